@@ -229,18 +229,18 @@ def display_name(path: Path, root: Path | None) -> str:
 
 
 def folder_of(module: ir.Module | ProjectionModule) -> str:
-    """Where the module goes, below the output folder: `causal_gqa/triton`."""
+    """Names the folder of a module below the output folder: `causal_gqa/triton`."""
     name = module.variant.attention.name if isinstance(module, ir.Module) else module.name
     return f"{name}/{target_of(module.target).folder}"
 
 
 def tuned_path(path: Path) -> Path:
-    """Where the tuned choices of a spec file are kept."""
+    """Names the file in which the tuned choices of a spec file are kept."""
     return path.parent / "tuned" / f"{path.stem}.json"
 
 
 def dispatch_path(path: Path) -> Path:
-    """Where the tables of dispatch of a spec file are kept."""
+    """Names the file in which the tables of dispatch of a spec file are kept."""
     return path.parent / "tuned" / f"{path.stem}.dispatch.json"
 
 

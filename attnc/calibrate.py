@@ -80,7 +80,7 @@ def calibrate(path: Path, samples: Path | None, keys: int) -> tuple[Calibration,
 def _calibrate(
     modules: list[Module], choice: Choice, span: Span, given: Mapping[str, Input] | None, keys: int
 ) -> Calibration:
-    """Over all variants that the samples fit."""
+    """Takes the maxima of all variants that the samples fit."""
     types, seen, misfits = set(), [], []
     for module in modules:
         attention = module.variant.attention

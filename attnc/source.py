@@ -47,7 +47,7 @@ class Source:
 
     @cached_property
     def _statement_starts(self) -> tuple[int, ...]:
-        """Where lines start that no bracket continues."""
+        """Offsets of lines that no bracket continues."""
         starts, depth = [0], 0
         for match in _STRUCTURE.finditer(self.text):
             char = match.group()

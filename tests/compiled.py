@@ -32,7 +32,7 @@ def _each(module: Module) -> Iterator[tuple[Which, int, Device]]:
     """Every kernel, config and architecture: Triton's text asks which it is, CUDA's is of one."""
     archs = ("sm_90", "sm_80") if module.target == "triton" else ("sm_90",)
     kernels: dict[Which, Kernel] = {"forward": module.kernels[0]}
-    kernels.update((name, planned.kernel) for name, planned in kernels_of(module).items())
+    kernels.update(kernels_of(module).items())
     for name, kernel in kernels.items():
         for position in range(len(kernel.configs)):
             for arch in archs:

@@ -23,7 +23,8 @@ from attnc.model.resolve import resolve
 from attnc.model.schedule import Choice, Value, whole_of
 from attnc.model.storage import MAX_PAGE
 from attnc.model.variants import MAX_VARIANTS
-from attnc.plan.names import DECODING, GLOBALS, KEYS_FIRST, READ, WITH_GRADIENTS
+from attnc.plan.interface import DECODING, KEYS_FIRST, READ, WITH_GRADIENTS
+from attnc.plan.names import GLOBALS
 from attnc.source import Source
 from attnc.syntax.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME, MAX_TOKENS
 from attnc.syntax.parser import parse

@@ -8,7 +8,7 @@ from math import ceil, floor
 from typing import Any
 
 from attnc.bench import ranks_report
-from attnc.bench.papers_report import markdown, read_papers
+from attnc.bench.papers import markdown, read_papers
 from attnc.source import Source
 from attnc.tuned.tables import admits, load_tables
 from tests.documentation import ROOT, table
@@ -269,4 +269,6 @@ def schedules() -> str:
 def ranks(kernels: str) -> str:
     """One GPU and several that run these kernels, once that has been measured."""
     path = ROOT / "docs" / "figures" / f"ranks_{kernels}.json"
-    return ranks_report.markdown(path) if path.exists() else "Not measured yet.\n"
+    if not path.exists():
+        return "Not measured yet.\n"
+    return ranks_report.markdown(json.loads(path.read_text(encoding="utf-8")))

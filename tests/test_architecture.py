@@ -99,9 +99,9 @@ NAMES_TARGETS = {
     "attnc.model.schedules": "projections are made for one target",
     "attnc.tune.schedules": "so are tables of schedules",
     "attnc.verify.calls": "stands in for the two ways in which host code launches",
-    "attnc.bench.decode_peers": "kernels for another target may be timed beside Triton's",
-    "attnc.bench.prefill_run": "the same of prompts",
-    "attnc.bench.serving_peers": "the same of further cells",
+    "attnc.bench.decode": "kernels for another target may be timed beside Triton's",
+    "attnc.bench.prefill": "the same of prompts",
+    "attnc.bench.serving": "the same of further cells",
 }
 
 GENERATED_MAY_IMPORT = {"torch", "triton", "cupy", "numpy"}

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from attnc.build import dispatch_source
+from attnc.build import dispatch_path, dispatch_source, tuned_path
+from attnc.diagnostics import DiagnosticError
 from attnc.model.projection import Impl
 from attnc.plan.ir.projection import ProjectionModule
 from attnc.runtime.timing import summarise
+from attnc.tune import configs, projections, schedules, targets
 from attnc.tune.configs import fastest
 from attnc.tune.projections import table_of as projection_table
 from attnc.tune.schedules import Point
 from attnc.tune.schedules import table_of as schedule_table
+from attnc.tune.targets import TargetPoint
 from attnc.tuned.crossover import crossovers
-from attnc.tuned.tables import admits, load_tables, projection_rows
+from attnc.tuned.tables import Table, admits, load_tables, projection_rows
 from tests.plans import plans_of
 
 SPECS = Path(__file__).parent.parent / "specs"
@@ -27,7 +32,7 @@ def module() -> ProjectionModule:
 
 
 def test_rows_with_one_choice_are_joined_and_torch_has_the_rest(module: ProjectionModule) -> None:
-    flat = next(at for at, config in enumerate(module.configs) if config["impl"] == "flat")
+    flat = next(at for at, config in enumerate(module.configs) if config.impl == "flat")
     last = len(module.configs) - 1
     best: dict[int, dict[Impl, tuple[int, float]]] = {
         1: {"gemv": (0, 1.0), "flat": (flat, 2.0), "conventional": (last, 3.0)},
@@ -83,3 +88,84 @@ def test_every_point_of_the_grid_gets_its_fastest_schedule() -> None:
         assert choice == point.fastest
     beyond = next(row for row in table.rows if admits(row.limits, (10**6, 10**6, 10**6)))
     assert beyond.limits == (None, None, None)
+
+
+# --- targets of one import ----------------------------------------------------------------------------------
+
+
+def target_point(N: int, M: int = 1, BH: int = 16, *, gradients: bool = False, **times: float) -> TargetPoint:
+    named = {"hopper": "cuda.sm_90a", "ampere": "cuda.sm_80", "triton": "triton"}
+    microseconds = {named[name]: time for name, time in times.items()}
+    return TargetPoint(M=M, N=N, BH=BH, gradients=gradients, microseconds=microseconds)
+
+
+@pytest.fixture
+def table_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Table]:
+    monkeypatch.setattr(targets, "toolchain_of", lambda target: SimpleNamespace(version=lambda: "triton 3.6"))
+
+    def make(spec: str, *points: TargetPoint) -> Table:
+        return targets.target_table(plans_of(SPECS / f"{spec}.attn").modules[:1], points, "a GPU")
+
+    return make
+
+
+def test_a_target_is_taken_for_the_sizes_that_are_nearest(table_for: Callable[..., Table]) -> None:
+    found = table_for(
+        "decode",
+        *(target_point(N, M=M, BH=BH, hopper=2.0, triton=1.0 + (M > 1) + (N > 1024) * 3)
+          for N in (1024, 4096) for M in (1, 8) for BH in (16, 256)),
+    )  # fmt: skip
+
+    def picked(*sizes: int) -> str:
+        return next(row.choice["target"] for row in found.rows if admits(row.limits, (*sizes, 0)))
+
+    assert picked(1, 1024, 16) == picked(2, 2047, 32) == picked(1, 1, 10**6) == "triton"
+    assert picked(3, 1024, 16) == picked(1, 2049, 16) == picked(1, 10**6, 10**6) == "cuda.sm_90a"
+
+
+def test_a_target_that_gains_no_more_than_chance_is_not_taken() -> None:
+    assert target_point(1, triton=1.0, hopper=1.01).fastest == "cuda.sm_90a"
+    assert target_point(1, triton=1.0, hopper=1.03).fastest == "triton"
+
+
+def test_rows_that_later_ones_decide_alike_are_left_out(table_for: Callable[..., Table]) -> None:
+    points = (target_point(N, M=N, BH=16384 // N, gradients=gradients, hopper=1.0, triton=2.0)
+              for gradients in (False, True) for N in (256, 1024))  # fmt: skip
+    (row,) = table_for("causal_gqa", *points).rows
+    assert row.limits == (None, None, None, None)
+
+
+def test_gradients_have_rows_of_their_own(table_for: Callable[..., Table]) -> None:
+    points = (target_point(256, gradients=False, hopper=1.0, triton=2.0),
+              target_point(256, gradients=True, hopper=2.0, triton=1.0))  # fmt: skip
+    rows = table_for("causal_gqa", *points).rows
+    assert [(row.limits, row.choice["target"]) for row in rows] == [
+        ((None, None, None, 0), "cuda.sm_90a"),
+        ((None, None, None, None), "triton"),
+    ]
+
+
+def test_what_is_measured_is_what_a_call_is_chosen_by() -> None:
+    """A decode kernel takes drafts too, and packed sequences are chosen by the rows of all of them."""
+    (decode, *_), (packed, *_) = (plans_of(SPECS / f"{name}.attn").modules for name in ("decode", "varlen"))
+    assert {(size.M, size.B) for size in targets.sizes_of([decode])} == {(1, 1), (1, 16), (8, 1), (8, 16)}
+    assert {size.B for size in targets.sizes_of([packed])} == {4}
+
+
+@pytest.mark.parametrize("tuner", ["configs", "schedules", "projections", "targets"])
+def test_a_malformed_file_is_refused_before_anything_is_measured(tuner: str, tmp_path: Path) -> None:
+    """There is no GPU here: what measures fails otherwise."""
+    spec = tmp_path / "causal_gqa.attn"
+    spec.write_bytes((SPECS / "causal_gqa.attn").read_bytes())
+    file = tuned_path(spec) if tuner == "configs" else dispatch_path(spec)
+    file.parent.mkdir()
+    file.write_bytes(b"\xff{")
+    tuners: dict[str, Callable[..., object]] = {
+        "configs": configs.tune,
+        "schedules": schedules.tune_schedules,
+        "projections": projections.tune_projections,
+        "targets": targets.tune_targets,
+    }
+    with pytest.raises(DiagnosticError) as refused:
+        tuners[tuner](spec, 3, str)
+    assert [diagnostic.code for diagnostic in refused.value.diagnostics] == ["E0603"]

@@ -55,7 +55,7 @@ def attend(
 
 
 def _dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype:
-    """That of q and the cache. TypeError where the cache has another."""
+    """Returns the element type of q and of the cache. TypeError where they differ."""
     dtype = dtype_of("q", q)
     for name, cache in (("k", k), ("v", v)):
         if cache.dtype != dtype:

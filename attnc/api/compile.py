@@ -10,13 +10,11 @@ compiler's own source. A package that is there is imported without parsing anyth
 
 from __future__ import annotations
 
-import atexit
 import copyreg
 import hashlib
 import os
 import re
-import shutil
-import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from attnc.api.family import Family
 from attnc.diagnostics import DiagnosticError, render
 from attnc.resources import resource
-from attnc.runtime.cache import cache_folder
+from attnc.runtime.cache import cache_folder, own_folder
 from attnc.runtime.packages import Package, find_package, keep_package, load_package
 from attnc.source import Source
 
@@ -84,30 +82,50 @@ def family_of(
     folder = _cache_folder(cache) / "packages" / key
     family = _FAMILIES.get(folder)
     if family is None:
-        package = find_package(folder)
-        if package is None:
-            try:
-                package = _package(text, tuned, dispatch, target, attention)
-            except DiagnosticError as failure:
-                raise SpecError(failure.diagnostics) from None
-            keep_package(folder, package)
-        family = _FAMILIES[folder] = _imported(folder, package)
+        with making():
+            family = _FAMILIES.get(folder)
+            if family is None:
+                package = find_package(folder)
+                if package is None:
+                    try:
+                        package = _package(text, tuned, dispatch, target, attention)
+                    except DiagnosticError as failure:
+                        raise SpecError(failure.diagnostics) from None
+                    keep_package(folder, package)
+                family = _FAMILIES[folder] = _imported(folder, package)
     return family
 
 
 _FAMILIES: dict[Path, Family] = {}
+_MAKING = threading.RLock()
+
+
+def making() -> threading.RLock:
+    """What a thread holds while it makes a kernel: a module that another one is importing has no functions
+    yet.
+    """
+    return _MAKING
+
+
+def _forked() -> None:
+    """A child has none of the threads that may have held the lock."""
+    global _MAKING
+    _MAKING = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _read(source: Spec) -> tuple[Source, Source | None, Source | None]:
     """The spec, and what was measured for a file of it. OSError where it cannot be read."""
-    from attnc.build import dispatch_source, tuned_source
-    from attnc.syntax.parser import load
-
     if isinstance(source, str) and ("\n" in source or "{" in source):
         found = _NAME.search(source)
         return Source(f"{found[1] if found else 'spec'}.attn", source), None, None
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source: expected the text of a spec or a path, got {type(source).__name__}")
+    from attnc.build import dispatch_source, tuned_source
+    from attnc.syntax.parser import load
+
     path = Path(source)
     try:
         text = load(path)
@@ -212,14 +230,7 @@ def _cache_folder(cache: Cache) -> Path:
     """Where packages are kept: the user's folder, another one, or one that this process removes."""
     if cache is True:
         return cache_folder()
-    return _own_folder() if cache is False else Path(cache).absolute()
-
-
-@once
-def _own_folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="attnc-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    return own_folder() if cache is False else Path(cache).absolute()
 
 
 @once

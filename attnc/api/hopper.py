@@ -9,6 +9,8 @@ import torch
 from attnc.support.by_target import Needs, runs
 
 HOPPER = "cuda.sm_90a"
+#: `attnc.target.one_import.needs_of` this target, without the compiler, which a kept kernel does not need.
+NEEDS = Needs("cupy", 90, 90, interprets=False)
 
 
 def suits_hopper(*tensors: torch.Tensor) -> bool:
@@ -37,6 +39,4 @@ def _is_taken(x: torch.Tensor) -> bool:
 @cache
 def _is_hopper(device: int) -> bool:
     """Whether a device runs the kernels of this target, and what launches them is there."""
-    from attnc.target.one_import import needs_of
-
-    return runs(Needs(*needs_of(HOPPER)), device)
+    return runs(NEEDS, device)

@@ -74,11 +74,15 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """Of the forward."""
+        """Floating-point operations of the forward."""
         return 2.0 * self.batch * self.heads * self.kept * (self.width + self.value_width)
 
     def flops_of(self, phase: Phase) -> float:
         return self.flops * (1.0 if phase == "forward" else 2.5)
+
+    def describe(self, phase: Phase) -> str:
+        """The cell's line in a list of them."""
+        return f"{self.name:26} b{self.batch:<3} {self.flops_of(phase) * 1e-9:9.1f} GFLOP"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,7 @@ def standard() -> tuple[Cell, ...]:
 
 
 def single() -> tuple[Cell, ...]:
-    """The same of f32, of one length and the usual head dimensions."""
+    """The standard cells in f32, of one length and the usual head dimensions."""
     return tuple(
         replace(cell, dtype="f32") for cell in standard() if cell.length == 4096 and cell.width <= 128
     )

@@ -1,4 +1,4 @@
-"""FlexAttention's programs: torch's kernels, compiled, beside attnc's, from the same mods.
+"""`attnc bench --flex`: programs of FlexAttention, torch's kernels beside attnc's, from the same mods.
 
 Times of kernels come from one interleaved run. How long a program waits for its first result, and for one of
 another length, is measured in new processes with empty caches.
@@ -14,14 +14,16 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from attnc.bench.host_cost import Call, measure_host
-from attnc.bench.report import ran_on
-from attnc.runtime.timing import Launch, Timing, interleave
+from attnc.bench.host_cost import measure_calls
+from attnc.bench.report import Page, document, figure, ran_on, ratio, table
+from attnc.bench.run import Benchmark, Candidate, Contest, Report
+from attnc.runtime.timing import Launch, Timing
 
 #: Whose kernels: those that a call picks, ours for Triton where it picks others, and torch's.
 OURS, TRITON, TORCH = "attnc.flex", "triton", "FlexAttention"
@@ -106,10 +108,17 @@ MODS: Mapping[str, Make] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """One of `MODS`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class FlexResult:
-    """Of one program. target: what its calls pick; forward, both: milliseconds of the forward, and with
-    gradients, by whose they are; first: seconds until the results for `LENGTHS`, in turn; host: microseconds
-    of the host for a call.
+    """What was measured of one program. target: what its calls pick; forward, both: milliseconds of the
+    forward, and with gradients, by whose they are; first: seconds until the results for `LENGTHS`, in turn;
+    host: microseconds of the host for a call.
     """
 
     name: str
@@ -170,47 +179,73 @@ def target_of_call(name: str) -> str:
     return family_of(q, q, q, score_mod, mask_mod=mask_mod).target
 
 
-def measure_flex(
-    names: Sequence[str], rounds: int, report: Callable[[str], None], *, waits: bool = True
-) -> list[FlexResult]:
-    """All figures of the programs of these names. `report` is called with each. waits: how long new processes
-    wait for results, too, which takes a quarter of a minute for each program.
-    """
-    results = []
-    for name in names:
-        report(name)
-        first = {who: first_results(who, name) for who in (OURS, TORCH)} if waits else {}
-        torch.compiler.reset()
-        target = target_of_call(name)
-        whose = (OURS, TORCH) if target == TRITON else (OURS, TRITON, TORCH)
-        launches = {
-            (who, both): call(who, name, LENGTH, gradients=both) for who in whose for both in (False, True)
-        }
-        able = {which: launch for which, launch in launches.items() if which[0] != TORCH or _runs(launch)}
-        timed = interleave({f"{who} {both}": launch for (who, both), launch in able.items()}, rounds)
-        host = measure_host(
-            {Call(name, who): call(who, name, _SMALL, small=True) for who in (OURS, TORCH)}, rounds, report
-        )
-        results.append(
-            FlexResult(
-                name,
-                target,
-                forward={who: timed[f"{who} {False}"] for who, both in able if not both},
-                both={who: timed[f"{who} {True}"] for who, both in able if both},
-                first=first,
-                host={which.whose: cost for which, cost in host.items()},
+class _Programs(Contest[Program, None]):
+    """Forwards, and forwards with gradients. A call draws its own inputs."""
+
+    needs_grad: ClassVar[bool] = True
+
+    def candidates(self, cell: Program) -> Sequence[Candidate[Program, None]]:
+        targets = (OURS, TORCH) if target_of_call(cell.name) == TRITON else (OURS, TRITON, TORCH)
+        return [
+            Candidate(
+                name=f"{who} {phase}", title=who, make=partial(_timed_call, who, phase), ours=who != TORCH
             )
-        )
-    return results
+            for who in targets
+            for phase in ("forward", "both")
+        ]
+
+    def draw(self, cell: Program, copies: int) -> Sequence[None]:
+        return [None] * copies
 
 
-def _runs(launch: Launch) -> bool:
-    """Whether torch can run it: some backward kernels of FlexAttention want more memory than a GPU has."""
-    try:
-        launch()
-    except RuntimeError:
-        return False
-    return True
+def _timed_call(who: str, phase: str, cell: Program, _: None) -> Launch:
+    return call(who, cell.name, LENGTH, gradients=phase == "both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlexBenchmark(Benchmark[Program, Sequence[FlexResult]]):
+    """waits: how long new processes wait for results, too, which takes a quarter of a minute for each
+    program.
+    """
+
+    stem: ClassVar[str] = "flex"
+    waits: bool = True
+
+    @property
+    def cells(self) -> Sequence[Program]:
+        return [Program(name) for name in MODS]
+
+    def describe(self, cell: Program) -> str:
+        return cell.name
+
+    def measure(self, cells: Sequence[Program], rounds: int, report: Report) -> Sequence[FlexResult]:
+        results = []
+        for cell in cells:
+            report(cell.name)
+            first = {who: first_results(who, cell.name) for who in (OURS, TORCH)} if self.waits else {}
+            torch.compiler.reset()
+            found = _Programs().measure_cell(cell, rounds).timings
+            small = {who: call(who, cell.name, _SMALL, small=True) for who in (OURS, TORCH)}
+            forward, both = (
+                {who: found[name] for who in (OURS, TRITON, TORCH) if (name := f"{who} {phase}") in found}
+                for phase in ("forward", "both")
+            )
+            results.append(
+                FlexResult(
+                    cell.name,
+                    target_of_call(cell.name),
+                    forward=forward,
+                    both=both,
+                    first=first,
+                    host=measure_calls(small, rounds, lambda _: None),
+                )
+            )
+        return results
+
+    def page(self, results: Sequence[FlexResult], machine: Mapping[str, str]) -> Page:
+        ran = {**machine, "target": ", ".join(sorted({result.target for result in results}))}
+        data = {"format": 1, "machine": ran, "results": [asdict(result) for result in results]}
+        return Page(markdown=markdown(results, ran), data=data)
 
 
 def first_results(who: str, name: str) -> list[float]:
@@ -240,43 +275,30 @@ def print_first_results(who: str, name: str) -> None:
 
 def markdown(results: Sequence[FlexResult], machine: Mapping[str, str]) -> str:
     """A row for each program."""
-    lines = [
-        ran_on(machine),
-        "",
-        f"B {B}, H {H}, D {D}, M = N = {LENGTH}, bf16. ms: medians of one interleaved run.",
-        f"first s: until the first result (length {LENGTHS[0]}) in a new process with empty caches;",
-        f"lengths s: until those of lengths {LENGTHS[1]} and {LENGTHS[2]} after that, block masks included.",
-        "host us: microseconds for a call.",
-        "",
-        f"| | {' | '.join(_COLUMNS)} |",
-        f"|{'---|' * (1 + len(_COLUMNS))}",
-    ]
-    for result in results:
-        cells = [result.name, result.target]
-        for timed in (result.forward, result.both):
-            ours = timed[OURS].median
-            theirs = timed[TORCH].median if TORCH in timed else None
-            beside = ["n/a", ""] if theirs is None else [f"{theirs:.3f}", f"{theirs / ours:.2f}x"]
-            cells += [f"{ours:.3f}", f"{timed.get(TRITON, timed[OURS]).median:.3f}", *beside]
-        cells += [f"{result.first[who][0]:.1f}" if who in result.first else "" for who in (OURS, TORCH)]
-        cells += [
-            " + ".join(f"{s:.2f}" for s in result.first[who][1:]) if who in result.first else ""
-            for who in (OURS, TORCH)
-        ]
-        cells += [f"{result.host[who]:.0f}" if who in result.host else "" for who in (OURS, TORCH)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return document(
+        [ran_on(machine)],
+        [
+            f"B {B}, H {H}, D {D}, M = N = {LENGTH}, bf16. ms: medians of one interleaved run.",
+            f"first s: until the first result (length {LENGTHS[0]}) in a new process with empty caches;",
+            f"lengths s: of lengths {LENGTHS[1]} and {LENGTHS[2]} after that, block masks included.",
+            "host us: microseconds for a call.",
+        ],
+        table(["", *_COLUMNS], map(_row, results)),
+    )
 
 
-def write_flex(results: Sequence[FlexResult], machine: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
-    """Writes flex.md and flex.json; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table, data = folder / "flex.md", folder / "flex.json"
-    table.write_text(markdown(results, machine), encoding="utf-8")
-    rows = [asdict(result) for result in results]
-    text = json.dumps({"format": 1, "machine": dict(machine), "results": rows}, indent=2)
-    data.write_text(text + "\n", encoding="utf-8")
-    return table, data
+def _row(result: FlexResult) -> list[str]:
+    cells = [result.name, result.target]
+    for timed in (result.forward, result.both):
+        ours, theirs = timed.get(OURS), timed.get(TORCH)
+        columns = (ours, timed.get(TRITON, ours), theirs)
+        cells += [figure(timing.median if timing else None, ".3f") for timing in columns]
+        cells.append(ratio(ours, theirs) if ours and theirs else "")
+    first, host = result.first, result.host
+    cells += [f"{first[who][0]:.1f}" if who in first else "" for who in (OURS, TORCH)]
+    cells += [" + ".join(f"{s:.2f}" for s in first[who][1:]) if who in first else "" for who in (OURS, TORCH)]
+    cells += [f"{host[who]:.0f}" if who in host else "" for who in (OURS, TORCH)]
+    return cells
 
 
 if __name__ == "__main__":

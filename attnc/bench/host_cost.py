@@ -1,4 +1,5 @@
-"""What a call costs the host: microseconds until it returns, on inputs so small that it waits for nothing.
+"""`attnc bench --host`: what a call costs the host until it returns, on inputs so small that it waits for
+nothing.
 
 All calls take turns in one process, in bursts, and the fastest burst of each counts: what makes others slower
 is the machine. Beside them is PyTorch's attention, of the same shapes, and what autograd takes for a function
@@ -7,22 +8,21 @@ that does nothing.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from attnc.bench.report import ran_on
+from attnc.bench.report import Page, document, ran_on, table
+from attnc.bench.run import Benchmark, Job, Report
 from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.runtime.loader import load_module
-from attnc.runtime.timing import Launch
+from attnc.runtime.timing import Launch, Which, host_ms, orders
 from attnc.runtime.trial import problem_for
 
 #: Of the inputs; a decode kernel gets one row of q.
@@ -40,6 +40,17 @@ class Call:
     whose: str
 
 
+@dataclass(frozen=True, slots=True)
+class HostCell:
+    """The calls of a module."""
+
+    module: ir.Module
+
+    @property
+    def name(self) -> str:
+        return self.module.variant.attention.name
+
+
 def first_variants(specs: Sequence[Path]) -> list[ir.Module]:
     """The first variant of every attention of the specs, for each target. Raises DiagnosticError."""
     first: dict[tuple[str, str], ir.Module] = {}
@@ -47,11 +58,6 @@ def first_variants(specs: Sequence[Path]) -> list[ir.Module]:
         for module in plan_program(front(spec)).modules:
             first.setdefault((module.variant.attention.name, module.target), module)
     return list(first.values())
-
-
-def jobs_of(modules: Sequence[ir.Module]) -> list[Callable[[], None]]:
-    """What fills the compile caches, module by module, each in a process of its own."""
-    return [partial(_call_once, module) for module in modules]
 
 
 def _call_once(module: ir.Module) -> None:
@@ -114,55 +120,72 @@ def _differentiated(
     }
 
 
-def measure_host(
-    calls: Mapping[Call, Launch], rounds: int, report: Callable[[str], None]
-) -> dict[Call, float]:
-    """Microseconds of the fastest burst. `report` is called with the number of each round."""
+def measure_calls(calls: Mapping[Which, Launch], rounds: int, report: Report) -> dict[Which, float]:
+    """Microseconds of the host for a call, of the fastest burst. `report` is called with the number of each
+    round.
+    """
     for call in calls.values():
         for _ in range(3):
             call()
-    best = dict.fromkeys(calls, float("inf"))
-    for number in range(rounds):
-        report(f"round {number + 1}")
-        for which, call in calls.items():
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for _ in range(_BURST):
-                call()
-            best[which] = min(best[which], (time.perf_counter() - started) / _BURST * 1e6)
+    samples: dict[Which, list[float]] = {which: [] for which in calls}
+    for number, order in enumerate(orders(calls, rounds), 1):
+        report(f"round {number}")
+        for which in order:
+            samples[which].append(1e3 * host_ms(calls[which], _BURST))
     torch.cuda.synchronize()
-    return best
+    return {which: min(found) for which, found in samples.items()}
 
 
-def markdown(costs: Mapping[Call, float], machine: Mapping[str, str]) -> str:
+@dataclass(frozen=True)
+class HostBenchmark(Benchmark[HostCell, Mapping[Call, float]]):
+    """The calls of modules, and PyTorch's."""
+
+    stem: ClassVar[str] = "host"
+    modules: Sequence[ir.Module]
+
+    @property
+    def cells(self) -> Sequence[HostCell]:
+        return [HostCell(module) for module in self.modules]
+
+    def describe(self, cell: HostCell) -> str:
+        return f"{cell.name:26} {cell.module.target}"
+
+    def jobs(self, cells: Sequence[HostCell]) -> Sequence[Job]:
+        return [partial(_call_once, cell.module) for cell in cells]
+
+    def steps(self, cells: Sequence[HostCell], rounds: int) -> int:
+        return rounds
+
+    def measure(self, cells: Sequence[HostCell], rounds: int, report: Report) -> dict[Call, float]:
+        calls = {call: launch for cell in cells for call, launch in calls_of(cell.module).items()}
+        return measure_calls(calls | peers(), rounds, report)
+
+    def page(self, results: Mapping[Call, float], machine: Mapping[str, str]) -> Page:
+        rows: dict[str, dict[str, float]] = {}
+        for call, microseconds in results.items():
+            rows.setdefault(call.what, {})[call.whose] = microseconds
+        rounded = {
+            what: {whose: round(cost, 2) for whose, cost in costs.items()} for what, costs in rows.items()
+        }
+        targets = ", ".join(sorted({module.target for module in self.modules}))
+        ran = {**machine, "target": targets}
+        return Page(
+            markdown=_markdown(rows, ran),
+            data={"format": 1, "machine": ran, "us": rounded},
+        )
+
+
+def _markdown(rows: Mapping[str, Mapping[str, float]], machine: Mapping[str, str]) -> str:
     """A row for each call, a column for each target."""
-    whose = list(dict.fromkeys(call.whose for call in costs))
-    lines = [
-        ran_on(machine),
-        "",
-        f"Microseconds of the host for a call, of the fastest burst of {_BURST}.",
-        "",
-        f"| call | {' | '.join(whose)} |",
-        f"|{'---|' * (1 + len(whose))}",
-    ]
-    for what in dict.fromkeys(call.what for call in costs):
-        row = (costs.get(Call(what, who)) for who in whose)
-        lines.append(f"| {what} | {' | '.join('' if x is None else f'{x:.1f}' for x in row)} |")
-    return "\n".join(lines) + "\n"
-
-
-def as_json(costs: Mapping[Call, float], machine: Mapping[str, str]) -> str:
-    """All figures, by call and by whose it is."""
-    rows: dict[str, dict[str, float]] = {}
-    for call, microseconds in costs.items():
-        rows.setdefault(call.what, {})[call.whose] = round(microseconds, 2)
-    return json.dumps({"format": 1, "machine": dict(machine), "us": rows}, indent=2) + "\n"
-
-
-def write_host(costs: Mapping[Call, float], machine: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
-    """Writes host.md and host.json; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table, data = folder / "host.md", folder / "host.json"
-    table.write_text(markdown(costs, machine), encoding="utf-8")
-    data.write_text(as_json(costs, machine), encoding="utf-8")
-    return (table, data)
+    whose = list(dict.fromkeys(name for costs in rows.values() for name in costs))
+    return document(
+        [ran_on(machine)],
+        [f"Microseconds of the host for a call, of the fastest burst of {_BURST}."],
+        table(
+            ["call", *whose],
+            (
+                (what, *(f"{costs[name]:.1f}" if name in costs else "" for name in whose))
+                for what, costs in rows.items()
+            ),
+        ),
+    )

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import ModuleType
 
 from attnc.bench.cells import Cell, Inputs
-from attnc.bench.peers import Peer, Unavailable
+from attnc.bench.peers import Peer
+from attnc.bench.run import Unavailable
 from attnc.build import front, plan_program, tuned_source
 from attnc.diagnostics import DiagnosticError
 from attnc.plan.columns import feature
@@ -34,7 +35,7 @@ def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:
 
 @cache
 def _modules(target: str, folder: Path) -> dict[tuple[str, int, int, str], ModuleType]:
-    """By name, D, Dv and type."""
+    """Loads the modules of a folder of specs, by name, D, Dv and type."""
     found = {}
     for path in sorted(folder.glob("*.attn")):
         tuned = tuned_source(path)
@@ -56,7 +57,7 @@ def modules_of(spec: Path, target: str) -> dict[str, ModuleType]:
 
 def ours(target: str = "triton") -> Peer:
     """The candidate that the others are compared with: the kernels for a target."""
-    return Peer(name=OURS, title="attnc", make=partial(make, target, _SPECS), compiles=True)
+    return Peer(name=OURS, title="attnc", make=partial(make, target, _SPECS), compiles=True, ours=True)
 
 
 #: The kernels for Triton beside those for another target.

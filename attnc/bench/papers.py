@@ -10,28 +10,31 @@ predicts them and as Nsight Compute counts them.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from attnc.bench.cells import Cell, draw, standard
-from attnc.bench.peers import PEERS, Unavailable
+from attnc.bench.cells import Cell, Inputs, draw, standard
+from attnc.bench.peers import PEERS, Peer
+from attnc.bench.report import Page, document, grouped_bars, table
+from attnc.bench.run import Benchmark, Contest, Report, Unavailable
 from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.picture import picture
 from attnc.plan.targets import target_of
 from attnc.runtime.loader import load_module
-from attnc.runtime.timing import Launch, interleave
+from attnc.runtime.timing import Launch
 
 #: Candidate -> what it is.
 ORDERS: Mapping[str, str] = {
@@ -48,13 +51,14 @@ _SPEC = Path(__file__).parent / "specs" / "papers" / "warp_split.attn"
 _BYTES = "smsp__sass_data_bytes_mem_{}.sum"
 _SHARED = tuple(_BYTES.format(f"shared_op_{op}") for op in ("ld", "ldsm", "st"))
 _GLOBAL, _COPIED = _BYTES.format("global"), _BYTES.format("global_op_ldgsts")
+_UNITS = {"byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9, "": 1}
 _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
-    """Of one launch: asked of and given to global memory; through device memory; through shared memory. None:
-    not known.
+    """Bytes that one launch moves: asked of and given to global memory; through device memory; through shared
+    memory. None: not known.
     """
 
     asked: int | None
@@ -74,38 +78,57 @@ class Row:
     counted: Bytes | None
 
 
-def measure(cells: Sequence[Cell], rounds: int, report: Callable[[str], None]) -> tuple[Row, ...]:
-    """Times all candidates of every cell taking turns, then counts their bytes, where ncu is installed."""
-    timings = {}
-    for cell in cells:
-        report(cell.name)
-        timings[cell.name] = interleave(launches(cell), rounds)
-        torch.cuda.empty_cache()
-    counted = _count([(name, list(found)) for name, found in timings.items()])
-    return tuple(
-        Row(
-            cell=cell.name,
-            candidate=name,
-            ms=timing.median,
-            tflops=cell.flops / timing.median * 1e-9,
-            predicted=predict(cell, name),
-            counted=counted.get((cell.name, name)),
-        )
-        for cell in cells
-        for name, timing in timings[cell.name].items()
-    )
+def order_launch(name: str, cell: Cell, x: Inputs) -> Launch:
+    """A launch of one of `ORDERS`."""
+    if name == "eager":
+        return PEERS["eager"].make(cell, x)
+    kernel = getattr(_loaded(cell.width, name), name)
+    return lambda: kernel(x.q, x.k, x.v)
 
 
-def launches(cell: Cell) -> dict[str, Launch]:
-    """By candidate; those that can run the cell."""
-    x = draw(cell)
-    found: dict[str, Launch] = {}
-    for name in ORDERS:
-        try:
-            found[name] = PEERS["eager"].make(cell, x) if name == "eager" else _ours(cell, name, x)
-        except Unavailable:
-            continue
-    return found
+class _Orders(Contest[Cell, Inputs]):
+    """All of `ORDERS` on every cell."""
+
+    def candidates(self, cell: Cell) -> Sequence[Peer]:
+        made = ((name, title, partial(order_launch, name)) for name, title in ORDERS.items())
+        return [Peer(name=name, title=title, make=make) for name, title, make in made]
+
+    def draw(self, cell: Cell, copies: int) -> Sequence[Inputs]:
+        return [draw(cell) for _ in range(copies)]
+
+
+class PapersBenchmark(Benchmark[Cell, Sequence[Row]]):
+    """Times of all candidates, then their bytes, counted where ncu is installed."""
+
+    stem: ClassVar[str] = "papers"
+
+    @property
+    def cells(self) -> Sequence[Cell]:
+        return CELLS
+
+    def describe(self, cell: Cell) -> str:
+        return cell.describe("forward")
+
+    def measure(self, cells: Sequence[Cell], rounds: int, report: Report) -> Sequence[Row]:
+        results = _Orders().measure(cells, rounds, report)
+        counted = _count([(result.cell.name, list(result.timings)) for result in results])
+        return [
+            Row(
+                cell=result.cell.name,
+                candidate=name,
+                ms=timing.median,
+                tflops=result.cell.flops / timing.median * 1e-9,
+                predicted=predict(result.cell, name),
+                counted=counted.get((result.cell.name, name)),
+            )
+            for result in results
+            for name, timing in result.timings.items()
+        ]
+
+    def page(self, results: Sequence[Row], machine: Mapping[str, str]) -> Page:
+        device = machine["device"]
+        data = {"format": 1, "device": device, "rows": [asdict(row) for row in results]}
+        return Page(markdown=markdown(results), data=data, draw=partial(_draw, results, device))
 
 
 def predict(cell: Cell, candidate: str) -> Bytes | None:
@@ -117,7 +140,7 @@ def predict(cell: Cell, candidate: str) -> Bytes | None:
     module = _planned(cell, candidate)
     kernel = module.kernels[0]
     config = kernel.configs[0]
-    tiles = picture(kernel, length, length, _size(config["tile.q"]), _size(config["tile.kv"]))
+    tiles = picture(kernel, length, length, config.tile_q, config.tile_kv)
     counted = target_of(module.target).traffic(kernel, config, tiles, heads, _device())
     if counted is None:
         raise ValueError(f"what {kernel.name} moves is not known")
@@ -156,7 +179,12 @@ def main(names: Sequence[str]) -> None:
     """Launches every candidate of the cells once, between marks for the profiler."""
     profiler: Any = torch.cuda.profiler  # torch ships it without annotations
     for cell in (cell for cell in CELLS if cell.name in names):
-        for launch in launches(cell).values():
+        x = draw(cell)
+        for name in ORDERS:
+            try:
+                launch = order_launch(name, cell, x)
+            except Unavailable:
+                continue
             launch()
             torch.cuda.synchronize()
             profiler.start()
@@ -188,11 +216,6 @@ def _sum(kernels: Sequence[Mapping[str, int]], *, is_ours: bool) -> Bytes:
     )
 
 
-def _ours(cell: Cell, name: str, x: Any) -> Launch:
-    kernel = getattr(_loaded(cell.width, name), name)
-    return lambda: kernel(x.q, x.k, x.v)
-
-
 @cache
 def _loaded(width: int, name: str) -> ModuleType:
     return load_module(_modules()[name, width])
@@ -221,7 +244,68 @@ def _size(value: object) -> int:
     return value
 
 
-_UNITS = {"byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9, "": 1}
+def read_papers(text: str) -> tuple[Row, ...]:
+    """The rows of a papers.json."""
+
+    def bytes_of(entry: Mapping[str, int | None] | None) -> Bytes | None:
+        return None if entry is None else Bytes(**entry)
+
+    return tuple(
+        Row(**{**row, "predicted": bytes_of(row["predicted"]), "counted": bytes_of(row["counted"])})
+        for row in json.loads(text)["rows"]
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table; bytes in GB, predicted / counted."""
+    head = ["cell", "kernel", "ms", "TFLOP/s", "global", "device memory", "shared"]
+    memories = ("asked", "device", "shared")
+    return document(
+        table(
+            head,
+            (
+                (
+                    row.cell,
+                    ORDERS[row.candidate],
+                    f"{row.ms:.3f}",
+                    f"{row.tflops:.0f}",
+                    *(f"{_gb(row.predicted, name)} / {_gb(row.counted, name)}" for name in memories),
+                )
+                for row in rows
+            ),
+        )
+    )
+
+
+def _gb(found: Bytes | None, name: str) -> str:
+    value = None if found is None else getattr(found, name)
+    return "n/a" if value is None else f"{value * 1e-9:.2f}"
+
+
+def _draw(rows: Sequence[Row], device: str, plt: Any) -> Any:
+    """Time, device memory and shared memory of each candidate, a group of bars for each cell."""
+    cells = list(dict.fromkeys(row.cell for row in rows))
+    figure, panels = plt.subplots(1, 3, figsize=(13, 1.5 + 1.1 * len(cells)), sharey=True)
+    for axes, (title, value) in zip(panels, _panes(), strict=True):
+        found = {(row.candidate, row.cell): value(row) for row in rows}
+        bars = {order: [found.get((name, cell), 0.0) for cell in cells] for name, order in ORDERS.items()}
+        grouped_bars(axes, cells, bars)
+        axes.set_xlabel(title)
+    figure.suptitle(f"One attention, five ways to compute it: bf16, {device}")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=len(ORDERS))
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    return figure
+
+
+def _panes() -> Iterator[tuple[str, Callable[[Row], float]]]:
+    yield "milliseconds", lambda row: row.ms
+    for name, title in (("device", "device memory"), ("shared", "shared memory")):
+
+        def value(row: Row, name: str = name) -> float:
+            found = row.counted or row.predicted
+            return 1e-9 * ((getattr(found, name) if found else None) or 0)
+
+        yield f"GB through {title}", value
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Who is measured beside the generated kernels. Each peer makes a launch of its forward for a cell, or says
-why it cannot; the launch returns o, or a tuple that starts with it.
+"""Libraries measured beside the generated kernels. Each makes a launch of its forward for a cell, or says why
+it cannot; the launch returns o, or a tuple that starts with it.
 
 Its backward is what `torch.autograd.grad` runs for one forward that is kept, the same way for everybody.
 """
@@ -7,7 +7,6 @@ Its backward is what `torch.autograd.grad` runs for one forward that is kept, th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -15,9 +14,11 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnc.bench.cells import SOFTCAP, WINDOW, Cell, Inputs
+from attnc.bench.run import Candidate, Unavailable
 from attnc.runtime.timing import Launch
 
 Make: TypeAlias = Callable[[Cell, Inputs], Launch]
+Peer: TypeAlias = Candidate[Cell, Inputs]
 
 _EAGER_BYTES = 16 * 2**30
 
@@ -29,20 +30,6 @@ def backward_of(forward: Launch, x: Inputs) -> Launch:
     o: torch.Tensor = found[0] if isinstance(found, tuple) else found
     do = torch.randn(o.shape, dtype=torch.float32, device=o.device).to(o.dtype)
     return lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
-
-
-class Unavailable(Exception):
-    """This peer cannot run this cell; the message says why, for the table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """`compiles`: its first launch takes seconds, so that it is worth warming up in parallel."""
-
-    name: str
-    title: str
-    make: Make
-    compiles: bool = False
 
 
 def _sdpa(backend: SDPBackend) -> Make:

@@ -1,4 +1,4 @@
-"""What is measured of prompts: tokens of many sequences at once, causal, with grouped heads.
+"""`attnc bench --prefill`: tokens of many sequences at once, causal, with grouped heads.
 
 The same q, k and v serve all forms: `dense` in one tensor, where all prompts are as long; `ragged` end to
 end; `page_16` and `page_64` with queries end to end and keys in pages of a pool, in random order. So the work
@@ -7,15 +7,27 @@ is equal, and what a form costs is what it takes longer than `dense`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
+from attnc.bench.ours import OURS, modules_of
+from attnc.bench.peers import need_flash3
+from attnc.bench.report import IN_TFLOPS, Page, document, figure, gaps, ran_on, ratio, spread, table
+from attnc.bench.run import Benchmark, Candidate, Contest, Job, Result, Unavailable
+from attnc.runtime.timing import Launch
+
+SPEC = Path(__file__).parent / "specs" / "prefill" / "prefill.attn"
 WIDTH, HEADS, KV_HEADS = 128, 32, 8
 PAGES = (16, 64)
 FORMS = ("dense", "ragged", *(f"page_{page}" for page in PAGES))
 _TOKENS = 16384
+#: By who takes part; the first is the one that others are compared with.
+_TITLES = {OURS: "attnc", "triton": "attnc on Triton", "fa3": "FlashAttention-3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +117,136 @@ def _in_pages(
             pool[own.long()] = rows.reshape(count, page, *x.shape[1:])
         first, token = first + count, token + length
     return pools[0], pools[1], table
+
+
+def _need_equal(form: str, cell: PrefillCell) -> None:
+    """Raises Unavailable where the prompts do not fit the form."""
+    if form == "dense" and not cell.is_equal:
+        raise Unavailable("prompts of different lengths")
+
+
+def _generated(target: str, form: str, cell: PrefillCell, x: PrefillInputs) -> Launch:
+    _need_equal(form, cell)
+    kernel = getattr(modules_of(SPEC, target)[form], form)
+    if form == "dense":
+        return partial(kernel, *x.dense())
+    if form == "ragged":
+        return partial(kernel, x.q, x.k, x.v, x.cu, x.cu)
+    k, v, table = x.paged[_page(form)]
+    return partial(kernel, x.q, k, v, x.cu, table, x.lengths)
+
+
+def _flash3(form: str, cell: PrefillCell, x: PrefillInputs) -> Launch:
+    _need_equal(form, cell)
+    need_flash3()
+    forward = partial(torch.ops.flash_attn_3.fwd, softmax_scale=WIDTH**-0.5, is_causal=True)
+    if form == "dense":
+        return partial(forward, *x.dense())
+    packed: dict[str, Any] = {"cu_seqlens_q": x.cu, "max_seqlen_q": x.longest, "max_seqlen_k": x.longest}
+    if form == "ragged":
+        return partial(forward, x.q, x.k, x.v, cu_seqlens_k=x.cu, **packed)
+    k, v, table = x.paged[_page(form)]
+    return partial(forward, x.q, k, v, seqused_k=x.lengths, page_table=table, num_splits=1, **packed)
+
+
+def _page(form: str) -> int:
+    return next(page for page in PAGES if form == f"page_{page}")
+
+
+Attendant: TypeAlias = Candidate[PrefillCell, PrefillInputs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillBenchmark(
+    Contest[PrefillCell, PrefillInputs], Benchmark[PrefillCell, Sequence[Result[PrefillCell]]]
+):
+    """A candidate is called by who it is and its form, `fa3 page_16`. peers: of them triton and fa3."""
+
+    stem: ClassVar[str] = "prefill"
+    peers: Collection[str]
+    target: str = "triton"
+
+    @property
+    def cells(self) -> Sequence[PrefillCell]:
+        return prefill_cells()
+
+    def describe(self, cell: PrefillCell) -> str:
+        return f"{cell.name:26} {cell.flops * 1e-9:9.1f} GFLOP"
+
+    def candidates(self, cell: PrefillCell) -> Sequence[Attendant]:
+        makers: dict[str, Callable[..., Launch]] = {OURS: partial(_generated, self.target)}
+        if "triton" in self.peers and self.target != "triton":
+            makers["triton"] = partial(_generated, "triton")
+        if "fa3" in self.peers:
+            makers["fa3"] = _flash3
+        return [
+            Attendant(
+                name=f"{who} {form}",
+                title=f"{_TITLES[who]}, {form}",
+                make=partial(make, form),
+                compiles=who == OURS,
+                ours=who == OURS,
+            )
+            for who, make in makers.items()
+            for form in FORMS
+        ]
+
+    def draw(self, cell: PrefillCell, copies: int) -> Sequence[PrefillInputs]:
+        return [draw_prefill(cell) for _ in range(copies)]
+
+    def jobs(self, cells: Sequence[PrefillCell]) -> Sequence[Job]:
+        """One short prompt in each form, as no length compiles a kernel anew."""
+        return super().jobs([PrefillCell(lengths=(256,))])
+
+    def page(self, results: Sequence[Result[PrefillCell]], machine: Mapping[str, str]) -> Page:
+        return Page(
+            markdown=self._markdown(results, machine),
+            data={
+                "format": 1,
+                "machine": dict(machine),
+                "cells": [_figures(result) for result in results],
+            },
+        )
+
+    def _markdown(self, results: Sequence[Result[PrefillCell]], machine: Mapping[str, str]) -> str:
+        """A row for each cell and form: TFLOP/s, ratios to our dense kernel and to others' of the form."""
+        timed = {name.split()[0] for result in results for name in result.timings}
+        others = [who for who in _TITLES if who != OURS and who in timed]
+        head = ["prompts", "keys", "us", "attnc", "spread", "to dense", *(_TITLES[who] for who in others)]
+        head += [f"to {_TITLES[who]}" for who in others]
+        titles = {f"{who} {form}": f"{title}, {form}" for who, title in _TITLES.items() for form in FORMS}
+        reasons = (f"{titles[name]}: {why}" for result in results for name, why in result.missing.items())
+        return document(
+            [ran_on(machine)],
+            [IN_TFLOPS],
+            table(head, (_row(result, form, others) for result in results for form in FORMS)),
+            gaps(reasons),
+        )
+
+
+def _row(result: Result[PrefillCell], form: str, others: Sequence[str]) -> list[str]:
+    flops, timings = result.cell.flops, result.timings
+    ours = timings.get(f"{OURS} {form}")
+    return [
+        result.cell.name,
+        form.replace("_", " "),
+        figure(ours.median * 1e3 if ours else None, ".1f"),
+        figure(result.rate(flops, f"{OURS} {form}")),
+        spread(ours),
+        ratio(ours, timings.get(f"{OURS} dense")),
+        *(figure(result.rate(flops, f"{who} {form}")) for who in others),
+        *(ratio(ours, timings.get(f"{who} {form}")) for who in others),
+    ]
+
+
+def _figures(result: Result[PrefillCell]) -> dict[str, Any]:
+    """Microseconds with quantiles, TFLOP/s, and why others are missing."""
+    return {
+        "name": result.cell.name,
+        "flops": result.cell.flops,
+        "results": {
+            name: {**timing.microseconds(), "tflops": round(result.rate(result.cell.flops, name) or 0.0, 1)}
+            for name, timing in result.timings.items()
+        },
+        "missing": dict(result.missing),
+    }

@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from attnc.bench.decode_run import warm_up
 from attnc.bench.ranks_links import links
 from attnc.bench.ranks_peers import GROUPS, PEERS
-from attnc.bench.report import machine
+from attnc.bench.ranks_report import draw_plot, markdown
+from attnc.bench.report import Page, machine
+from attnc.bench.run import Benchmark, Report, warm_up
 from attnc.distributed import ContextParallel, SpreadKeys
 from attnc.distributed.estimate import rates_of
 from attnc.distributed.explain import least
@@ -31,14 +32,14 @@ from attnc.distributed.kernels import spec_of
 from attnc.distributed.launch import on_processes
 from attnc.distributed.plan import make_plan, widths_of
 from attnc.distributed.spans import Sizes, Visibility
+from attnc.runtime.graphs import replayed
+from attnc.runtime.timing import Launch, Sampler, host_ms, in_bursts, take_turns
 
 SPEC = Path(__file__).parent / "specs" / "ranks" / "ranks.attn"
 HEADS, KV_HEADS, WIDTH = 32, 8, 128
 DEVICE = "cuda"
 #: Milliseconds that the launches of a sample take together, about.
 _SAMPLE_MS = 40.0
-
-Launch: TypeAlias = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,53 +64,71 @@ CELLS = (
 )
 
 
-def bench_ranks(
-    ranks: int,
-    cells: tuple[RanksCell, ...],
-    peers: tuple[str, ...],
-    rounds: int,
-    seconds: float,
-    out: Path,
-    target: str = "triton",
-) -> Path:
-    """Measures what there is time for; returns the path of the JSON, which has it all.
+@dataclass(frozen=True, kw_only=True)
+class RanksBenchmark(Benchmark[RanksCell, Mapping[str, Any]]):
+    """Measures what there is time for. Results are what the JSON has.
 
     seconds: of the clock, for everything: no part starts later, and processes that run longer are ended.
     target: whose kernels ranks run, and one GPU beside them; new tokens are always Triton's.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    path, begin = out / "ranks.json", time.monotonic()
-    path.write_text(json.dumps({"machine": machine(target), "ranks": ranks, "parts": {}}), encoding="utf-8")
-    _note(path, "planning", {cell.name: planning(cell) for cell in cells if not cell.decode})
-    try:
-        warm_up([partial(_warm, mask, over, target) for mask in _masks(cells) for over in (True, False)])
-        _note(path, "compiling", {"seconds": round(time.monotonic() - begin, 1)})
-    except Exception as failure:  # then ranks compile what they call
-        _note(path, "compiling", {"error": _first_line(failure)})
 
-    def left() -> float:
-        return seconds - (time.monotonic() - begin)
+    stem: ClassVar[str] = "ranks"
+    ranks: int
+    seconds: float
+    out: Path
+    target: str = "triton"
+    peers: Collection[str] = tuple(PEERS)
 
-    ours = partial(_ours_on_rank, target=target)
-    works: list[tuple[Callable[..., None], tuple[str, ...]]] = [(ours, ("attnc",))]
-    works += [(_peers_on_rank, names) for some in GROUPS if (names := tuple(p for p in some if p in peers))]
-    for work, names in works:
-        if left() < 10:
-            _note(path, names[0], {"error": "no time was left"})
-            continue
-        limit = left() if work is ours else min(left(), 60.0)
+    @property
+    def cells(self) -> Sequence[RanksCell]:
+        return CELLS
+
+    def describe(self, cell: RanksCell) -> str:
+        return cell.name
+
+    def measure(self, cells: Sequence[RanksCell], rounds: int, report: Report) -> Mapping[str, Any]:
+        self.out.mkdir(parents=True, exist_ok=True)
+        path, begin = self.out / "ranks.json", time.monotonic()
+        start = {"machine": machine(self.target), "ranks": self.ranks, "parts": {}}
+        path.write_text(json.dumps(start), encoding="utf-8")
+        _note(path, "planning", {cell.name: planning(cell) for cell in cells if not cell.decode})
+        masks = dict.fromkeys(cell.mask for cell in cells)
         try:
-            on_processes(ranks, work, names, cells, rounds, limit, str(path), seconds=limit, deadline=limit)
-        except Exception as failure:  # what one part breaks on is a gap in the table
-            _note(path, names[0], {"error": _first_line(failure)}, keep=True)
-    return path
+            warm_up([partial(_warm, mask, over, self.target) for mask in masks for over in (True, False)])
+            _note(path, "compiling", {"seconds": round(time.monotonic() - begin, 1)})
+        except Exception as failure:  # then ranks compile what they call
+            _note(path, "compiling", {"error": _last_line(failure)})
+
+        def left() -> float:
+            return self.seconds - (time.monotonic() - begin)
+
+        ours = partial(_ours_on_rank, target=self.target)
+        groups = (tuple(peer for peer in group if peer in self.peers) for group in GROUPS)
+        works: list[tuple[Callable[..., None], tuple[str, ...]]] = [(ours, ("attnc",))]
+        works += [(_peers_on_rank, names) for names in groups if names]
+        for work, names in works:
+            report(names[0])
+            if left() < 10:
+                _note(path, names[0], {"error": "no time was left"})
+                continue
+            # what hangs takes nothing from those after it; the last, torch's Flex CP, compiles for minutes
+            limit = left() if names in (works[0][1], works[-1][1]) else min(left(), 60.0)
+            told = (names, tuple(cells), rounds, limit, str(path))
+            try:
+                on_processes(self.ranks, work, *told, seconds=limit, deadline=limit)
+            except Exception as failure:  # what one part breaks on is a gap in the table
+                _note(path, names[0], {"error": _last_line(failure)}, keep=True)
+        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def steps(self, cells: Sequence[RanksCell], rounds: int) -> int:
+        return 1 + len(GROUPS)
+
+    def page(self, results: Mapping[str, Any], machine: Mapping[str, str]) -> Page:
+        return Page(markdown=markdown(results), data=results, draw=partial(draw_plot, results))
 
 
-def _masks(cells: tuple[RanksCell, ...]) -> list[str]:
-    return list(dict.fromkeys(cell.mask for cell in cells))
-
-
-def _first_line(failure: BaseException) -> str:
+def _last_line(failure: BaseException) -> str:
     lines = [line for line in str(failure).strip().splitlines() if line.strip()]
     return f"{type(failure).__name__}: {lines[-1] if lines else ''}"[:300]
 
@@ -185,55 +204,29 @@ def _single(mask: str, target: str) -> Callable[..., Any]:
 # --- timing -------------------------------------------------------------------------------------------------
 
 
-def alone(launch: Launch, rounds: int) -> float:
-    """Milliseconds of a launch on this GPU."""
-    return _median(launch, rounds, lambda x: x, lambda: None)
+def alone(launches: Mapping[str, Launch], rounds: int) -> dict[str, float]:
+    """Milliseconds of launches that take turns on this GPU."""
+    return _medians({name: in_bursts(launch, _SAMPLE_MS) for name, launch in launches.items()}, rounds)
 
 
-def together(launch: Launch, rounds: int) -> float:
-    """The same of a collective one: of the slowest rank, in each round."""
+def together(launches: Mapping[str, Launch], rounds: int) -> dict[str, float]:
+    """Milliseconds of collective launches that take turns, each round's of the slowest rank."""
 
     def slowest(x: float) -> float:
         found = torch.tensor(x, device=DEVICE)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return float(found)
 
-    return _median(launch, rounds, slowest, dist.barrier)
+    def after_all(sample: Sampler) -> float:
+        dist.barrier()
+        return sample()
+
+    samplers = {name: in_bursts(launch, _SAMPLE_MS, slowest) for name, launch in launches.items()}
+    return _medians({name: partial(after_all, sample) for name, sample in samplers.items()}, rounds)
 
 
-def _median(launch: Launch, rounds: int, agreed: Callable[[float], float], meet: Callable[[], Any]) -> float:
-    for _ in range(3):
-        launch()
-    once = agreed(_sample(launch, 1))
-    repeats = max(1, min(200, round(_SAMPLE_MS / max(once, 1e-3))))
-    samples = []
-    for _ in range(rounds):
-        meet()
-        samples.append(agreed(_sample(launch, repeats)))
-    return statistics.median(samples)
-
-
-def _host(launch: Launch) -> float:
-    """Milliseconds of the host until a launch returns, with nothing before it on the GPU."""
-    samples = []
-    for _ in range(11):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        launch()
-        samples.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(samples)
-
-
-def _sample(launch: Launch, repeats: int) -> float:
-    event: Any = torch.cuda.Event  # torch ships it without annotations
-    start, end = event(enable_timing=True), event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(repeats):
-        launch()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / repeats
+def _medians(samplers: Mapping[str, Sampler], rounds: int) -> dict[str, float]:
+    return {name: statistics.median(samples) for name, samples in take_turns(samplers, rounds).items()}
 
 
 def planning(cell: RanksCell, repeats: int = 50) -> dict[str, float]:
@@ -278,7 +271,7 @@ def _ours_on_rank(
             try:
                 data = work()
             except Exception as failure:  # the other parts are worth having
-                data = {"error": _first_line(failure)}
+                data = {"error": _last_line(failure)}
         if rank == 0:
             _note(Path(path), part if part == "links" else f"{names[0]}: {part}", data)
         torch.cuda.empty_cache()
@@ -314,7 +307,7 @@ def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
     try:
         found["copied"] = _shared(cell, drawn, do, expected, rounds, target, symmetric=True)
     except Exception as failure:  # not every machine has symmetric memory
-        found["copied"] = {"error": _first_line(failure)}
+        found["copied"] = {"error": _last_line(failure)}
     del expected
     dist.barrier()
     if dist.get_rank() == 0:
@@ -326,8 +319,7 @@ def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
         def one_both() -> Any:
             return torch.autograd.grad(one(*leaves, *extras.values())[0], leaves, do)
 
-        found["T1 forward"] = alone(one_forward, rounds)
-        found["T1 forward + backward"] = alone(one_both, rounds)
+        found |= alone({"T1 forward": one_forward, "T1 forward + backward": one_both}, rounds)
         for phase in ("forward", "forward + backward"):
             found[f"efficiency {phase}"] = found[f"T1 {phase}"] / (ranks * found[f"T{ranks} {phase}"])
     dist.barrier()
@@ -376,9 +368,8 @@ def _shared(
         "same_bits": same,
         "largest_difference": far[0],
         "gradients_differ": max(far[1:]) / most,
-        f"T{ranks} forward": together(forward, rounds),
-        f"T{ranks} forward + backward": together(both, rounds),
-        "host_ms": _host(forward),
+        **together({f"T{ranks} forward": forward, f"T{ranks} forward + backward": both}, rounds),
+        "host_ms": statistics.median(host_ms(forward, 1) for _ in range(11)),
     }
 
 
@@ -397,12 +388,11 @@ def _decode(cell: RanksCell, rounds: int) -> dict[str, Any]:
         return keys(q, *own, **extras, counts=counts)
 
     found: dict[str, Any] = {"bytes of keys": 2 * k.numel() * 2}
-    found[f"T{ranks} eager"] = together(step, rounds)
-    found[f"T{ranks}"] = together(_graph(step), rounds)
+    found |= together({f"T{ranks} eager": step, f"T{ranks}": replayed([step])}, rounds)
     if rank == 0:
         expected = one(q, k, v, *extras.values())[0]
         found["largest_difference"] = float((step_result(step).float() - expected.float()).abs().max())
-        found["T1"] = alone(_graph(lambda: one(q, k, v, *extras.values())), rounds)
+        found |= alone({"T1": replayed([lambda: one(q, k, v, *extras.values())])}, rounds)
         found["speedup"] = found["T1"] / found[f"T{ranks}"]
     else:
         step_result(step)
@@ -410,24 +400,10 @@ def _decode(cell: RanksCell, rounds: int) -> dict[str, Any]:
     return found
 
 
-def step_result(step: Launch) -> torch.Tensor:
+def step_result(step: Callable[[], Any]) -> torch.Tensor:
     """o of a call."""
     o: torch.Tensor = step()[0]
     return o
-
-
-def _graph(launch: Launch) -> Launch:
-    """The launch, captured."""
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch is not typed here
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            launch()
-    torch.cuda.synchronize()
-    graph: Any = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        launch()
-    replay: Launch = graph.replay
-    return replay
 
 
 def _peers_on_rank(
@@ -445,14 +421,14 @@ def _peers_on_rank(
             try:
                 launches = PEERS[name](cell.mask, cell.length, draw(cell))
             except Exception as failure:  # what one peer breaks on is a gap in the table
-                problem = _first_line(failure)
+                problem = _last_line(failure)
         broken = torch.tensor(float(bool(problem)), device=DEVICE)
         dist.all_reduce(broken, dist.ReduceOp.MAX)
         if float(broken):
             data["error"] = problem or "another rank failed"
         else:
-            for phase, launch in launches.items():
-                data[f"T{dist.get_world_size()} {phase}"] = together(launch, rounds)
+            times = together(launches, rounds)
+            data |= {f"T{dist.get_world_size()} {phase}": time for phase, time in times.items()}
         if rank == 0:
             _note(Path(path), f"{name}: {cell.name}", data)
         del launches

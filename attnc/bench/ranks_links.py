@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from attnc.distributed.group import all_gather
+from attnc.runtime.timing import Launch, gpu_ms
 
 MEGABYTES = (8, 32, 128, 256)
 
@@ -81,7 +81,7 @@ def _symmetric(rank: int, ranks: int) -> dict[str, Any]:
     part = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     whole = torch.empty(part.numel() * ranks, dtype=torch.uint8, device="cuda")
 
-    def beside(copy: Callable[[], Any]) -> Callable[[], None]:
+    def beside(copy: Launch) -> Launch:
         def launch() -> None:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -110,19 +110,12 @@ def _symmetric(rank: int, ranks: int) -> dict[str, Any]:
     }
 
 
-def _rate(size: int, launch: Callable[[], Any]) -> float:
+def _rate(size: int, launch: Launch) -> float:
     return round(size / _seconds(launch) / 1e9, 1)
 
 
-def _seconds(launch: Callable[[], Any], repeats: int = 10) -> float:
-    event: Any = torch.cuda.Event
+def _seconds(launch: Launch, repeats: int = 10) -> float:
     for _ in range(3):
         launch()
     torch.cuda.synchronize()
-    start, end = event(enable_timing=True), event(enable_timing=True)
-    start.record()
-    for _ in range(repeats):
-        launch()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3 / repeats
+    return 1e-3 * gpu_ms(launch, repeats)

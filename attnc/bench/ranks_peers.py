@@ -13,16 +13,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-Launch: TypeAlias = Callable[[], Any]
-Drawn: TypeAlias = tuple[list[torch.Tensor], dict[str, Any]]
+from attnc.bench.run import Unavailable
+from attnc.runtime.timing import Launch
 
+Drawn: TypeAlias = tuple[list[torch.Tensor], dict[str, Any]]
 
 #: What stays patched while a peer is measured.
 _OPEN = ExitStack()
-
-
-class Unavailable(Exception):
-    """This peer cannot run this mask."""
 
 
 def _world() -> Any:
@@ -186,6 +183,8 @@ def flex_cp(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
     extras = drawn[1]
     block_mask = own._create_cp_block_mask(_mask_mod(mask, extras), 1, 1, length, length, device_mesh=mesh)
     leaves = _shards(drawn, _zigzag)  # as its load balancer has them
+    dynamo: Any = torch._dynamo
+    dynamo.reset()  # each call is compiled for its own lengths: past eight of them it would run uncompiled
     compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     group = _world()
 

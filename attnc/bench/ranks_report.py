@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from attnc.bench.plot import grouped_bars, pyplot, save
+from attnc.bench.report import grouped_bars, table
 
 PHASES = ("forward", "forward + backward")
 
 
-def markdown(path: Path) -> str:
-    """The file as tables."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return "\n".join(_lines(data))
+def markdown(data: Mapping[str, Any]) -> str:
+    """What a run wrote as JSON, as tables."""
+    return "\n".join(_lines(data)) + "\n"
 
 
-def write_tables(path: Path) -> tuple[Path, ...]:
-    """ranks.md beside the JSON and, where matplotlib is installed, ranks.png; returns their paths."""
-    table, plot = path.with_suffix(".md"), path.with_suffix(".png")
-    table.write_text(markdown(path) + "\n", encoding="utf-8")
-    return (table, plot) if draw_plot(path, plot) else (table,)
-
-
-def draw_plot(data_path: Path, path: Path) -> bool:
-    """TFLOP/s of a GPU as bars, a panel for each phase: alone, sharing rows, and the peers; False where
-    matplotlib is missing.
-    """
-    plt = pyplot()
-    if plt is None:
-        return False
-    data = json.loads(data_path.read_text(encoding="utf-8"))
+def draw_plot(data: Mapping[str, Any], plt: Any) -> Any:
+    """TFLOP/s of a GPU as bars, a panel for each phase: alone, sharing rows, and the peers."""
     parts, ranks = data["parts"], data["ranks"]
     ours = {name: part for name, part in _ours(parts).items() if "flops" in part}
     peers = list(dict.fromkeys(name for cell in ours for name in _of_peers(parts, cell)))
@@ -60,8 +44,7 @@ def draw_plot(data_path: Path, path: Path) -> bool:
     figure.legend(*handles, loc="lower center", ncols=len(series), frameon=False, fontsize="small")
     figure.suptitle(f"{ranks} {data['machine'].get('device', 'GPUs')}, bf16")
     figure.tight_layout(rect=(0, 0.04, 1, 1))
-    save(plt, figure, path)
-    return True
+    return figure
 
 
 def _lines(data: Mapping[str, Any]) -> Iterator[str]:
@@ -70,15 +53,16 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
     for phase in PHASES:
         yield f"### {phase}, {ranks} GPUs"
         yield ""
-        yield f"| call | one GPU | {ranks} GPUs | efficiency | TFLOP/s a GPU | best peer | of the best peer |"
-        yield "| --- | --- | --- | --- | --- | --- | --- |"
-        for cell, part in ours.items():
-            if f"T{ranks} {phase}" in part:
-                times = {name: x for name, x in _of_peers(parts, cell).items() if f"T{ranks} {phase}" in x}
-                best = {name: float(x[f"T{ranks} {phase}"]) for name, x in times.items()}
-                yield _row(cell, part, phase, ranks, best)
-                if f"T{ranks} {phase}" in part.get("copied", {}):  # out of symmetric memory
-                    yield _row(f"{cell}, copied", {**part, **part["copied"]}, phase, ranks, best)
+        head = (
+            "call",
+            "one GPU",
+            f"{ranks} GPUs",
+            "efficiency",
+            "TFLOP/s a GPU",
+            "best peer",
+            "of the best peer",
+        )
+        yield from table(head, _rows(parts, phase, ranks))
         yield ""
     yield from _facts(ours)
     yield from _peers(parts, ours, ranks)
@@ -91,7 +75,7 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ours(parts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """By cell."""
+    """What attnc has of each cell."""
     return {name.partition(": ")[2]: part for name, part in parts.items() if name.startswith("attnc: ")}
 
 
@@ -106,11 +90,22 @@ def _flops(part: Mapping[str, Any], phase: str) -> float:
     return 1e-9 * float(part["flops"]) * (1.0 if phase == "forward" else 3.5)
 
 
-def _row(cell: str, part: Mapping[str, Any], phase: str, ranks: int, peers: Mapping[str, float]) -> str:
+def _rows(parts: Mapping[str, Any], phase: str, ranks: int) -> Iterator[list[str]]:
+    """A row for each call, and one for it with keys copied out of symmetric memory."""
+    key = f"T{ranks} {phase}"
+    for cell, part in _ours(parts).items():
+        if key in part:
+            best = {name: float(x[key]) for name, x in _of_peers(parts, cell).items() if key in x}
+            yield _row(cell, part, phase, ranks, best)
+            if key in part.get("copied", {}):
+                yield _row(f"{cell}, copied", {**part, **part["copied"]}, phase, ranks, best)
+
+
+def _row(cell: str, part: Mapping[str, Any], phase: str, ranks: int, peers: Mapping[str, float]) -> list[str]:
     many = part[f"T{ranks} {phase}"]
     one = part.get(f"T1 {phase}")
     best = min(peers, key=lambda name: peers[name], default="")
-    cells = [
+    return [
         cell,
         "-" if one is None else f"{one:.3f} ms",
         f"{many:.3f} ms",
@@ -119,7 +114,6 @@ def _row(cell: str, part: Mapping[str, Any], phase: str, ranks: int, peers: Mapp
         f"{best} {peers[best]:.3f} ms" if best else "none can",
         f"{peers[best] / many:.2f}x" if best else "-",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _peers(parts: Mapping[str, Any], ours: Mapping[str, Any], ranks: int) -> Iterator[str]:
@@ -130,11 +124,10 @@ def _peers(parts: Mapping[str, Any], ours: Mapping[str, Any], ranks: int) -> Ite
         return
     yield "### Peers, milliseconds: forward / forward + backward"
     yield ""
-    yield f"| peer | {' | '.join(cells)} |"
-    yield f"| --- |{' --- |' * len(cells)}"
     reasons: list[str] = []
+    rows = []
     for name in names:
-        row = []
+        row = [name]
         for cell in cells:
             part = _of_peers(parts, cell).get(name, {})
             reason = part.get("error", "")
@@ -142,7 +135,8 @@ def _peers(parts: Mapping[str, Any], ours: Mapping[str, Any], ranks: int) -> Ite
                 reasons.append(reason)
             times = " / ".join(f"{part[key]:.2f}" for phase in PHASES if (key := f"T{ranks} {phase}") in part)
             row.append(f"no ({reasons.index(reason) + 1})" if reason else times or "-")
-        yield f"| {name} | {' | '.join(row)} |"
+        rows.append(row)
+    yield from table(["peer", *cells], rows)
     yield ""
     yield from (f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
     yield ""
@@ -151,24 +145,10 @@ def _peers(parts: Mapping[str, Any], ours: Mapping[str, Any], ranks: int) -> Ite
 def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
     yield "### Plans"
     yield ""
-    yield "| call | strategy | parts | owners | imbalance | moved | of least | bits of o | gradients |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    head = ("call", "strategy", "parts", "owners", "imbalance", "moved", "of least", "bits of o", "gradients")
     copied = {f"{cell}, copied": part["copied"] for cell, part in ours.items() if "copied" in part}
-    for cell, part in (*ours.items(), *copied.items()):
-        if "strategy" in part:
-            moved, least = f"{part['bytes'] / 1e6:.1f} MB", part.get("least_bytes")
-            cells = [
-                cell,
-                part["strategy"],
-                part["groups"],
-                part["owners"],
-                f"{part['imbalance']:.3f}",
-                moved,
-                f"{part['bytes'] / least:.2f}x" if least else "-",
-            ]
-            far = part.get("gradients_differ")  # over the largest element of any
-            cells += [part.get("same_bits", "-"), "-" if far is None else f"{far:.0e} apart"]
-            yield f"| {' | '.join(map(str, cells))} |"
+    parts = {**ours, **copied}.items()
+    yield from table(head, (_plan(cell, part) for cell, part in parts if "strategy" in part))
     yield ""
     for cell, part in ours.items():
         if "speedup" in part:
@@ -181,15 +161,30 @@ def _facts(ours: Mapping[str, Any]) -> Iterator[str]:
             yield ""
 
 
+def _plan(cell: str, part: Mapping[str, Any]) -> list[object]:
+    least, far = part.get("least_bytes"), part.get("gradients_differ")  # over the largest element of any
+    return [
+        cell,
+        part["strategy"],
+        part["groups"],
+        part["owners"],
+        f"{part['imbalance']:.3f}",
+        f"{part['bytes'] / 1e6:.1f} MB",
+        f"{part['bytes'] / least:.2f}x" if least else "-",
+        part.get("same_bits", "-"),
+        "-" if far is None else f"{far:.0e} apart",
+    ]
+
+
 def _planning(planned: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     if planned:
         ranks = list(next(iter(planned.values())))
         yield "### Planning, milliseconds of the host"
         yield ""
-        yield f"| call | {' | '.join(f'{n} ranks, {16 * int(n)} chunks' for n in ranks)} |"
-        yield f"| --- |{' --- |' * len(ranks)}"
-        for cell, times in planned.items():
-            yield f"| {cell} | {' | '.join(f'{times[n]:.2f}' for n in ranks)} |"
+        yield from table(
+            ["call", *(f"{n} ranks, {16 * int(n)} chunks" for n in ranks)],
+            ([cell, *(f"{times[n]:.2f}" for n in ranks)] for cell, times in planned.items()),
+        )
         yield ""
 
 

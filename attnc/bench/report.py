@@ -1,21 +1,40 @@
-"""Results as Markdown, JSON and a plot, written to a folder."""
+"""What benchmarks write: tables in Markdown, data in JSON, and bars where matplotlib is installed."""
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 import attnc
-from attnc.bench.cells import Phase
-from attnc.bench.peers import Peer
-from attnc.bench.plot import grouped_bars, pyplot, save
-from attnc.bench.run import Result, best_peer
 from attnc.runtime.timing import Timing
+
+#: What tables of TFLOP/s say of their figures.
+IN_TFLOPS = "Medians of interleaved rounds in TFLOP/s; spread is the width of the middle 80 % of the samples."
+#: Draws a figure with matplotlib's pyplot.
+Draw: TypeAlias = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """The results of a run. draw: None where there is nothing to show."""
+
+    markdown: str
+    data: Mapping[str, Any]
+    draw: Draw | None = None
+
+    def write(self, folder: Path, stem: str) -> tuple[Path, ...]:
+        """Writes STEM.md, STEM.json and, where matplotlib is installed, STEM.png; returns their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        table, data, plot = (folder / f"{stem}.{ending}" for ending in ("md", "json", "png"))
+        table.write_text(self.markdown, encoding="utf-8")
+        data.write_text(json.dumps(self.data, indent=2) + "\n", encoding="utf-8")
+        return (table, data, plot) if self.draw is not None and draw_plot(self.draw, plot) else (table, data)
 
 
 def machine(target: str) -> dict[str, str]:
@@ -35,126 +54,79 @@ def machine(target: str) -> dict[str, str]:
 
 
 def ran_on(machine: Mapping[str, str]) -> str:
-    """The same as a sentence."""
+    """Says what the figures depend on, in a sentence."""
     software = ", ".join(f"{name} {version}" for name, version in machine.items() if name != "device")
     return f"{machine['device']}; {software}."
 
 
-def write_report(
-    results: Sequence[Result], peers: Sequence[Peer], machine: dict[str, str], folder: Path
-) -> tuple[Path, ...]:
-    """Writes bench.md, bench.json and, where matplotlib is installed, bench.png; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table, data = folder / "bench.md", folder / "bench.json"
-    table.write_text(markdown(results, peers, machine), encoding="utf-8")
-    data.write_text(as_json(results, machine), encoding="utf-8")
-    plot = folder / "bench.png"
-    return (table, data, plot) if _plot(results, peers, plot, machine["device"]) else (table, data)
+def document(*blocks: Iterable[str]) -> str:
+    """Blocks of lines, an empty line between them; those without lines are left out."""
+    return "\n\n".join(text for block in blocks if (text := "\n".join(block))) + "\n"
 
 
-def phase_of(results: Sequence[Result]) -> Phase:
-    """What a run timed."""
-    return results[0].phase if results else "forward"
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table."""
+    lines = (f"| {' | '.join(map(str, row))} |" for row in (head, *rows))
+    return [next(lines), f"|{'---|' * len(head)}", *lines]
 
 
-def _dtype(results: Sequence[Result]) -> str:
-    return results[0].cell.dtype if results else "bf16"
+def gaps(reasons: Iterable[str]) -> list[str]:
+    """Why figures are missing, each reason once."""
+    return [f"* n/a for {reason}" for reason in sorted(set(reasons))]
 
 
-def markdown(results: Sequence[Result], peers: Sequence[Peer], machine: dict[str, str]) -> str:
-    """TFLOP/s of every candidate with its spread, attnc's ratio to the best peer and share of the matmul
-    ceiling.
-    """
-    ours, others = peers[0], peers[1:]
-    phase = phase_of(results)
-    head = [
-        f"{phase}, {_dtype(results)}",
-        ours.title,
-        "spread",
-        *(peer.title for peer in others),
-        "to the best",
-        "of matmul",
-        f"{ours.title}, flushed",
-        "to the best, flushed",
-    ]
-    lines = [
-        ran_on(machine),
-        "",
-        "Medians of interleaved rounds in TFLOP/s; spread is the width of the middle 80 % of the samples.",
-        "Launches of a sample follow one another; flushed: one at a time, nothing of its inputs in L2.",
-        "",
-        f"| {' | '.join(head)} |",
-        f"|{'---|' * len(head)}",
-    ]
-    for result in results:
-        mine, flushed = result.tflops(ours.name), result.flushed.get(ours.name)
-        row = [
-            result.cell.name,
-            _figure(mine),
-            f"{100 * result.timings[ours.name].spread:.1f} %" if mine else "n/a",
-            *(_figure(result.tflops(peer.name)) for peer in others),
-            _to_the_best(result.timings, ours.name),
-            f"{100 * mine / result.ceiling:.0f} %" if mine else "n/a",
-            f"{result.cell.flops_of(phase) / flushed.median * 1e-9:.0f}" if flushed else "n/a",
-            _to_the_best(result.flushed, ours.name),
-        ]
-        lines.append(f"| {' | '.join(row)} |")
-    reasons = sorted({f"{name}: {reason}" for r in results for name, reason in r.missing.items()})
-    lines += ["", *(f"* n/a for {reason}" for reason in reasons)]
-    return "\n".join(lines).rstrip() + "\n"
+def figure(value: float | None, form: str = ".0f", unit: str = "") -> str:
+    """A number, or that there is none."""
+    return "n/a" if value is None else f"{value:{form}}{unit}"
 
 
-def as_json(results: Sequence[Result], machine: dict[str, str]) -> str:
-    """All figures: milliseconds with quantiles, TFLOP/s, the ceiling, and why a candidate is missing."""
-    cells = [
-        {
-            "name": result.cell.name,
-            "flops": result.cell.flops_of(result.phase),
-            "matmul_tflops": round(result.ceiling, 1),
-            "results": {
-                name: {
-                    **_milliseconds(timing),
-                    "tflops": round(result.tflops(name) or 0.0, 1),
-                    **({"flushed": _milliseconds(result.flushed[name])} if name in result.flushed else {}),
-                }
-                for name, timing in result.timings.items()
-            },
-            "missing": dict(result.missing),
-        }
-        for result in results
-    ]
-    data = {"format": 1, "phase": phase_of(results), "machine": machine, "cells": cells}
-    return json.dumps(data, indent=2) + "\n"
+def spread(timing: Timing | None) -> str:
+    """The width of the middle 80 % of the samples."""
+    return figure(100 * timing.spread if timing else None, ".1f", " %")
 
 
-def _milliseconds(timing: Timing) -> dict[str, float]:
-    figures = {"ms": timing.median, "low": timing.low, "high": timing.high}
-    return {name: round(milliseconds, 5) for name, milliseconds in figures.items()}
+def ratio(timing: Timing | None, other: Timing | None, form: str = ".2f", unit: str = "x") -> str:
+    """How many times as fast as another a launch is."""
+    return figure(other.median / timing.median if timing and other else None, form, unit)
 
 
-def _to_the_best(timings: Mapping[str, Timing], ours: str) -> str:
-    best = best_peer(timings)
+def fastest(timings: Mapping[str, Timing], names: Iterable[str]) -> str | None:
+    """Who of these takes least time."""
+    return min(
+        (name for name in names if name in timings), key=lambda name: timings[name].median, default=None
+    )
+
+
+def to_the_best(timings: Mapping[str, Timing], ours: str, others: Iterable[str]) -> str:
+    """How many times as fast as the best of the others ours is, and who that is."""
+    best = fastest(timings, others)
     if best is None or ours not in timings:
         return "n/a"
-    return f"{timings[best].median / timings[ours].median:.2f}x {best}"
+    return f"{ratio(timings[ours], timings[best])} {best}"
 
 
-def _figure(tflops: float | None) -> str:
-    return "n/a" if tflops is None else f"{tflops:.0f}"
+def draw_plot(draw: Draw, path: Path) -> bool:
+    """Whether matplotlib is installed, and the figure therefore drawn to a file."""
+    try:
+        import matplotlib as mpl
 
-
-def _plot(results: Sequence[Result], peers: Sequence[Peer], path: Path, device: str) -> bool:
-    """Horizontal bars, a group for each cell; False where matplotlib is missing."""
-    plt = pyplot()
-    if plt is None:
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt
+    except ImportError:
         return False
-    figure, axes = plt.subplots(figsize=(9, 1 + 0.16 * len(peers) * len(results) + 0.2 * len(results)))
-    speeds = {peer.title: [r.tflops(peer.name) or 0.0 for r in results] for peer in peers}
-    grouped_bars(axes, [r.cell.name for r in results], speeds)
-    axes.margins(y=0.01)
-    axes.set_xlabel("TFLOP/s (longer is faster)")
-    axes.set_title(f"Attention {phase_of(results)}, {_dtype(results)}, {device}")
-    axes.legend(loc="lower right")
-    figure.tight_layout()
-    save(plt, figure, path)
+    figure = draw(plt)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
     return True
+
+
+def grouped_bars(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
+    """A group of bars for each name, from the top, a bar of each series in it."""
+    height = 0.8 / len(series)
+    for i, (title, values) in enumerate(series.items()):
+        axes.barh([row + i * height for row in range(len(groups))], values, height, label=title)
+    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(groups))], groups)
+    if not axes.yaxis_inverted():  # panels may share the axis
+        axes.invert_yaxis()
+    axes.margins(y=0.01)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,129 +1,238 @@
-"""The run: everything that compiles does so in parallel processes first, then each cell is timed with all
-peers taking turns.
+"""The run that all benchmarks share: cells, candidates that take turns in each, and results.
 
-A multiplication of two 8192 x 8192 matrices takes part in every cell: its speed there is the ceiling that the
-cell's shares refer to, under the same clock and temperature.
+Everything that compiles does so in processes of its own first. Then each cell is timed with all candidates
+taking turns on the same inputs, so that a GPU which drifts drifts under all of them.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from attnc.bench.cells import Cell, Inputs, Phase, draw
-from attnc.bench.ours import OURS, TRITON, ours, same_bits
-from attnc.bench.peers import PEERS, Peer, Unavailable, backward_of
-from attnc.runtime.timing import Launch, Timing, interleave, interleave_flushed
+from attnc.bench.report import Page
+from attnc.runtime.graphs import replayed
+from attnc.runtime.timing import Launch, Timing, interleave
 
-_MATMUL = 8192
-_MATMUL_FLOPS = 2.0 * _MATMUL**3
-_CEILING = "matmul"
-_WORKERS = 8
+#: Bytes that launches rotate over; the L2 cache of an H200 holds 50 MB.
+ROTATED = 384 << 20
+_GRAPH_SECONDS, _BYTES_A_SECOND, _LAUNCH_SECONDS = 4e-3, 4e12, 5e-6
+_WORKERS = 12
+Job: TypeAlias = Callable[[], None]
+Report: TypeAlias = Callable[[str], None]
+
+
+class Cell(Protocol):
+    """What is measured: a row of a table."""
+
+    @property
+    def name(self) -> str: ...
+
+
+CellT = TypeVar("CellT", bound=Cell)
+MeasuredT = TypeVar("MeasuredT", bound=Cell, covariant=True)
+InputsT = TypeVar("InputsT")
+ResultsT = TypeVar("ResultsT")
+
+
+class Unavailable(Exception):
+    """A candidate cannot run a cell; the message says why, for the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Generic[CellT, InputsT]):
+    """Who is measured.
+
+    make: a launch for a cell and its inputs; raises Unavailable where there is none. compiles: its first
+    launch takes seconds, so that it is worth warming up in parallel. ours: a generated kernel.
+    """
+
+    name: str
+    title: str
+    make: Callable[[CellT, InputsT], Launch]
+    compiles: bool = False
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """The timings of one phase of a cell by candidate name, why others are missing, and the matmul ceiling
-    in TFLOP/s.
+class Result(Generic[MeasuredT]):
+    """Milliseconds of a launch by the candidate's name, and why others are missing.
 
-    timings: launches in bursts, which find in L2 what the one before left there; flushed: single launches
-    that find nothing there.
+    timings: launches that find in L2 what the one before left there, if they have the same inputs; flushed:
+    single launches that find nothing there.
     """
 
-    cell: Cell
+    cell: MeasuredT
     timings: Mapping[str, Timing]
     missing: Mapping[str, str]
-    ceiling: float
-    phase: Phase = "forward"
     flushed: Mapping[str, Timing] = field(default_factory=dict)
 
-    def tflops(self, name: str) -> float | None:
+    def rate(self, work: float, name: str, unit: float = 1e12) -> float | None:
+        """How many units of this work a candidate does in a second; TFLOP/s of FLOPs."""
         timing = self.timings.get(name)
-        return None if timing is None else self.cell.flops_of(self.phase) / timing.median * 1e-9
+        return None if timing is None else 1e3 * work / timing.median / unit
 
 
-def best_peer(timings: Mapping[str, Timing]) -> str | None:
-    """The fastest candidate besides attnc."""
-    others = {name: timing.median for name, timing in timings.items() if name != OURS}
-    return min(others, key=lambda name: others[name]) if others else None
+class Contest(ABC, Generic[CellT, InputsT]):
+    """Candidates that take turns, cell by cell."""
 
+    #: Whether launches may be differentiated.
+    needs_grad: ClassVar[bool] = False
 
-def candidates(names: Iterable[str], target: str = "triton") -> tuple[Peer, ...]:
-    """attnc's kernels for a target, and the peers of these names. KeyError for a name that is none."""
-    known = known_peers(target)
-    return (ours(target), *(known[name] for name in names if name != OURS))
+    @abstractmethod
+    def candidates(self, cell: CellT) -> Sequence[Candidate[CellT, InputsT]]:
+        """Who takes part in a cell, in the order of the table's columns."""
 
+    @abstractmethod
+    def draw(self, cell: CellT, copies: int) -> Sequence[InputsT]:
+        """So many copies of the cell's inputs, on the current CUDA device."""
 
-def known_peers(target: str = "cuda.sm_80") -> dict[str, Peer]:
-    """All whom attnc's kernels for a target can be timed beside, by name."""
-    return {**PEERS, TRITON.name: TRITON, **{peer.name: peer for peer in same_bits(target)}}
+    def copies(self, cell: CellT) -> int:
+        """How many copies of the inputs launches take turns over."""
+        return 1
 
-
-def warm_up(cells: Sequence[Cell], peers: Sequence[Peer], phase: Phase = "forward") -> None:
-    """Fills the compile caches of Triton and Inductor, which outlive the processes that fill them."""
-    jobs = [(cell, peer, phase) for peer in peers if peer.compiles for cell in cells]
-    workers = max(1, min(_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        list(pool.map(_launch_once, *zip(*jobs, strict=True)))
-
-
-def measure(
-    cells: Sequence[Cell],
-    peers: Sequence[Peer],
-    rounds: int,
-    report: Callable[[str], None],
-    phase: Phase = "forward",
-) -> tuple[Result, ...]:
-    """Times every cell. `report` is called with the name of each before it starts."""
-    results = []
-    for cell in cells:
-        report(cell.name)
-        results.append(_measure(cell, peers, rounds, phase))
-        torch.cuda.empty_cache()
-    return tuple(results)
-
-
-def _measure(cell: Cell, peers: Sequence[Peer], rounds: int, phase: Phase) -> Result:
-    inputs = draw(cell)
-    launches: dict[str, Launch] = {}
-    missing: dict[str, str] = {}
-    for peer in peers:
-        try:
-            launch = _launch(peer, cell, inputs, phase)
-            launch()
-            torch.cuda.synchronize()
-            launches[peer.name] = launch
-        except Unavailable as reason:
-            missing[peer.name] = str(reason)
-        except Exception as failure:  # a peer that breaks is a gap in the table, not the end of the run
-            missing[peer.name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
-    launches[_CEILING] = _matmul(cell.torch_dtype)
-    timings = interleave(launches, rounds)
-    del launches[_CEILING]
-    flushed = interleave_flushed(launches, rounds)
-    ceiling = _MATMUL_FLOPS / timings.pop(_CEILING).median * 1e-9
-    return Result(cell=cell, timings=timings, missing=missing, ceiling=ceiling, phase=phase, flushed=flushed)
-
-
-def _launch(peer: Peer, cell: Cell, inputs: Inputs, phase: Phase) -> Launch:
-    forward = peer.make(cell, inputs)
-    return forward if phase == "forward" else backward_of(forward, inputs)
-
-
-def _matmul(dtype: torch.dtype) -> Launch:
-    a, b = (torch.randn(_MATMUL, _MATMUL, device="cuda").to(dtype) for _ in range(2))
-    return lambda: a @ b
-
-
-def _launch_once(cell: Cell, peer: Peer, phase: Phase) -> None:
-    try:
-        _launch(peer, cell, draw(cell), phase)()
+    def ready(self, cell: CellT, launches: Sequence[Launch]) -> Launch:
+        """What is timed of a candidate, whose launches, one for each copy of the inputs, run here first."""
+        (launch,) = launches
+        launch()
         torch.cuda.synchronize()
-    except Exception:  # the measurement meets the same failure and reports it
-        return
+        return launch
+
+    def timed(
+        self, cell: CellT, launches: Mapping[str, Launch], missing: Mapping[str, str], rounds: int
+    ) -> Result[CellT]:
+        """The result of a cell from what `ready` made of the candidates."""
+        return Result(cell=cell, timings=interleave(launches, rounds), missing=missing)
+
+    def jobs(self, cells: Sequence[CellT]) -> Sequence[Job]:
+        """A job for every cell and candidate that compiles, libraries first, which take longest."""
+        found = [(cell, who) for cell in cells for who in self.candidates(cell) if who.compiles]
+        found.sort(key=lambda job: job[1].ours)
+        return [partial(_launch_once, self, cell, who.name) for cell, who in found]
+
+    def measure(self, cells: Sequence[CellT], rounds: int, report: Report) -> Sequence[Result[CellT]]:
+        """Times the cells. `report` is called with the name of each before it starts."""
+        results = []
+        for cell in cells:
+            report(cell.name)
+            results.append(self.measure_cell(cell, rounds))
+            torch.cuda.empty_cache()
+        return results
+
+    def measure_cell(self, cell: CellT, rounds: int) -> Result[CellT]:
+        """Times all candidates of a cell. One that breaks is a gap in the table, not the end of the run."""
+        launches: dict[str, Launch] = {}
+        missing: dict[str, str] = {}
+        with torch.set_grad_enabled(self.needs_grad):
+            copies = self.draw(cell, self.copies(cell))
+            for candidate in self.candidates(cell):
+                try:
+                    made = [candidate.make(cell, x) for x in copies]
+                    launches[candidate.name] = self.ready(cell, made)
+                except Unavailable as reason:
+                    missing[candidate.name] = str(reason)
+                except Exception as failure:
+                    missing[candidate.name] = first_line(failure)
+            return self.timed(cell, launches, missing, rounds)
+
+
+class Reads(Cell, Protocol):
+    """A cell that memory bounds."""
+
+    @property
+    def bytes(self) -> int:
+        """That a launch must read."""
+
+
+ReadsT = TypeVar("ReadsT", bound=Reads)
+
+
+class Rotation(Contest[ReadsT, InputsT], Generic[ReadsT, InputsT]):
+    """A contest of launches as a server runs them: replays of CUDA graphs, in which copies of the inputs take
+    turns that are together more than any L2 cache holds.
+    """
+
+    def copies(self, cell: ReadsT) -> int:
+        return max(2, -(-ROTATED // cell.bytes))
+
+    def ready(self, cell: ReadsT, launches: Sequence[Launch]) -> Launch:
+        return replayed([*launches] * self._turns(cell))
+
+    def timed(
+        self, cell: ReadsT, launches: Mapping[str, Launch], missing: Mapping[str, str], rounds: int
+    ) -> Result[ReadsT]:
+        together = self.copies(cell) * self._turns(cell)
+        timings = interleave(launches, rounds)
+        of_one = {name: timing.over(together) for name, timing in timings.items()}
+        return Result(cell=cell, timings=of_one, missing=missing)
+
+    def _turns(self, cell: ReadsT) -> int:
+        """How often a graph goes round the copies, to last some milliseconds."""
+        once = cell.bytes / _BYTES_A_SECOND + _LAUNCH_SECONDS
+        return max(1, round(_GRAPH_SECONDS / once / self.copies(cell)))
+
+
+class Benchmark(ABC, Generic[CellT, ResultsT]):
+    """What one run of `attnc bench` measures, and how it is written down."""
+
+    #: Of the files that are written.
+    stem: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def cells(self) -> Sequence[CellT]:
+        """All cells that there are."""
+
+    @abstractmethod
+    def describe(self, cell: CellT) -> str:
+        """The cell's line in a list of them."""
+
+    def jobs(self, cells: Sequence[CellT]) -> Sequence[Job]:
+        """What compiles for these cells, to be called in processes of their own."""
+        return ()
+
+    def steps(self, cells: Sequence[CellT], rounds: int) -> int | None:
+        """How often `measure` calls `report`."""
+        return len(cells)
+
+    @abstractmethod
+    def measure(self, cells: Sequence[CellT], rounds: int, report: Report) -> ResultsT:
+        """Times the cells. `report` is called with what comes next."""
+
+    @abstractmethod
+    def page(self, results: ResultsT, machine: Mapping[str, str]) -> Page:
+        """The results as text, as data and as a picture. machine: what they depend on."""
+
+
+def first_line(failure: BaseException) -> str:
+    """What a table says of a failure."""
+    return f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
+
+
+def warm_up(jobs: Sequence[Job]) -> None:
+    """Calls every job in processes of their own, which fill the compile caches of Triton and Inductor."""
+    workers = min(_WORKERS, max(1, (os.cpu_count() or 2) - 2), len(jobs))
+    if workers > 0:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(_call, jobs))
+
+
+def _call(job: Job) -> None:
+    job()
+
+
+def _launch_once(contest: Contest[Any, Any], cell: Cell, name: str) -> None:
+    """Calls a candidate, found by its name: what makes its launches need not go to another process."""
+    with suppress(Exception), torch.set_grad_enabled(contest.needs_grad):  # the measurement reports failures
+        (x,) = contest.draw(cell, 1)
+        (candidate,) = (found for found in contest.candidates(cell) if found.name == name)
+        candidate.make(cell, x)()
+        torch.cuda.synchronize()

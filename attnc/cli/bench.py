@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnc.cli.console import Mistake, find_specs, loading, note, progress, say, say_lines
+from attnc.cli.console import Mistake, counted, find_specs, loading, note, progress, say, say_lines
 
 if TYPE_CHECKING:
-    from attnc.bench.cells import Cell, Phase
-    from attnc.bench.decode import DecodeCell
-    from attnc.bench.peers import Peer
-    from attnc.bench.prefill import PrefillCell
-    from attnc.bench.serving import ServingCell
-
-_Named = TypeVar("_Named", "Cell", "DecodeCell", "DecodeCell | ServingCell", "PrefillCell")
+    from attnc.bench.cells import Phase
+    from attnc.bench.run import Benchmark
 
 
 def bench(
@@ -85,8 +81,6 @@ def bench(
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """
-    from attnc.bench.cells import extra, masks, quick, single, standard
-
     check_target(target)
     _one_run(
         {
@@ -101,27 +95,31 @@ def bench(
             "--backward": is_backward,
         }
     )
-    if host:
-        _host(out, host, rounds, is_list=is_list)
-    elif ranks is not None:
-        _ranks(out, ranks, cells, target, rounds, seconds, is_list=is_list)
-    elif is_decode:
-        _decode(out, cells, peers, target, rounds, is_list)
-    elif is_prefill:
-        _prefill(out, cells, peers, target, rounds, is_list=is_list)
-    elif is_flex:
-        _flex(out, cells, rounds, waits=not is_quick, is_list=is_list)
-    elif is_papers:
-        _papers(out, cells, rounds, is_list=is_list)
-    else:
-        further = () if is_backward else extra()
-        offered = single() if is_f32 else quick() if is_quick else (*standard(), *masks(), *further)
-        chosen = _matching(offered, cells)
-        phase: Phase = "backward" if is_backward else "forward"
-        if is_list:
-            _list(chosen, phase)
+    benchmark: Benchmark[Any, Any]
+    with loading():
+        if host:
+            benchmark = _of_host(host)
+        elif ranks is not None:
+            benchmark = _of_ranks(ranks, seconds, out, target, is_list=is_list)
+        elif is_decode or is_prefill:
+            benchmark = _of_serving(peers, target, is_decode=is_decode, is_list=is_list)
+        elif is_flex:
+            from attnc.bench.flex import FlexBenchmark
+
+            benchmark = FlexBenchmark(waits=not is_quick)
+        elif is_papers:
+            from attnc.bench.papers import PapersBenchmark
+
+            benchmark = PapersBenchmark()
         else:
-            _kernels(out, chosen, _rivals(peers, target), target, rounds, phase)
+            phase: Phase = "backward" if is_backward else "forward"
+            benchmark = _of_attention(peers, target, phase, is_f32=is_f32, is_quick=is_quick, is_list=is_list)
+    chosen = _matching(benchmark.cells, "" if host else cells)
+    if is_list:
+        for cell in chosen:
+            say(benchmark.describe(cell))
+    else:
+        _run(benchmark, chosen, rounds, out, target)
 
 
 _TOGETHER = (["--f32", "--backward"], ["--quick", "--backward"], ["--flex", "--quick"])
@@ -134,131 +132,80 @@ def _one_run(modes: dict[str, bool]) -> None:
         raise Mistake(f"{given[0]} and {given[1]} are not one run", "run one after the other")
 
 
-def _kernels(
-    out: Path, chosen: tuple[Cell, ...], rivals: tuple[Peer, ...], target: str, rounds: int, phase: Phase
-) -> None:
-    """Every cell in one interleaved run: the forward, or the gradients."""
+def _run(benchmark: Benchmark[Any, Any], chosen: Sequence[Any], rounds: int, out: Path, target: str) -> None:
+    """Compiles, measures, prints the table and writes the files."""
     need_gpu()
-    from attnc.bench.report import machine, markdown, write_report
-    from attnc.bench.run import measure, warm_up
+    from attnc.bench.report import machine
+    from attnc.bench.run import warm_up
 
-    note(f"compiling for {len(chosen)} cells")
-    warm_up(chosen, rivals, phase)
-    with progress("bench", len(chosen)) as bar:
-        results = measure(chosen, rivals, rounds, bar.advance, phase)
-    made_on = machine(target)
-    say_lines(markdown(results, rivals, made_on))
-    for path in write_report(results, rivals, made_on, out):
+    if jobs := benchmark.jobs(chosen):
+        note(f"compiling for {counted(len(chosen), 'cell')}")
+        warm_up(jobs)
+    with progress("bench", benchmark.steps(chosen, rounds)) as bar:
+        results = benchmark.measure(chosen, rounds, bar.advance)
+    page = benchmark.page(results, machine(target))
+    say_lines(page.markdown)
+    for path in page.write(out, benchmark.stem):
         note(f"wrote {path}")
 
 
-def _rivals(peers: str, target: str) -> tuple[Peer, ...]:
-    """Those named, and the target's own kernels. Raises Mistake for a name that nobody has."""
-    from attnc.bench.run import candidates, known_peers
+def _of_attention(
+    peers: str, target: str, phase: Phase, *, is_f32: bool, is_quick: bool, is_list: bool
+) -> Benchmark[Any, Any]:
+    """The forward, or the gradients."""
+    from attnc.bench.attention import AttentionBenchmark, known_peers
+    from attnc.bench.cells import extra, masks, quick, single, standard
 
-    try:
-        return candidates(_names(peers), target)
-    except KeyError as unknown:
-        raise Mistake(f"there is no peer {unknown}", f"peers are {', '.join(known_peers())}") from None
-
-
-def _papers(out: Path, patterns: str | None, rounds: int, *, is_list: bool) -> None:
-    from attnc.bench.papers import CELLS, measure
-    from attnc.bench.papers_report import write_papers
-
-    chosen = _matching(CELLS, patterns)
-    if is_list:
-        _list(chosen, "forward")
-        return
-    need_gpu()
-    with progress("papers", len(chosen)) as bar:
-        rows = measure(chosen, rounds, bar.advance)
-    for path in write_papers(rows, out):
-        note(f"wrote {path}")
+    further = () if phase == "backward" else extra()
+    offered = single() if is_f32 else quick() if is_quick else (*standard(), *masks(), *further)
+    known = known_peers(target)
+    wanted = _known_names(peers, known, known) if not is_list else []
+    return AttentionBenchmark(offered=offered, peers=wanted, target=target, phase=phase)
 
 
-def _host(out: Path, specs: list[Path], rounds: int, *, is_list: bool) -> None:
-    """`attnc bench --host`: microseconds until a call returns, of every target."""
-    from attnc.bench.host_cost import (
-        calls_of,
-        first_variants,
-        jobs_of,
-        markdown,
-        measure_host,
-        peers,
-        write_host,
+def _of_serving(peers: str, target: str, *, is_decode: bool, is_list: bool) -> Benchmark[Any, Any]:
+    """Tokens, or prompts. Some of a forward's peers have no part here."""
+    from attnc.bench.attention import known_peers
+    from attnc.bench.decode import NAMES, DecodeBenchmark
+    from attnc.bench.prefill import PrefillBenchmark
+
+    wanted = _known_names(peers, NAMES | known_peers().keys(), NAMES) if not is_list else []
+    made: Benchmark[Any, Any] = (DecodeBenchmark if is_decode else PrefillBenchmark)(
+        peers=wanted, target=target
     )
+    return made
+
+
+def _of_host(specs: list[Path]) -> Benchmark[Any, Any]:
+    """Calls of the kernels of these specs, for every target."""
+    from attnc.bench.host_cost import HostBenchmark, first_variants
 
     modules = first_variants(find_specs(specs))
     if not modules:
         raise Mistake("no attention of these specs has kernels", "'attnc check' says why")
-    if is_list:
-        for module in modules:
-            say(f"{module.variant.attention.name:26} {module.target}")
-        return
-    need_gpu()
-    from attnc.bench.decode_run import warm_up
-    from attnc.bench.report import machine
-
-    note(f"compiling {len(modules)} modules")
-    warm_up(jobs_of(modules))
-    calls = {call: launch for module in modules for call, launch in calls_of(module).items()} | peers()
-    with progress("bench", rounds) as bar:
-        costs = measure_host(calls, rounds, bar.advance)
-    made_on = machine(", ".join(sorted({module.target for module in modules})))
-    say_lines(markdown(costs, made_on))
-    for path in write_host(costs, made_on, out):
-        note(f"wrote {path}")
+    return HostBenchmark(modules)
 
 
-def _flex(out: Path, patterns: str | None, rounds: int, *, waits: bool, is_list: bool) -> None:
-    """`attnc bench --flex`: torch's FlexAttention beside ours, from the same mods."""
-    with loading():
-        from attnc.bench.flex import MODS, markdown, measure_flex, write_flex
-    wanted = _names(patterns or "")
-    chosen = [name for name in MODS if not wanted or any(pattern in name for pattern in wanted)]
-    if not chosen:
-        raise Mistake(f"no program's name holds '{patterns}'", "attnc bench --flex --list shows them")
-    if is_list:
-        for name in chosen:
-            say(name)
-        return
-    need_gpu()
-    from attnc.bench.report import machine
+def _of_ranks(ranks: int, seconds: float, out: Path, target: str, *, is_list: bool) -> Benchmark[Any, Any]:
+    """What several GPUs make of one call."""
+    from attnc.bench.ranks import RanksBenchmark
+    from attnc.distributed.launch import uses_gpus
 
-    with progress("bench", None) as bar:
-        results = measure_flex(chosen, rounds, bar.advance, waits=waits)
-    made_on = machine(", ".join(sorted({result.target for result in results})))
-    say_lines(markdown(results, made_on))
-    for path in write_flex(results, made_on, out):
-        note(f"wrote {path}")
+    if not is_list:
+        need_gpu()
+        if not uses_gpus(ranks):
+            raise Mistake(f"there are no {ranks} GPUs here", "ask for as many ranks as there are GPUs")
+        note(f"one GPU and {ranks}, at most {seconds:.0f} seconds")
+    return RanksBenchmark(ranks=ranks, seconds=seconds, out=out, target=target)
 
 
-def _ranks(
-    out: Path, ranks: int, patterns: str | None, target: str, rounds: int, seconds: float, *, is_list: bool
-) -> None:
-    """`attnc bench --ranks`: what several GPUs make of one call."""
-    with loading():
-        from attnc.bench.ranks import CELLS, bench_ranks
-        from attnc.bench.ranks_peers import PEERS
-        from attnc.bench.ranks_report import markdown, write_tables
-        from attnc.distributed.launch import uses_gpus
-    wanted = _names(patterns or "")
-    chosen = tuple(cell for cell in CELLS if not wanted or any(pattern in cell.name for pattern in wanted))
-    if not chosen:
-        raise Mistake(f"no cell's name holds '{patterns}'", "attnc bench --ranks 4 --list shows them")
-    if is_list:
-        for cell in chosen:
-            say(cell.name)
-        return
-    need_gpu()
-    if not uses_gpus(ranks):
-        raise Mistake(f"there are no {ranks} GPUs here", "ask for as many ranks as there are GPUs")
-    note(f"one GPU and {ranks}, at most {seconds:.0f} seconds")
-    path = bench_ranks(ranks, chosen, tuple(PEERS), rounds, seconds, out, target)
-    say_lines(markdown(path))
-    for written in (path, *write_tables(path)):
-        note(f"wrote {written}")
+def _known_names(peers: str, known: Collection[str], offered: Collection[str]) -> list[str]:
+    """The peers that are named. Raises Mistake for a name that nobody has."""
+    wanted = _names(peers)
+    for name in wanted:
+        if name not in known:
+            raise Mistake(f"there is no peer '{name}'", f"peers are {', '.join(sorted(offered))}")
+    return wanted
 
 
 def check_target(target: str) -> None:
@@ -269,79 +216,9 @@ def check_target(target: str) -> None:
         raise Mistake(f"there is no target '{target}'", f"targets are {', '.join(sorted(TARGETS))}")
 
 
-def _decode(out: Path, cells: str | None, peers: str, target: str, rounds: int, is_list: bool) -> None:
-    """`attnc bench --decode`: GB/s of K and V under graph replay, and what a call costs the host."""
-    from attnc.bench.decode import DecodeCell, decode_cells, scaling_cells
-    from attnc.bench.decode_peers import decoders
-    from attnc.bench.serving import ServingCell, serving_cells
-
-    offered: tuple[DecodeCell | ServingCell, ...] = (*decode_cells(), *scaling_cells(), *serving_cells())
-    every = _matching(offered, cells)
-    if is_list:
-        for cell in every:
-            say(f"{cell.name:26} {cell.bytes * 1e-9:9.3f} GB of K and V")
-        return
-    wanted = _decoding_peers(peers)
-    need_gpu()
-    from attnc.bench.decode_report import markdown, write_decode
-    from attnc.bench.decode_run import decode_jobs, eager_cost, measure_decode, warm_up
-    from attnc.bench.report import machine
-    from attnc.bench.serving_run import measure_serving, serving_jobs, serving_markdown
-
-    chosen = tuple(cell for cell in every if isinstance(cell, DecodeCell))
-    further = tuple(cell for cell in every if isinstance(cell, ServingCell))
-    taking = decoders(wanted, target)
-    note(f"compiling for {len(every)} cells")
-    warm_up([*decode_jobs(chosen, taking), *serving_jobs(further, target)])
-    with progress("bench", len(every)) as bar:
-        results = measure_decode(chosen, taking, rounds, bar.advance)
-        eager = eager_cost(taking) if chosen else {}
-        serving = measure_serving(further, wanted, target, rounds, bar.advance)
-    made_on = machine(target)
-    say_lines(f"{markdown(results, eager, taking, made_on)}\n{serving_markdown(serving)}")
-    for path in write_decode(results, eager, taking, serving, made_on, out):
-        note(f"wrote {path}")
-
-
-def _prefill(out: Path, cells: str | None, peers: str, target: str, rounds: int, *, is_list: bool) -> None:
-    """`attnc bench --prefill`: prompts however their keys lie, beside the dense kernel at equal work."""
-    from attnc.bench.prefill import prefill_cells
-
-    chosen = _matching(prefill_cells(), cells)
-    if is_list:
-        for cell in chosen:
-            say(f"{cell.name:26} {cell.flops * 1e-9:9.1f} GFLOP")
-        return
-    wanted = _decoding_peers(peers)
-    need_gpu()
-    from attnc.bench.decode_run import warm_up
-    from attnc.bench.prefill_run import markdown, measure_prefill, prefill_jobs, write_prefill
-    from attnc.bench.report import machine
-
-    note(f"compiling for {len(chosen)} cells")
-    warm_up(prefill_jobs(target))
-    with progress("bench", len(chosen)) as bar:
-        results = measure_prefill(chosen, wanted, target, rounds, bar.advance)
-    made_on = machine(target)
-    say_lines(markdown(results, made_on))
-    for path in write_prefill(results, made_on, out):
-        note(f"wrote {path}")
-
-
-def _decoding_peers(peers: str) -> set[str]:
-    """Those named. Raises Mistake for a name that nobody has; some of a forward's peers have no part here."""
-    from attnc.bench.decode_peers import NAMES
-    from attnc.bench.run import known_peers
-
-    wanted = set(_names(peers))
-    for name in sorted(wanted - NAMES - known_peers().keys()):
-        raise Mistake(f"there is no peer '{name}'", f"peers are {', '.join(sorted(NAMES))}")
-    return wanted
-
-
-def _matching(cells: tuple[_Named, ...], patterns: str | None) -> tuple[_Named, ...]:
+def _matching(cells: Sequence[Any], patterns: str | None) -> Sequence[Any]:
     wanted = _names(patterns or "")
-    chosen = tuple(cell for cell in cells if not wanted or any(pattern in cell.name for pattern in wanted))
+    chosen = [cell for cell in cells if not wanted or any(pattern in cell.name for pattern in wanted)]
     if not chosen:
         raise Mistake(f"no cell's name holds '{patterns}'", "attnc bench --list shows them")
     return chosen
@@ -350,11 +227,6 @@ def _matching(cells: tuple[_Named, ...], patterns: str | None) -> tuple[_Named, 
 def _names(text: str) -> list[str]:
     """What stands between the commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _list(cells: tuple[Cell, ...], phase: Phase) -> None:
-    for cell in cells:
-        say(f"{cell.name:26} b{cell.batch:<3} {cell.flops_of(phase) * 1e-9:9.1f} GFLOP")
 
 
 def need_gpu() -> None:

@@ -57,7 +57,7 @@ def _peers(module: ir.Module, others: Sequence[ir.Module]) -> list[ir.Module]:
 
 
 def only(found: Sequence[Item], what: str, wanted: str | None, name_of: Callable[[Item], str]) -> list[Item]:
-    """Those of this name, all where none is wanted. Raises Mistake when there is none."""
+    """Selects what has this name, or all where none is wanted. Raises Mistake when there is none."""
     kept = [item for item in found if wanted is None or name_of(item) == wanted]
     if not kept:
         known = list(dict.fromkeys(map(name_of, found)))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 import typer
@@ -104,7 +105,9 @@ def _devices() -> Iterator[Finding]:
 
 
 def _interpreter() -> Iterator[Finding]:
-    """In a process of its own: Triton decides once, when it is imported, whether it interprets."""
+    """Tries the interpreter in a process of its own: Triton decides once, when it is imported, whether it
+    interprets.
+    """
     from attnc.runtime.cache import store
 
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -162,10 +165,10 @@ def _cuda() -> Iterator[Finding]:
 
 
 def _caches() -> Iterator[Finding]:
-    from attnc.runtime.cache import cache_folder
+    from attnc.runtime.cache import kept_folder
 
     try:
-        yield Finding(name="cache", state="ok", detail=str(cache_folder()))
+        yield Finding(name="cache", state="ok", detail=str(kept_folder()))
     except OSError as failure:
         fix = "point ATTNC_CACHE_DIR to a folder of yours"
         yield Finding(name="cache", state="missing", detail=str(failure), fix=fix)
@@ -187,9 +190,31 @@ def _targets() -> Iterator[Finding]:
         if able:
             said = f"{', then '.join(able)}; where a table of {gpu.name} was measured, that decides"
             yield Finding(name=f"targets {index}", state="ok", detail=said)
+            yield from _tables(index, gpu.name)
         else:
             fix = "pip install triton, or 'attnc[cuda]' for CUDA kernels"
             yield Finding(name=f"targets {index}", state="missing", detail="none runs", fix=fix)
+
+
+def _tables(index: int, device: str) -> Iterator[Finding]:
+    """Which attentions of specs/ have a table of targets for a device, and the targets that it names."""
+    from attnc.diagnostics import DiagnosticError
+    from attnc.tuned.tables import ANY_TARGET, known_tables
+
+    found: dict[str, list[str]] = {}
+    for file in sorted(Path("specs", "tuned").glob("*.dispatch.json")):
+        try:
+            tables = known_tables(file)
+        except DiagnosticError:
+            fix = f"delete it, or write it again with 'attnc tune specs/{file.name.partition('.')[0]}.attn'"
+            yield Finding(name=f"tables {index}", state="note", detail=f"{file} cannot be read", fix=fix)
+            continue
+        for table in tables:
+            if (table.device, table.target) == (device, ANY_TARGET):
+                found.setdefault(table.name, []).extend(row.choice["target"] for row in table.rows)
+    if found:
+        said = (f"{name} {' or '.join(sorted(set(targets)))}" for name, targets in sorted(found.items()))
+        yield Finding(name=f"tables {index}", state="ok", detail="; ".join(said))
 
 
 _EXAMINATIONS: Mapping[str, Callable[[], Iterator[Finding]]] = {

@@ -32,9 +32,9 @@ def explain_ranks(
     from attnc.cli.bench import check_target
     from attnc.distributed.estimate import rates_of
     from attnc.distributed.explain import as_dict, as_text, example
+    from attnc.distributed.kernels import check_covered
     from attnc.distributed.plan import Planner, widths_of
     from attnc.distributed.spans import Visibility
-    from attnc.distributed.uncovered import check_covered
 
     target = target or "triton"
     check_target(target)
@@ -107,7 +107,7 @@ def _verified(
     path: Path, spec: Attention, variant: str | None, target: str, ranks: int, count: int, *, quiet: bool
 ) -> dict[str, Any]:
     """A line for one attention, and what it says; ok is None where ranks cannot share it."""
-    from attnc.distributed.uncovered import check_covered
+    from attnc.distributed.kernels import check_covered
     from attnc.distributed.verify import verify_on_ranks
 
     row: dict[str, Any] = {"spec": str(path), "attention": spec.name, "ranks": ranks}

@@ -1,20 +1,26 @@
-"""`attnc verify`."""
+"""`attnc verify`, with --record and --sanitize: the files of generated/ that are judged, and what is noted of
+them there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnc.cli.choose import ATTENTION, TARGET, VARIANT, chosen
 from attnc.cli.compile import JSON, SPECS
-from attnc.cli.console import find_specs, say
+from attnc.cli.console import Mistake, find_specs, paint, progress, say, say_lines
 from attnc.cli.judge import Judge, Judged, conclude, parse_case
-from attnc.cli.records import GENERATED, committed, committed_hash, record_of, update_records
 
 if TYPE_CHECKING:
-    from attnc.verify.record import Records
+    from attnc.verify.record import Record, Records
+    from attnc.verify.search import Report
+
 
 #: Cases that a record speaks of at least, however slow they are.
 _RECORDED = 12
@@ -69,7 +75,7 @@ def verify(
         return
     judges = chosen(find_specs(specs or []), attention, variant, target)
     if is_sanitized:
-        from attnc.cli.sanitize import sanitize_modules
+        from attnc.cli.verify import sanitize_modules
 
         attentions = [judge for judge in judges if not judge.is_projection]
         sanitize_modules(attentions, is_recorded=record, as_json=as_json)
@@ -122,3 +128,127 @@ def _note(results: Iterable[Judged], hashes: Mapping[str, str], *, large: bool) 
 
     written = update_records(change)
     say(f"wrote {written}: {len(new)} verified")
+
+
+def sanitize_modules(judges: Sequence[Judge], *, is_recorded: bool, as_json: bool) -> None:
+    """Runs the files of generated/ under every tool, says what was found, and notes those without a finding.
+
+    Raises Mistake without CUDA modules, a GPU or compute-sanitizer; Exit(1) if anything was found."""
+    from attnc.verify.runners import runner_of
+    from attnc.verify.sanitize import Job, find_sanitizer, sanitize, version
+    from attnc.verify.subjects import has_gpu
+
+    if not all(runner_of(judge.target).sanitizers for judge in judges):
+        raise Mistake("the sanitizer runs over CUDA modules", "add '--target cuda.sm_80'")
+    if not has_gpu():
+        raise Mistake("compute-sanitizer needs a GPU", "'attnc verify' without --sanitize runs anywhere")
+    texts = {judge.path: committed(judge.path) for judge in judges}
+    hashes = {path: committed_hash(path) for path in texts}
+    sanitizer = find_sanitizer()
+    if sanitizer is None:
+        raise Mistake("compute-sanitizer was not found", "it is part of the CUDA toolkit; set CUDA_HOME")
+    jobs = tuple(
+        Job(
+            name=judge.path,
+            spec=judge.module.variant.source.path,
+            attention=judge.attention,
+            variant=judge.variant,
+            target=judge.target,
+            tools=runner_of(judge.target).sanitizers,
+        )
+        for judge in judges
+    )
+    tools = tuple(dict.fromkeys(tool for job in jobs for tool in job.tools))
+    with progress("sanitize", sum(len(job.tools) for job in jobs)) as bar:
+        outcome = sanitize(sanitizer, jobs, processes=os.cpu_count() or 2, progress=bar.advance)
+    if as_json:
+        found = [{"module": f.name, "tool": f.tool, "message": f.message} for f in outcome.findings]
+        told = {"tools": tools, "launches": dict(outcome.launches), "findings": found}
+        say_lines(json.dumps(told, indent=2))
+    else:
+        for finding in outcome.findings:
+            say(paint("FOUND", "1;31"), f" {finding.name}: {finding.tool}: {finding.message}")
+        launches = sum(outcome.launches.values())
+        clean = f"{len(outcome.clean)} of {len(jobs)} modules are clean under {', '.join(tools)}"
+        say(f"{clean}; {launches} launches each")
+    if is_recorded:
+        names = {job.name: f"{version(sanitizer)}: {', '.join(job.tools)}" for job in jobs}
+        _record(hashes, outcome.clean, outcome.launches, names)
+    if outcome.findings:
+        raise typer.Exit(1)
+
+
+def _record(
+    hashes: Mapping[str, str], clean: Sequence[str], launches: Mapping[str, int], tools: Mapping[str, str]
+) -> None:
+    from attnc.runtime.trial import device_name
+    from attnc.verify.record import Sanitized
+
+    new = {
+        path: Sanitized(sha256=hashes[path], device=device_name(), tool=tools[path], launches=launches[path])
+        for path in clean
+    }
+    written = update_records(lambda known: known.with_sanitized(new))
+    say(f"wrote {written}: {len(new)} sanitized")
+
+
+GENERATED = Path("generated")
+
+
+def committed(name: str) -> str:
+    """The text of a file below generated/. Raises Mistake where a record would say nothing."""
+    from attnc.verify.subjects import has_gpu
+
+    if not has_gpu():
+        raise Mistake("a record needs a GPU", "run 'attnc verify' without --record to use the interpreter")
+    path = GENERATED / name
+    if not path.is_file():
+        raise Mistake(f"there is no {path}", "run 'attnc compile' first, in the folder that holds generated/")
+    return path.read_text(encoding="utf-8")
+
+
+def committed_hash(name: str) -> str:
+    """What a record calls the code of a file below generated/."""
+    from attnc.verify.record import hash_of
+
+    return hash_of(GENERATED / name)
+
+
+def record_of(sha256: str, target: str, report: Report) -> Record:
+    """What is noted of a file whose cases were all right. sha256: of its code."""
+    from attnc.runtime.toolchains import toolchain_of
+    from attnc.runtime.trial import device_name
+    from attnc.verify.record import Record
+
+    return Record(
+        sha256=sha256,
+        device=device_name(),
+        toolchain=toolchain_of(target).version(),
+        cases=report.examples,
+        worst=round(report.worst, 4),
+        where=report.where,
+        met=_met(report),
+    )
+
+
+def _met(report: Report) -> Mapping[str, Sequence[int]]:
+    """How many of how many points and pairs, and the points of the large tier."""
+    found = report.coverage
+    if found is None:
+        return {}
+    large = [n for met in found.boundaries if met.boundary.reach == "large" for n in met.met]
+    return {"points": found.points, "pairs": found.pairs, **({"large": sorted(set(large))} if large else {})}
+
+
+def update_records(change: Callable[[Records], Records]) -> Path:
+    """Rewrites the file of records, without what it says of modules that are gone; returns its path."""
+    from attnc.output import write_text
+    from attnc.verify.record import NAME, dump, read
+
+    try:
+        known = read(GENERATED)
+    except ValueError as error:
+        raise Mistake(str(error), "restore it from version control") from None
+    there = (path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py"))
+    write_text(GENERATED / NAME, dump(change(known).only(there)))
+    return GENERATED / NAME

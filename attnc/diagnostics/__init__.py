@@ -4,8 +4,7 @@ Up to `plan`, everything that is wrong with a spec is a `Diagnostic` with a plac
 that is raised is a bug in the compiler.
 """
 
-from attnc.diagnostics.code import CodeInfo
-from attnc.diagnostics.codes import CODES
+from attnc.diagnostics.codes import CODES, CodeInfo
 from attnc.diagnostics.diagnostic import Details, Diagnostic, DiagnosticError, Label, Severity, error, warning
 from attnc.diagnostics.render import render, to_json
 from attnc.diagnostics.suggest import did_you_mean, suggest

@@ -8,11 +8,17 @@ meaning.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from attnc.diagnostics.code import CodeInfo
-from attnc.diagnostics.flex_codes import FLEX
-from attnc.diagnostics.semantic_codes import SEMANTIC
+
+@dataclass(frozen=True, slots=True)
+class CodeInfo:
+    """`title` is a line; `explanation` says what the rule is, why it is there and what to write instead."""
+
+    title: str
+    explanation: str
+
 
 _SYNTAX = {
     "E0101": CodeInfo(
@@ -50,6 +56,287 @@ _SYNTAX = {
     "E0108": CodeInfo(
         "positional argument after a named one",
         "Arguments given by position come first, as in softmax(0, sink = sink[h]).",
+    ),
+}
+
+_NAMES = {
+    "E0201": CodeInfo(
+        "name that is defined twice",
+        "A name means one thing in an attention, and the names of attentions and defs are unique in "
+        "a file. Only the defs of the prelude may be redefined.",
+    ),
+    "E0202": CodeInfo(
+        "reserved name",
+        "Indices (b, h, q_idx, q_pos, kv_idx), dimensions (B, M, N, H, Hkv, G, D, Dv), tensors (q, "
+        "k, v, o, lse), element types and most intrinsics keep their meaning everywhere. A param may fix "
+        "H, Hkv, G, D or Dv. Names become names in Python too, so its words cannot be used, nor 'out' and "
+        "'config', which every generated function takes; an attention cannot be called like a builtin.",
+    ),
+    "E0203": CodeInfo(
+        "unknown name",
+        "An expression may use indices, dimensions, params, lets, inputs and defs; the body of a "
+        "def only its own parameters, indices, dimensions and other defs.",
+    ),
+    "E0204": CodeInfo(
+        "unknown function",
+        "Functions are the intrinsics (abs, min, max, clamp, where, and those of a real number that "
+        "docs/language.md lists), dot(q, k), the defs of the prelude and those of the file.",
+    ),
+    "E0205": CodeInfo(
+        "def that calls itself",
+        "Defs are expanded where they are used, so they cannot be recursive, directly or through each other.",
+    ),
+    "E0206": CodeInfo(
+        "wrong arguments",
+        "A def takes as many arguments as it has parameters, an intrinsic as many as its formula; "
+        "none are named.",
+    ),
+    "E0207": CodeInfo(
+        "name used as what it is not",
+        "Scalars are used by name, tensors with a subscript, q, k and v in dot(q, k) only, and only "
+        "defs and intrinsics are called.",
+    ),
+    "E0208": CodeInfo(
+        "let that is used before it is defined",
+        "Lets are read from top to bottom, each using those above it.",
+    ),
+    "E0209": CodeInfo(
+        "unknown input",
+        "Storage and 'grad' name inputs of the same attention.",
+    ),
+    "E0210": CodeInfo(
+        "unknown attention",
+        "A schedule belongs to an attention or a projection in the same file.",
+    ),
+    "E0211": CodeInfo(
+        "unknown element type",
+        "Elements are f16, bf16, f32, i32, i64 or bool, or a param over such types: 'param T in "
+        "{f16, bf16}'.",
+    ),
+    "E0212": CodeInfo(
+        "unknown adjective of an input",
+        "Storage is paged, ragged or prefix; the one fact is 'sorted' (ascending along the last axis).",
+    ),
+    "E0213": CodeInfo(
+        "unknown normalization or argument of it",
+        "'normalize = softmax', or softmax with any of the arguments sink, dropout, seed and first_head.",
+    ),
+    "W0201": CodeInfo(
+        "name that is never used",
+        "A param, input or let that nothing refers to, most often a leftover.",
+    ),
+}
+
+_TYPES = {
+    "E0301": CodeInfo(
+        "attention that is not complete",
+        "Every attention has inputs q, k and v, a score, a normalization and an output o.",
+    ),
+    "E0302": CodeInfo(
+        "statement that is given twice",
+        "One score, mask, normalization, and length of each axis.",
+    ),
+    "E0303": CodeInfo(
+        "operand of the wrong type",
+        "and, or and not take true or false; arithmetic and comparisons take numbers; // and % and "
+        "subscripts take integers. Nothing is converted silently but an integer to a number.",
+    ),
+    "E0304": CodeInfo(
+        "expression of the wrong type for its place",
+        "A mask is true or false, a score is a number, a length is an integer.",
+    ),
+    "E0305": CodeInfo(
+        "wrong number of indices",
+        "A subscript has one index for each axis of the input.",
+    ),
+    "E0306": CodeInfo(
+        "dot out of place",
+        "dot(q, k) is the one product there is; it belongs to the score. A mask depends on "
+        "positions and inputs, never on scores: that is what lets the compiler skip tiles.",
+    ),
+    "E0307": CodeInfo(
+        "choices of a param that do not fit together",
+        "All choices are element types of one kind, or numbers, or true and false, each listed "
+        "once. Sizes are positive integers.",
+    ),
+    "E0308": CodeInfo(
+        "axis that is not a size",
+        "An axis is a dimension, an integer param, a free name, a positive integer, or + - * // of these.",
+    ),
+    "E0309": CodeInfo(
+        "axes that are not those of an attention",
+        "q and o have a batch axis B, rows M, heads and a head dimension; k and v have rows N. Any "
+        "order is a layout as long as the head dimension is last. Ragged tensors have no batch "
+        "axis, and a free name for their rows.",
+    ),
+    "E0310": CodeInfo(
+        "head dimension that is not known at compile time",
+        "The last axis of q, k, v and o is D, Dv, a param or a number from 1 to 1024.",
+    ),
+    "E0311": CodeInfo(
+        "head dimensions that differ",
+        "q and k have the same head dimension, called D; that of v is Dv.",
+    ),
+    "E0312": CodeInfo(
+        "heads that do not fit",
+        "k and v have the same heads, and q a multiple of them that the shape shows: H and H, Hkv * "
+        "G and Hkv, or G and 1. Query head h reads K/V head h // G.",
+    ),
+    "E0313": CodeInfo(
+        "element type that does not fit",
+        "q, k and v have one float type; o has a float type; lse is f32.",
+    ),
+    "E0314": CodeInfo(
+        "output that differs from its inputs",
+        "o has the batch, rows and heads of q and the head dimension of v.",
+    ),
+    "E0315": CodeInfo(
+        "fact that cannot hold",
+        "Only integer tensors with an axis can be sorted.",
+    ),
+    "E0316": CodeInfo(
+        "storage that does not fit",
+        "'k, v via paged(block_table, page = 16)' with 'block_table: i32[B, P]'; 'via ragged(cu)' "
+        "with 'cu: i32[B + 1]'; 'v via prefix(k)', with the rows of k. k and v are stored alike.",
+    ),
+    "E0317": CodeInfo(
+        "argument of softmax that does not fit",
+        "The sink is an f32 number for each head; dropout is one probability and comes with a seed, "
+        "an input 'i64[]'.",
+    ),
+    "E0318": CodeInfo(
+        "length that does not fit",
+        "'length M' and 'length N' replace the axis by an integer for each sequence: an expression "
+        "of b. Paged keys need one, because the last page of a sequence is not full.",
+    ),
+    "E0319": CodeInfo(
+        "gradient that does not exist",
+        "Gradients are of float inputs that the score or the sink reads.",
+    ),
+    "E0320": CodeInfo(
+        "division by zero",
+        "A divisor is the constant 0.",
+    ),
+    "E0321": CodeInfo(
+        "dimension that no shape determines",
+        "Each size is computed from the tensors passed in, so each must be alone in some axis, or "
+        "the only unknown of a sum or product.",
+    ),
+    "E0323": CodeInfo(
+        "unknown output",
+        "An attention has the outputs o and, if wanted, lse.",
+    ),
+    "E0330": CodeInfo(
+        "projection that is not complete",
+        "Every projection has inputs x and w, an output y and one equation.",
+    ),
+    "E0331": CodeInfo(
+        "equation that is not one of a projection",
+        "A projection computes y = dot(x, w), or y = dot(x, w) + bias[n] where it has a bias.",
+    ),
+    "E0332": CodeInfo(
+        "tensor that does not fit its projection",
+        "x is [M, K], w [N, K], bias [N] and y [M, N], all of one float type. M is a run-time size; N and K "
+        "may be numbers or params.",
+    ),
+}
+
+_SCHEDULES = {
+    "E0401": CodeInfo(
+        "unknown target",
+        "A schedule is for triton or for one CUDA architecture.",
+    ),
+    "E0402": CodeInfo(
+        "unknown key",
+        "The keys of a schedule are a closed set; nothing is ignored.",
+    ),
+    "E0403": CodeInfo(
+        "value that a key does not take",
+        "Each key takes the values that its message lists.",
+    ),
+    "E0404": CodeInfo(
+        "key of another phase",
+        "Keys outside of a phase belong to the forward kernel; 'accumulate' belongs to 'backward { "
+        "... }', 'split.kv' and 'softmax' to the forward.",
+    ),
+    "E0405": CodeInfo(
+        "key or value that is given twice",
+        "A phase sets a key once, and so do the 'when' blocks that hold for one variant together; a set "
+        "lists a value once.",
+    ),
+    "E0406": CodeInfo(
+        "unknown or nested phase",
+        "The phases are forward, backward and combine; backward holds dq and dkdv, its kernels. 'when' holds "
+        "no blocks. A projection has gemv and flat.",
+    ),
+    "E0407": CodeInfo(
+        "condition that cannot be evaluated",
+        "'where' compares keys, params, numbers and words: 'where tile.q <= tile.kv'. 'when' has no keys.",
+    ),
+    "E0408": CodeInfo(
+        "second schedule",
+        "An attention has one schedule for a target, or several with labels ('as NAME'), among which a table "
+        "by sizes picks; a projection has one. Sets of values express other alternatives.",
+    ),
+    "E0409": CodeInfo(
+        "conditions that no config satisfies",
+        "The conditions together exclude every combination of values.",
+    ),
+    "E0410": CodeInfo(
+        "gradient that the attention does not have",
+        "accumulate.dk says how the gradient of k is summed.",
+    ),
+    "W0801": CodeInfo(
+        "backward phase without gradients",
+        "The attention has no 'grad' statement, so the phase is not used.",
+    ),
+}
+
+_EXPANSION = {
+    "E0506": CodeInfo(
+        "expression that expands too far",
+        "Lets and defs are expanded where they are used; the result has at most 4096 operations and "
+        "96 levels, and an attention expands at most 10000 calls.",
+    ),
+    "E0507": CodeInfo(
+        "constant out of range",
+        "Integers have 64 bits; those written, or computed from constants alone, lie between -2^62 and 2^62, "
+        "so that sums with positions fit too. Other constants are 'inf' or fit a float32, also where several "
+        "that multiply or divide the same are merged; factors and reciprocals of divisors stay below 2^127, "
+        "and so do those of the derivatives that a 'grad' asks for. Constants that give NaN are refused.",
+    ),
+    "E0508": CodeInfo(
+        "too many variants",
+        "The choices of all params multiply to at most 256 variants.",
+    ),
+    "E0509": CodeInfo(
+        "too many configs",
+        "The choices of all keys of a phase multiply to at most 4096 configs.",
+    ),
+    "E0510": CodeInfo(
+        "file that is too much work",
+        "Each limit may be kept and all of them together still be too much: what a file costs is counted in "
+        "steps, each about one operation of an expression that is looked at, over all attentions, variants, "
+        "schedules and configs.",
+    ),
+}
+
+
+_FLEX = {
+    "E0901": CodeInfo(
+        "operation of a mod that no spec has",
+        "Mods of FlexAttention become specs, which add, multiply, compare, look up elements of tensors and "
+        "call a few functions. docs/flex.md lists torch's operations one by one.",
+    ),
+    "E0902": CodeInfo(
+        "mod that depends on a value",
+        "A mod is called once, with symbols for its score and positions, to read what it computes. They have "
+        "no values yet, so that it cannot branch on one or make a Python number of it.",
+    ),
+    "E0903": CodeInfo(
+        "value of a mod that is no number or condition",
+        "A mod computes with single numbers and conditions, or short rows of a tensor: every axis of a "
+        "captured tensor is indexed, and what the mod returns is one value.",
     ),
 }
 
@@ -124,6 +411,6 @@ _PLAN_WARNINGS = {
     ),
 }
 
-_ALL = _SYNTAX | SEMANTIC | _LIMITS | _RESOURCES | _PLAN_WARNINGS | FLEX
+_ALL = _SYNTAX | _NAMES | _TYPES | _SCHEDULES | _LIMITS | _EXPANSION | _RESOURCES | _PLAN_WARNINGS | _FLEX
 
 CODES: Mapping[str, CodeInfo] = MappingProxyType({code: _ALL[code] for code in sorted(_ALL)})

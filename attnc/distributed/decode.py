@@ -65,7 +65,8 @@ class SpreadKeys:
         counts: torch.Tensor | None = None,
         **named: Any,
     ) -> Any:
-        """o of all queries, the same bits on every rank, or (o, lse) where the spec has both. A collective.
+        """Computes o of all queries, the same bits on every rank, or (o, lse) where the spec has both. A
+        collective.
 
         k, v: this rank's rows, or its pool of pages (then the block table is this rank's too); other inputs:
         those of the whole. counts: `spread.counts` of the lengths and this rank, if they are there already.
@@ -90,7 +91,7 @@ class SpreadKeys:
             return self._joined(attention, self.group.gather(message))
 
     def kernels_for(self, q: torch.Tensor) -> Kernels:
-        """The kernels for q's type and width."""
+        """Returns the kernels for q's type and width."""
         key = (q.dtype, q.shape[-1])
         if key not in self._kernels:
             variant = self.spec.variant(*key, self.params)
@@ -113,7 +114,7 @@ class SpreadKeys:
 
     def _joined(self, attention: Attention, every: torch.Tensor) -> Any:
         """What the ranks found, as one result."""
-        from attnc.runtime.joined import joined  # Triton, which is told first whether to interpret
+        from attnc.runtime.merge import joined  # Triton, which is told first whether to interpret
 
         o, lse = joined(every, every.shape[-1] - _PADDING, TORCH[DType(attention.o.dtype)])
         if attention.lse is None:

@@ -77,7 +77,7 @@ class ContextParallel:
     # --- where rows are -----------------------------------------------------------------------------------
 
     def plan(self, q: torch.Tensor, k: torch.Tensor, **inputs: Any) -> Plan:
-        """The plan for whole tensors like these (only types, shapes and head counts are looked at; a meta
+        """Plans calls with whole tensors like these (only types, shapes and head counts are looked at; a meta
         tensor will do), or for DTensors, which later calls follow. inputs: those that the mask reads, and
         lengths, on any device; what is on a GPU is copied to the host, which waits for it.
         """
@@ -95,7 +95,8 @@ class ContextParallel:
         return self._plan
 
     def shard(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *inputs: Any, **named: Any) -> Any:
-        """This rank's rows of q, k and v, and the other inputs as they are; and the plan for them.
+        """Takes this rank's rows of q, k and v, and the other inputs as they are; and makes the plan for
+        them.
 
         Tensors are whole and the same on all ranks; DTensors stay as they are. Returns q, k, v and the inputs
         in the order given.
@@ -108,18 +109,21 @@ class ContextParallel:
         return (*(x.contiguous() for x in shards), *inputs, *named.values())
 
     def rows(self, rank: int | None = None) -> torch.Tensor:
-        """The numbers of a rank's query rows, ascending: which tokens, labels and positions are its own."""
+        """Returns the numbers of a rank's query rows, ascending: which tokens, labels and positions are its
+        own.
+        """
         return torch.from_numpy(self._current().owned(self.group.rank if rank is None else rank).copy())
 
     def own(self, x: torch.Tensor, of: str = "o") -> torch.Tensor:
-        """This rank's rows of a whole tensor that is shaped like o, or like "lse", "q", "k" or "v"."""
+        """Takes this rank's rows of a whole tensor that is shaped like o, or like "lse", "q", "k" or "v"."""
         plan, tensor = self._current(), self._tensor(self._attention(), of)
         by_key = of in ("k", "v")
         rows = (plan.owned_keys if by_key else plan.owned)(self.group.rank)
         return places(rows, x.device).of(x, tensor.roles.index(Role.KEY if by_key else Role.QUERY))
 
     def unshard(self, x: torch.Tensor, of: str = "o") -> torch.Tensor:
-        """The whole of a tensor from every rank's rows: of o, or of "lse", "q", "k", "v" or one shaped alike.
+        """Gathers the whole of a tensor from every rank's rows: of o, or of "lse", "q", "k", "v" or one
+        shaped alike.
 
         A collective; gradients do not flow through it.
         """
@@ -152,9 +156,9 @@ class ContextParallel:
         plan: Plan | None = None,
         **named: Any,
     ) -> Any:
-        """o of this rank's rows, or (o, lse) where the spec has both; DTensors that lie as q does, if it is
-        one. A collective. Under torch.compile it breaks the graph: exchanges run beside kernels, on streams
-        of their own.
+        """Computes o of this rank's rows, or (o, lse) where the spec has both; DTensors that lie as q does,
+        if it is one. A collective. Under torch.compile it breaks the graph: exchanges run beside kernels, on
+        streams of their own.
 
         plan: other than that of the last `shard` or `plan`. Raises ValueError on every rank where one of them
         has other rows than the plan says.
@@ -250,7 +254,7 @@ class ContextParallel:
     # --- pieces -------------------------------------------------------------------------------------------
 
     def kernels_for(self, q: torch.Tensor) -> tuple[Kernels, Planner]:
-        """The kernels and the planner for q's type and width."""
+        """Returns the kernels and the planner for q's type and width."""
         key = (q.dtype, q.shape[-1])
         found = self._kernels.get(key)
         if found is None:

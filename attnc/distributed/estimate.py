@@ -43,7 +43,7 @@ _COMPUTE = {"sm90": 650e12}
 
 
 def rates_of(target: str, *, symmetric: bool = False) -> Rates:
-    """Those of a target's kernels, and of copies out of symmetric memory."""
+    """Returns the rates of a target's kernels, and of copies out of symmetric memory."""
     rates = Rates(beside=0.05) if symmetric else Rates()
     compute = _COMPUTE.get(target_of(target).family)
     return rates if compute is None else replace(rates, compute=compute)

@@ -66,7 +66,7 @@ def example(attention: Attention, dims: Mapping[str, int]) -> tuple[Sizes, tuple
 
 
 def _starts(total: int) -> Ints:
-    """Where documents of different lengths begin."""
+    """Draws where documents of different lengths begin."""
     shares = np.random.default_rng(7).exponential(1.0, _DOCUMENTS) + 0.1
     return np.append(0, (shares.cumsum()[:-1] / shares.sum() * total).astype(np.int64))
 

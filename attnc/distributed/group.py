@@ -36,7 +36,9 @@ class Ranks(Protocol):
         """The tensors of all ranks, stacked by rank; of one shape and type."""
 
     def outbox(self, size: int) -> Box:
-        """At least so many bytes that others copy from. A collective: all ranks ask for the same size."""
+        """Allocates at least `size` bytes that others copy from. A collective: all ranks ask for the same
+        size.
+        """
 
 
 class Box(Protocol):

@@ -1,9 +1,11 @@
-"""The kernels of a derived spec: compiled, found again, called with what a rank has."""
+"""The kernels of a derived spec: compiled, found again, called with what a rank has; and what
+several ranks cannot compute, said as an error before anything moves.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +16,18 @@ import torch
 from attnc.api.compile import family_of
 from attnc.api.family import Family
 from attnc.build import digest, plan_program, tuned_source
+from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.distributed.derive import Derived, Form, derive
 from attnc.distributed.spans import Visibility
-from attnc.distributed.uncovered import check_covered
 from attnc.expr.arithmetic import number
 from attnc.model.attention import Attention, ParamValue, Variant
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
-from attnc.model.tensors import DType
+from attnc.model.tensors import Dense, DType, Paged, Prefix, Ragged
 from attnc.model.variants import variants
 from attnc.plan import ir
 from attnc.runtime.dtypes import TORCH
-from attnc.source import Source
+from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse
 from attnc.syntax.prelude import prelude
 
@@ -58,7 +60,9 @@ class Spec:
 
 
 def spec_of(source: Any, attention: str | None = None, target: str | None = None) -> Spec:
-    """From a function of `generated/`, what `attnc.compile` returned, a spec's text or its path."""
+    """Makes the spec of a function of `generated/`, of what `attnc.compile` returned, a spec's text or its
+    path.
+    """
     tuned = None
     if isinstance(source, Family):
         text = Source(f"{source.name}.attn", str(source.spec))
@@ -145,3 +149,54 @@ def check_covered_for(form: Form, attention: Attention) -> None:
     """Raises DiagnosticError for what the form cannot do."""
     if form == "rows":
         check_covered(attention)
+
+
+def check_covered(attention: Attention) -> None:
+    """Raises DiagnosticError (E0602) for what rows cannot be shared out of."""
+    problems = list(_problems(attention))
+    if problems:
+        raise DiagnosticError(problems)
+
+
+def _problems(attention: Attention) -> Iterator[Diagnostic]:
+    softmax = attention.softmax
+    if softmax.dropout is not None and attention.q.storage.is_packed:
+        yield _problem(
+            attention,
+            "dropout of packed sequences is not shared out over ranks",
+            softmax.dropout.span or softmax.span,
+            "its counters are positions within a sequence",
+            "leave dropout out, or share out the heads in the model (tensor parallelism)",
+        )
+    for tensor in (attention.q, attention.k, attention.v):
+        match tensor.storage:
+            case Paged(span=span):
+                yield _problem(
+                    attention,
+                    f"the pages of {tensor.name} are not shared out over ranks by rows",
+                    span,
+                    "pages lie where a serving engine put them",
+                    "for one new token against keys on many ranks use attnc.distributed.SpreadKeys",
+                )
+            case Prefix(span=span):
+                yield _problem(
+                    attention,
+                    "v as a prefix of k is not shared out over ranks yet",
+                    span,
+                    "has no rows of its own to move",
+                    "pass v as a tensor",
+                )
+    storages = {type(attention.q.storage), type(attention.k.storage)}
+    if storages == {Dense, Ragged}:
+        yield _problem(
+            attention,
+            "packed queries with keys that are not packed are not shared out over ranks",
+            attention.q.storage.span if attention.q.storage.is_packed else attention.q.span,
+            "rows of q and k lie in different ways",
+            "pack both, or neither",
+        )
+
+
+def _problem(attention: Attention, message: str, span: Span | None, label: str, hint: str) -> Diagnostic:
+    place = span or attention.span or Source("spec", " ").span(0, 0)
+    return error("E0602", message, place, label, hints=(hint,))

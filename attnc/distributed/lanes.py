@@ -66,7 +66,9 @@ class Lanes:
 
 @cache
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """For exchanges, which are short and should not wait for blocks of a kernel; and for kernels."""
+    """Makes a stream for exchanges, which are short and should not wait for blocks of a kernel, and a second
+    one for kernels.
+    """
     return _stream(device, -1), _stream(device, 0)
 
 

@@ -89,8 +89,8 @@ class Moves:
         return Parcel(sent, came)
 
     def meet(self) -> None:
-        """Before keys are copied out of others' memory they have to lie there, and until all have copied
-        they stay.
+        """Waits for all ranks: before keys are copied out of others' memory they have to lie there, and until
+        all have copied they stay.
         """
         if self._box is not None:
             self._box.meet()

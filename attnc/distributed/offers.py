@@ -215,7 +215,7 @@ def estimate(
     rates: Rates,
     groups: int | None = None,
 ) -> Estimate:
-    """Of a strategy, with so many ranks that share the heads, for the owners of an offer.
+    """Estimates a strategy with so many ranks that share the heads, for the owners of an offer.
 
     run_keys: how many keys each run has; groups: parts that follow each other, in place of those that take
     least time.

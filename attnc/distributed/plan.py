@@ -199,7 +199,7 @@ class Plan:
 
     @cached_property
     def hash(self) -> bytes:
-        """Of all that ranks must agree on."""
+        """Hashes all that ranks must agree on."""
         state = hashlib.sha256()
         for part in (self.ranks, self.chunk, self.sizes.batch, self.sizes.queries, self.sizes.keys):
             state.update(f"{part};".encode())
@@ -375,7 +375,7 @@ def _key(sizes: Sizes) -> object:
 
 
 def widths_of(visibility: Visibility) -> Widths:
-    """From a variant's attention, whose sizes are numbers."""
+    """Returns the widths of rows of q, k and v of a variant's attention, whose sizes are numbers."""
     from attnc.expr.arithmetic import number
 
     attention = visibility.attention

@@ -22,7 +22,7 @@ class Places:
     index: torch.Tensor | None
 
     def of(self, x: torch.Tensor, axis: int) -> torch.Tensor:
-        """These rows: a view of x where they are a slice."""
+        """Takes these rows of x: a view where they are a slice."""
         if self.index is None:
             return x.narrow(axis, self.first, self.count)
         return x.index_select(axis, self.index)
@@ -82,7 +82,7 @@ class Route:
 
 
 def key_route(plan: Plan, rank: int, device: torch.device) -> Route:
-    """Of k and v, from their owners to the windows of those who wait for them."""
+    """Routes k and v from their owners to the windows of those who wait for them."""
     mine = plan.owned_keys(rank)
     ranks = range(plan.ranks)
     sent = [np.flatnonzero(np.isin(mine, plan.keys(r), assume_unique=True)) for r in ranks]
@@ -96,8 +96,8 @@ def key_route(plan: Plan, rank: int, device: torch.device) -> Route:
 
 
 def key_sources(plan: Plan, rank: int) -> tuple[Ints, Ints]:
-    """Of each key of a rank's window: who has it, and which of the keys it is that this rank sends; -1 for
-    holes, which nobody sends.
+    """Says of each key of a rank's window who has it, and which of the keys it is that this rank sends; -1
+    for holes, which nobody sends.
     """
     first, stop = plan.window(rank)
     source, number = np.full(stop - first, -1, np.int64), np.full(stop - first, -1, np.int64)
@@ -109,7 +109,7 @@ def key_sources(plan: Plan, rank: int) -> tuple[Ints, Ints]:
 
 
 def query_route(plan: Plan, rank: int, device: torch.device) -> Route:
-    """Of q, from their owners to the rectangles that have their rows."""
+    """Routes rows of q from their owners to the ranks whose rectangles have them."""
     everything = np.arange(len(plan.owned(rank)))
     nothing = np.zeros(0, np.int64)
     mates = plan.mates(rank)

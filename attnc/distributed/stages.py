@@ -24,8 +24,7 @@ from attnc.distributed.lanes import Lanes
 from attnc.distributed.moves import Moves, Pair, Parcel, axis_of, heads_of
 from attnc.distributed.plan import Part, Plan
 from attnc.distributed.rows import Places, places
-from attnc.distributed.tables import tables_of
-from attnc.distributed.views import add_view, view_of
+from attnc.distributed.views import add_view, tables_of, view_of
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.runtime.dtypes import TORCH
 
@@ -337,7 +336,7 @@ class Stages:
         )
 
     def _batched(self, x: torch.Tensor) -> torch.Tensor:
-        """As derived kernels take it: packed sequences are rows of one."""
+        """Adds the batch axis that derived kernels take: packed sequences are rows of one sequence."""
         return x.unsqueeze(0) if self._packed else x
 
     def _unbatched(self, x: torch.Tensor) -> torch.Tensor:

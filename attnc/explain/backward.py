@@ -45,8 +45,8 @@ def explain_backward(
     found = []
     for name, planned in kernels_of(module).items():
         position = default_position(planned, device)
-        config = planned.kernel.configs[position]
-        shape = picture(planned.kernel, length, length, *tiles_of(config))
+        config = planned.configs[position]
+        shape = picture(planned, length, length, *tiles_of(config))
         attention = module.variant.attention
         columns, moved = _work(planned, attention), _moved(planned, attention, length)
         d, dtype = feature(attention.q), DType(attention.q.dtype)
@@ -65,7 +65,7 @@ def explain_backward(
 
 def default_position(planned: BackwardKernel, device: Device) -> int:
     """The config that a module takes on a device without measurements."""
-    shared = planned.kernel.shared
+    shared = planned.shared
     return next((i for i, size in enumerate(shared) if size <= device.shared_per_block), 0)
 
 
@@ -78,13 +78,12 @@ def backward_dict(explanations: tuple[BackwardExplanation, ...]) -> list[dict[st
     """For a program."""
     return [
         {
-            "kernel": e.planned.name,
+            "kernel": e.planned.kind,
             "config": _knobs(e),
             "grid": _grid(e),
-            "bounds": bounds_dict(e.planned.kernel),
+            "bounds": bounds_dict(e.planned),
             "loops": [
-                {"start": show(loop.start), "stop": show(loop.stop)}
-                for loop in e.planned.kernel.regions.loops
+                {"start": show(loop.start), "stop": show(loop.stop)} for loop in e.planned.regions.loops
             ],
             **resource_dict(e.needs, e.device, e.usage),
             "roofline": roofline_dict(e.roofline),
@@ -95,32 +94,32 @@ def backward_dict(explanations: tuple[BackwardExplanation, ...]) -> list[dict[st
 
 def _section(e: BackwardExplanation) -> Iterator[str]:
     knobs = ", ".join(f"{key} = {value}" for key, value in _knobs(e).items())
-    yield f"backward kernel {e.planned.name}, config {e.position} of {len(e.planned.kernel.configs)}: {knobs}"
+    yield f"backward kernel {e.planned.kind}, config {e.position} of {len(e.planned.configs)}: {knobs}"
     yield f"  {_grid(e)}"
-    if e.planned.kernel.grid.longest_first:
+    if e.planned.grid.longest_first:
         yield "  longest first: the last rows, which see most keys, start first"
-    yield from loop_lines(e.planned.kernel, *_tiles(e))
+    yield from loop_lines(e.planned, *_tiles(e))
     for lines in (resource_lines(e.needs, e.device, e.usage), roofline_lines(e.roofline, e.device)):
         yield from (f"  {line}" for line in lines)
 
 
 def _knobs(e: BackwardExplanation) -> dict[str, str]:
-    return knobs_of_kernel(e.planned.name, e.planned.kernel.configs[e.position])
+    return knobs_of_kernel(e.planned.kind, e.planned.configs[e.position])
 
 
 def _tiles(e: BackwardExplanation) -> tuple[int, int]:
-    return tiles_of(e.planned.kernel.configs[e.position])
+    return tiles_of(e.planned.configs[e.position])
 
 
 def _grid(e: BackwardExplanation) -> str:
-    return grid_line(e.planned.kernel, *_tiles(e))
+    return grid_line(e.planned, *_tiles(e))
 
 
 def _work(planned: BackwardKernel, attention: Attention) -> int:
     """Multiply-adds for each score: S, dP where it is needed, and the gradients."""
     d, dv = feature(attention.q), feature(attention.v)
     made = {"dq": d, "dk": d, "dv": dv}
-    products = d + (0 if planned.name == "dv" else dv) + sum(made[name] for name in planned.makes)
+    products = d + (0 if planned.kind == "dv" else dv) + sum(made[name] for name in planned.makes)
     return products + (d if planned.chain.adds_dq is not None else 0)
 
 
@@ -131,5 +130,5 @@ def _moved(planned: BackwardKernel, attention: Attention, length: int) -> float:
     width = {"q": d, "k": d, "v": dv, "do": dv, "o": dv, "dq": d, "dk": d, "dv": dv}
     used = ["q", "k", "do", *planned.makes]
     used += ["o"] if planned.prologue is not None else []
-    used += ["v"] if planned.name != "dv" else []
+    used += ["v"] if planned.kind != "dv" else []
     return float(length * (size * sum(width[name] for name in used) + 8))

@@ -17,7 +17,7 @@ from attnc.explain.roofline import Roofline, roofline_dict, roofline_of
 from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
 from attnc.model.configs import schedule_of
-from attnc.model.schedule import Config, Schedule, knobs_of
+from attnc.model.schedule import Schedule, TileConfig, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.columns import feature
@@ -52,11 +52,11 @@ class Explanation:
     usage: Usage | None = None
 
     @property
-    def kernel(self) -> ir.Kernel:
+    def kernel(self) -> ir.Forward | ir.Decode:
         return self.module.kernels[0]
 
     @property
-    def config(self) -> Config:
+    def config(self) -> TileConfig:
         return self.kernel.configs[self.position]
 
     @property
@@ -155,8 +155,8 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
             (f"{count} loop{'s' * (count > 1)}, {masked} with mask code", place_of(attention.mask.span))
         )
     found.append((_scale(e.kernel), place_of(attention.score.span)))
-    if e.kernel.unified is not None:
-        found.append((_unified(e.kernel.unified), place_of(knobs["softmax"].span)))
+    if (unified := ir.unified_of(e.kernel)) is not None:
+        found.append((_unified(unified), place_of(knobs["softmax"].span)))
     if e.kernel.softmax.sink is not None:
         found.append(("the sink joins the denominator", place_of(attention.softmax.span)))
     knob_lines = {
@@ -171,7 +171,7 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
 def _scale(kernel: ir.Kernel) -> str:
     if kernel.softmax.scale is None:
         return "the score is evaluated in base-2 units, element by element"
-    scale, largest = f"{kernel.softmax.scale:.6g}", "m" if kernel.unified is None else "phi"
+    scale, largest = f"{kernel.softmax.scale:.6g}", "m" if ir.unified_of(kernel) is None else "phi"
     return f"exp2(scale * s - {largest}) with scale = {scale}: one fused multiply-add per element"
 
 
@@ -190,7 +190,7 @@ def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
     dtype = DType(attention.q.dtype)
     of_key = d if attention.v.storage.is_part else d + dv
     moved = float(dtype.bytes * (p.queries * (d + dv) + p.keys_read * of_key))
-    heads = "heads" if kernel.pack is None else "K/V heads"
+    heads = "heads" if ir.pack_of(kernel) is None else "K/V heads"
     return roofline_of(d, device, p, dtype=dtype, columns=d + dv, moved=moved, of=heads)
 
 
@@ -208,6 +208,6 @@ def place_of(span: Span | None) -> str:
     return "-" if span is None else visible(f"{span.source.path}:{span.line}")
 
 
-def tiles_of(config: Config) -> tuple[int, int]:
+def tiles_of(config: TileConfig) -> tuple[int, int]:
     """Rows and keys of a tile."""
     return config.tile_q, config.tile_kv

@@ -91,7 +91,7 @@ def resource_lines(needs: Estimate, device: Device, usage: Usage | None) -> Iter
 
 
 def resource_dict(needs: Estimate, device: Device, usage: Usage | None) -> dict[str, Any]:
-    """The same for a program."""
+    """Returns what a block takes as data, for a program."""
     return {
         "shared_memory": {
             "total": needs.shared,

@@ -10,6 +10,7 @@ from attnc.explain.roofline import roofline_lines
 from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
 from attnc.model.schedule import knobs_of
+from attnc.plan.ir import Decode
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP
 from attnc.plan.targets import target_of
@@ -33,7 +34,7 @@ def _structure(e: Explanation) -> Iterator[str]:
     grid = e.kernel.grid
     tile_q, tile_kv = e.tiles
     yield "grid and loops"
-    if e.kernel.structure == "decode":
+    if isinstance(e.kernel, Decode):
         rows, heads = ("M", "H") if e.kernel.pack is None else (f"M * {show(e.kernel.pack.group)}", "Hkv")
         yield f"  a program for each tile of {tile_q} of {rows} rows, {heads} and batch"
         if e.kernel.split is not None:

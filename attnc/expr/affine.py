@@ -43,7 +43,7 @@ class Affine:
 
     @property
     def expr(self) -> Expr:
-        """As an expression that reads well: `q_hi + N - M + 1`."""
+        """Writes the sum as an expression that reads well: `q_hi + N - M + 1`."""
         terms = self.terms
         spend(4 * len(terms))
         if len(terms) > 1:

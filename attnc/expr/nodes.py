@@ -296,7 +296,7 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 
 def rebuild(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
-    """The same node over other operands (as many as `children` gave)."""
+    """Makes the same node over other operands (as many as `children` gave)."""
     match expr:
         case Load():
             return replace(expr, indices=operands)

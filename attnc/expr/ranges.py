@@ -101,8 +101,8 @@ def range_of(expr: Expr) -> Range:
 
 
 def range_of_sum(total: Affine, past: int = _TILE - 1) -> Range:
-    """The same of a sum, whose positions lie among the M queries and the N keys, or up to `past` behind
-    them: 0 for those that exist.
+    """The integers that a sum can be, whose positions lie among the M queries and the N keys, or up to `past`
+    behind them: 0 for those that exist.
     """
     return Range(-_most(-total, past), _most(total, past))
 

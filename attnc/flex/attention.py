@@ -65,7 +65,12 @@ def flex_attention(
     traced = trace(*mods, scale=scale, sizes=sizes, device=query.device)
     layout = _layout(query, key, value, scale, lse, kernel_options, target)
     kernel = kernel_of(traced, layout, mods)
-    found = kernel.function(query, key, value, *kernel.arguments(traced))
+    arguments = kernel.arguments(traced)
+    try:
+        found = kernel.function(query, key, value, *arguments)
+    except RuntimeError:
+        _refuse_transforms(query, key, value, *arguments)
+        raise
     o, log_sum = found if lse else (found, None)
     if layout.rows_first:
         o = o.transpose(1, 2)
@@ -126,6 +131,9 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_g
     for name, x in named.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+        if x.is_nested or x.layout != torch.strided:
+            kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+            raise TypeError(f"{name}: expected a dense tensor, got {kind}")
         if x.dim() != 4:
             raise ValueError(f"{name}: expected a tensor [B, H, length, D], got shape {list(x.shape)}")
         if x.dtype not in DTYPES:
@@ -146,6 +154,16 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_g
     if Hkv == 0 or H % Hkv:
         raise ValueError(f"query: expected a multiple of the {Hkv} heads of key, got {H}")
     return {"B": B, "H": H, "M": M, "N": N}
+
+
+def _refuse_transforms(*arguments: Any) -> None:
+    """RuntimeError inside of torch.vmap and of torch.func's derivatives, which kernels do not see through."""
+    for x in arguments:
+        if isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):
+            raise RuntimeError(
+                "flex_attention: expected plain tensors, got those of torch.vmap or torch.func: put the axis"
+                " that is mapped into the batch, and take gradients by torch.autograd"
+            ) from None
 
 
 def _wants_lse(return_lse: bool, return_aux: Any) -> tuple[bool, Callable[[Any, Any], Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attnc.api.compile import SpecError, compile_family
+from attnc.api.compile import SpecError, compile_family, making
 from attnc.api.family import Family
 from attnc.flex.spec import CONVERTED, Layout, write_spec
 from attnc.flex.trace import Trace
@@ -57,9 +57,12 @@ class _Program:
         numbers = traced.tape.numbers
         found = self.kernels.get(self._built_in(numbers))
         if found is None:
-            if len(self.kernels) >= _SPECIAL and not self.varying:
-                self._generalise(numbers)
-            found = self.kernels[self._built_in(numbers)] = self._chosen(traced, layout, mods)
+            with making():  # or a kernel of one number is left where all look, once they are arguments
+                found = self.kernels.get(self._built_in(numbers))
+                if found is None:
+                    if len(self.kernels) >= _SPECIAL and not self.varying:
+                        self._generalise(numbers)
+                    found = self.kernels[self._built_in(numbers)] = self._chosen(traced, layout, mods)
         return found
 
     def _chosen(self, traced: Trace, layout: Layout, mods: Mods) -> Kernel:
@@ -96,7 +99,7 @@ def kernel_of(traced: Trace, layout: Layout, mods: Mods = ()) -> Kernel:
 
 def _compiled(traced: Trace, layout: Layout, mods: Mods, numbers: Collection[int]) -> Kernel:
     """A kernel of the layout's target. numbers: those that are arguments."""
-    spec = write_spec(traced, layout, mods=mods, numbers=numbers)
+    spec = write_spec(traced, layout, mods=mods, numbers=numbers, scheduled=False)
     family = compile_family(spec.text, target=layout.target, warn=False)
     call = family.module.default.CALL
     gradients = None if call.backward is None else call.gradients

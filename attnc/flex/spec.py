@@ -18,9 +18,7 @@ from attnc.flex.expressions import Expressions, conjunction, split
 from attnc.flex.tape import Capture
 from attnc.flex.trace import Trace
 from attnc.model.names import NOT_FUNCTIONS, RESERVED
-from attnc.plan.default_schedule import Shape
-from attnc.plan.names import INTERFACE
-from attnc.plan.targets import schedule_for
+from attnc.plan.interface import INTERFACE
 
 #: Element types of q, k and v.
 DTYPES: Mapping[torch.dtype, str] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -88,8 +86,11 @@ def write_spec(
     mods: Sequence[Callable[..., Any] | None] = (),
     numbers: Collection[int] = (),
     name: str = "",
+    scheduled: bool = True,
 ) -> Spec:
-    """The spec of a trace. mods: for names; numbers: which of the tape's are arguments of the function."""
+    """The spec of a trace. mods: for names; numbers: which of the tape's are arguments of the function;
+    scheduled: whether it has the schedule that it would get anyhow, where no values are wanted.
+    """
     tape = traced.tape
     known, names = _names_of(mods), _Names()
     inputs = [names.new(known.get(id(capture.tensor), ""), "captured") for capture in tape.captures]
@@ -128,15 +129,26 @@ def write_spec(
         *([f"grad {', '.join(grads)}"] if grads else []),
     ]
     body = "\n  ".join(_folded(line) for line in lines)
+    text = f"attention {title} {{\n  {body}\n}}\n"
+    if scheduled or layout.wanted:
+        text += f"\n{_schedule(title, layout, gradients=bool(grads), masked=mask != TRUE)}"
+    return Spec(text=text, name=title, captures=tuple(used), numbers=tuple(passed), learned=tuple(learned))
+
+
+def _schedule(title: str, layout: Layout, *, gradients: bool, masked: bool) -> str:
+    """The target's own choice. The planner is loaded here: a kernel that is kept is found without it."""
+    from attnc.plan.default_schedule import Shape
+    from attnc.plan.fitting import Tiles
+    from attnc.plan.targets import schedule_for
+
     shape = Shape(
         dtype=layout.dtype,
         width=max(layout.head_dim or 128, layout.value_dim or 0),
-        gradients=bool(grads),
-        masked=mask != TRUE,
-        wanted=dict(layout.wanted),
+        gradients=gradients,
+        masked=masked,
+        wanted=Tiles.from_keys(dict(layout.wanted)),
     )
-    text = f"attention {title} {{\n  {body}\n}}\n\n{schedule_for(title, layout.target, shape)}"
-    return Spec(text=text, name=title, captures=tuple(used), numbers=tuple(passed), learned=tuple(learned))
+    return schedule_for(title, layout.target, shape)
 
 
 def _product(layout: Layout, scalars: Mapping[int, str], numbers: Sequence[int | float]) -> Expr:

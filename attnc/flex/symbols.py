@@ -45,15 +45,23 @@ class Operand:
             " and torch.maximum instead of min and max",
         )
 
-    def _refuse_number(self) -> NoReturn:
+    def _refuse_number(self, *_: Any, **__: Any) -> NoReturn:
         raise refused(
             "E0902",
             "a value of a mod is not a Python number",
             "asks for a number while the mod is read, when there is none yet",
-            "compute with torch's functions and operators",
+            "compute with torch's functions and operators, on torch's tensors",
         )
 
     __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = item = tolist = _refuse_number
+    __array__ = _refuse_number  # a NumPy array that is indexed asks for one
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """A function or operator of NumPy's, such as `np.float64(2) * score`: torch's of the same name."""
+        if method != "__call__" or options:
+            self._refuse_number()
+        name = function.__name__
+        return apply(self.tape, "pow" if name == "power" else name, inputs, {})
 
     def __hash__(self) -> int:
         return id(self)
@@ -118,6 +126,10 @@ class Scalar(Operand):
 
     def size(self, *_: int) -> torch.Size:
         return self.shape
+
+    def __repr__(self) -> str:
+        """What a mod that prints shows: what the value is computed from."""
+        return f"<{self.type} {self.tape.shown(self.at)}>"
 
     def __getitem__(self, index: Any) -> Scalar:
         if index is Ellipsis or index == ():
@@ -238,7 +250,7 @@ def scalar(tape: Tape, value: Any) -> Scalar:
                 "expected a single number",
                 "index it: tensor[b, h, q_idx, kv_idx], with as many indices as it has axes",
             )
-    if hasattr(value, "item"):  # a number of NumPy's
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:  # a number of NumPy's
         return scalar(tape, value.item())
     raise refused("E0903", f"a {type(value).__name__} in a mod", "expected a number or a tensor")
 

@@ -74,6 +74,7 @@ class Tape:
         """
         if isinstance(value, bool):
             return self.add("bool", "constant", value)
+        value = int(value) if isinstance(value, int) else float(value)  # of a class of their own: np.float64
         if isinstance(value, float) and not math.isfinite(value):
             return self.add("float", "constant", repr(value))
         self.numbers.append(value)
@@ -106,6 +107,21 @@ class Tape:
         if entry[0] != "constant":
             return None
         return entry[1] if isinstance(entry[1], bool) else float(entry[1])
+
+    def shown(self, at: int, depth: int = 4) -> str:
+        """An entry for a reader, down to so many operations."""
+        entry = self.entries[at]
+        match entry:
+            case ("index", name):
+                return str(name)
+            case ("number", slot, _):
+                return str(self.numbers[slot])
+            case ("constant", value):
+                return str(value)
+            case ("call", name, *_) | (name, *_):
+                inner = [self.shown(part, depth - 1) if depth else "..." for part in operands(entry)]
+                return f"{name}({', '.join(inner)})" if inner else str(name)
+        raise AssertionError(entry)
 
     def facts(self, tensor: torch.Tensor) -> Facts:
         """What is known of a captured tensor of integers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
@@ -61,9 +62,9 @@ def trace(
     try:
         with Recording(tape) if has_mods else nullcontext(), _no_functions_of_autograd():
             if score_mod is not None:
-                score = operations.real(tape, _single(score_mod, score_mod(score, *positions), "score_mod"))
+                score = operations.real(tape, _called("score_mod", score_mod, score, *positions))
             if mask_mod is not None:
-                mask = scalar(tape, _single(mask_mod, mask_mod(*positions), "mask_mod"))
+                mask = scalar(tape, _called("mask_mod", mask_mod, *positions))
     except FlexError as failure:  # its text has the place; how symbols came there is of no use to the caller
         raise failure.with_traceback(None) from failure.__cause__
     tape.look_at_order()
@@ -98,17 +99,41 @@ _FUNCTION = str(Path("torch", "autograd", "function.py"))
 _A = {"int": "an integer", "float": "a float"}
 
 
-def _single(mod: Callable[..., Any], returned: Any, what: str) -> Any:
-    """What a mod returned, if that is one value."""
+def _called(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
+    """What a mod returns, if that is one value. TypeError for one that does not take what it is given."""
+    try:
+        returned = mod(*given)
+    except TypeError:
+        parameters = _signature(mod)
+        try:
+            parameters.bind(*given)
+        except TypeError:
+            names = ("score", *_POSITIONS)[-len(given) :]
+            raise TypeError(
+                f"{what}: expected a function of ({', '.join(names)}), got {_name(mod)}{parameters}"
+            ) from None
+        raise
     if isinstance(returned, Scalar | bool | int | float):
         return returned
     if isinstance(returned, torch.Tensor) and returned.dim() == 0:
         return returned
-    name = getattr(mod, "__qualname__", type(mod).__name__)
     shown = f"shape {list(returned.shape)}" if hasattr(returned, "shape") else type(returned).__name__
     raise refused(
-        "E0903", f"{what} {name} returned a value of {shown}", "expected a single number or condition"
+        "E0903", f"{what} {_name(mod)} returned a value of {shown}", "expected a single number or condition"
     )
+
+
+def _name(mod: Callable[..., Any]) -> str:
+    name: str = getattr(mod, "__qualname__", type(mod).__name__)
+    return name
+
+
+def _signature(mod: Callable[..., Any]) -> inspect.Signature:
+    """Its parameters; any, where Python does not know."""
+    try:
+        return inspect.signature(mod)
+    except ValueError:
+        return inspect.signature(lambda *given: None)
 
 
 __all__ = ["FlexError", "MaskMod", "ScoreMod", "Trace", "trace"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import TypeAlias
+from typing import Literal, TypeAlias, overload
 
 from attnc.diagnostics import DiagnosticError, Label, error
 from attnc.effort import spend
@@ -15,8 +15,20 @@ from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
 from attnc.model.conditions import holds
 from attnc.model.knobs import keys_of
-from attnc.model.projection import IMPLS, KERNELS, Impl, ProjectionVariant
-from attnc.model.schedule import Config, Knob, Phase, Schedule, Value, listed_of, whole_of
+from attnc.model.projection import IMPLS, Impl, ProjectionVariant
+from attnc.model.schedule import (
+    BackwardConfig,
+    Config,
+    ForwardConfig,
+    Knob,
+    Phase,
+    ProjectionConfig,
+    Schedule,
+    Value,
+    config_type,
+    listed_of,
+    whole_of,
+)
 
 MAX_CONFIGS = 4096
 AnyVariant: TypeAlias = Variant | ProjectionVariant
@@ -57,6 +69,20 @@ def _set_twice(first: Knob, second: Knob, variant: AnyVariant) -> DiagnosticErro
     )
 
 
+@overload
+def configs(
+    schedule: Schedule, phase: Literal["forward"], variant: AnyVariant
+) -> tuple[ForwardConfig, ...]: ...
+@overload
+def configs(
+    schedule: Schedule, phase: Literal["backward", "dq", "dkdv"], variant: AnyVariant
+) -> tuple[BackwardConfig, ...]: ...
+@overload
+def configs(
+    schedule: Schedule, phase: Literal["gemv", "flat"], variant: AnyVariant
+) -> tuple[ProjectionConfig, ...]: ...
+@overload
+def configs(schedule: Schedule, phase: Phase, variant: AnyVariant) -> tuple[Config, ...]: ...
 def configs(schedule: Schedule, phase: Phase, variant: AnyVariant) -> tuple[Config, ...]:
     """Every config of a phase, the default first: a value for each key of the phase, absent keys at their
     defaults.
@@ -93,8 +119,9 @@ def configs(schedule: Schedule, phase: Phase, variant: AnyVariant) -> tuple[Conf
     points = [dict(zip(defaults, values, strict=True)) for values in every]
     conditions = [condition for part in phases for condition in schedule.where.get(part, ())]
     params: dict[str, Value] = dict(variant.params)
+    kind = config_type(phase, names)
     kept = tuple(
-        Config(values=point)
+        kind.of(point)
         for point in points
         if all(holds(condition, params | dims | point) for condition in conditions)
     )
@@ -116,16 +143,16 @@ def configs(schedule: Schedule, phase: Phase, variant: AnyVariant) -> tuple[Conf
     return kept
 
 
-def projection_configs(schedule: Schedule, variant: ProjectionVariant) -> tuple[Config, ...]:
+def projection_configs(schedule: Schedule, variant: ProjectionVariant) -> tuple[ProjectionConfig, ...]:
     """The configs of each implementation, in the order of IMPLS, the default of each first. Its name is the
     value of `impl`; `conventional` has no other keys.
     """
     chosen = schedule_of(schedule, variant)
-    made: list[Config] = []
+    made: list[ProjectionConfig] = []
     for impl in impls_of(chosen):
         only = {"impl": Knob(key="impl", choices=(impl,))}
         alone = replace(chosen, knobs={**chosen.knobs, "projection": only})
-        made += configs(alone, impl, variant) if impl in KERNELS else [Config(values={"impl": impl})]
+        made += [ProjectionConfig(impl=impl)] if impl == "conventional" else configs(alone, impl, variant)
     return tuple(made)
 
 

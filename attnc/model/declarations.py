@@ -1,4 +1,6 @@
-"""Inputs and outputs of an attention: element types, shapes, roles, facts."""
+"""Inputs and outputs of an attention: element types, shapes, facts, and the role of each axis of q, k, v and
+the outputs.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from dataclasses import dataclass
 from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import Const, Dim, Expr, Param, walk
 from attnc.model import attention
-from attnc.model.misuse import type_here
-from attnc.model.names import OUTPUTS
-from attnc.model.products import group_size, same_size
+from attnc.model.elsewhere import type_here
+from attnc.model.names import DIMS, OUTPUTS
+from attnc.model.products import group_size, is_static, same_size
 from attnc.model.report import Report
-from attnc.model.roles import infer_roles
 from attnc.model.scope import WRONG, Scope, Wrong
 from attnc.model.sizes import Sizes
 from attnc.model.tensors import DType, Role, Tensor
+from attnc.source import Span
 from attnc.syntax import ast
 
 FACTS = ("sorted",)
@@ -185,7 +187,7 @@ class Declarations:
         return tensor if isinstance(tensor, Tensor) else None
 
     def _bind_heads(self, q: Tensor, k: Tensor) -> None:
-        """From here on H, Hkv and G mean the heads of q, those of k, and their ratio."""
+        """Binds H, Hkv and G: from here on they mean the heads of q, those of k, and their ratio."""
         group = group_size(q.size(Role.HEAD), k.size(Role.HEAD))
         if group is None:
             self._report_pair(
@@ -279,3 +281,111 @@ class Declarations:
 
 def _is_dtype_param(param: attention.Param | Wrong) -> bool:
     return isinstance(param, attention.Param) and isinstance(param.choices[0], DType)
+
+
+_ROWS = {"q": Role.QUERY, "k": Role.KEY, "v": Role.KEY, "o": Role.QUERY, "lse": Role.QUERY}
+_LENGTH = {Role.QUERY: "M", Role.KEY: "N"}
+_SHOWN = {
+    "q": "[B, M, H, D]",
+    "k": "[B, N, H, D]",
+    "v": "[B, N, H, D]",
+    "o": "[B, M, H, D]",
+    "lse": "[B, H, M]",
+}
+_SHOWN_RAGGED = {"q": "[T, H, D]", "k": "[S, H, D]", "v": "[S, H, D]", "o": "[T, H, D]", "lse": "[T, H]"}
+_WORDS = {
+    Role.BATCH: "batch axis 'B'",
+    Role.QUERY: "query axis 'M'",
+    Role.KEY: "key axis 'N'",
+    Role.HEAD: "head axis",
+    Role.FEATURE: "head dimension",
+}
+
+
+def infer_roles(
+    name: ast.Name, axes: Sequence[Expr], trees: Sequence[ast.Expr], *, ragged: bool, report: Report
+) -> tuple[Role, ...] | None:
+    """A role for each axis, or None after reporting what is wrong."""
+    has_feature = name.id != "lse"
+    roles: list[Role] = []
+    for i, (axis, tree) in enumerate(zip(axes, trees, strict=True)):
+        is_feature = has_feature and i == len(axes) - 1
+        role = (
+            _feature(name.id, axis, tree, report)
+            if is_feature
+            else _role(name.id, axis, tree, ragged, report)
+        )
+        if role is None:
+            return None
+        roles.append(role)
+    wanted = [_ROWS[name.id], Role.HEAD]
+    wanted += [] if ragged else [Role.BATCH]
+    wanted += [Role.FEATURE] if has_feature else []
+    for role in wanted:
+        if roles.count(role) != 1:
+            _report_count(
+                name,
+                role,
+                [tree.span for r, tree in zip(roles, trees, strict=True) if r is role],
+                ragged,
+                report,
+            )
+            return None
+    return tuple(roles)
+
+
+def _feature(name: str, axis: Expr, tree: ast.Expr, report: Report) -> Role | None:
+    if is_static(axis):
+        return Role.FEATURE
+    report.error(
+        "E0310",
+        f"the last axis of {name} must be its head dimension",
+        tree.span,
+        "a size known only at run time",
+        notes=("head dimensions are compile-time: D, Dv, a number or a param",),
+    )
+    return None
+
+
+def _role(name: str, axis: Expr, tree: ast.Expr, ragged: bool, report: Report) -> Role | None:
+    rows = _ROWS[name]
+    names = {node.name for node in walk(axis) if isinstance(node, Dim)}
+    if names <= {"H", "Hkv", "G"}:
+        return Role.HEAD
+    if isinstance(axis, Dim) and ragged:
+        if axis.name not in DIMS:
+            return rows
+        hints: tuple[str, ...] = (
+            ("a ragged tensor has no batch axis; its sequences follow each other",)
+            if axis.name == "B"
+            else (f"name the rows of all sequences, e.g. 'T': {axis.name} is the length of one",)
+        )
+    elif isinstance(axis, Dim) and axis.name == "B":
+        return Role.BATCH
+    elif isinstance(axis, Dim) and axis.name == _LENGTH[rows]:
+        return rows
+    elif isinstance(axis, Dim) and axis.name in ("M", "N"):
+        hints = (f"rows of {name} are counted by {_LENGTH[rows]}",)
+    else:
+        hints = did_you_mean(tree.id, DIMS) if isinstance(tree, ast.Name) else ()
+    report.error(
+        "E0309",
+        f"'{tree.span.text}' is not an axis of {name}",
+        tree.span,
+        _expected(name, ragged),
+        hints=hints,
+    )
+    return None
+
+
+def _report_count(name: ast.Name, role: Role, places: Sequence[Span], ragged: bool, report: Report) -> None:
+    word = "axis of rows" if ragged and role in _LENGTH else _WORDS[role]
+    if places:
+        report.error("E0309", f"{name.id} has more than one {word}", places[1], _expected(name.id, ragged))
+    else:
+        hints = ("write '1' for a single head",) if role is Role.HEAD else ()
+        report.error("E0309", f"{name.id} has no {word}", name.span, _expected(name.id, ragged), hints=hints)
+
+
+def _expected(name: str, ragged: bool) -> str:
+    return f"expected a layout like {(_SHOWN_RAGGED if ragged else _SHOWN)[name]}"

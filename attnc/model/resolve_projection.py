@@ -9,7 +9,7 @@ from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import Const, Dim, Expr
 from attnc.expr.nodes import Param as ParamNode
 from attnc.model.attention import Param
-from attnc.model.misuse import type_here
+from attnc.model.elsewhere import type_here
 from attnc.model.names import PYTHON, Taken
 from attnc.model.params import resolve_param
 from attnc.model.projection import SHAPES, Projection

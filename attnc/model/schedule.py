@@ -5,9 +5,9 @@ Whether a target can honour it is the planner's business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from attnc.source import Span
 from attnc.syntax import ast
@@ -125,141 +125,184 @@ def listed_of(schedule: Schedule, phase: Phase) -> tuple[Mapping[str, Knob], ...
     )
 
 
+#: How the gradient of an input is summed.
+Summation: TypeAlias = Literal["two_pass", "atomic", "ordered", "sequential"]
+#: The word of a schedule that is None in a config.
+_NONE = "none"
+_ACCUMULATE = "accumulate.d"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One point of a schedule's knobs: a value for every key that its phase has, defaults filled in.
+    """One point of a phase's knobs: a field for each key that the phase has, of the type of its values.
 
-    Every key has a property, with dots as underscores, of the type that its values have; KeyError where the
-    phase, or the target, has no such key.
+    The field of `tile.q` is `tile_q`; what a schedule calls `none` is None. Only what speaks to users, in
+    schedules, files and messages, has the keys themselves: `of`, `value`, `with_keys`, `texts`.
     """
 
-    values: Mapping[str, Value]
+    @classmethod
+    def of(cls, point: Mapping[str, Value]) -> Self:
+        """Make the config of these values of keys."""
+        made: dict[str, Any] = {field_of(key): _held(value) for key, value in point.items()}
+        return cls(**made)
 
-    # --- tiles and launches, of all phases
+    def values(self) -> dict[str, Value]:
+        """Return the value of every key, as a schedule has it."""
+        return {key_of(field): _said(getattr(self, field)) for field in self.__dataclass_fields__}
 
-    @property
-    def tile_q(self) -> int:
-        return self.number("tile.q")
+    def value(self, key: str) -> Value:
+        """Return the value of a key. KeyError where the phase has none."""
+        return self.values()[key]
 
-    @property
-    def tile_kv(self) -> int:
-        return self.number("tile.kv")
+    def with_keys(self, values: Mapping[str, Value]) -> Self:
+        """Return the config with these values of keys instead."""
+        changes: dict[str, Any] = {field_of(key): _held(value) for key, value in values.items()}
+        return replace(self, **changes)
 
-    @property
-    def warps(self) -> int:
-        return self.number("warps")
+    def texts(self) -> dict[str, str]:
+        """Return every value by its text, keys in alphabetical order: what JSON can hold."""
+        return {key: text_of(value) for key, value in sorted(self.values().items())}
 
-    @property
-    def stages(self) -> int:
-        return self.number("stages")
 
-    # --- attentions: forward and backward
+def field_of(key: str) -> str:
+    """Return the field of a key: `tile_q` of `tile.q`."""
+    return key.replace(".", "_")
 
-    @property
-    def loops(self) -> tuple[Value, ...]:
-        """Axes from the outermost loop to the innermost: ("q", "kv"), ("kv", "q") or ("kv",)."""
-        value = self.values["loops"]
-        return value if isinstance(value, tuple) else (value,)
 
-    @property
-    def warp_split(self) -> Literal["q", "kv"]:
-        return "kv" if self.values["warp_split"] == "kv" else "q"
+def key_of(field: str) -> str:
+    """Return the key of a field: `tile` and `split` are the words with a dot behind them."""
+    word, _, rest = field.partition("_")
+    return f"{word}.{rest}" if word in ("tile", "split") and rest else field
 
-    @property
-    def persistent(self) -> bool:
-        return self.values["persistent"] is True
+
+def _held(value: Value) -> Value | None:
+    return None if value == _NONE else value
+
+
+def _said(value: Value | None) -> Value:
+    return _NONE if value is None else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileConfig(Config):
+    """What the kernels of an attention have in common, forward and backward.
+
+    loops: axes from the outermost loop to the innermost: ("q", "kv"), ("kv", "q") or ("kv",).
+    """
+
+    loops: tuple[Literal["q", "kv"], ...]
+    tile_q: int
+    tile_kv: int
+    tile_d: int
+    warps: int
+    warp_split: Literal["q", "kv"]
+    stages: int
+    pack: Literal["gqa"] | None
+    persistent: bool
+    order: Literal["default", "longest_first"]
 
     @property
     def longest_first(self) -> bool:
-        """Of the key `order`."""
-        return self.values["order"] == "longest_first"
+        """Whether the tiles with the most work come first."""
+        return self.order == "longest_first"
 
-    # --- the forward
 
-    @property
-    def softmax(self) -> Value:
-        return self.values["softmax"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardConfig(TileConfig):
+    """Of a forward or decode kernel. split_kv: a number of programs, "auto", or `fixed(size = keys)`."""
 
-    @property
-    def packs_heads(self) -> bool:
-        """Of the key `pack`: whether the query heads of a K/V head share a tile."""
-        return self.values["pack"] == "gqa"
+    split_kv: int | str | Choice
+    softmax: Choice
 
-    @property
-    def split_kv(self) -> Value:
-        """A number of programs, "auto", or `fixed(size = keys)`."""
-        return self.values["split.kv"]
 
-    # --- the backward
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopperConfig(ForwardConfig):
+    """Of a forward or decode kernel of `cuda.sm_90a`. 0 where the planner chooses.
 
-    @property
-    def maxnreg(self) -> int | None:
-        value = self.values["maxnreg"]
-        return value if isinstance(value, int) else None
+    consumers: warpgroups that multiply; registers: of a thread of theirs; overlap: q k^T of the next tile
+    runs during the softmax of this one.
+    """
 
-    @property
-    def dp(self) -> Literal["early", "late"]:
-        return "late" if self.values["dp"] == "late" else "early"
+    consumers: int
+    overlap: bool
+    registers: int
 
-    def accumulate(self, name: str) -> Literal["two_pass", "atomic", "ordered", "sequential"]:
-        """How the gradient of this input is summed."""
-        match self.values[f"accumulate.d{name}"]:
-            case "atomic":
-                return "atomic"
-            case "ordered":
-                return "ordered"
-            case "sequential":
-                return "sequential"
-            case _:
-                return "two_pass"
 
-    # --- forwards of the Hopper target
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardConfig(TileConfig):
+    """Of a kernel of a backward. maxnreg: the most registers of a thread; accumulates: how gradients are
+    summed, by the name of the input.
+    """
 
-    @property
-    def consumers(self) -> int:
-        return self.number("consumers")
+    maxnreg: int | None
+    accumulates: tuple[tuple[str, Summation], ...] = ()
 
-    @property
-    def overlap(self) -> bool:
-        return self.values["overlap"] is True
+    @classmethod
+    def of(cls, point: Mapping[str, Value]) -> Self:
+        own = {key: value for key, value in point.items() if not key.startswith(_ACCUMULATE)}
+        made: dict[str, Any] = {field_of(key): _held(value) for key, value in own.items()}
+        sums: Any = tuple(
+            (key.removeprefix(_ACCUMULATE), value) for key, value in point.items() if key not in own
+        )
+        return cls(**made, accumulates=sums)
 
-    @property
-    def registers(self) -> int:
-        return self.number("registers")
+    def values(self) -> dict[str, Value]:
+        own = Config.values(self)
+        del own["accumulates"]
+        return own | {f"{_ACCUMULATE}{name}": way for name, way in self.accumulates}
 
-    # --- projections
+    def accumulate(self, name: str) -> Summation:
+        """How the gradient of this input is summed. KeyError where it is not asked for."""
+        return dict(self.accumulates)[name]
 
-    @property
-    def tile_n(self) -> int:
-        return self.number("tile.n")
 
-    @property
-    def tile_k(self) -> int:
-        return self.number("tile.k")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DkDvConfig(BackwardConfig):
+    """Of a kernel over keys. dp: whether dP = dO V^T comes before p is computed, or after."""
 
-    @property
-    def split_k(self) -> int:
-        return self.number("split.k")
+    dp: Literal["early", "late"]
 
-    # --- any key
 
-    def __getitem__(self, key: str) -> Value:
-        return self.values[key]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombineConfig(Config):
+    """Of the kernel that joins the splits of a sequence, which no target lets a schedule choose."""
 
-    def __hash__(self) -> int:
-        return hash(tuple(sorted((k, repr(v)) for k, v in self.values.items())))
+    tile_q: int
+    tile_d: int
+    warps: int
+    stages: int
 
-    def number(self, key: str) -> int:
-        """The value of a numeric key."""
-        value = self.values[key]
-        if not isinstance(value, int):
-            raise ValueError(f"{key} = {value!r} is not a number")
-        return value
 
-    def texts(self) -> dict[str, str]:
-        """Every value by its text, keys in alphabetical order: what JSON can hold."""
-        return {key: text_of(value) for key, value in sorted(self.values.items())}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectionConfig(Config):
+    """Of a projection: one that a library makes has nothing to choose."""
 
-    def changed(self, values: Mapping[str, Value]) -> Config:
-        """The config with these values instead."""
-        return Config(values={**self.values, **values})
+    impl: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductConfig(ProjectionConfig):
+    """Of a kernel of a projection, over tiles of columns of y and of x. split_k: programs that share K."""
+
+    tile_n: int
+    tile_k: int
+    warps: int
+    stages: int
+    split_k: int
+
+
+def config_type(phase: Phase, keys: Collection[str]) -> type[Config]:
+    """Return what the configs of a phase are, where a target has these keys of it."""
+    match phase:
+        case "forward":
+            return HopperConfig if "consumers" in keys else ForwardConfig
+        case "backward" | "dq":
+            return BackwardConfig
+        case "dkdv":
+            return DkDvConfig
+        case "combine":
+            return CombineConfig
+        case "projection":
+            return ProjectionConfig
+        case "gemv" | "flat":
+            return ProductConfig

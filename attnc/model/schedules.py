@@ -64,7 +64,9 @@ class _Form:
 
 
 def _form_of_attention(tree: ast.Attention | None) -> _Form:
-    """tree: None when the attention does not exist, so that nothing is known of its params."""
+    """Returns what a schedule of an attention may say. tree: None when the attention does not exist, so that
+    nothing is known of its params.
+    """
     items = tree.items if tree else ()
     grads = tuple(name.id for item in items if isinstance(item, ast.Grad) for name in item.names)
     every = (*KEYS.values(), ACCUMULATE_DQ)
@@ -81,7 +83,7 @@ def _form_of_attention(tree: ast.Attention | None) -> _Form:
 
 
 def _form_of_projection(tree: ast.Projection, projection: Projection | None) -> _Form:
-    """projection: None if it has mistakes."""
+    """Returns what a schedule of a projection may say. projection: None if it has mistakes."""
     every = tuple(PROJECTION_KEYS.values())
     sizes: dict[str, Kind] = {
         name: "number"
@@ -347,7 +349,7 @@ class _Block:
         return {**self.form.names, **{name: key.kind for name, key in keys.items()}}
 
     def _where(self, name: str) -> tuple[str, ...]:
-        """Where a phase of this name could stand."""
+        """Spells the phases of this name that the schedule could have."""
         phases = self.form.phases[1:] if whole_of(self.form.phases[1]) else self.form.phases
         return tuple(f"'{_spelled(phase)}' is one" for phase in phases if phase == name)
 

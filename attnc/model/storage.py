@@ -207,7 +207,7 @@ class Storages:
 
 
 def _declared(tensor: Tensor) -> tuple[Label, ...]:
-    """Where the other half of a disagreement stands."""
+    """Points to the declaration of the tensor that disagrees."""
     return () if tensor.span is None else (Label(tensor.span, f"'{tensor.name}' is declared here"),)
 
 

@@ -51,7 +51,7 @@ def variants(program: Program, attention: Attention) -> tuple[Variant, ...]:
 
 
 def projection_variants(program: Program, projection: Projection) -> tuple[ProjectionVariant, ...]:
-    """The same of a projection."""
+    """Makes the variants of a projection, one for each point of its params."""
     _check_count("projection", projection, program)
     made = []
     for point in product(*(param.choices for param in projection.params)):

@@ -7,9 +7,8 @@ lengths that kernels read live on the device and are only ever written to. A ste
 device and never waits for it.
 """
 
-from attnc.paging.cache import Layout, PagedCache
-from attnc.paging.capacity import CacheFull, OutOfPages, OutOfRows, Statistics
+from attnc.paging.allocator import CacheFull, OutOfPages, OutOfRows, Statistics
+from attnc.paging.cache import Layout, PagedCache, Step
 from attnc.paging.spread import Spread
-from attnc.paging.step import Step
 
 __all__ = ["CacheFull", "Layout", "OutOfPages", "OutOfRows", "PagedCache", "Spread", "Statistics", "Step"]

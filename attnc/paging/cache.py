@@ -1,17 +1,39 @@
-"""The pools and the tables on the device, kept as the allocator on the host decides."""
+"""The pools and the tables on the device, kept as the allocator on the host decides, and what
+a step gives to kernels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
 import torch
 
-from attnc.paging.allocator import Growth, PageAllocator
-from attnc.paging.capacity import Statistics
+from attnc.paging.allocator import Growth, PageAllocator, Statistics
 from attnc.paging.spread import Spread
-from attnc.paging.step import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What kernels take for B sequences to which T tokens were appended, on the cache's device.
+
+    block_table: i32[B, P]; entries past a sequence's last page are meaningless
+    kv_len: i32[B], with the new tokens
+    cu_q: i32[B + 1]; the new tokens of sequence b are cu_q[b] .. cu_q[b + 1] - 1
+    slots: i64[T], page * page size + row: where each new token's keys and values belong
+    counts: i32[B]; the rows of each sequence that are this rank's, where ranks share them (else None)
+    own: then which of the new tokens are this rank's, ascending, i64; slots has these alone
+    """
+
+    block_table: torch.Tensor
+    kv_len: torch.Tensor
+    cu_q: torch.Tensor
+    slots: torch.Tensor
+    counts: torch.Tensor | None = None
+    own: torch.Tensor | None = None
+
 
 Layout: TypeAlias = Literal["NHD", "HND"]
 
@@ -85,11 +107,11 @@ class PagedCache:
         self._allocator = PageAllocator(pages=pages, page=tokens, sequences=sequences, max_length=max_length)
 
     def k(self, layer: int = 0) -> torch.Tensor:
-        """K of a layer, a view: [pages + 1, page, Hkv, D] for NHD, [pages + 1, Hkv, page, D] for HND."""
+        """Views K of a layer: [pages + 1, page, Hkv, D] for NHD, [pages + 1, Hkv, page, D] for HND."""
         return self._pools[0][layer]
 
     def v(self, layer: int = 0) -> torch.Tensor:
-        """V of a layer, like `k`. ValueError if the cache was made without V."""
+        """Views V of a layer, like `k`. ValueError if the cache was made without V."""
         if len(self._pools) < 2:
             raise ValueError("this cache has no V: it was made with v_head_dim = 0")
         return self._pools[1][layer]
@@ -98,15 +120,15 @@ class PagedCache:
         return len(self._allocator)
 
     def length(self, sequence: int) -> int:
-        """Tokens of a sequence."""
+        """Returns how many tokens a sequence has."""
         return self._allocator.holding(sequence).length
 
     def row(self, sequence: int) -> int:
-        """Its row of `block_table` and `kv_len`, for kernels that run over all rows."""
+        """Returns the row of a sequence in `block_table` and `kv_len`, for kernels that run over all rows."""
         return self._allocator.holding(sequence).row
 
     def allocate(self) -> int:
-        """A new, empty sequence. OutOfRows if the block table is full."""
+        """Begins a new, empty sequence and returns its number. OutOfRows if the block table is full."""
         return self._allocator.allocate()
 
     def append(self, sequences: Sequence[int], counts: int | Sequence[int] = 1) -> Step:
@@ -120,11 +142,13 @@ class PagedCache:
         return self._publish(self._allocator.grow(sequences, counts), counts)
 
     def view(self, sequences: Sequence[int]) -> Step:
-        """The step of these sequences with no new token."""
+        """Returns the step of these sequences with no new token."""
         return self.append(sequences, 0)
 
     def fork(self, sequence: int) -> int:
-        """A new sequence with the same tokens, in the same pages. OutOfRows if the block table is full."""
+        """Begins a new sequence with the same tokens, in the same pages. OutOfRows if the block table is
+        full.
+        """
         child = self._allocator.fork(sequence)
         source, target = self.row(sequence), self.row(child)
         self.block_table[target].copy_(self.block_table[source])
@@ -164,8 +188,8 @@ class PagedCache:
                 slot_major[slots // self.page, slots % self.page] = rows
 
     def read(self, sequence: int, layer: int = 0) -> tuple[torch.Tensor, ...]:
-        """Copies of K [N, Hkv, D] and V [N, Hkv, Dv] of a sequence, found through the device's tables: of the
-        rows that this rank has.
+        """Copies out K [N, Hkv, D] and V [N, Hkv, Dv] of a sequence, found through the device's tables: of
+        the rows that this rank has.
         """
         held = self._allocator.holding(sequence)
         index = torch.arange(self.spread.count(held.length, self.rank), device=self.device)
@@ -175,8 +199,8 @@ class PagedCache:
         return tuple(view[pages, index % self.page] for view in views)
 
     def last_slots(self) -> torch.Tensor:
-        """i64[sequences]: the slot of every row's last token; in the spare page for a row without a token,
-        and for a token that another rank has.
+        """Computes the slot of every row's last token, i64[sequences]; in the spare page for a row without a
+        token, and for a token that another rank has.
 
         Computed on the device from `block_table` and `kv_len`, so that it can be captured in a CUDA graph.
         """
@@ -190,15 +214,15 @@ class PagedCache:
         return page * self.page + self.spread.row(last) % self.page
 
     def counts(self) -> torch.Tensor:
-        """i32[sequences]: the rows of every sequence that this rank has, computed on the device."""
+        """Counts on the device the rows of every sequence that this rank has, i32[sequences]."""
         return self.spread.counts(self.kv_len, self.rank)
 
     def statistics(self) -> Statistics:
-        """How full the pages are and how much of them is shared, counted on the host."""
+        """Counts on the host how full the pages are and how much of them is shared."""
         return self._allocator.statistics()
 
     def sharers(self, sequence: int) -> tuple[int, ...]:
-        """For each page of a sequence, how many sequences hold it."""
+        """Counts, for each page of a sequence, how many sequences hold it."""
         return self._allocator.sharers(sequence)
 
     def _publish(self, growth: Growth, counts: Sequence[int]) -> Step:

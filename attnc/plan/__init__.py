@@ -8,7 +8,3 @@ by `targets`), `scores` (base-2 scaling), `loads` (what is loaded where, under w
 -> loop bounds), `forward` (assembly), `verify` (checks the result).
 No Jinja, Triton, CuPy or torch is imported here.
 """
-
-from attnc.plan.lower import plan
-
-__all__ = ["plan"]

@@ -6,6 +6,7 @@ Made by `storage` from the spec's adjectives, part of an `ir.Kernel`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from attnc.expr.nodes import Expr
 
@@ -38,3 +39,41 @@ class Sequences:
 
     cu_seqlens: str
     rows: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileWalk:
+    """What the number of a tile says: the batch entry, the head and the first row.
+
+    Tiles are numbered section of heads by section (`sections.Section`), and in one by `rank`: a tile of every
+    head, then the next of each; the last ones first where they have the most work (`last_first`).
+
+    axis: of the tiles; rows: of a head, which tiles divide where they are padded, of all sequences if
+    `sequences` are packed; head: the index that numbers heads with tiles of their own, of which a sequence
+    has `heads`; writes_all_rows: a program writes all rows of its tile that are in memory, also those behind
+    the end of its sequence.
+    """
+
+    axis: Literal["q", "kv"]
+    rows: Expr
+    is_padded: bool
+    head: Literal["h", "h_kv"]
+    heads: Literal["H", "Hkv"]
+    sequences: Sequences | None
+    last_first: bool
+    writes_all_rows: bool
+
+    @property
+    def size(self) -> str:
+        """Rows of a tile."""
+        return "BLOCK_M" if self.axis == "q" else "BLOCK_N"
+
+    @property
+    def lo(self) -> str:
+        """The first row of the tile at hand."""
+        return f"{self.axis}_lo"
+
+    @property
+    def tiles(self) -> str:
+        """How many a head has."""
+        return f"{self.axis}_tiles"

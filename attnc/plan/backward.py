@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Config, Schedule
+from attnc.model.schedule import BackwardConfig, Schedule
 from attnc.plan.backward_kernel import KernelMaker
 from attnc.plan.columns import are_wide, block, feature
 from attnc.plan.gradients import Wanted, wanted_loads
-from attnc.plan.ir import Kernel
+from attnc.plan.ir import OutputKernel
 from attnc.plan.ir.backward import (
     Accumulate,
     Backward,
@@ -32,7 +32,9 @@ from attnc.plan.storage import is_plain
 from attnc.plan.targets import target_of
 
 
-def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, forward: Kernel) -> Backward:
+def plan_backward(
+    variant: Variant, attention: Attention, schedule: Schedule, forward: OutputKernel
+) -> Backward:
     """The backward of a normalised attention with gradients, given its forward kernel; the schedule is known
     to be lowerable.
     """
@@ -64,7 +66,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
             kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
         else:
             kernels.append(maker.kernel("q", summed, ("dk", "dv"), adds_dq=adds_dq))
-    choices = [config for planned in kernels for config in planned.kernel.configs]
+    choices = [config for planned in kernels for config in planned.configs]
     tiles = [tile for config in choices for tile in (config.tile_q, config.tile_kv)]
     return Backward(
         preprocess=None if over_q and not apart else maker.preprocess(in_sink),
@@ -81,7 +83,7 @@ def plan_backward(variant: Variant, attention: Attention, schedule: Schedule, fo
     )
 
 
-def accumulate_of(entry: Wanted, config: Config) -> Accumulate:
+def accumulate_of(entry: Wanted, config: BackwardConfig) -> Accumulate:
     """A load that points anywhere can only be scattered, whatever its neighbours do."""
     chosen = config.accumulate(entry.load.tensor)
     return "atomic" if entry.places is None or chosen == "atomic" else "two_pass"

@@ -10,11 +10,10 @@ from attnc.expr.derive import derive
 from attnc.expr.nodes import TRUE, Dim, Expr
 from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
-from attnc.model.schedule import Config, Schedule
-from attnc.plan.error_bound import error_bound
+from attnc.model.schedule import BackwardConfig, Schedule
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
-from attnc.plan.gradients import ChainRule, Wanted, adjoint_of, chain_rule
-from attnc.plan.ir import Axis, Dropout, Grid, Kernel, Regions, Softmax, expressions_of, statement_expressions
+from attnc.plan.gradients import Wanted, adjoint_of, chain_rule
+from attnc.plan.ir import Axis, Grid, Probabilities, Regions, expressions_of, statement_expressions
 from attnc.plan.ir.backward import (
     Accumulate,
     BackwardKernel,
@@ -26,7 +25,6 @@ from attnc.plan.ir.backward import (
 )
 from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.plan.loads import LoadNames
-from attnc.plan.poles import may_exclude
 from attnc.plan.regions import regions
 from attnc.plan.scores import LOG2E
 from attnc.plan.sequence import key_lengths, outruns, sequences, sizes
@@ -53,9 +51,9 @@ class KernelMaker:
     target: Target
     layout: BackwardLayout | None
 
-    def choices(self, name: KernelName) -> tuple[Config, ...]:
+    def choices(self, name: KernelName) -> tuple[BackwardConfig, ...]:
         """The configs of one kernel that run on some device."""
-        return self.target.configs(self.variant, self.schedule, name, self.layout)
+        return self.target.backward_configs(self.variant, self.schedule, name, self.layout)
 
     def kernel(
         self,
@@ -87,33 +85,29 @@ class KernelMaker:
         rule = chain_rule(attention, names, wanted, adds_dq)
         also = tuple(rule.chain.step_expressions)
         prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
-        softmax = _softmax(rule, plan_dropout(attention, names), attention)
+        softmax = Probabilities(scale=rule.raw_scale, dropout=plan_dropout(attention, names))
         kept = kept_by_some(attention.mask)
         step = make_step(
             attention, rule.score, inside, loops, softmax, names, inner, also, rule.chain.shared, kept
         )
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
-        used = (*expressions_of(program, outer, loops, step, softmax), *also, *self._heads(inner))
+        used = (*expressions_of(program, outer, loops, step), *also, *self._heads(inner))
         grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first, short_loops=loops.are_short)
         return BackwardKernel(
-            kernel=Kernel(
-                name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
-                structure="backward_dkdv" if inner == "q" else "backward_dq",
-                grid=grid,
-                kv_head=kv_head_of(attention),
-                dims=sizes(attention, dims_of(used), "q" if inner == "kv" else "kv"),
-                program=program,
-                outer=outer,
-                regions=loops,
-                step=step,
-                softmax=softmax,
-                tma=not lengths and has_descriptors(attention),
-                configs=choices,
-                shared=tuple(self._shared(config, name_of(makes)) for config in choices),
-                bound=error_bound(attention, choices, softmax),
-                rows=places,
-            ),
+            name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
+            grid=grid,
+            kv_head=kv_head_of(attention),
+            dims=sizes(attention, dims_of(used), "q" if inner == "kv" else "kv"),
+            program=program,
+            outer=outer,
+            regions=loops,
+            step=step,
+            softmax=softmax,
+            tma=not lengths and has_descriptors(attention),
+            configs=choices,
+            shared=tuple(self._shared(config, name_of(makes)) for config in choices),
+            rows=places,
             chain=rule.chain,
             makes=makes,
             prologue=prologue,
@@ -146,7 +140,7 @@ class KernelMaker:
             section=None if over == "head" else self.target.backward_section(short_loops=short_loops),
         )
 
-    def _shared(self, config: Config, name: KernelName) -> int:
+    def _shared(self, config: BackwardConfig, name: KernelName) -> int:
         return self.target.shared(self.variant, config, name, self.layout)
 
     def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:
@@ -172,16 +166,3 @@ def _prologue(attention: Attention, names: LoadNames, in_sink: Iterable[Pair], *
     )
     shown = None if sink is None or not adjoints else scale_by(names.replace(sink), LOG2E)
     return Prologue(stored=stored, sink=shown, adjoints=adjoints)
-
-
-def _softmax(rule: ChainRule, dropout: Dropout | None, attention: Attention) -> Softmax:
-    """P is exp(score - lse): there is no running maximum, and the sink is in lse already."""
-    return Softmax(
-        kind="online",
-        rescale="deferred",
-        threshold=0.0,
-        scale=rule.raw_scale,
-        safe_everywhere=may_exclude(attention.score),
-        sink=None,
-        dropout=dropout,
-    )

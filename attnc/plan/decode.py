@@ -20,11 +20,11 @@ from attnc.expr.ranges import SIZE
 from attnc.expr.simplify import substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
-from attnc.model.schedule import Choice, Config, Schedule
+from attnc.model.schedule import Choice, ForwardConfig, Schedule
 from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_fills
-from attnc.plan.ir import Decode, Grid, Kernel, Regions, expressions_of
+from attnc.plan.ir import Decode, Grid, Regions, expressions_of
 from attnc.plan.ir.decode import Pack, Split
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
@@ -54,7 +54,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
     choices = target.configs(variant, schedule)
     default = choices[0]
     layout = target.layout(variant, schedule, default)
-    pack = _pack(attention) if default.packs_heads else None
+    pack = _pack(attention) if default.pack == "gqa" else None
     if pack is not None:
         attention = _per_row(attention)
     names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)
@@ -92,10 +92,9 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
     program = program_of(names, lines)
     kv_head = kv_head_of(attention)
     heads = (kv_heads(attention), *((pack.group,) if pack else ()))
-    used = (*expressions_of(program, outer, loops, step, softmax), kv_head, *heads)
+    used = (*expressions_of(program, outer, loops, step), *softmax.expressions, kv_head, *heads)
     return Decode(
         name=f"{attention.name}_forward",
-        structure="decode",
         grid=Grid(over="q", persistent=False, longest_first=False),
         kv_head=kv_head,
         dims=sizes(attention, dims_of(used)),
@@ -104,7 +103,6 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
         regions=loops if split is None else _within_split(loops),
         step=step,
         softmax=softmax,
-        tma=False,
         configs=choices,
         shared=tuple(target.shared(variant, config, "forward", layout) for config in choices),
         layout=layout,
@@ -167,7 +165,7 @@ def _per_row(attention: Attention) -> Attention:
     )
 
 
-def keys_of_split(config: Config) -> int:
+def keys_of_split(config: ForwardConfig) -> int:
     """Keys of a split, if the config fixes them; 0 if splits are counted instead."""
     match config.split_kv:
         case Choice(args={"size": int() as size}):
@@ -176,17 +174,17 @@ def keys_of_split(config: Config) -> int:
             return 0
 
 
-def has_fixed_splits(kernel: Kernel) -> bool:
+def has_fixed_splits(kernel: Decode) -> bool:
     """Whether any config cuts sequences into splits of a fixed number of keys."""
     return kernel.split is not None and any(map(keys_of_split, kernel.configs))
 
 
-def _splits(choices: tuple[Config, ...]) -> int:
+def _splits(choices: tuple[ForwardConfig, ...]) -> int:
     """The most splits that any config makes of a sequence of LONGEST keys."""
     return max(map(_split_count, choices))
 
 
-def _split_count(config: Config) -> int:
+def _split_count(config: ForwardConfig) -> int:
     match config.split_kv:
         case int() as count:
             return count

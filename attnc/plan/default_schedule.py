@@ -8,23 +8,21 @@ from dataclasses import dataclass, field
 
 from attnc.expr.nodes import TRUE, Const
 from attnc.model.attention import Attention
-
-#: What a caller may ask for in place of the first choice.
-KEYS = ("tile.q", "tile.kv", "warps", "stages")
+from attnc.plan.fitting import Tiles
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What the choice depends on. dtype: of q, as a spec spells it; width: of its rows, the larger of D and
-    Dv; gradients: whether there is a backward; masked: whether some keys are left out; wanted: values of
-    `KEYS` for the forward.
+    Dv; gradients: whether there is a backward; masked: whether some keys are left out; wanted: sizes of
+    the forward that a caller asks for.
     """
 
     dtype: str
     width: int
     gradients: bool
     masked: bool
-    wanted: dict[str, int] = field(default_factory=dict)
+    wanted: Tiles = field(default_factory=Tiles)
 
 
 def shape_of(attention: Attention) -> Shape:
@@ -39,18 +37,23 @@ def shape_of(attention: Attention) -> Shape:
     )
 
 
-def choices(first: dict[str, int], wanted: dict[str, int] | None = None) -> list[str]:
+def choices(first: Tiles, wanted: Tiles | None = None) -> list[str]:
     """Statements of a phase: the first choice and what needs less; values that are wanted, alone."""
-    wanted = wanted or {}
-    sets = {
-        key: [wanted[key]] if key in wanted else [value // step for step in (1, 2, 4) if value // step >= 16]
-        for key, value in first.items()
-        if key.startswith("tile")
-    }
-    sets["warps"] = [wanted.get("warps", first["warps"])]
-    sets["stages"] = [wanted["stages"]] if "stages" in wanted else list(range(first["stages"], 0, -1))
+    sets = {key: _smaller(key, value) for key, value in first.by_key().items()}
+    sets |= {key: [value] for key, value in (wanted or Tiles()).by_key().items()}
     texts = [
         f"{key} = {values[0]}" if len(values) == 1 else f"{key} in {{{', '.join(map(str, values))}}}"
         for key, values in sets.items()
     ]
     return [", ".join(texts[:2]), ", ".join(texts[2:])]
+
+
+def _smaller(key: str, value: int) -> list[int]:
+    """A size, and those that need less; the number of warps as it is."""
+    match key:
+        case "warps":
+            return [value]
+        case "stages":
+            return list(range(value, 0, -1))
+        case _:
+            return [value // step for step in (1, 2, 4) if value // step >= 16]

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
-from attnc.model.schedule import Config
+from attnc.model.schedule import TileConfig
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.columns import feature
 from attnc.plan.ir import ErrorBound, Softmax
@@ -47,7 +47,7 @@ INTRINSICS = tuple((function.name, function.relative, function.absolute) for fun
 
 def error_bound(
     attention: Attention,
-    configs: tuple[Config, ...],
+    configs: tuple[TileConfig, ...],
     softmax: Softmax,
     unified: UnifiedMax | None = None,
     splits: int = 1,

@@ -6,29 +6,64 @@ Where a schedule says nothing of tiles, a target has groups of them, which take 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import TypeAlias
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from attnc.diagnostics import DiagnosticError, error
-from attnc.model.schedule import Config, Phase, Schedule, Value, knobs_of
-from attnc.plan.layout import Which
+from attnc.model.schedule import Phase, Schedule, TileConfig, Value, field_of, key_of, knobs_of
+from attnc.plan.layout import KernelName, Which
 
-#: Values of the keys that a schedule does not mention.
-Tiles: TypeAlias = Mapping[str, Value]
+C = TypeVar("C", bound=TileConfig)
 #: Why no GPU of the target can run a config; None if one can.
-Misfit: TypeAlias = Callable[[Config], object | None]
-#: The keys that decide what a config needs.
-SIZES = ("tile.q", "tile.kv", "warps", "stages")
+Misfit: TypeAlias = Callable[[C], object | None]
 
 
-def first_fitting(
-    found: Sequence[Config], groups: Iterable[Iterable[Tiles]], misfit: Misfit
-) -> tuple[Config, ...]:
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The sizes that decide what a config needs; None: as the schedule says."""
+
+    tile_q: int | None = None
+    tile_kv: int | None = None
+    warps: int | None = None
+    stages: int | None = None
+
+    @classmethod
+    def from_keys(cls, sizes: Mapping[str, int]) -> Self:
+        """Make the sizes of these keys of a schedule."""
+        return cls(**{field_of(key): size for key, size in sizes.items()})
+
+    def said(self) -> dict[str, int]:
+        """Return those that are not None, by field."""
+        values = {field: getattr(self, field) for field in self.__slots__}
+        return {field: value for field, value in values.items() if value is not None}
+
+    def by_key(self) -> dict[str, int]:
+        """Return those that are not None, by the keys of a schedule."""
+        return {key_of(field): value for field, value in self.said().items()}
+
+    def without(self, keys: Iterable[str]) -> Self:
+        """Return the sizes without those of these keys of a schedule."""
+        held = set(keys)
+        left: dict[str, Any] = {f: size for f, size in self.said().items() if key_of(f) not in held}
+        return type(self)(**left)
+
+    def of(self, config: C) -> C:
+        """Return the config with these sizes."""
+        changes: dict[str, Any] = self.said()
+        return replace(config, **changes)
+
+
+#: The keys of a schedule that set them.
+SIZES = tuple(map(key_of, Tiles.__slots__))
+
+
+def first_fitting(found: Sequence[C], groups: Iterable[Iterable[Tiles]], misfit: Misfit[C]) -> tuple[C, ...]:
     """Each config with each of the tiles of a group: of the first group by which one comes to fit. The
     configs as they are where there is no such group.
     """
     for group in groups:
-        tried = tuple(config.changed(tiles) for tiles in group for config in found)
+        tried = tuple(tiles.of(config) for tiles in group for config in found)
         if any(misfit(config) is None for config in tried):
             return tried
     return tuple(found)
@@ -36,22 +71,21 @@ def first_fitting(
 
 def phase_of(kernel: Which) -> Phase:
     """The phase of a schedule that sets the kernel's keys."""
-    match kernel:
-        case "forward":
-            return "forward"
-        case "dq" | "rows":
-            return "dq"
-        case _:
-            return "dkdv"
+    return "forward" if kernel == "forward" else backward_phase_of(kernel)
 
 
-def remedy(config: Config, changes: Mapping[str, Sequence[Value]], misfit: Misfit) -> tuple[str, ...]:
+def backward_phase_of(kernel: KernelName) -> Literal["dq", "dkdv"]:
+    """The same of a kernel of a backward."""
+    return "dq" if kernel in ("dq", "rows") else "dkdv"
+
+
+def remedy(config: C, changes: Mapping[str, Sequence[Value]], misfit: Misfit[C]) -> tuple[str, ...]:
     """A hint that changes as few keys as possible, or none. changes: what to try, the likeliest first."""
     for count in range(1, len(changes) + 1):
         for keys in combinations(changes, count):
             for values in product(*(changes[key] for key in keys)):
                 tried = dict(zip(keys, values, strict=True))
-                if misfit(config.changed(tried)) is None:
+                if misfit(config.with_keys(tried)) is None:
                     return (f"'{', '.join(f'{key} = {value}' for key, value in tried.items())}' fits",)
     return ()
 

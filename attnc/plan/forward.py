@@ -13,7 +13,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
 from attnc.plan.error_bound import error_bound
 from attnc.plan.excluded import kept_by_some, with_edges, with_fills
-from attnc.plan.ir import Axis, Grid, Kernel, expressions_of
+from attnc.plan.ir import Axis, Forward, Grid, expressions_of
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import regions
 from attnc.plan.sequence import lengths, outruns, rows, sequences, sizes, stored
@@ -24,7 +24,7 @@ from attnc.plan.storage import has_descriptors
 from attnc.plan.targets import target_of
 
 
-def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> Kernel:
+def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> Forward:
     """The forward kernel of a normalised attention (`signature.normalise`); the schedule is known to be
     lowerable.
     """
@@ -48,9 +48,9 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     outer = tuple(fetch for fetch in names.fetches if fetch.axes and fetch.axes == other_axis(inner))
     program = program_of(names, lines)
     kv_head = kv_head_of(attention)
-    return Kernel(
+    used = (*expressions_of(program, outer, loops, step), *softmax.expressions, kv_head)
+    return Forward(
         name=f"{attention.name}_forward",
-        structure="forward_q_kv" if inner == "kv" else "forward_kv_q",
         grid=Grid(
             over="q" if inner == "kv" else "head",
             persistent=default.persistent,
@@ -59,7 +59,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
             section=target.section(longest_first=default.longest_first) if inner == "kv" else None,
         ),
         kv_head=kv_head,
-        dims=sizes(attention, dims_of((*expressions_of(program, outer, loops, step, softmax), kv_head))),
+        dims=sizes(attention, dims_of(used)),
         program=program,
         outer=outer,
         regions=loops,

@@ -17,6 +17,7 @@ from pathlib import Path
 from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
 from attnc.model.schedule import Schedule, knobs_of
+from attnc.plan.interface import DECODING, KEYS_FIRST, READ, WITH_GRADIENTS
 from attnc.plan.ir.decode import is_decode
 from attnc.resources import resource
 
@@ -55,17 +56,6 @@ GLOBALS = frozenset((
     "Made", "NamedTuple", "PARAMS", "Part", "PHI", "SCALE", "Split", "Tensor", "TmaKernels",
     "TritonAttention", "TUNED", "Tuned", "TWO_LOG2E", "VARIANTS",
 ))  # fmt: skip
-#: What the function beside the modules reads, which takes their inputs too.
-READ = frozenset(("CALL", "isinstance", "iter", "list", "next", "options", "ValueError", "VARIANTS"))
-#: Parameters and tensors of a function with gradients, of one whose outer loop runs over keys, and of one
-#: that decodes.
-WITH_GRADIENTS = frozenset((
-    "backward_config", "delta", "dk", "dlse", "do", "dq", "dq_sum", "dv", "lse2",
-))  # fmt: skip
-KEYS_FIRST = frozenset(("acc", "l", "m"))
-DECODING = frozenset(("fallbacks", "splits"))
-#: What some schedule has, so that no input is called so where any may follow.
-INTERFACE = READ | WITH_GRADIENTS | KEYS_FIRST | DECODING | {"schedule"}
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
 CPP = frozenset((
     "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case",

@@ -147,8 +147,8 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int) -> Iterator[tuple[_Arr
 
     for named, expr in _scalars(kernel):
         names[named] = value(expr, first.shape)
-    if kernel.split is not None:  # the picture is of all splits together
-        names |= {f"split_{end}": value(getattr(kernel.split, end), first.shape) for end in ("lo", "hi")}
+    if (split := ir.split_of(kernel)) is not None:  # the picture is of all splits together
+        names |= {f"split_{end}": value(getattr(split, end), first.shape) for end in ("lo", "hi")}
     for loop in kernel.regions.loops:
         start, stop = value(loop.start, first.shape), value(loop.stop, first.shape)
         most = max(int((-((start - stop) // step)).max(initial=0)), 0)
@@ -171,10 +171,11 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int) -> Iterator[tuple[_Arr
 
 def _scalars(kernel: ir.Kernel) -> list[tuple[str, Expr]]:
     """The program's named values that its loops depend on, in order."""
-    split = () if kernel.split is None else (kernel.split.lo, kernel.split.hi)
+    split = ir.split_of(kernel)
+    ends = () if split is None else (split.lo, split.hi)
     ranges = (x for loop in kernel.regions.loops for x in (loop.start, loop.stop, loop.masked, loop.guard))
     tests = (_value_of(test) for test in kernel.regions.tests)
-    used = _refs(*split, *tests, *(x for x in ranges if x is not None and not isinstance(x, bool)))
+    used = _refs(*ends, *tests, *(x for x in ranges if x is not None and not isinstance(x, bool)))
     found = []
     for statement in reversed((*kernel.program, *kernel.regions.bounds)):
         if isinstance(statement, ir.Row):  # a pointer: what is read through it is evaluated where it is read

@@ -16,8 +16,7 @@ from attnc.expr.facts import at_least, larger, smaller
 from attnc.expr.logic import compare, disj, where
 from attnc.expr.nodes import TRUE, Call, Const, Dim, Expr, Index, Ref, Search, walk
 from attnc.expr.simplify import substitute
-from attnc.expr.solution import Var
-from attnc.expr.solve import Ranges, solve
+from attnc.expr.solve import Ranges, Var, solve
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
 from attnc.plan.width import ends_of, narrowed

@@ -16,7 +16,7 @@ from attnc.expr.nodes import Dot, Expr, Index
 from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
-from attnc.model.schedule import Choice, Config, Knob, Schedule, knobs_of
+from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.ir import Dropout, Softmax
 from attnc.plan.ir.decode import UnifiedMax, is_decode
@@ -87,11 +87,13 @@ def _of_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
 # --- what a strategy is in the plan
 
 
-def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tuple[Softmax, Expr | None]:
+def plan_softmax(
+    attention: Attention, config: ForwardConfig, names: LoadNames
+) -> tuple[Softmax, Expr | None]:
     """The softmax, and the score it reads (None: the raw dot product)."""
     scale, raw = split_scale(attention.score)
     choice = config.softmax
-    rescale = choice.args.get("rescale", "deferred") if isinstance(choice, Choice) else "deferred"
+    rescale = choice.args.get("rescale", "deferred")
     if config.loops == ("kv", "q"):
         rescale = "every_step"  # o lies in memory, normalised, between two visits
     threshold = 0.0
@@ -99,13 +101,13 @@ def plan_softmax(attention: Attention, config: Config, names: LoadNames) -> tupl
         (value,) = rescale.args.values()
         rescale, threshold = rescale.name, value if isinstance(value, int | float) else 0.0
     headroom = 0.0
-    if isinstance(choice, Choice) and isinstance(maximum := choice.args.get("maximum"), Choice):
+    if isinstance(maximum := choice.args.get("maximum"), Choice):
         (value,) = maximum.args.values()
         most = _F16_HEADROOM if attention.v.dtype is DType.F16 else math.inf
         headroom = min(value, most) if isinstance(value, float) else 0.0
     wanted = attention.softmax
     softmax = Softmax(
-        kind="two_pass" if "two_pass" in (choice, getattr(choice, "name", "")) else "online",
+        kind="two_pass" if choice.name == "two_pass" else "online",
         rescale=rescale,  # type: ignore[arg-type]  # one of the three names, by the schedule's rules
         threshold=float(threshold),
         scale=scale,

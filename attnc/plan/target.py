@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
-from attnc.model.schedule import Config, Knob, Schedule
+from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, TileConfig
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.decode import IDLE_GAIN, PAGED_IDLE_GAIN
-from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
 from attnc.plan.picture import Picture
 from attnc.plan.sections import Section
 from attnc.plan.unsupported import unsupported
@@ -107,18 +107,18 @@ class Target(ABC):
     # --- what a kernel takes
 
     @abstractmethod
-    def configs(
-        self,
-        variant: Variant,
-        schedule: Schedule,
-        kernel: Which = "forward",
-        layout: BackwardLayout | None = None,
-    ) -> tuple[Config, ...]:
-        """The configs of a kernel that some device of the target can run, in their order; layout: of a
-        backward. Raises DiagnosticError (E0601) when there is none.
+    def configs(self, variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
+        """The configs of the forward or decode kernel that some device of the target can run, in their order.
+        Raises DiagnosticError (E0601) when there is none.
         """
 
-    def layout(self, variant: Variant, schedule: Schedule, config: Config) -> Layout | None:
+    @abstractmethod
+    def backward_configs(
+        self, variant: Variant, schedule: Schedule, kernel: KernelName, layout: BackwardLayout | None
+    ) -> tuple[BackwardConfig, ...]:
+        """The same of a kernel of a backward that lies so."""
+
+    def layout(self, variant: Variant, schedule: Schedule, config: TileConfig) -> Layout | None:
         """How the forward or decode kernel lies on the machine; None where a compiler decides it."""
         return None
 
@@ -130,15 +130,15 @@ class Target(ABC):
 
     @abstractmethod
     def shared(
-        self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
+        self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
     ) -> int:
         """Bytes of shared memory that a block must be allowed for a launcher to take the config."""
 
-    def staged(self, variant: Variant, config: Config) -> int:
+    def staged(self, variant: Variant, config: TileConfig) -> int:
         """The bytes that it takes where tensor cores read tiles there, 0 if no more than elsewhere."""
         return 0
 
-    def columns(self, configs: Iterable[Config], layout: Layout | None) -> Mapping[str, Any]:
+    def columns(self, configs: Iterable[TileConfig], layout: Layout | None) -> Mapping[str, Any]:
         """What the error bound says of terms that tensor cores add to products."""
         return {}
 
@@ -146,20 +146,20 @@ class Target(ABC):
         """How much faster a multiprocessor reads keys while others idle."""
         return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
 
-    def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
+    def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         """The most results of parts of a row's keys that one program joins."""
         return 0
 
     @abstractmethod
-    def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
+    def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         """What a block of a kernel takes on the device."""
 
-    def roles(self, kernel: Kernel, config: Config) -> Iterator[str]:
+    def roles(self, kernel: OutputKernel, config: TileConfig) -> Iterator[str]:
         """What the warps of a block do, for a reader, where they do not all do the same."""
         return iter(())
 
     def traffic(
-        self, kernel: Kernel, config: Config, tiles: Picture, heads: int, device: Device
+        self, kernel: OutputKernel, config: TileConfig, tiles: Picture, heads: int, device: Device
     ) -> tuple[Traffic, DeviceMemory] | None:
         """What a launch moves for all heads; None where the plan does not know."""
         return None

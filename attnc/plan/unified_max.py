@@ -15,7 +15,7 @@ from attnc.diagnostics import Diagnostic, error
 from attnc.expr.functions import REAL
 from attnc.expr.nodes import Binary, Call, Const, Expr, Neg
 from attnc.model.attention import Attention, Variant
-from attnc.model.schedule import Choice, Config, Knob
+from attnc.model.schedule import Choice, ForwardConfig, Knob
 from attnc.model.tensors import DType
 from attnc.plan.ir.decode import UnifiedMax
 from attnc.plan.scores import LOG2E
@@ -52,12 +52,12 @@ def check_bounds(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
                 )
 
 
-def unified_max(attention: Attention, config: Config) -> UnifiedMax | None:
+def unified_max(attention: Attention, config: ForwardConfig) -> UnifiedMax | None:
     """The unified maximum that a config asks for; its fallback is dropped where the score cannot leave the
     bounds.
     """
     choice = config.softmax
-    if not isinstance(choice, Choice) or choice.name != "unified_max":
+    if choice.name != "unified_max":
         return None
     phi = choice.args["phi"]
     assert isinstance(phi, float)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attnc.expr.nodes import Dim, Expr, Index, Load, Param, Ref, walk
-from attnc.plan.ir import Fetch, Kernel, Let, Module, Row, Statement
+from attnc.plan.ir import Decode, Fetch, Forward, Kernel, Let, Module, Row, Statement, pack_of, split_of
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.steps import kept_fetches, of_a_head
 
@@ -35,7 +35,7 @@ def scopes_of(kernel: Kernel) -> Scopes:
     over_q = kernel.regions.axis == "kv"  # programs, or tiles of their outer loop, are of queries
     lo, hi, rows = ("q_lo", "q_hi", ("q_idx", "q_pos")) if over_q else ("kv_lo", "kv_hi", ("kv_idx",))
     ends, columns = ("kv_lo", "kv_hi") if over_q else ("q_lo", "q_hi"), ("q_idx", "q_pos", "kv_idx")
-    program = {"b", *(() if kernel.pack is not None else ("h",))}
+    program = {"b", *(() if pack_of(kernel) else ("h",))}
     tile = {*program, lo, hi}
     return Scopes(
         program=frozenset(program if kernel.grid.over == "head" else {*program, lo}),
@@ -51,20 +51,19 @@ def verify_module(module: Module) -> None:
     backward = () if module.backward is None else module.backward.kernels
     for planned in backward:
         _verify_chain(planned)
-    lets = {planned.kernel.name: planned.chain.shared for planned in backward}
-    for kernel in (*module.kernels, *(planned.kernel for planned in backward)):
-        _verify_scopes(kernel, lets.get(kernel.name, ()))
+    for kernel in (*module.kernels, *backward):
+        _verify_scopes(kernel)
         _verify_regions(kernel)
         if not kernel.configs:
             raise ValueError(f"{kernel.name}: no config")
 
 
-def _verify_scopes(kernel: Kernel, lets: tuple[Let, ...]) -> None:
+def _verify_scopes(kernel: Kernel) -> None:
     """Every name is defined before it is used, and no load is left without one."""
     known: set[str] = set()
     known |= _from_tile(kernel)
-    known |= {"h"} if kernel.pack is not None else set()
-    known |= {"split_lo", "split_hi"} if kernel.split is not None else set()
+    known |= {"h"} if pack_of(kernel) else set()
+    known |= {"split_lo", "split_hi"} if split_of(kernel) else set()
     sizes, scopes = _sizes(kernel), scopes_of(kernel)
     for statement in kernel.program:
         _verify_statement(kernel, statement, known, scopes.program, sizes)
@@ -85,10 +84,12 @@ def _verify_scopes(kernel: Kernel, lets: tuple[Let, ...]) -> None:
     known |= of_rows
     for fetch in (*kernel.step.fetches, *kernel.step.masked_fetches):
         _verify_statement(kernel, fetch, known, scopes.step, sizes)
-    for let in lets:
-        _verify_statement(kernel, let, known, scopes.step, sizes)
-    if kernel.softmax.sink is not None:
-        _verify_names(kernel, (kernel.softmax.sink,), known, scopes.outer, sizes)
+    match kernel:
+        case BackwardKernel():
+            for let in kernel.chain.shared:
+                _verify_statement(kernel, let, known, scopes.step, sizes)
+        case Forward() | Decode():
+            _verify_names(kernel, kernel.softmax.expressions, known, scopes.outer, sizes)
     for expr in (kernel.step.score, kernel.step.keep):
         if expr is not None:
             _verify_names(kernel, (expr,), known, scopes.step, sizes)
@@ -128,9 +129,9 @@ def _sizes(kernel: Kernel) -> frozenset[str]:
     return frozenset(kernel.dims) | TILES | {"G"} | lengths | _from_tile(kernel)
 
 
-def _verify_chain(planned: BackwardKernel) -> None:
+def _verify_chain(kernel: BackwardKernel) -> None:
     """Derivatives are over names of the kernel, and every gradient has one way to its tensor."""
-    kernel, chain = planned.kernel, planned.chain
+    chain = kernel.chain
     statements = (*kernel.program, *kernel.outer, *kernel.step.fetches, *chain.shared)
     known = {item.name for item in statements}
     sizes = _sizes(kernel)
@@ -184,5 +185,3 @@ def _verify_regions(kernel: Kernel) -> None:
     filled = any(loop.zero_fill for loop in kernel.regions.loops)
     if filled and kernel.step.kept is None:
         raise ValueError(f"{kernel.name}: rows are made zero, but it is not said which")
-    if kernel.regions.axis != ("q" if kernel.structure in ("forward_kv_q", "backward_dkdv") else "kv"):
-        raise ValueError(f"{kernel.name}: loops over {kernel.regions.axis} in {kernel.structure}")

@@ -41,7 +41,7 @@ class Nvrtc(Toolchain):
         beside the forward kernel those that its plan does not name.
         """
         planned, program = _planned(module, kernel), program_of(load_module(module))
-        known = {module.kernels[0].name, *(other.kernel.name for other in kernels_of(module).values())}
+        known = {module.kernels[0].name, *(other.name for other in kernels_of(module).values())}
         chosen = [(planned.name, program.kernels[planned.name].configs[position])]
         if kernel == "forward" and position == 0:
             chosen += [
@@ -53,7 +53,7 @@ class Nvrtc(Toolchain):
 
 
 def _planned(module: ir.Module, kernel: Which) -> ir.Kernel:
-    return module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel].kernel
+    return module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel]
 
 
 def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:

@@ -5,21 +5,55 @@ Code is run from there, so a folder that somebody else could have prepared is re
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
+import warnings
+from functools import cache as once
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 
 def cache_folder() -> Path:
-    """`$ATTNC_CACHE_DIR`, else the user's cache folder; created with mode 0700.
+    """`$ATTNC_CACHE_DIR`, else the user's cache folder; created with mode 0700. Where the user has none, as
+    in many containers, a folder of this process, with a warning.
 
-    PermissionError if it cannot be made, is a link, belongs to somebody else or can be written by others.
+    PermissionError if $ATTNC_CACHE_DIR cannot be made, is a link, belongs to somebody else or can be written
+    by others.
     """
-    return private_folder(Path(os.environ.get("ATTNC_CACHE_DIR") or user_cache_path("attnc")))
+    try:
+        return kept_folder()
+    except PermissionError as failure:
+        if "ATTNC_CACHE_DIR" in os.environ:
+            raise
+        return _instead(str(failure))
+
+
+def kept_folder() -> Path:
+    """The same without an instead: where other processes find what this one keeps. PermissionError."""
+    chosen = os.environ.get("ATTNC_CACHE_DIR")
+    folder = private_folder(Path(chosen or user_cache_path("attnc")))
+    if not chosen and not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} is read-only; set ATTNC_CACHE_DIR to a folder of yours")
+    return folder
+
+
+@once
+def _instead(reason: str) -> Path:
+    warnings.warn(f"{reason}. Until then every process compiles anew.", stacklevel=2)
+    return own_folder()
+
+
+@once
+def own_folder() -> Path:
+    """A folder that this process removes when it ends."""
+    folder = tempfile.mkdtemp(prefix="attnc-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def private_folder(folder: Path) -> Path:
@@ -31,11 +65,15 @@ def private_folder(folder: Path) -> Path:
             f"{folder} cannot be made ({failure.strerror}); set ATTNC_CACHE_DIR to a folder of yours"
         ) from failure
     found = folder.lstat()
-    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(
-            f"{folder} is a link, or others can write to it; remove it or set ATTNC_CACHE_DIR"
-        )
-    return folder
+    if stat.S_ISLNK(found.st_mode):
+        wrong = "is a link"
+    elif found.st_uid != os.geteuid():
+        wrong = f"belongs to another user ({found.st_uid})"
+    elif found.st_mode & 0o022:
+        wrong = "is not private: others can write to it"
+    else:
+        return folder
+    raise PermissionError(f"{folder} {wrong}; remove it or set ATTNC_CACHE_DIR")
 
 
 def store(text: str, suffix: str = ".py") -> Path:
@@ -47,16 +85,17 @@ def store(text: str, suffix: str = ".py") -> Path:
             return path
     except (FileNotFoundError, UnicodeDecodeError):
         pass
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-    Path(temporary).replace(path)
+    store_bytes(path, text.encode())
     return path
 
 
 def store_bytes(path: Path, content: bytes) -> None:
     """Writes a file of the cache in one step: it is never seen half written."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    Path(temporary).replace(path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+    except BaseException:  # a full disk, Ctrl-C
+        Path(temporary).unlink(missing_ok=True)
+        raise

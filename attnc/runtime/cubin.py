@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attnc.model.schedule import BackwardConfig, DkDvConfig, ForwardConfig
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.columns import block, feature
 from attnc.plan.decode import keys_of_split
 from attnc.plan.device import Device
-from attnc.plan.ir import kernels_of
+from attnc.plan.ir import kernels_of, split_of
 from attnc.plan.layout import Which
 from attnc.runtime.loader import load_module
 from attnc.runtime.toolchain import Toolchain, Usage
@@ -149,19 +150,23 @@ def _at(
     module: ir.Module, kernel: Which, position: int, device: Device
 ) -> tuple[Any, dict[str, str], dict[str, object], int, int, int, int | None]:
     """What `compile_offline` takes of a kernel of a planned module, at one of its configs."""
-    planned = module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel].kernel
+    planned = module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel]
     config = planned.configs[position]
     constants: dict[str, object] = {
         "BLOCK_M": config.tile_q,
         "BLOCK_N": config.tile_kv,
         "TMA": planned.tma and device.has_tma,
     }
-    if kernel == "forward":
-        split_size = 0 if planned.split is None else keys_of_split(config)
-        constants |= {"SPLIT": planned.split is not None, "PDL": device.has_tma, "SPLIT_SIZE": split_size}
-    else:
-        constants |= {"dlse_ptr": None, "EARLY_DP": config.values.get("dp") != "late"}
-    function, limit = getattr(load_module(module), planned.name), config.values.get("maxnreg")
+    limit: int | None = None
+    match config:
+        case ForwardConfig():
+            split = split_of(planned)
+            split_size = 0 if split is None else keys_of_split(config)
+            constants |= {"SPLIT": split is not None, "PDL": device.has_tma, "SPLIT_SIZE": split_size}
+        case BackwardConfig(maxnreg=limit):
+            early = not isinstance(config, DkDvConfig) or config.dp == "early"
+            constants |= {"dlse_ptr": None, "EARLY_DP": early}
+    function = getattr(load_module(module), planned.name)
     signature = {name: _type_of(name, module, constants) for name in function.arg_names}
     return (
         function,
@@ -170,7 +175,7 @@ def _at(
         device.capability,
         config.warps,
         config.stages,
-        limit if isinstance(limit, int) else None,
+        limit,
     )
 
 

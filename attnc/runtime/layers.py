@@ -48,7 +48,7 @@ class Layer:
         return lambda: function(x, self.weights[0], *self.bias, config=config)
 
     def graphs(self, positions: Sequence[int], M: int) -> dict[str, Launch]:
-        """For each config that runs here, a graph of one call for each copy of the weights."""
+        """Captures, for each config that runs here, a graph of one call for each copy of the weights."""
         x = self._normal(M, self.K)
         y = torch.empty((M, self.N), dtype=x.dtype, device="cuda")
         function = getattr(self.module, self.planned.name)

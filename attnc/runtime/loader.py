@@ -5,8 +5,6 @@ first.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 from attnc.build import digest
 from attnc.plan import ir
 from attnc.runtime.cache import cache_folder, store, store_bytes
-from attnc.runtime.names import package_of
+from attnc.runtime.importing import import_once, package_of
 from attnc.target.files import render_files
 from attnc.tuned.choices import Choice, tuned_choices
 
@@ -49,20 +47,7 @@ def load_files(files: Mapping[str, str]) -> ModuleType:
 
 def load_file(path: Path) -> ModuleType:
     """Imports a file under a name of its own, without touching sys.path. Raises what the file raises."""
-    name = f"{package_of(path.parent)}.{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return import_once(f"{package_of(path.parent)}.{path.stem}", path)
 
 
 def program_of(module: ModuleType) -> Any:

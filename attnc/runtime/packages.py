@@ -8,9 +8,7 @@ one step, and those of one key are the same whoever writes them, so processes ne
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from attnc.runtime.cache import private_folder, store_bytes
-from attnc.runtime.names import package_of
+from attnc.runtime.importing import import_once, package_of
 
 _MANIFEST = "manifest.json"
 
@@ -64,22 +62,7 @@ def keep_package(folder: Path, package: Package) -> None:
 
 def load_package(folder: Path) -> ModuleType:
     """Imports the package in a folder, once per process, under a name of its own."""
-    name = f"{package_of(folder)}_package"
-    if name in sys.modules:
-        return sys.modules[name]
-    path = folder / "__init__.py"
-    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(folder)])
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[name] = package
-    try:
-        spec.loader.exec_module(package)
-    except BaseException:
-        for loaded in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
-            del sys.modules[loaded]
-        raise
-    return package
+    return import_once(f"{package_of(folder)}_package", folder / "__init__.py", folder)
 
 
 def _digest(text: str) -> str:

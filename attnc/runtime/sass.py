@@ -139,7 +139,7 @@ class _Graph:
 
     @cached_property
     def _dominators(self) -> list[set[int]]:
-        """Of every block, those that every way from the start to it goes through."""
+        """Finds of every block those that every way from the start to it goes through."""
         everything = set(range(len(self.blocks)))
         found = [{0}, *(everything for _ in self.blocks[1:])]
         changed = True

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attnc.model.tensors import Role, Tensor
+from attnc.model.tensors import Paged, Role, Tensor
 from attnc.plan import ir
 from attnc.runtime.graphs import replayed
 from attnc.runtime.loader import load_module
@@ -21,17 +21,24 @@ _COLD, _MOST = 256 << 20, 16
 
 
 class Sized:
-    """Inputs of an attention with M query rows and N keys in each of B sequences."""
+    """Inputs of an attention with M query rows and N keys in each of B sequences; most: copies of them."""
 
-    def __init__(self, module: ir.Module, M: int, N: int, B: int) -> None:
+    def __init__(self, module: ir.Module, M: int, N: int, B: int, most: int = _MOST) -> None:
         first = problem_for(module, N, sizes={"M": M, "B": B})
         named = {arg.tensor.name: at for at, arg in enumerate(module.args)}
         q, k = (first.tensors[named[name]] for name in "qk")
-        self.copies = max(1, min(_MOST, _COLD // (2 * k.numel() * k.element_size())))
+        self.copies = max(1, min(most, _COLD // (2 * k.numel() * k.element_size())))
         clones = [tuple(tensor.clone() for tensor in first.tensors) for _ in range(self.copies - 1)]
         self.problems = [first.tensors, *clones]
         attention = module.variant.attention
         self.heads, self.kv_heads = _heads(attention.q, q), _heads(attention.k, k)
+        keys = k.shape[attention.k.axis(Role.KEY) or 0]
+        if isinstance(storage := attention.k.storage, Paged):
+            keys = first.tensors[named[storage.block_table]].shape[1] * storage.page
+        rows = q.shape[attention.q.axis(Role.QUERY) or 0]
+        sequences = 1 if attention.q.axis(Role.BATCH) is None else q.shape[0]
+        #: What a call is chosen by: M, N, and batch times heads; of packed sequences the rows of all.
+        self.seen = rows, keys, sequences * self.heads
 
     def graph(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
         """A graph of one call for each copy, with the config that the module takes by itself."""

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 Launch: TypeAlias = Callable[[], object]
+#: Milliseconds of a launch, measured once.
+Sampler: TypeAlias = Callable[[], float]
+Which = TypeVar("Which", bound=Hashable)
 
 _SAMPLE_MS = 10.0
 _WARMUP = 3
@@ -38,6 +43,15 @@ class Timing:
         """Width of the middle 80 % as a share of the median."""
         return (self.high - self.low) / self.median
 
+    def over(self, launches: int) -> Timing:
+        """The times of each of so many launches, where they were timed as one."""
+        return Timing(
+            median=self.median / launches,
+            low=self.low / launches,
+            high=self.high / launches,
+            samples=self.samples,
+        )
+
     def microseconds(self) -> dict[str, float]:
         """Median and quantiles as reports write them."""
         figures = {"us": self.median, "low": self.low, "high": self.high}
@@ -45,34 +59,38 @@ class Timing:
 
 
 def interleave(
-    launches: Mapping[str, Launch], rounds: int = 15, *, sample_ms: float = _SAMPLE_MS
-) -> dict[str, Timing]:
+    launches: Mapping[Which, Launch], rounds: int = 15, *, sample_ms: float = _SAMPLE_MS
+) -> dict[Which, Timing]:
     """Times the candidates round by round, each round in another order. Needs a CUDA device.
 
     sample_ms: how long the launches of a sample take together, about.
     """
-    repeats = {name: _repeats(launch, sample_ms) for name, launch in launches.items()}
-    return _by_turns(launches, rounds, lambda name: _sample(launches[name], repeats[name]))
+    samplers = {which: in_bursts(launch, sample_ms) for which, launch in launches.items()}
+    return {which: summarise(samples) for which, samples in take_turns(samplers, rounds).items()}
 
 
-def interleave_flushed(launches: Mapping[str, Launch], rounds: int = 15) -> dict[str, Timing]:
-    """The same of launches that find nothing in the L2 cache. Needs a CUDA device."""
+def interleave_flushed(launches: Mapping[Which, Launch], rounds: int = 15) -> dict[Which, Timing]:
+    """Times the candidates, in turns too, by single launches that find nothing in the L2 cache. Needs a CUDA
+    device.
+    """
     size = 2 * torch.cuda.get_device_properties().L2_cache_size
     flushed = torch.empty(size, dtype=torch.uint8, device="cuda")
     for launch in launches.values():
         launch()
-    return _by_turns(launches, rounds, lambda name: _flushed_sample(launches[name], flushed))
+    samplers = {which: partial(_flushed_sample, launch, flushed) for which, launch in launches.items()}
+    return {which: summarise(samples) for which, samples in take_turns(samplers, rounds).items()}
 
 
-def _by_turns(names: Iterable[str], rounds: int, sample: Callable[[str], float]) -> dict[str, Timing]:
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    for order in orders(samples, rounds):
-        for name in order:
-            samples[name].append(sample(name))
-    return {name: summarise(values) for name, values in samples.items()}
+def take_turns(samplers: Mapping[Which, Sampler], rounds: int) -> dict[Which, list[float]]:
+    """A sample of each in every round, in another order each time."""
+    samples: dict[Which, list[float]] = {which: [] for which in samplers}
+    for order in orders(samplers, rounds):
+        for which in order:
+            samples[which].append(samplers[which]())
+    return samples
 
 
-def orders(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
+def orders(names: Iterable[Which], rounds: int) -> Iterator[list[Which]]:
     """The names in the order of each round, shuffled, the same in every run."""
     shuffled, draw = list(names), random.Random(0)
     for _ in range(rounds):
@@ -92,15 +110,23 @@ def summarise(samples: list[float]) -> Timing:
     )
 
 
-def _repeats(launch: Launch, sample_ms: float) -> int:
+def in_bursts(
+    launch: Launch, sample_ms: float = _SAMPLE_MS, agreed: Callable[[float], float] = float
+) -> Sampler:
+    """Samples of as many launches in a row as take `sample_ms` together, after some to warm up.
+
+    agreed: of milliseconds measured here those that count, where several processes launch together.
+    """
     for _ in range(_WARMUP):
         launch()
     torch.cuda.synchronize()
-    once = _sample(launch, 2)
-    return max(1, min(500, round(sample_ms / max(once, 1e-3))))
+    once = agreed(gpu_ms(launch, 2))
+    repeats = max(1, min(500, round(sample_ms / max(once, 1e-3))))
+    return lambda: agreed(gpu_ms(launch, repeats))
 
 
-def _sample(launch: Launch, repeats: int) -> float:
+def gpu_ms(launch: Launch, repeats: int) -> float:
+    """Milliseconds of the GPU for each of `repeats` launches in a row."""
     event: Any = torch.cuda.Event  # torch ships it without annotations
     start, end = event(enable_timing=True), event(enable_timing=True)
     start.record()
@@ -109,6 +135,15 @@ def _sample(launch: Launch, repeats: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / repeats
+
+
+def host_ms(launch: Launch, repeats: int) -> float:
+    """Milliseconds until each of `repeats` launches returns, with nothing on the GPU before them."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        launch()
+    return (time.perf_counter() - start) / repeats * 1e3
 
 
 def _flushed_sample(launch: Launch, flushed: torch.Tensor) -> float:

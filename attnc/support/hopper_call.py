@@ -15,7 +15,17 @@ from .arguments import Tensor
 from .binaries import Program, defined
 from .call import Place
 from .configs import KernelConfig
-from .cuda_call import Arguments, CudaAttention, CudaLaunch, Kernels, Ready, ready, with_sizes
+from .cuda_call import (
+    Arguments,
+    CudaAttention,
+    CudaLaunch,
+    Kernels,
+    Packed,
+    Ready,
+    given_of,
+    ready,
+    with_sizes,
+)
 from .devices import Gpu, gpu_of
 from .memory import Memory, contiguous, picked
 from .sizes import evaluate
@@ -128,8 +138,21 @@ def counter_of(index: int) -> torch.Tensor:
     key = index, torch._C._cuda_getCurrentRawStream(index)
     counter = _COUNTERS.get(key)
     if counter is None:
-        counter = _COUNTERS[key] = torch.zeros(_COUNTED, dtype=torch.int32, device=index)
+        counter = _COUNTERS[key] = _kept_zeros(index)
     return counter
+
+
+def _kept_zeros(index: int) -> torch.Tensor:
+    """Zeros that stay, in memory that is not torch's: that may be a pool for graphs, in which Inductor
+    runs a call before it captures it, and replays would write over what is kept there.
+    """
+    import cupy
+    from torch.utils.dlpack import from_dlpack
+
+    with cupy.cuda.Device(index):
+        zeros = cupy.zeros(_COUNTED, dtype="int32")
+        cupy.cuda.get_current_stream().synchronize()  # another stream counts with them
+    return from_dlpack(zeros)
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
@@ -193,18 +216,23 @@ def launcher_behind(function: int, blocks: int, threads: int, shared: int) -> Ca
     """cuLaunchKernelEx of a kernel whose blocks may start while the kernel before it ends, and wait for it
     themselves (programmatic dependent launch); but for the stream and the arguments.
     """
-    launch = ctypes.PyDLL("libcuda.so.1").cuLaunchKernelEx
-    launch.argtypes = [ctypes.c_void_p] * 4
-    attribute = LaunchAttribute(id=_BEHIND, value=1)
-    configs: dict[int, LaunchConfig] = {}  # by stream: a thread does not change that of another
+    launch = ctypes.PyDLL(
+        "libcuda.so.1"
+    ).cuLaunchKernelEx  # without argtypes, which every call would go through
+    attribute, code, pointer = (
+        LaunchAttribute(id=_BEHIND, value=1),
+        ctypes.c_void_p(function),
+        ctypes.c_void_p,
+    )
+    configs: dict[int, Any] = {}  # by stream: a thread does not change that of another
 
     def start(stream: int, arguments: int, extra: int) -> None:
         config = configs.get(stream)
         if config is None:
             sizes = ((ctypes.c_uint * 3)(n, 1, 1) for n in (blocks, threads))
-            config = LaunchConfig(*sizes, shared, stream, ctypes.pointer(attribute), 1)
-            configs[stream] = config
-        failed = launch(ctypes.byref(config), function, arguments, extra or None)
+            made = LaunchConfig(*sizes, shared, stream, ctypes.pointer(attribute), 1)
+            config = configs[stream] = ctypes.byref(made)
+        failed = launch(config, code, pointer(arguments), pointer(extra))
         if failed:
             raise RuntimeError(f"cuLaunchKernelEx: error {failed}")
 
@@ -237,6 +265,8 @@ class HopperLaunch(CudaLaunch):
         tma: Tma | None = None,
     ) -> None:
         self.tma = tma
+        self.maps: dict[int, dict[int, bytes]] = {}
+        self.mapped: Sequence[int] = ()
         self.on_copies: CudaLaunch | None = None
         super().__init__(program, gpu, kernels, arguments)
 
@@ -244,45 +274,45 @@ class HopperLaunch(CudaLaunch):
         if self.tma is None:
             return super()._runner()
         boxes, call, kernels, place = self.tma
-        positions, matrices, offsets, numbers, rows_aligned = self.arguments
-        count, index, starts, counter = len(boxes), self.gpu.index, self.starts, call.counter
-        every = [*place.positions(boxes), *positions]
-        pick = picked(every)
-        counts = kernels.counts
-        pack = struct.Struct(f"={len(positions) + counts}Q").pack
-        # a result that TMA stores is among the addresses too, and looked at once
-        checked = sorted({every.index(at) for at in (*every[:count], *(positions[i] for i in matrices))})
-        a, b, c, d = (*checked, *[checked[-1]] * 4)[:4]
-        others = checked[4:]
-        takes = rows_aligned and all(box.is_taken for box in boxes.values())
-        maps = [(i, dict[int, bytes](), box) for i, box in enumerate(boxes.values())]
-        empty = [i for i, box in enumerate(boxes.values()) if box.is_empty]
+        positions = self.arguments.positions
+        self.mapped = place.positions(boxes)
+        read, kept, index = given_of([*self.mapped, *positions]), self.kept, self.gpu.index
+        pick, counter, counts = picked(read), call.counter, kernels.counts
+        # a result that TMA stores is among the addresses too
+        checked = {*self.mapped, *(positions[i] for i in self.arguments.matrices)} - {-1}
+        copied = [i for i, at in enumerate(read) if at in checked]
+        takes = self.arguments.rows_aligned and all(box.is_taken for box in boxes.values())
 
-        def run(given: Sequence[torch.Tensor | None]) -> None:
+        def run(given: Sequence[Any]) -> None:
             """Launches with what the kernels take of these tensors."""
-            addresses = [0 if x is None else x.data_ptr() for x in pick(given)]
-            bits = addresses[a] | addresses[b] | addresses[c] | addresses[d]
-            for i in others:
-                bits |= addresses[i]
-            if bits % 16 or not takes:
-                self.run_on_copies(given)
-                return
-            start = starts.get(True)
-            if start is None:
-                start = starts[True] = self.starter(True)
-            for i, offset in offsets:
-                addresses[count + i] += offset if addresses[count + i] else 0
+            found = [x.data_ptr() for x in pick(given)]
             if counts:
                 tiles = counter(index)  # which lives until the kernels are launched
-                addresses.append(tiles.data_ptr())
-                for i in empty:
-                    addresses[i] = addresses[-1] + 16
-            args = [made.get(addresses[i]) or self.map(made, addresses[i], box) for i, made, box in maps]
-            args.append(pack(*addresses[count:]))
-            args.append(numbers)
-            start(b"".join(args))
+                found.append(tiles.data_ptr())
+            addresses = tuple(found)
+            made = kept.get(addresses)
+            if made is None:
+                if not takes or any(found[i] % 16 for i in copied):
+                    self.run_on_copies(given)
+                    return
+                by_position = dict(zip(read, found, strict=False))
+                made = self.keep(addresses, self.packed_behind_maps(by_position, found[len(read) :]))
+            made[0](made[1])
 
         return run
+
+    def packed_behind_maps(self, addresses: Mapping[int, int], counter: Sequence[int]) -> Packed:
+        """`packed`, behind tensor maps. counter: the address of one, if the kernels take it."""
+        assert self.tma is not None
+        positions, _, offsets, numbers, _ = self.arguments
+        boxes = enumerate(zip(self.mapped, self.tma.boxes.values(), strict=True))
+        empty = counter[0] + 16 if counter else 0
+        maps = [self.map(i, empty if box.is_empty else addresses.get(at, 0), box) for i, (at, box) in boxes]
+        found = [addresses.get(at, 0) for at in positions]
+        for i, offset in offsets:
+            found[i] += offset if found[i] else 0
+        found += counter
+        return self.start_of(True), b"".join((*maps, struct.pack(f"={len(found)}Q", *found), numbers))
 
     def launcher(self, kernel: Ready, aligned: bool) -> Callable[[int, int, int], None]:
         if self.tma is None or not self.tma.kernels.waits:
@@ -291,15 +321,18 @@ class HopperLaunch(CudaLaunch):
         function = self.program.function(name, config, aligned, self.gpu.index, self.gpu.arch)
         return launcher_behind(function.ptr, blocks, 32 * config.WARPS, config.shared)
 
-    def map(self, made: dict[int, bytes], address: int, box: Box) -> bytes:
-        """The map of a tensor that begins there. The last are kept."""
+    def map(self, i: int, address: int, box: Box) -> bytes:
+        """The map of the tensor with this number where it begins there. The last are kept."""
         assert self.tma is not None
-        size = (_COLUMNS, box.rows, 1, 1)
-        new: bytes = self.tma.call.tensor_map(address or 16, box.dtype, box.sizes, box.strides, size, 128)
-        if len(made) >= _MOST_MAPS:
-            made.pop(list(made)[0], None)  # noqa: RUF015  # other threads add to them
-        made[address] = new
-        return new
+        made = self.maps.setdefault(i, {})
+        found = made.get(address)
+        if found is None:
+            size = (_COLUMNS, box.rows, 1, 1)
+            found = self.tma.call.tensor_map(address or 16, box.dtype, box.sizes, box.strides, size, 128)
+            if len(made) >= _MOST_MAPS:
+                made.pop(list(made)[0], None)  # noqa: RUF015  # other threads add to them
+            made[address] = found
+        return found
 
     def run_on_copies(self, given: Sequence[torch.Tensor | None]) -> None:
         """Launches with copies of all matrices."""

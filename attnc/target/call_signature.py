@@ -9,7 +9,7 @@ from attnc.expr.nodes import TRUE
 from attnc.expr.show import show
 from attnc.model.attention import Attention
 from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
-from attnc.plan.ir import Module
+from attnc.plan.ir import Module, unified_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Signature:
     @property
     def counts_fallbacks(self) -> bool:
         """Whether a unified maximum may have to be given up, and the caller may count how often."""
-        unified = self.module.kernels[0].unified
+        unified = unified_of(self.module.kernels[0])
         return unified is not None and unified.fallback
 
     @property

@@ -13,9 +13,9 @@ from attnc.model.products import group_size, is_static
 from attnc.model.tensors import DType, Role
 from attnc.plan.columns import feature
 from attnc.plan.decode import MOST_SPLITS, has_fixed_splits
-from attnc.plan.ir import Arg, Bind, Kernel, Module
+from attnc.plan.ir import Arg, Bind, Decode, Forward, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, Gradient, Part
-from attnc.plan.ir.decode import IDLE_GAIN
+from attnc.plan.ir.decode import IDLE_GAIN, Split
 from attnc.plan.storage import is_plain, longest
 from attnc.target.declared import Items, Record, Table, Value, in_words, quoted
 
@@ -30,7 +30,7 @@ def operator_name(module: Module, code: str) -> str:
     return f"{module.variant.attention.name}_{module.variant.name}_{digest}"
 
 
-def attention_fields(module: Module, kernel: Kernel, operator: str) -> dict[str, Value]:
+def attention_fields(module: Module, kernel: Forward | Decode, operator: str) -> dict[str, Value]:
     """Fields that are alike for every target, but for launches."""
     attention = module.variant.attention
     fields: dict[str, Value] = {
@@ -41,7 +41,7 @@ def attention_fields(module: Module, kernel: Kernel, operator: str) -> dict[str,
     }
     if module.kept:
         fields["kept"] = Items([tensor(arg) for arg in module.kept])
-    if kernel.unified is not None and kernel.unified.fallback:
+    if (unified := unified_of(kernel)) is not None and unified.fallback:
         fields["counters"] = Items([Record("Tensor", [quoted("fallbacks"), quoted("i32[1]")])])
     if module.sizes:
         fields["sizes"] = Table({size.name: quoted(show(size.value)) for size in module.sizes})
@@ -93,37 +93,36 @@ def _group(module: Module) -> int | None:
             return 0
 
 
-def split(module: Module, most: int | None) -> Record:
+def split_record(module: Module, kernel: Decode, split: Split, most: int | None) -> Record:
     """How the keys of a sequence are split. most: splits that a grid has room for, None: any number."""
-    (kernel,), attention = module.kernels, module.variant.attention
-    assert kernel.split is not None
+    attention = module.variant.attention
     keys = show(longest(attention, Role.KEY))
-    most_visible = kernel.split.max_visible_keys
+    most_visible = split.max_visible_keys
     visited = keys if most_visible is None else f"min({keys}, {most_visible} + BLOCK_M)"
     d, dv = feature(attention.q), feature(attention.v)
     columns = d + (0 if kernel.rows["v"].tensor == "k" else dv)
     fields: dict[str, Value] = {
-        "tiles": quoted(tiles(module)),
+        "tiles": quoted(tiles(module, kernel)),
         "key_tiles": quoted(f"cdiv({visited}, BLOCK_N)"),
         "key_bytes": str(columns * DType(attention.q.dtype).bytes),
         "width": str(dv + 1),
     }
     if keys != "N":
         fields["keys"] = quoted(keys)
-    if kernel.split.idle_gain != IDLE_GAIN:  # which support counts with where nothing is said
-        fields["idle_gain"] = str(kernel.split.idle_gain)
-    if kernel.split.staging:
-        fields["staging"] = Items([str(major) for major in kernel.split.staging])
+    if split.idle_gain != IDLE_GAIN:  # which support counts with where nothing is said
+        fields["idle_gain"] = str(split.idle_gain)
+    if split.staging:
+        fields["staging"] = Items([str(major) for major in split.staging])
     if most is not None and has_fixed_splits(kernel):
         fields["most"] = str(most)
-    if kernel.split.most != MOST_SPLITS:
-        fields["counted"] = str(kernel.split.most)
+    if split.most != MOST_SPLITS:
+        fields["counted"] = str(split.most)
     return Record("Split", fields=fields)
 
 
-def tiles(module: Module) -> str:
+def tiles(module: Module, kernel: Decode) -> str:
     """Tiles of the rows of all K/V heads, before a length shortens them."""
-    (kernel,), keys = module.kernels, module.variant.attention.k
+    keys = module.variant.attention.k
     rows, heads = "M", "H"
     if kernel.pack is not None:
         rows, heads = f"M * {show(kernel.pack.group)}", show(keys.size(Role.HEAD))
@@ -202,7 +201,7 @@ class BackwardDeclaration:
                 yield adjoint, f"M_padded // {self.configs[0]}.BLOCK_M"
         for planned in self._backward.kernels:
             config = planned.config
-            over_q = planned.kernel.grid.over == "q"
+            over_q = planned.grid.over == "q"
             count = f"M_padded // {config}.BLOCK_M" if over_q else f"cdiv(N, {config}.BLOCK_N)"
             prologue = planned.prologue.adjoints if planned.prologue else ()
             yield from ((adjoint, count) for adjoint in (*planned.chain.adjoints, *prologue))

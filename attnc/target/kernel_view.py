@@ -6,7 +6,7 @@ from attnc.expr.nodes import Const, Dim
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.access import Rows
-from attnc.plan.ir import Arg, Kernel, Module
+from attnc.plan.ir import Arg, Decode, Forward, Kernel, Module
 from attnc.plan.steps import starts_with
 from attnc.target.quote import comment, expression
 
@@ -38,16 +38,6 @@ class KernelView:
         """Whether what comes before the step uses the index."""
         return starts_with(self.kernel, index)
 
-    @property
-    def clears(self) -> bool:
-        """Whether rows that do not exist are written."""
-        return self.kernel.stored != Dim("M")
-
-    @property
-    def has_lse(self) -> bool:
-        """Whether the kernel writes lse, as an output or for a backward."""
-        return self.module.variant.attention.lse is not None or bool(self.module.kept)
-
     def strides(self, arg: Arg) -> list[str]:
         """Strides that the kernel takes of a tensor, in elements."""
         no_head = self.kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
@@ -65,3 +55,19 @@ class KernelView:
     def rows(self, name: str) -> Rows:
         """Where the rows of q, k, v or o lie."""
         return self.kernel.rows.get(name, Rows(tensor=name))
+
+
+class OutputView(KernelView):
+    """The same of a kernel that computes o."""
+
+    kernel: Forward | Decode
+
+    @property
+    def clears(self) -> bool:
+        """Whether rows that do not exist are written."""
+        return self.kernel.stored != Dim("M")
+
+    @property
+    def has_lse(self) -> bool:
+        """Whether the kernel writes lse, as an output or for a backward."""
+        return self.module.variant.attention.lse is not None or bool(self.module.kept)

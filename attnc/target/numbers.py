@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from attnc.expr.nodes import Call, walk
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Kernel, Module, unified_of
 from attnc.plan.scores import LOG2E
 from attnc.plan.softmax import top_of
 
@@ -28,7 +28,7 @@ def forward_numbers(module: Module) -> Iterator[Number]:
     """The same, what the softmax knows of its maxima, and what the lse takes that leaves."""
     (kernel,) = module.kernels
     yield from score_numbers(kernel)
-    softmax, unified = kernel.softmax, kernel.unified
+    softmax, unified = kernel.softmax, unified_of(kernel)
     if softmax.rescale == "lazy":
         what = "growth of the maximum, in base-2 units, that forces a rescale"
         yield "LAZY", repr(softmax.threshold), what

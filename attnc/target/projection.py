@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from attnc.model.projection import Impl
+from attnc.model.schedule import ProductConfig
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.ir.projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
 from attnc.target.call_signature import signature
@@ -182,12 +183,11 @@ class ProjectionText:
 
     def _configs(self) -> Iterator[str]:
         for config, shared in zip(self.module.configs, self.module.shared, strict=True):
-            impl = impl_of(config)
-            if impl == "conventional":
-                yield '"conventional"'
-            else:
-                keys = ("tile.n", "tile.k", "split.k", "warps", "stages")
-                yield ", ".join((f'"{impl}"', *(str(config[key]) for key in keys), str(shared)))
+            match config:
+                case ProductConfig(tile_n=n, tile_k=k, split_k=split, warps=warps, stages=stages):
+                    yield ", ".join((f'"{config.impl}"', *map(str, (n, k, split, warps, stages, shared))))
+                case _:
+                    yield f'"{config.impl}"'
 
     @property
     def guess(self) -> str:

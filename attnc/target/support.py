@@ -15,7 +15,7 @@ _NOTE = "# Copied by `attnc compile`, from attnc/support. Do not edit.\n"
 #: In the order in which the files need each other.
 _PARTS = (
     "sizes", "devices", "by_target", "memory", "arguments", "configs", "splits", "gradients",
-    "operators", "call", "binaries", "cuda_call", "hopper_call", "triton_call",
+    "operators", "repeated", "call", "binaries", "cuda_call", "hopper_call", "triton_call",
 )  # fmt: skip
 #: What declarations are made of, and the file that it is in.
 _PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -37,11 +37,6 @@ def support_files() -> dict[str, str]:
     return {
         f"{FOLDER}/{name}": _NOTE + text if name.endswith(".py") else text for name, text in _files().items()
     }
-
-
-def support_digest_text() -> str:
-    """All that the code beside the kernels is made from, in one text."""
-    return "\0".join(text for item in sorted(_files().items()) for text in item)
 
 
 def imports(declaration: Iterable[str], target: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attnc.model.schedule import DkDvConfig
 from attnc.plan.decode import has_fixed_splits, keys_of_split
-from attnc.plan.ir import Kernel, Module, kernels_of
+from attnc.plan.ir import Decode, Kernel, Module, kernels_of
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.target.quote import literal
 from attnc.tuned.choices import Buckets, Tuned
@@ -17,7 +18,7 @@ def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
     return {
         "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
         "backward": {
-            name: [backward_config_text(planned, at) for at in range(len(planned.kernel.configs))]
+            name: [backward_config_text(planned, at) for at in range(len(planned.configs))]
             for name, planned in backward.items()
         },
         "table": tuned_table(tuned.get("forward", {})),
@@ -27,15 +28,14 @@ def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
 
 def config_text(kernel: Kernel, position: int) -> str:
     config, shared = kernel.configs[position], kernel.shared[position]
-    names = ("tile.q", "tile.kv", "warps", "stages")
-    values = [*(str(config[name]) for name in names), str(shared)]
-    if kernel.layout is not None:
+    values = [str(x) for x in (config.tile_q, config.tile_kv, config.warps, config.stages, shared)]
+    if not isinstance(kernel, BackwardKernel) and kernel.layout is not None:
         values += map(str, kernel.layout.chosen(config))
-    if kernel.split is not None:
-        count = config.split_kv
+    if isinstance(kernel, Decode) and kernel.split is not None:
+        count = kernel.configs[position].split_kv
         values.append(str(count if isinstance(count, int) else 0))
         if has_fixed_splits(kernel):
-            values.append(str(keys_of_split(config)))
+            values.append(str(keys_of_split(kernel.configs[position])))
         if any(kernel.split.staged) and kernel.split.staged[position]:
             values.append(f"staged={kernel.split.staged[position]}")
     return ", ".join(values)
@@ -43,10 +43,11 @@ def config_text(kernel: Kernel, position: int) -> str:
 
 def backward_config_text(planned: BackwardKernel, position: int) -> str:
     """`config_text`, with what only kernels of a backward choose."""
-    config, text = planned.kernel.configs[position], config_text(planned.kernel, position)
+    config, text = planned.configs[position], config_text(planned, position)
     if config.maxnreg is not None:
-        text += f", maxnreg={config['maxnreg']}"
-    return f"{text}, early_dp=False" if planned.dp_order == "both" and config.dp == "late" else text
+        text += f", maxnreg={config.maxnreg}"
+    late = isinstance(config, DkDvConfig) and config.dp == "late"
+    return f"{text}, early_dp=False" if planned.dp_order == "both" and late else text
 
 
 def tuned_table(tuned: Mapping[str, Buckets]) -> str:

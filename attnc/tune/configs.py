@@ -9,15 +9,12 @@ config that fails to compile or run is left out.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from attnc.build import front, plan_program, tuned_path
+from attnc.build import front, plan_program, tuned_path, tuned_source
 from attnc.output import write_text
 from attnc.plan import ir
 from attnc.plan.ir import kernels_of
@@ -32,7 +29,7 @@ from attnc.runtime.trial import (
     synchronize,
     trial,
 )
-from attnc.source import Source
+from attnc.tune.processes import in_processes
 from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel, load_tuned
 
 #: A kernel whose configs are measured.
@@ -67,6 +64,7 @@ def tune(
     Raises DiagnosticError for a wrong spec or tuned file, RuntimeError where no config runs. Needs a CUDA
     device.
     """
+    _known(path)  # before anything is measured that could not be written
     planned = [module for module in plan_program(front(path)).modules if module.target == target]
     _compile_all(path, planned, kernels)
     winners: list[Winner] = []
@@ -76,17 +74,20 @@ def tune(
             for kernel in _configs_of(module, kernels):
                 report(f"{module.variant.attention.name} {module.variant.name} n<={bucket or 'any'} {kernel}")
                 winners.append(_tune_kernel(module, kernel, problem, bucket, rounds))
-    file = tuned_path(path)
-    known = load_tuned(Source(str(file), file.read_text(encoding="utf-8"))) if file.exists() else ()
-    write_text(file, dump_tuned([*known, *(winner.choice for winner in winners)]))
+    write_text(tuned_path(path), dump_tuned([*_known(path), *(winner.choice for winner in winners)]))
     return tuple(winners)
+
+
+def _known(path: Path) -> tuple[Choice, ...]:
+    """The choices that a spec has. Raises DiagnosticError where their file is malformed."""
+    source = tuned_source(path)
+    return () if source is None else load_tuned(source)
 
 
 def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Tunable, ir.Kernel]:
     """The kernels of a module that are to be measured."""
     found: dict[Tunable, ir.Kernel] = {"forward": module.kernels[0]}
-    for name, planned in kernels_of(module).items():
-        found[name] = planned.kernel
+    found |= kernels_of(module).items()
     return {name: kernel for name, kernel in found.items() if name in kernels}
 
 
@@ -154,9 +155,7 @@ def _compile_all(path: Path, planned: Sequence[ir.Module], kernels: Collection[s
         for kernel, made in _configs_of(module, kernels).items()
         for position in range(len(made.configs))
     ]
-    workers = max(1, min(_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_compile_one, *zip(*jobs, strict=True)))
+    in_processes(_compile_one, jobs, _WORKERS)
 
 
 def _compile_one(path: Path, target: str, variant: int, kernel: Tunable, position: int) -> None:

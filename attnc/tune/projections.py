@@ -7,10 +7,8 @@ the best of each implementation again, longer and at the sizes in between.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +20,9 @@ from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name, synchronize
 from attnc.target.projection import render_projection
+from attnc.tune.processes import in_processes
 from attnc.tuned.crossover import Crossovers, crossovers
-from attnc.tuned.tables import PROJECTION_SIZES, Row, Table, merge_tables
+from attnc.tuned.tables import PROJECTION_SIZES, Row, Table, known_tables, merge_tables
 
 #: The M at which all configs are timed, and those at which the best of them are.
 SEARCHED = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -53,6 +52,7 @@ def tune_projections(path: Path, rounds: int, report: Callable[[str], None]) -> 
 
     Raises DiagnosticError for a wrong spec or file, RuntimeError where no config runs. Needs a CUDA device.
     """
+    known_tables(dispatch_path(path))  # before anything is measured that could not be written
     planned = _fixed(path)
     if planned:
         _compile_all(path)
@@ -156,9 +156,8 @@ def table_of(
 
 def _compile_all(path: Path) -> None:
     """Fills Triton's cache, which outlives the processes, with every config at every number of rows."""
-    workers = max(1, min(_WORKERS, os.cpu_count() or 2))
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_compile_share, [path] * workers, range(workers), [workers] * workers))
+    shares = max(1, min(_WORKERS, os.cpu_count() or 2))
+    in_processes(_compile_share, [(path, share, shares) for share in range(shares)], shares)
 
 
 def _compile_share(path: Path, share: int, shares: int) -> None:

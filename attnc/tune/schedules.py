@@ -19,7 +19,7 @@ from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name
 from attnc.tuned.choices import Choice, load_tuned
-from attnc.tuned.tables import ATTENTION_SIZES, Row, Table, joined, merge_tables, plain_name
+from attnc.tuned.tables import ATTENTION_SIZES, Row, Table, joined, known_tables, merge_tables, plain_name
 
 #: The sizes that are measured: query rows, keys, sequences.
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -62,6 +62,7 @@ def tune_schedules(path: Path, rounds: int, report: Callable[[str], None]) -> tu
 
     Raises DiagnosticError for a wrong spec or file. Needs a CUDA device.
     """
+    known_tables(dispatch_path(path))  # before anything is measured that could not be written
     source = tuned_source(path)
     choices = () if source is None else load_tuned(source)
     tuned = [_tune(family, choices, rounds, report) for family in families(path)]

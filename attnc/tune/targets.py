@@ -2,22 +2,28 @@
 
 Each target's function is called as users call it, with the config that it takes by itself: without gradients
 as CUDA graphs over copies of the inputs that leave the L2 cache, with gradients forward and backward in turn.
+All kernels are compiled in parallel processes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from math import isqrt
 from pathlib import Path
 
 from attnc.build import dispatch_path, front, plan_program, tuned_source
+from attnc.model.tensors import Ragged
 from attnc.plan import ir
 from attnc.runtime.sized import Sized
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name
 from attnc.support.by_target import Needs, runs
-from attnc.target.one_import import needs_of
+from attnc.target.one_import import fastest_first, needs_of
+from attnc.tune.processes import in_processes
 from attnc.tuned.choices import Choice, load_tuned
 from attnc.tuned.tables import (
     ANY_TARGET,
@@ -25,31 +31,51 @@ from attnc.tuned.tables import (
     Row,
     Table,
     joined,
+    known_tables,
     merge_tables,
     plain_name,
 )
 
-#: Keys of a sequence. As many query rows, and so many sequences that they are 16k tokens; a decode kernel has
-#: one row, and so many sequences.
+#: Keys of a sequence.
 KEYS = (256, 1024, 4096, 16384)
-BATCHES = (1, 16)
-_TOKENS = 16384
+#: Query rows and sequences of a decode kernel: one token and some drafts, one user and many.
+ROWS, BATCHES = (1, 8), (1, 16)
+#: Other kernels have as many query rows as keys, and so many sequences that they are 16k tokens; packed
+#: sequences are so many, since the rows of all of them are what a call is chosen by.
+_TOKENS, _PACKED = 16384, 4
 _SAMPLE_MS = 4.0
+#: A target that gains no more than this share of the time over one that is tried before it is lucky.
+_TIE = 0.02
+_WORKERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What is measured: query rows and keys of each of B sequences, with gradients or without."""
+
+    M: int
+    N: int
+    B: int
+    gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPoint:
-    """Microseconds of each target at one point. heads: of all sequences; gradients: whether they are made."""
+    """Microseconds of each target at one point. M, N, BH: as a call sees them, with the rows of all sequences
+    where they are packed.
+    """
 
     M: int
     N: int
-    heads: int
+    BH: int
     gradients: bool
-    microseconds: dict[str, float]
+    microseconds: Mapping[str, float]
 
     @property
     def fastest(self) -> str:
-        return min(self.microseconds, key=lambda target: self.microseconds[target])
+        """The fastest target; of those that are as fast, the first to be tried where nobody measured."""
+        limit = min(self.microseconds.values()) * (1 + _TIE)
+        return next(name for name in fastest_first(self.microseconds) if self.microseconds[name] <= limit)
 
 
 def target_families(path: Path, index: int = 0) -> tuple[tuple[ir.Module, ...], ...]:
@@ -69,38 +95,60 @@ def tune_targets(path: Path, rounds: int, report: Callable[[str], None]) -> tupl
 
     Raises DiagnosticError for a wrong spec or file. Needs a CUDA device.
     """
-    source = tuned_source(path)
-    choices = () if source is None else load_tuned(source)
-    tables = [
-        target_table(family, _points(family, choices, rounds, report), device_name())
-        for family in target_families(path)
-    ]
+    known_tables(dispatch_path(path))  # before anything is measured that could not be written
+    choices = _choices(path)
+    families = target_families(path)
+    report("compiling")
+    jobs = [(path, at, module.target) for at, family in enumerate(families) for module in family]
+    in_processes(_compile, jobs, _WORKERS)
+    tables = []
+    for family in families:
+        points = []
+        for size in sizes_of(family):
+            name = f"{family[0].variant.attention.name} {plain_name(family[0])}"
+            report(f"{name} M = {size.M}, N = {size.N}, B = {size.B}{', gradients' * size.gradients}")
+            points.append(_measure(family, choices, size, rounds))
+        tables.append(target_table(family, points, device_name()))
     merge_tables(dispatch_path(path), tables)
     return tuple(tables)
 
 
+def sizes_of(family: Sequence[ir.Module]) -> tuple[Size, ...]:
+    """The sizes at which modules of one variant are measured."""
+    attention = family[0].variant.attention
+    if _decodes(family):
+        return tuple(Size(M=M, N=N, B=B) for N in KEYS for M in ROWS for B in BATCHES)
+    packed = any(isinstance(tensor.storage, Ragged) for tensor in (attention.q, attention.k))
+    return tuple(
+        Size(M=N, N=N, B=_PACKED if packed else max(1, _TOKENS // N), gradients=gradients)
+        for N in KEYS
+        for gradients in ((False, True) if attention.grads else (False,))
+    )
+
+
 def target_table(family: Sequence[ir.Module], points: Sequence[TargetPoint], device: str) -> Table:
-    """A row for each point, neighbours with one choice joined; the largest sizes stand for all beyond."""
+    """A row for each point, neighbours with one choice joined; the largest sizes stand for all beyond.
+
+    A choice holds up to the geometric mean of its point and the next one.
+    """
+    decodes = _decodes(family)
     rows: list[Row] = []
     for gradients in sorted({point.gradients for point in points}):
         phase = [point for point in points if point.gradients is gradients]
-        every = sorted({point.heads for point in phase}) if _decodes(family) else [0]
-        for heads in every:
-            box = [point for point in phase if not heads or point.heads == heads]
-            box.sort(key=lambda point: point.N)
-            rows += (
-                Row(
-                    limits=(
-                        None,
-                        None if point is box[-1] else point.N,
-                        None if heads == every[-1] else heads,
-                        None if gradients or not any(other.gradients for other in points) else 0,
-                    ),
-                    choice={"target": point.fastest},
-                    microseconds=point.microseconds[point.fastest],
-                )
-                for point in box
+        M, N, BH = (
+            _limits({getattr(point, size) for point in phase} if decodes or size == "N" else ())
+            for size in ("M", "N", "BH")
+        )
+        phase.sort(key=lambda point: (point.BH if decodes else 0, point.N, point.M))
+        last = None if gradients or not any(point.gradients for point in points) else 0
+        rows += (
+            Row(
+                limits=(M.get(point.M), N.get(point.N), BH.get(point.BH), last),
+                choice={"target": point.fastest},
+                microseconds=point.microseconds[point.fastest],
             )
+            for point in phase
+        )
     return Table(
         name=family[0].variant.attention.name,
         target=ANY_TARGET,
@@ -112,39 +160,40 @@ def target_table(family: Sequence[ir.Module], points: Sequence[TargetPoint], dev
     )
 
 
+def _limits(measured: Iterable[int]) -> dict[int, int]:
+    """Up to where each measured value stands for others; the largest has no limit."""
+    return {value: isqrt(value * larger) for value, larger in pairwise(sorted(measured))}
+
+
 def _decodes(family: Sequence[ir.Module]) -> bool:
     return all(module.kernels[0].structure == "decode" for module in family)
 
 
-def _points(
-    family: Sequence[ir.Module], choices: Iterable[Choice], rounds: int, report: Callable[[str], None]
-) -> list[TargetPoint]:
-    points = []
-    name = f"{family[0].variant.attention.name} {plain_name(family[0])}"
-    for N in KEYS:
-        for B in BATCHES if _decodes(family) else (max(1, _TOKENS // N),):
-            report(f"{name} N = {N}, B = {B}")
-            points.append(_forward(family, choices, 1 if _decodes(family) else N, N, B, rounds))
-            if family[0].variant.attention.grads:
-                points.append(_with_gradients(family, choices, N, B, rounds))
-    return points
+def _choices(path: Path) -> tuple[Choice, ...]:
+    source = tuned_source(path)
+    return () if source is None else load_tuned(source)
 
 
-def _forward(
-    family: Sequence[ir.Module], choices: Iterable[Choice], M: int, N: int, B: int, rounds: int
-) -> TargetPoint:
-    sized = Sized(family[0], M, N, B)
-    graphs = {module.target: sized.graph(module, choices) for module in family}
-    timings = interleave(graphs, rounds, sample_ms=_SAMPLE_MS)
-    times = {target: timing.median * 1e3 / sized.copies for target, timing in timings.items()}
-    return TargetPoint(M=M, N=N, heads=B * sized.heads, gradients=False, microseconds=times)
-
-
-def _with_gradients(
-    family: Sequence[ir.Module], choices: Iterable[Choice], N: int, B: int, rounds: int
-) -> TargetPoint:
-    sized = Sized(family[0], N, N, B)
-    launches = {module.target: sized.with_gradients(module, choices) for module in family}
+def _measure(family: Sequence[ir.Module], choices: Iterable[Choice], size: Size, rounds: int) -> TargetPoint:
+    sized = Sized(family[0], size.M, size.N, size.B)
+    launches = {
+        module.target: sized.with_gradients(module, choices)
+        if size.gradients
+        else sized.graph(module, choices)
+        for module in family
+    }
     timings = interleave(launches, rounds, sample_ms=_SAMPLE_MS)
-    times = {target: timing.median * 1e3 for target, timing in timings.items()}
-    return TargetPoint(M=N, N=N, heads=B * sized.heads, gradients=True, microseconds=times)
+    calls = 1 if size.gradients else sized.copies
+    times = {target: timing.median * 1e3 / calls for target, timing in timings.items()}
+    M, N, BH = sized.seen
+    return TargetPoint(M=M, N=N, BH=BH, gradients=size.gradients, microseconds=times)
+
+
+def _compile(path: Path, at: int, target: str) -> None:
+    """Fills the compilers' caches with the kernels that one module takes at all sizes."""
+    family = target_families(path)[at]
+    module, choices = next(module for module in family if module.target == target), _choices(path)
+    for size in sizes_of(family):
+        with suppress(Exception):  # the measurement meets the same failure
+            sized = Sized(module, size.M, size.N, size.B, most=1)
+            (sized.with_gradients(module, choices) if size.gradients else sized.graph(module, choices))()

@@ -98,8 +98,8 @@ def dump_tuned(choices: Iterable[Choice]) -> str:
 
 def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> Tuned:
     """What the module embeds for each of its kernels. Of several toolchains the newest one speaks."""
-    kernels = {"forward": module.kernels[0]}
-    kernels |= {name: planned.kernel for name, planned in kernels_of(module).items()}
+    kernels: dict[str, ir.Kernel] = {"forward": module.kernels[0]}
+    kernels |= kernels_of(module).items()
     mine = (module.variant.attention.name, module.target, module.variant.name)
     own = [choice for choice in choices if mine == (choice.attention, choice.target, choice.variant)]
     return {

@@ -37,7 +37,7 @@ LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """limits: the largest value of each size for which the choice holds, None for any; choice: knobs by their
-    text; microseconds: median of one call at the limits.
+    text; microseconds: median of one call at the largest of the measured sizes that they admit.
     """
 
     limits: tuple[int | None, ...]
@@ -78,9 +78,16 @@ def merge_tables(path: Path, tables: Sequence[Table]) -> None:
 
     Raises DiagnosticError where the file is malformed.
     """
-    known = load_tables(Source(str(path), path.read_text(encoding="utf-8"))) if path.exists() else ()
+    known = known_tables(path)
     if tables:
         write_text(path, dump_tables([*known, *tables]))
+
+
+def known_tables(path: Path) -> tuple[Table, ...]:
+    """The tables of a file, none where there is no file. Raises DiagnosticError where it is malformed."""
+    if not path.exists():
+        return ()
+    return load_tables(Source(str(path), path.read_text(encoding="utf-8", errors="replace")))
 
 
 def dump_tables(tables: Iterable[Table]) -> str:
@@ -198,7 +205,18 @@ def joined(rows: Iterable[Row]) -> tuple[Row, ...]:
     for box in boxes.values():
         same = kept and _decides_alike(kept[-1], box) and _wider(kept[-1][0].limits, box[0].limits)
         kept[-1:] = [box] if same else [*kept[-1:], box]
-    return tuple(row for box in kept for row in box)
+    found = [row for box in kept for row in box]
+    return tuple(row for at, row in enumerate(found) if not _is_idle(row, found[at + 1 :]))
+
+
+def _is_idle(row: Row, later: Sequence[Row]) -> bool:
+    """Whether the rows behind one decide as it does whatever it admits."""
+    for other in later:
+        if other.choice != row.choice:
+            return False
+        if _wider((None, *row.limits), (None, *other.limits)):
+            return True
+    return False
 
 
 def _decides_alike(one: Sequence[Row], other: Sequence[Row]) -> bool:

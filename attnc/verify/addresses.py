@@ -71,7 +71,7 @@ class _Function:
 
 
 def findings(text: str) -> tuple[Finding, ...]:
-    """Of a Triton module's text, line by line; none if every address is proved."""
+    """Lists the addresses of a Triton module's text that are not proved, line by line."""
     tree = ast.parse(text)
     functions = {
         node.name: _Function(node)

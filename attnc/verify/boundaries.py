@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from attnc.expr.nodes import Const, Expr, Search, walk
+from attnc.model.schedule import ProductConfig
 from attnc.model.tensors import Paged, Ragged
 from attnc.plan import ir
 from attnc.plan.decode import MOST_SPLITS, keys_of_split
@@ -103,7 +104,7 @@ def boundaries_of(module: ir.Module, processors: int = PROCESSORS) -> tuple[Boun
     runner = runner_of(module.target)
     found = [*_empty(), *_kernel("forward", forward, runner.stages), *_mask(module), *_storage(module)]
     for makes, planned in kernels_of(module).items():
-        found += _kernel(makes, planned.kernel, runner.stages)
+        found += _kernel(makes, planned, runner.stages)
     found += _searches(module)
     section = forward.grid.section
     for heads in (section.least, section.most) if section and section.most else ():
@@ -124,7 +125,7 @@ def _empty() -> Iterator[Boundary]:
 
 def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundary]:
     """Tiles: one, two, and as many as a pipeline holds, by a config's field of this name; splits."""
-    rows: Quantity = "rows" if kernel.pack is None else "packed"
+    rows: Quantity = "rows" if ir.pack_of(kernel) is None else "packed"
     for config in kernel.configs:
         block_m, block_n = config.tile_q, config.tile_kv
         for key, quantity, field, tile in (
@@ -147,7 +148,7 @@ def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundar
 
 
 def _splits(name: str, kernel: ir.Kernel, config: Any) -> Iterator[Boundary]:
-    if kernel.split is None:
+    if ir.split_of(kernel) is None:
         return
     for splits in (2, 16):  # they are joined as a power of two
         yield Boundary(name=f"splits joined as {splits}", quantity="splits", value=splits)
@@ -185,7 +186,7 @@ def _storage(module: ir.Module) -> Iterator[Boundary]:
 
 
 def _searches(module: ir.Module) -> Iterator[Boundary]:
-    kernels = [*module.kernels, *(planned.kernel for planned in kernels_of(module).values())]
+    kernels = [*module.kernels, *(planned for planned in kernels_of(module).values())]
     exprs = [
         value
         for kernel in kernels
@@ -212,9 +213,9 @@ def boundaries_of_projection(module: ProjectionModule) -> tuple[Boundary, ...]:
     projection = module.variant.projection
     sizes = {"features": projection.size("N"), "depth": projection.size("K")}
     for config in module.configs:
-        kernel = impl_of(config)
-        if kernel == "conventional":
+        if not isinstance(config, ProductConfig):
             continue
+        kernel = impl_of(config)
         most = MOST_ROWS[kernel]
         found.append(Boundary(name=f"rows of {kernel}", quantity="rows", value=most, reach="default"))
         if sizes["features"] is None:

@@ -255,7 +255,7 @@ class _Calls:
 
     @cached_property
     def _counter(self) -> torch.Tensor:
-        """That of a device's tiles, which the support package keeps by stream."""
+        """Stands in for the counter of tiles, which the support package keeps by stream."""
         return torch.zeros(8, dtype=torch.int32)
 
     def _copied(self, x: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verd
 
 
 def _gradients_agree(subject: Subject, case: Case) -> Iterator[str]:
-    """Whose gradient is not the same, bit for bit, when the programs come in another order."""
+    """Names inputs whose gradients differ in any bit when the programs come in another order."""
     case, found = replace(case, special="none"), []
     for order in (0, case.seed + 1):
         problem = build(subject.variant.attention, case, device=subject.device)

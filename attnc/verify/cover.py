@@ -285,7 +285,7 @@ class Space:
         """Lengths of what is searched."""
         if self.plan is None:
             return ()
-        kernels = (*self.plan.kernels, *(planned.kernel for planned in kernels_of(self.plan).values()))
+        kernels = (*self.plan.kernels, *(planned for planned in kernels_of(self.plan).values()))
         lets = (item.value for k in kernels for item in k.regions.bounds if isinstance(item, ir.Let))
         return tuple({node.extents[-1] for e in lets for node in walk(e) if isinstance(node, Search)})
 

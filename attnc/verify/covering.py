@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from attnc.expr.nodes import Index, walk
+from attnc.plan.ir import pack_of
 from attnc.verify.case import Case, Layout
 from attnc.verify.cover import GROUPS, Coverage, Space
 from attnc.verify.strategies import Limits, far, free_dims
@@ -258,7 +259,7 @@ def _diagonal(space: Space, config: int) -> dict[str, int]:
     stands at the first key of a tile.
     """
     shape = space.configs[config]
-    packs = space.plan is not None and any(kernel.pack is not None for kernel in space.plan.kernels)
+    packs = space.plan is not None and any(pack_of(kernel) is not None for kernel in space.plan.kernels)
     group = 5 if packs else 1
     last = (shape.BLOCK_M - 1) // group
     return {"M": last + 2, "N": shape.BLOCK_N + 2, "G": group}

@@ -56,7 +56,7 @@ class _Operand:
 
 
 def cuda_findings(text: str) -> tuple[Finding, ...]:
-    """Of a `.cu` file, line by line; none if every address is proved."""
+    """Lists the addresses of a `.cu` file that are not proved, line by line."""
     code = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     reader = _Reader(code)
     return tuple(dict.fromkeys(reader.findings()))
@@ -103,7 +103,7 @@ class _Reader:
         return at > 0 and self.tokens[at - 1][0] == "*" and self._is_product(at - 1)
 
     def _operand_start(self, end: int) -> int:
-        """Where the operand that ends here begins, casts included."""
+        """Finds where the operand that ends here begins, casts included."""
         at = end
         while True:
             token = self.tokens[at][0]
@@ -165,7 +165,7 @@ class _Reader:
         return " ".join(token for token, _ in self.tokens[self._open(close) + 1 : close]) in _CASTS
 
     def _operand_end(self, start: int) -> int:
-        """Where the operand that begins here ends."""
+        """Finds where the operand that begins here ends."""
         at = start
         while self.tokens[at][0] in ("-", "!") or (
             self.tokens[at][0] == "(" and self._is_cast(self._close(at))

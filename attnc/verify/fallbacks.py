@@ -33,7 +33,7 @@ _MARGIN = 2.0**-7
 def fallback_violations(subject: Subject) -> Iterator[str]:
     """`fallbacks: what is wrong` of the counter; none for a module without one."""
     kernel = None if subject.plan is None else subject.plan.kernels[0]
-    if kernel is None or kernel.unified is None or not kernel.unified.fallback:
+    if not isinstance(kernel, ir.Decode) or kernel.unified is None or not kernel.unified.fallback:
         return
     config = next((c for c in subject.configs if getattr(c, "splits", 1) == 0), subject.configs[0])
     if hasattr(config, "split_size"):
@@ -58,7 +58,7 @@ def fallback_violations(subject: Subject) -> Iterator[str]:
                 yield f"fallbacks: {found} are counted of {logits} scores, expected {expected}"
 
 
-def _tiles(subject: Subject, kernel: ir.Kernel, block_m: int, inputs: Mapping[str, Value]) -> tuple[int, int]:
+def _tiles(subject: Subject, kernel: ir.Decode, block_m: int, inputs: Mapping[str, Value]) -> tuple[int, int]:
     """Tiles of rows in which some row is surely outside the bounds, and those in which one may be."""
     attention, unified = subject.variant.attention, kernel.unified
     assert unified is not None

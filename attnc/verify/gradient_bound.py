@@ -1,7 +1,7 @@
 """How far may generated gradients lie from the reference's? The forward's bound, carried through the chain
 rule.
 
-What one head adds is in `gradient_errors`. Derivatives of the score enter the bound through `expr.derive`;
+Derivatives of the score enter the bound through `expr.derive`;
 the values that they are compared with do not.
 
 The rounding of o is the largest error, and it reaches delta_i = do_i . o_i alone. Sums over many rows would
@@ -17,15 +17,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnc.expr.derive import derive
+from attnc.expr.nodes import Expr, Index, Load, uses
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.plan.ir.backward import GradientBound
-from attnc.reference import heads
-from attnc.reference_arrays import Array, Floats, Input, to_arrays
+from attnc.reference import Head, heads, softmax
+from attnc.reference_arrays import Array, Bools, Floats, Input, rows, to_arrays
 from attnc.reference_gradients import gradients
-from attnc.verify.gradient_errors import LARGEST_F16, HeadErrors, Sums
-from attnc.verify.running_error import FLUSHED, U
-from attnc.verify.tolerance import SLACK
+from attnc.verify.running_error import FLUSHED, Approx, RunningError, U
+from attnc.verify.tolerance import (
+    LARGEST_EXPONENT,
+    SLACK,
+    chain_error,
+    dot_products,
+    expected_rows,
+    exponential_error,
+)
 from attnc.verify.verdict import Verdict, to_float64
 
 
@@ -108,3 +116,254 @@ def cotangents_of(
     for tensor in attention.outputs:
         value = generator.standard_normal(outputs[tensor.name].shape)
         yield tensor.name, np.where(np.isfinite(outputs[tensor.name]), value, 0.0)
+
+
+LARGEST_F16 = 65504.0
+_DEVIATIONS = 6.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Errors of every gradient, over all heads.
+
+    rest: of all but delta's error from o; size: of that, at most; variance: of that. terms: magnitudes of
+    what is added up in dk and dv; cut_off: what tensor cores lose of them (`tolerance.chain_error`).
+    """
+
+    bound: GradientBound
+    rest: Mapping[str, Floats]
+    size: Mapping[str, Floats]
+    variance: Mapping[str, Floats]
+    terms: Mapping[str, Floats]
+    cut_off: Mapping[str, Floats]
+
+    @staticmethod
+    def zeros(bound: GradientBound, like: Mapping[str, Array]) -> Sums:
+        def empty() -> dict[str, Floats]:
+            return {name: np.zeros(x.shape) for name, x in like.items()}
+
+        return Sums(
+            bound=bound,
+            rest=empty(),
+            size=empty(),
+            variance=empty(),
+            terms=empty(),
+            cut_off=empty(),
+        )
+
+    def total(self, name: str) -> Floats:
+        known = np.minimum(self.size[name], _DEVIATIONS * np.sqrt(self.variance[name]))
+        return np.asarray(
+            self.rest[name] + known + beyond_a_tile(self.bound, self.cut_off[name]) * self.terms[name]
+        )
+
+
+def beyond_a_tile(bound: GradientBound, cut_off: Floats) -> Floats:
+    """What a sum loses more than the sum of one tile, which has 2u for each of its products."""
+    return (cut_off - 2 * U * bound.tile).clip(0)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadErrors:
+    """Probabilities, gradients of scores and their errors for some rows of one head, all [M, N].
+
+    ds_error: without what comes from o by delta; delta_size, delta_spread: that error of each row, at most,
+    and its standard deviation. p, p_error: after dropout; probability: the largest that P may be taken for,
+    before it.
+    """
+
+    head: Head
+    bound: GradientBound
+    do: Floats
+    dot: Approx
+    p: Floats
+    p_error: Floats
+    ds: Floats
+    ds_error: Floats
+    delta_size: Floats
+    delta_spread: Floats
+    probability: Floats
+    sink: tuple[float, float, float]
+
+    @staticmethod
+    def of(head: Head, do: Floats, dlse: Floats, bound: GradientBound) -> HeadErrors:
+        forward = bound.forward
+        o, lse = softmax(head)
+        rows_of = expected_rows(head, forward)
+        o_error, lse_error = rows_of["o"].allowed, rows_of["lse"].allowed
+        open_row = rows_of["lse"].open | ~np.isfinite(o).all(axis=1, keepdims=True)
+        _, dot = dot_products(head, forward)
+        score = RunningError.of(head, dot, forward).analyse(head.attention.score)
+        s = np.where(head.visible, np.broadcast_to(score.value, head.shape).astype(np.float64), -np.inf)
+        seen: Bools = ~np.isneginf(s)
+        row = np.where(np.isneginf(lse), 0.0, lse)[:, None]
+        p = np.where(seen, np.exp(s - row), 0.0)
+        exponent = np.abs(s - row) + np.abs(s) + 2 * np.abs(row)
+        rho = np.where(seen, score.error + lse_error + U * (2 * exponent + 2 * forward.exp_ulps), 0.0)
+        p_error = exponential_error(p, s - row, rho) + np.where(seen, FLUSHED, 0.0)
+        p_error = np.where(open_row | (s - row + rho >= LARGEST_EXPONENT), np.inf, p_error)
+        p_error = np.where(head.visible, p_error, 0.0)
+
+        drop, kept = head.dropout
+        factor = np.where(kept, 1 / (1 - drop), 0.0) if drop < 1 else np.zeros(head.shape)
+        products = np.abs(do) @ np.abs(head.v).T
+        dp = factor * (do @ head.v.T)
+        dot_error = forward.dot_error(head.v.shape[1])
+        if forward.o_dtype is not forward.p_dtype:  # do is rounded to v's type
+            dot_error += DType(forward.p_dtype).unit_roundoff
+        dp_error = factor * dot_error * products + 2 * U * np.abs(dp)
+        delta = (do * o).sum(axis=1) - dlse
+        delta_size = (np.abs(do) * o_error).sum(axis=1)
+        delta_spread = np.sqrt((o_error * o_error).sum(axis=1))
+        delta_error = (head.v.shape[1] + 3) * U * np.abs(do * o).sum(axis=1)
+        delta_error = delta_error + 2 * U * (np.abs(delta) + np.abs(dlse))
+        difference = dp - delta[:, None]
+        ds = p * difference
+        ds_error = p_error * np.abs(difference) + 3 * U * np.abs(ds)
+        ds_error = ds_error + (p + p_error) * (dp_error + delta_error[:, None])
+
+        sink = (0.0, 0.0, 0.0)
+        if head.attention.softmax.sink is not None:
+            exponent = np.where(np.isneginf(lse), -np.inf, head.sink - row[:, 0])
+            weight = np.exp(exponent)
+            relative = lse_error[:, 0] + U * (
+                4 * np.abs(row[:, 0]) + 4 * abs(head.sink) + 2 * forward.exp_ulps
+            )
+            weight_error = exponential_error(weight, exponent, relative)
+            largest = weight + weight_error
+            many = 2 * U * (bound.tile + len(do) + 8)
+            sink = (
+                float((largest * delta_error + (weight_error + many * weight) * np.abs(delta)).sum()),
+                float((largest * delta_size).sum()),
+                float(((largest * delta_spread) ** 2).sum()),
+            )
+        return HeadErrors(
+            head,
+            bound,
+            do,
+            dot,
+            factor * p,
+            np.where(kept, factor * p_error, 0.0),
+            np.where(seen, ds, 0.0),
+            np.where(seen, ds_error, 0.0),
+            delta_size,
+            delta_spread,
+            np.where(seen, p + p_error, 0.0),
+            sink,
+        )
+
+    def add_to(self, sums: Sums) -> None:
+        """Adds what these rows contribute to the error of every gradient."""
+        head, bound, attention = self.head, self.bound, self.head.attention
+        forward, group = bound.forward, max(self.head.dims["H"] // max(self.head.dims["Hkv"], 1), 1)
+        m, n = head.shape
+        if m == 0:
+            return
+        over_keys = 2 * U * (bound.tile + -(-n // bound.min_tile) + 8)
+        over_rows = 2 * U * (bound.tile + (-(-head.dims["M"] // bound.min_tile)) * group + 8)
+        derivative = derive(attention.score)
+        slope = self._analyse(derivative.dot)
+        d_dot = self.ds * slope.value
+        element = DType(forward.input_dtype)
+        rounded = np.abs(d_dot) * (element.unit_roundoff + forward.product_error + 2 * U)
+        lost = abs(bound.scale) * max(element.smallest_subnormal / 2, FLUSHED)
+        error = (
+            self.ds_error * np.abs(slope.value) + (np.abs(self.ds) + self.ds_error) * slope.error + rounded
+        )
+        error = np.where(head.visible, error + lost, 0.0)
+        weight = self.probability * np.abs(slope.value)
+        by_delta = weight * self.delta_size[:, None]
+        if element is DType.F16:
+            largest = np.abs(d_dot) + error + by_delta
+            error = np.where(largest > LARGEST_F16 * abs(bound.scale), np.inf, error)
+        k_size, q_size = np.abs(head.k), np.abs(head.q)
+        every = (sums.rest, sums.size, sums.variance, sums.terms, sums.cut_off)
+        rest, size, variance, terms, cut_off = ({**head.arrays, **of} for of in every)
+        dq, dq_size, dq_variance = (
+            rows(attention.q, of, head.b)[head.first : head.first + m, head.h]
+            for of in (rest, size, variance)
+        )
+        dk, dk_size, dk_variance, dk_terms, dk_cut_off = (
+            rows(attention.k, of, head.b)[:n, head.h // group]
+            for of in (rest, size, variance, terms, cut_off)
+        )
+        dv, dv_terms, dv_cut_off = (
+            rows(attention.v, of, head.b)[:n, head.h // group] for of in (rest, terms, cut_off)
+        )
+        chained = beyond_a_tile(bound, chain_error(forward, head.visible))[:, None]
+        dq += (error + (over_keys + chained) * np.abs(d_dot)) @ k_size
+        dq_size += by_delta @ k_size
+        dq_variance += ((weight @ k_size) * self.delta_spread[:, None]) ** 2
+        dk += (error + over_rows * np.abs(d_dot)).T @ q_size
+        dk_size += by_delta.T @ q_size
+        dk_terms += np.abs(d_dot).T @ q_size
+        dk_cut_off += chain_error(forward, head.visible.T)[:, None]
+        dk_variance += ((weight * self.delta_spread[:, None]) ** 2).T @ (q_size * q_size)
+        p_dtype = DType(forward.p_dtype)
+        relative = p_dtype.unit_roundoff + forward.product_error + 2 * U + over_rows
+        if forward.o_dtype is not forward.p_dtype:
+            relative += p_dtype.unit_roundoff
+        p_error = self.p_error + (self.p + self.p_error) * relative
+        p_error += np.where(head.visible, max(p_dtype.smallest_subnormal / 2, FLUSHED), 0.0)
+        dv += p_error.T @ np.abs(self.do)
+        dv_terms += self.p.T @ np.abs(self.do)
+        dv_cut_off += chain_error(forward, head.visible.T)[:, None]
+        for load, value in derivative.loads:
+            if load.tensor in attention.grads:
+                self._add_load(sums, load, value)
+        sink = attention.softmax.sink
+        if sink is not None:
+            for load, value in derive(sink).loads:
+                if load.tensor in attention.grads:
+                    factor = 2 * abs(float(head.value(value).item()))
+                    at = tuple(int(head.value(index).item()) for index in load.indices)
+                    sums.rest[load.tensor][at] += factor * self.sink[0]
+                    sums.size[load.tensor][at] += factor * self.sink[1]
+                    sums.variance[load.tensor][at] += factor**2 * self.sink[2]
+
+    def _add_load(self, sums: Sums, load: Load, value: Expr) -> None:
+        """The errors of what all scores add to the gradient of a load."""
+        slope = self._analyse(value)
+        self._scatter(sums.rest[load.tensor], load, self._term(slope))
+        weight = self.probability * slope.value
+        sizes = np.abs(weight) * self.delta_size[:, None]
+        self._scatter(sums.size[load.tensor], load, sizes)
+        if not any("kv_idx" in uses(index) for index in load.indices):
+            # One error of delta in all terms of a row: the terms may cancel.
+            spread = np.abs(weight.sum(axis=1)) * self.delta_spread
+            first = np.zeros(self.head.shape)
+            first[:, :1] = (spread**2)[:, None]
+            self._scatter(sums.variance[load.tensor], load, first)
+        elif Index("kv_idx") in load.indices:
+            self._scatter(sums.variance[load.tensor], load, (weight * self.delta_spread[:, None]) ** 2)
+        else:  # several keys of a row may read one element
+            self._scatter(sums.variance[load.tensor], load, np.full(self.head.shape, np.inf))
+
+    def _term(self, slope: Approx) -> Floats:
+        """The error of what each score adds, but for delta's from o."""
+        m, n = self.head.dims["M"], self.head.shape[1]
+        tiles = sum(-(-length // self.bound.min_tile) for length in (m, n))
+        many = 2 * U * (2 * self.bound.tile + tiles + self.head.dims["B"] * self.head.dims["H"] + 8)
+        error = self.ds_error * np.abs(slope.value) + (np.abs(self.ds) + self.ds_error) * (
+            slope.error + 3 * U * np.abs(slope.value)
+        )
+        return np.asarray(error + many * np.abs(self.ds * slope.value))
+
+    def _analyse(self, expr: Expr) -> Approx:
+        """A derivative and its error; 0 where the score is masked, whatever the expression is there."""
+        found = RunningError.of(self.head, self.dot, self.bound.forward).analyse(expr)
+        seen = self.head.visible & (self.ds != 0) | (self.ds_error > 0)
+        value = np.where(seen, np.broadcast_to(found.value, self.head.shape).astype(np.float64), 0.0)
+        error = np.where(found.overflows, np.inf, found.error)
+        return Approx(value, np.where(seen, np.broadcast_to(error, self.head.shape), 0.0))
+
+    def _scatter(self, target: Floats, load: Load, terms: Floats) -> None:
+        """Adds terms [M, N] where the load points, except outside its tensor."""
+        if not load.indices:
+            target += terms.sum()
+            return
+        indices = [np.broadcast_to(self.head.value(index), self.head.shape) for index in load.indices]
+        inside: Array = np.ones(self.head.shape, dtype=np.bool_)
+        for index, length in zip(indices, target.shape, strict=True):
+            inside = inside & (index >= 0) & (index < length)
+        np.add.at(target, tuple(index[inside] for index in indices), terms[inside])

@@ -1,6 +1,6 @@
 """Runs the backward of a generated module on a case and judges what comes out.
 
-Workspaces are full of NaN before the kernels see them (`poison`).
+Workspaces are full of NaN before the kernels see them (`subject.poisoned`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from attnc.runtime.dtypes import TORCH
 from attnc.verify.case import Case, Layout
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.memory import guarding
-from attnc.verify.poison import poisoned
 from attnc.verify.problem import Problem, place_tensor
+from attnc.verify.subject import poisoned
 from attnc.verify.verdict import Verdict, to_float64
 
 

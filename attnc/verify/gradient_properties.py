@@ -89,7 +89,7 @@ class GradientRun:
         return None
 
     def with_equal_rows(self) -> GradientRun:
-        """The same case with equal keys and equal values."""
+        """Makes the case with equal keys and equal values."""
         problem = build(self.attention, replace(self.case, logits="constant"), device=self.subject.device)
         inputs = {**problem.inputs, "v": torch.ones_like(torch.as_tensor(problem.inputs["v"]))}
         problem = Problem(inputs, problem.outputs, ())
@@ -303,8 +303,8 @@ def _the_unseen_does_not_matter(run: GradientRun) -> str | None:
 
 
 def _seen(run: GradientRun) -> dict[str, Array]:
-    """Of each element of q, k and v: 1 where it is part of a score that is not masked, 0 where all are, NaN
-    where no sequence has it.
+    """Marks each element of q, k and v: 1 where it is part of a score that is not masked, 0 where all are,
+    NaN where no sequence has it.
     """
     attention = run.attention
     found: dict[str, Array] = {name: np.full(run.arrays[name].shape, np.nan) for name in ("q", "k", "v")}

@@ -22,7 +22,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 def quotient(x: Any, y: Any) -> Any:
-    """Of integers, towards 0, as of GPUs."""
+    """Divides integers, rounding towards 0 as GPUs do."""
     return (x - np.fmod(x, y)) // y
 
 
@@ -72,7 +72,7 @@ class Language:
         self.fields: dict[tuple[str, Shape], dict[str, Any]] = {}
 
     def methods(self) -> Iterator[tuple[str, Method]]:
-        """Of tensors, by name."""
+        """Yields replacements of the methods of tensors, by name."""
         for functions, types, compares in (
             (_ARITHMETIC, _NUMBERS, False),
             (_OF_FLOATS, frozenset({"fp32"}), False),
@@ -87,7 +87,7 @@ class Language:
         yield "__getitem__", self.expanded(self.tensor.__getitem__)
 
     def functions(self) -> Iterator[tuple[str, Method]]:
-        """Of the language, by name."""
+        """Yields replacements of the functions of the language, by name."""
         yield "load", self.load(self.tl.load)
         yield "store", self.store(self.tl.store)
         yield "where", self.where(self.tl.where)
@@ -117,7 +117,9 @@ class Language:
         return value.value if value.__class__ is self.constexpr else value
 
     def binary(self, function: Function, long_way: Any, types: frozenset[str], *, compares: bool) -> Method:
-        """Of operands of one type, of integers of two widths, or of a tensor and a number."""
+        """Makes the method for operands of one type, integers of two widths, or a tensor and a number; any
+        others go the long way.
+        """
         tensor, int1, int64 = self.tensor, self.tl.int1, self.tl.int64
 
         def method(left: Any, right: Any, **named: Any) -> Any:

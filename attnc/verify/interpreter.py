@@ -15,6 +15,7 @@ import inspect
 import linecache
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -99,6 +100,8 @@ class _Patch:
         self.patch_lang = interpreter._patch_lang
         self.scopes: list[Any] = []
         self.patched_globals: set[int] = set()
+        #: Of a launch, which changes Triton's modules for as long as it takes.
+        self.launching = threading.Lock()
         self.language = Language(tl, interpreter)
 
     def install(self) -> None:
@@ -290,9 +293,15 @@ class _Patch:
         return restore_args
 
     def wrap_launch(self, original: Any) -> Any:
-        """float32 subnormals are flushed, as GPUs may do: a CPU takes a hundred times longer over them."""
+        """Threads take turns. float32 subnormals are flushed, as GPUs may do: a CPU takes a hundred times
+        longer over them.
+        """
 
         def launch(executor: Any, *args: Any, **named: Any) -> None:
+            with self.launching:
+                launch_alone(executor, *args, **named)
+
+        def launch_alone(executor: Any, *args: Any, **named: Any) -> None:
             WATCH.allocations.clear()
             try:
                 torch.set_flush_denormal(True)

@@ -92,7 +92,7 @@ def problem(module: ir.Module, offset: int) -> list[torch.Tensor]:
 
 
 def fitting(configs: Sequence[Any]) -> list[Any]:
-    """Those whose shared memory the GPU has."""
+    """Selects configs whose shared memory the GPU has."""
     properties: Any = torch.cuda.get_device_properties(0)  # annotated incompletely by torch
     room = properties.shared_memory_per_block_optin
     return [config for config in configs if getattr(config, "shared", 0) <= room]

@@ -6,33 +6,289 @@ the sum of both error bounds. Each says which attentions it applies to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
+
+from attnc.expr.nodes import Dim, Expr, Index, Load, children, uses, walk
 from attnc.model.attention import Attention
-from attnc.verify.bitwise_properties import (
-    batches_permute,
-    groups_equal_repeated_heads,
-    heads_permute,
-    masked_keys_are_invisible,
-    runs_agree,
-    values_scale,
-)
-from attnc.verify.bounded_properties import configs_agree, keys_permute, prefixes_agree, visible_keys_count
+from attnc.model.tensors import Role, Tensor
+from attnc.reference import heads, softmax
+from attnc.reference_arrays import Bools, empty_outputs, to_arrays
 from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
+from attnc.verify.check import same_bits
 from attnc.verify.excluded import excluded_keys_are_invisible, may_exclude
 from attnc.verify.fallbacks import fallback_violations
 from attnc.verify.gradient_properties import gradient_violations
-from attnc.verify.rerun import Run
+from attnc.verify.problem import Value
+from attnc.verify.rerun import Outputs, Run
+from attnc.verify.strategies import all_dims, free_dims, size
 from attnc.verify.subject import Subject
-from attnc.verify.symmetries import (
-    has_values,
-    ignores_key_order,
-    is_dense,
-    is_grouped,
-    only_addresses,
-)
+from attnc.verify.tolerance import expect
+from attnc.verify.verdict import Expected, to_float64
+
+# --- which symmetries an attention has ----------------------------------------------------------------------
+
+
+def is_dense(attention: Attention) -> bool:
+    """q, k and v are ordinary tensors, so that an axis can be permuted or cut."""
+    return all(tensor.storage.is_plain for tensor in (attention.q, attention.k, attention.v))
+
+
+def has_values(attention: Attention) -> bool:
+    """v has memory of its own."""
+    return not attention.v.storage.is_part
+
+
+def sized_axes(tensor: Tensor, extent: Expr) -> list[int]:
+    """Axes of this size, in the words of the spec."""
+    return [axis for axis, expr in enumerate(tensor.shape) if expr == extent]
+
+
+def _expressions(attention: Attention) -> tuple[Expr, ...]:
+    softmax = attention.softmax
+    optional = (softmax.sink, softmax.dropout, softmax.seed, softmax.first_head)
+    return (
+        attention.score,
+        attention.mask,
+        *attention.lengths.values(),
+        *(e for e in optional if e is not None),
+    )
+
+
+def _positions(expr: Expr) -> Iterator[str]:
+    """Names of the indices that are used as numbers, not only to address a tensor."""
+    if isinstance(expr, Index):
+        yield expr.name
+    if not isinstance(expr, Load):
+        for child in children(expr):
+            yield from _positions(child)
+
+
+def only_addresses(attention: Attention, name: str, extent: Expr) -> bool:
+    """The index only picks elements of axes of this size: permuting the axes permutes the outputs."""
+    if attention.softmax.dropout is not None:
+        return False
+    for expr in _expressions(attention):
+        if name in _positions(expr):
+            return False
+        for node in walk(expr):
+            if isinstance(node, Load):
+                for index, size_ in zip(node.indices, node.extents, strict=True):
+                    if name in uses(index) and (index, size_) != (Index(name), extent):
+                        return False
+    return True
+
+
+def ignores_key_order(attention: Attention) -> bool:
+    asked = {name for expr in _expressions(attention) for name in uses(expr)}
+    return "kv_idx" not in asked and attention.softmax.dropout is None and not attention.lengths
+
+
+def is_grouped(attention: Attention) -> bool:
+    extents = {expr for tensor in attention.extras for expr in tensor.shape}
+    names = free_dims(attention)
+    return "G" in names and "Hkv" in names and attention.heads_kv not in extents
+
+
+# --- bit for bit --------------------------------------------------------------------------------------------
+
+
+def _unequal(left: Outputs, right: Outputs) -> str | None:
+    """Which output differs in a bit."""
+    for name in left:
+        if not same_bits(left[name], right[name]):
+            return f"'{name}' differs in {int((left[name] != right[name]).sum())} elements"
+    return None
+
+
+def runs_agree(run: Run) -> str | None:
+    return _unequal(run.outputs, run.again(run.inputs))
+
+
+def values_scale(run: Run) -> str | None:
+    """2v gives 2o and the same lse: nothing rounds differently, short of overflow and of subnormals."""
+    v, o = run.tensor("v"), run.outputs["o"]
+    if v.numel() and v.abs().max() > 2.0**14:
+        return None
+    scaled = run.again({**run.inputs, "v": v * 2})
+    normal = o.abs() > 2.0**-12
+    doubled = torch.where(normal, o * 2, 0.0)
+    return _unequal({**run.outputs, "o": doubled}, {**scaled, "o": torch.where(normal, scaled["o"], 0.0)})
+
+
+def batches_permute(run: Run) -> str | None:
+    order = list(range(run.case.dims.get("B", 1)))[::-1]
+    return _permuted(run, lambda tensor: [(axis, order) for axis in sized_axes(tensor, run.attention.batch)])
+
+
+def heads_permute(run: Run) -> str | None:
+    dims = all_dims(run.attention, run.case.dims)
+    count, all_heads = size(run.attention.heads_kv, dims), size(run.attention.heads_q, dims)
+    group = all_heads // max(count, 1)
+    order = list(range(count))[::-1]
+    blocks = [kv * group + member for kv in order for member in range(group)]
+
+    def orders(tensor: Tensor) -> list[tuple[int, list[int]]]:
+        if run.attention.heads_q == run.attention.heads_kv:
+            return [(axis, order) for axis in sized_axes(tensor, run.attention.heads_kv)]
+        of_keys = [(axis, order) for axis in sized_axes(tensor, run.attention.heads_kv)]
+        return of_keys + [(axis, blocks) for axis in sized_axes(tensor, run.attention.heads_q)]
+
+    return _permuted(run, orders)
+
+
+def _permuted(run: Run, orders: Callable[[Tensor], list[tuple[int, list[int]]]]) -> str | None:
+    def apply(tensor: Tensor, value: Value) -> Value:
+        for axis, order in orders(tensor):
+            assert isinstance(value, torch.Tensor)
+            value = value.index_select(axis, torch.tensor(order, dtype=torch.int64, device=value.device))
+        return value
+
+    inputs = {t.name: apply(t, run.inputs[t.name]) for t in run.attention.inputs}
+    expected = {t.name: apply(t, run.outputs[t.name]) for t in run.attention.outputs}
+    return _unequal({k: v for k, v in expected.items() if isinstance(v, torch.Tensor)}, run.again(inputs))
+
+
+def groups_equal_repeated_heads(run: Run) -> str | None:
+    """Grouped queries equal the same queries with a K/V head of their own, where the plan is the same.
+
+    A kernel that picks the number of its splits picks another for more KV heads.
+    """
+    if run.subject.split:
+        return None
+    group = run.case.dims["G"]
+    inputs = dict(run.inputs)
+    for tensor in (run.attention.k, run.attention.v):
+        axis = tensor.axis(Role.HEAD)
+        assert axis is not None
+        inputs[tensor.name] = run.tensor(tensor.name).repeat_interleave(group, axis)
+    return _unequal(run.outputs, run.again(inputs))
+
+
+def masked_keys_are_invisible(run: Run) -> str | None:
+    """K of some keys becomes NaN and V junk: rows that do not see them stay as they are, bit for bit."""
+    chosen, blind = _blind_rows(run)
+    if not len(chosen):
+        return None
+    inputs = dict(run.inputs)
+    for tensor, junk in ((run.attention.k, torch.nan), (run.attention.v, 1e4)):
+        axis = tensor.axis(Role.KEY)
+        assert axis is not None
+        changed = run.tensor(tensor.name).clone()
+        changed.index_fill_(axis, torch.tensor(chosen, device=changed.device), junk)
+        inputs[tensor.name] = changed
+    outputs = run.again(inputs)
+    for name, rows in blind.items():
+        where = torch.from_numpy(rows).to(outputs[name].device)
+        if not same_bits(outputs[name][where], run.outputs[name][where]):
+            return f"'{name}' of rows that do not see keys {chosen[:4]} depends on them"
+    return None
+
+
+def _blind_rows(run: Run) -> tuple[list[int], dict[str, Bools]]:
+    """Some keys, and for each output where its rows see none of them."""
+    arrays = to_arrays(run.attention, run.inputs)
+    rng = np.random.default_rng(run.case.seed)
+    count = run.case.dims.get("N", 0)
+    chosen = sorted({int(j) for j in rng.integers(0, count, 3)}) if count else []
+    blind = empty_outputs(run.attention, arrays)
+    for array in blind.values():
+        array[...] = 0
+    for head in heads(run.attention, arrays):
+        seen = head.visible[:, [j for j in chosen if j < head.shape[1]]]
+        for tensor in run.attention.outputs:
+            head.place(tensor, blind)[...] = ~seen.any(axis=1, keepdims=True)
+    return chosen, {name: array.astype(np.bool_) for name, array in blind.items()}
+
+
+# --- within the error bound ---------------------------------------------------------------------------------
+
+
+def visible_keys_count(run: Run) -> str | None:
+    """V of the key that weighs most in some row moves: rows in which it weighs most move with it."""
+    arrays = to_arrays(run.attention, run.inputs)
+    pieces = [head for head in heads(run.attention, arrays) if min(head.shape)]
+    if not pieces or run.attention.softmax.dropout is not None:
+        return None
+    chosen = int(np.argmax(pieces[0].scores[-1]))
+    heavy = empty_outputs(run.attention, arrays)["o"] * 0
+    for head in pieces:
+        if chosen < head.shape[1]:
+            _, lse = softmax(head)
+            with np.errstate(invalid="ignore"):
+                head.place(run.attention.o, {"o": heavy})[...] = np.exp(head.scores[:, chosen] - lse)[:, None]
+    axis = run.attention.v.axis(Role.KEY)
+    assert axis is not None
+    moved = run.tensor("v").clone()
+    moved.select(axis, chosen).add_(64.0)
+    outputs = run.again({**run.inputs, "v": moved})
+    change = to_float64(outputs["o"]) - to_float64(run.outputs["o"])
+    deaf = int(((heavy > 0.5) & (change < 16)).sum())
+    return f"{deaf} elements ignore key {chosen}" if deaf else None
+
+
+def keys_permute(run: Run) -> str | None:
+    """Checks that the order of the keys is immaterial where neither mask nor score asks for positions."""
+    count = run.case.dims.get("N", 0)
+    order = torch.from_numpy(np.random.default_rng(run.case.seed).permutation(count))
+    inputs = dict(run.inputs)
+    for tensor in (run.attention.k, run.attention.v):
+        axis = tensor.axis(Role.KEY)
+        assert axis is not None
+        inputs[tensor.name] = run.tensor(tensor.name).index_select(axis, order.to(run.subject.device))
+    expected = expect(run.attention, run.inputs, run.subject.bound)
+    return _too_far(expected, run.outputs, run.again(inputs))
+
+
+def prefixes_agree(run: Run) -> str | None:
+    """Checks that the last key can go together with the last query where no earlier row sees it."""
+    if min(run.case.dims.get("M", 0), run.case.dims.get("N", 0)) < 2:
+        return None
+    arrays = to_arrays(run.attention, run.inputs)
+    last = run.case.dims["M"] - 1
+    for head in heads(run.attention, arrays):
+        if head.visible[: max(last - head.first, 0), -1:].any():
+            return None
+    inputs, kept = dict(run.inputs), dict(run.outputs)
+    for tensor in run.attention.inputs:
+        for axis in (*sized_axes(tensor, Dim("M")), *sized_axes(tensor, Dim("N"))):
+            value = inputs[tensor.name]
+            assert isinstance(value, torch.Tensor)
+            inputs[tensor.name] = value.narrow(axis, 0, value.shape[axis] - 1)
+    for tensor in run.attention.outputs:
+        for axis in sized_axes(tensor, Dim("M")):
+            kept[tensor.name] = kept[tensor.name].narrow(axis, 0, last)
+    expected = expect(run.attention, inputs, run.subject.bound)
+    return _too_far(expected, kept, run.again(inputs))
+
+
+def configs_agree(run: Run) -> str | None:
+    """Every config computes the same, within twice the bound."""
+    expected = expect(run.attention, run.inputs, run.subject.bound)
+    for config in run.subject.limits().tiles:
+        outputs = run.again(run.inputs, config)
+        message = _too_far(expected, run.outputs, outputs)
+        if message is not None:
+            return f"config {config}: {message}"
+    return None
+
+
+def _too_far(expected: Mapping[str, Expected], left: Outputs, right: Outputs) -> str | None:
+    """Which output differs by more than two right runs may."""
+    for name, want in expected.items():
+        a, b = to_float64(left[name]), to_float64(right[name])
+        with np.errstate(invalid="ignore"):
+            wrong = ~((np.abs(a - b) <= 2 * want.allowed) | (a == b) | np.isnan(a) & np.isnan(b) | want.open)
+        if wrong.any():
+            return f"'{name}' differs in {int(wrong.sum())} elements"
+    return None
+
+
+# --- all of them --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

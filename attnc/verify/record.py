@@ -84,7 +84,7 @@ class Records:
     support: Mapping[str, Supported] = field(default_factory=dict)
 
     def with_support(self, sha256: str, new: Mapping[str, Record]) -> Records:
-        """The same with the support package noted as run by these modules."""
+        """Notes that these modules ran the support package."""
         support = dict(self.support)
         for path, record in new.items():
             target = target_of(path)
@@ -94,8 +94,8 @@ class Records:
         return replace(self, support=support)
 
     def with_verified(self, new: Mapping[str, Record]) -> Records:
-        """The same with these records added or replaced, but for what is known of large cases of the same
-        text; a module that has one is no longer unverified.
+        """Adds or replaces these records, and keeps what is known of large cases of the same text; a module
+        that has one is no longer unverified.
         """
         ran = {f"_support/{target_of(path)}" for path in new}
         left = {path: why for path, why in self.unverified.items() if path not in new and path not in ran}
@@ -108,7 +108,7 @@ class Records:
         return replace(self, verified={**self.verified, **kept}, unverified=left)
 
     def with_large(self, new: Mapping[str, Record]) -> Records:
-        """The same with what these records of large cases say noted in those of the same texts."""
+        """Notes what these records of large cases say in the records of the same texts."""
         changed = {
             path: replace(known, large={"cases": record.cases, "worst": record.worst})
             for path, record in new.items()
@@ -117,12 +117,12 @@ class Records:
         return replace(self, verified={**self.verified, **changed})
 
     def with_sanitized(self, new: Mapping[str, Sanitized]) -> Records:
-        """The same with these added or replaced; a module that has one is no longer unsanitized."""
+        """Adds or replaces what the sanitizer said; a module with such a record is no longer unsanitized."""
         left = {path: why for path, why in self.unsanitized.items() if path not in new}
         return replace(self, sanitized={**self.sanitized, **new}, unsanitized=left)
 
     def only(self, paths: Iterable[str]) -> Records:
-        """Without what is said of modules that are gone."""
+        """Drops what is said of modules that are gone."""
         kept = set(paths)
         return Records(
             verified={path: record for path, record in self.verified.items() if path in kept},

@@ -32,7 +32,7 @@ class Runner(ABC):
     takes_tiles: ClassVar[bool] = False
 
     def device(self, target: str) -> str:
-        """Where modules for the target run in this process: "cuda" or "cpu"."""
+        """Says where modules for the target run in this process: "cuda" or "cpu"."""
         if not torch.cuda.is_available():
             return "cpu"
         major, minor = torch.cuda.get_device_capability()

@@ -273,7 +273,7 @@ def _where(takes: Array, turned: Bools, a: Approx, b: Approx, value: Array) -> A
 
 
 def _turned(a: Approx, b: Approx) -> Bools:
-    """Where a comparison may come out otherwise."""
+    """Marks elements for which rounding may turn a comparison."""
     spread = a.error + b.error
     near = (spread > 0) & (np.abs(a.value - b.value) <= spread)
     return np.asarray(near | (a.overflows & b.may_be_infinite) | (b.overflows & a.may_be_infinite))

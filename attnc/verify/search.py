@@ -80,7 +80,7 @@ class Trial(ABC):
 
     @abstractmethod
     def cases(self, count: int) -> Iterable[Case]:
-        """The same on every run: those at boundaries, and about `count` others."""
+        """Yields cases that are the same on every run: those at boundaries, and about `count` others."""
 
     @abstractmethod
     def drawn(self) -> SearchStrategy[Case]:
@@ -231,8 +231,8 @@ def run(
     fills: Iterable[str] = tuple(FILLS),
     progress: Progress | None = None,
 ) -> Report:
-    """Its cases, the same on every run. Stops after `seconds`, though ten times later if it has not run
-    `least` cases, or at the third failure.
+    """Runs the cases of a trial that are the same on every run. Stops after `seconds`, though ten times later
+    if it has not run `least` cases, or at the third failure.
 
     fills: what surrounds tensors, the first and one of the others in turn.
     """

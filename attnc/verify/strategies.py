@@ -189,7 +189,9 @@ def _layouts(draw: st.DrawFn, attention: Attention, tensor: Tensor) -> Layout:
 
 @st.composite
 def _handed_over(draw: st.DrawFn, tensor: Tensor) -> Layout:
-    """Of the gradient of an output, as autograd hands it over: any order of axes, or one number for all."""
+    """Draws the layout of an output's gradient as autograd hands it over: any order of axes, or one number
+    for all.
+    """
     axes = tuple(range(len(tensor.shape)))
     return Layout(
         order=tuple(draw(st.permutations(axes))),

@@ -1,11 +1,17 @@
-"""What is verified: a generated module and the bound that its plan promises."""
+"""What is verified: a generated module and the bound that its plan promises.
+
+Memory that a module asks for can be poisoned: full of NaN before its kernels see it, so that what nobody
+wrote shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -18,7 +24,6 @@ from attnc.runtime.dtypes import TORCH
 from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.cover import Space
 from attnc.verify.memory import guarding
-from attnc.verify.poison import poisoned
 from attnc.verify.problem import Value
 from attnc.verify.strategies import Limits
 
@@ -158,3 +163,30 @@ def _shared(config: Any) -> Any:
             return config._replace(split_size=config.BLOCK_N)
         case _:
             return None
+
+
+@contextmanager
+def poisoned(module: ModuleType) -> Iterator[None]:
+    """Within it, torch.empty and what calls of the module allocate by are floats that are NaN."""
+    call = getattr(module, "CALL", None)
+    own = nullcontext() if call is None else patch.object(call, "allocate", _all_filled(call.allocate))
+    with patch.object(torch, "empty", _filled(torch.empty)), own:
+        yield
+
+
+def _filled(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def make(*layout: Any, **options: Any) -> torch.Tensor:
+        return _nan(empty(*layout, **options))
+
+    return make
+
+
+def _all_filled(allocate: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    def make(*layouts: Any) -> list[torch.Tensor]:
+        return [_nan(made) for made in allocate(*layouts)]
+
+    return make
+
+
+def _nan(made: torch.Tensor) -> torch.Tensor:
+    return made.fill_(torch.nan) if made.is_floating_point() else made

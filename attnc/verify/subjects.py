@@ -9,6 +9,7 @@ import torch
 
 from attnc.build import digest
 from attnc.plan import ir
+from attnc.plan.ir import split_of
 from attnc.runtime.loader import load_files
 from attnc.target.files import render_files
 from attnc.verify.runners import runner_of
@@ -41,7 +42,7 @@ def subject_of(module: ir.Module, text: str | Mapping[str, str] | None = None) -
         target=module.target,
         device=device,
         gradients=None if module.backward is None else module.backward.bound,
-        split=module.kernels[0].split is not None,
+        split=split_of(module.kernels[0]) is not None,
         warps_matter=runner.warps_matter,
         atomic=atomic_inputs(module),
         plan=module,

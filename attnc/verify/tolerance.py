@@ -201,7 +201,7 @@ class _Weights:
         )
 
     def _open(self, v: Floats) -> Bools:
-        """Where 0 * inf decides: infinite values of masked keys and of keys whose weight may underflow."""
+        """Marks where 0 * inf decides: infinite values of masked keys, or whose weight may underflow."""
         special = ~np.isfinite(v)
         if not special.any():
             return np.zeros((len(self.p), v.shape[1]), dtype=np.bool_)
@@ -232,7 +232,7 @@ def round_to(dtype: DType, values: Array) -> Floats:
 
 
 def _finite(values: Floats) -> Floats:
-    """Of rows without anything finite 0."""
+    """Replaces infinities and NaN, which rows without anything finite give, by 0."""
     return np.where(np.isfinite(values), values, 0.0)
 
 

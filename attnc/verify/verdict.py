@@ -81,8 +81,8 @@ def judge(attention: Attention, expected: Mapping[str, Expected], outputs: Mappi
 
 
 def ratio_of(want: Expected, got: Floats) -> Floats:
-    """Of each element error / bound: 0 where NaN and infinities are as they should be, or nothing is
-    promised.
+    """Divides the error of each element by its bound: 0 where NaN and infinities are as they should be, or
+    nothing is promised.
     """
     with np.errstate(all="ignore"):
         ratio = np.abs(got - want.value) / want.allowed

@@ -1,11 +1,17 @@
 # Copied by `attnc compile`, from attnc/support. Do not edit.
 """Machine code of CUDA kernels: compiled by NVRTC for the GPU at hand, and kept."""
 
+import atexit
+import ctypes
+import functools
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,9 +94,11 @@ class Program:
         if key not in self._functions:
             import cupy
 
-            kernel = cupy.RawModule(path=str(self.cubin(name, config, aligned, arch))).get_function(name)
-            kernel.max_dynamic_shared_size_bytes = config.shared
-            self._functions[key] = kernel.kernel  # of this device
+            path = self.cubin(name, config, aligned, arch)
+            with uncaptured():
+                kernel = cupy.RawModule(path=str(path)).get_function(name)
+                kernel.max_dynamic_shared_size_bytes = config.shared
+                self._functions[key] = kernel.kernel  # of this device
         return self._functions[key]
 
     def _read(self, file: str) -> str:
@@ -98,6 +106,24 @@ class Program:
             return self.sources[file]
         beside = self.module.with_name(file)
         return (beside if beside.is_file() else Path(__file__).with_name(file)).read_text(encoding="utf-8")
+
+
+#: CU_STREAM_CAPTURE_MODE_RELAXED.
+_RELAXED = 2
+
+
+@contextmanager
+def uncaptured() -> Iterator[None]:
+    """While code is loaded, which is no part of a graph that this thread captures: the driver allows it then,
+    and not otherwise.
+    """
+    exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    mode = ctypes.c_int(_RELAXED)
+    exchange(ctypes.byref(mode))  # leaves the mode that was there
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
 
 
 def included(source: str, read: Callable[[str], str]) -> str:
@@ -124,13 +150,40 @@ def defined(config: KernelConfig, aligned: bool) -> dict[str, int]:
 
 
 def cache_folder() -> Path:
-    """The user's own: code is run from there, so a folder that others can write to is refused."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("ATTNC_CACHE_DIR") or Path(base) / "attnc")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """$ATTNC_CACHE_DIR, else the user's own; where that cannot be used, one of this process, with a warning.
+    PermissionError for $ATTNC_CACHE_DIR.
+    """
+    chosen = os.environ.get("ATTNC_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    folder = Path(chosen or Path(base) / "attnc")
+    wrong = _made_private(folder) or ("" if chosen or os.access(folder, os.W_OK) else "is read-only")
+    if not wrong:
+        return folder
+    if chosen:
+        raise PermissionError(f"{folder} {wrong}; remove it or set ATTNC_CACHE_DIR")
+    return _instead(f"{folder} {wrong}; set ATTNC_CACHE_DIR")
+
+
+def _made_private(folder: Path) -> str:
+    """Makes the folder, if it is not there. What is wrong with it: code is run from there, so that a folder
+    which others can write to is refused.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as failure:
+        return f"cannot be made ({failure.strerror})"
     found = folder.lstat()
-    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(
-            f"{folder} is a link, or others can write to it; remove it or set ATTNC_CACHE_DIR"
-        )
-    return folder
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link"
+    if found.st_uid != os.geteuid():
+        return f"belongs to another user ({found.st_uid})"
+    return "is not private: others can write to it" if found.st_mode & 0o022 else ""
+
+
+@functools.cache
+def _instead(reason: str) -> Path:
+    """A folder that this process removes when it ends."""
+    warnings.warn(f"{reason}. Until then every process compiles anew.", stacklevel=2)
+    folder = tempfile.mkdtemp(prefix="attnc-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

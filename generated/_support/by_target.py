@@ -11,6 +11,7 @@ import torch
 
 from .devices import gpu_of
 
+is_compiling = torch.compiler.is_compiling
 #: The largest sizes that a row admits (None: any), and the target that it picks.
 Row = tuple[tuple[int | None, ...], str]
 
@@ -59,18 +60,23 @@ class ByTarget:
     ) -> None:
         self.package, self.name, self.variants, self.tuned = package, name, variants, tuned
         self.needs = {target: Needs(*needs) for target, needs in targets.items()}
+        self._functions: dict[str, Callable[..., Any]] = {}
         self._rows: dict[tuple[Any, ...], list[tuple[tuple[int | None, ...], Callable[..., Any]]]] = {}
         self._only: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
 
     def only(self, device: torch.device, key: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The function for a variant on a device whatever the sizes are; None where they decide."""
         place = device, key
-        if place not in self._only:
-            index = device.index if device.type == "cuda" else -1
-            rows = [(limits, self.function(target)) for limits, target in self.rows(index, key)]
-            self._rows[place] = rows
-            self._only[place] = rows[0][1] if all(found == rows[0][1] for _, found in rows) else None
+        if is_compiling() or place not in self._only:
+            self._decide(device, key)
         return self._only[place]
+
+    def _decide(self, device: torch.device, key: tuple[Any, ...]) -> bool:
+        index = device.index if device.type == "cuda" else -1
+        rows = [(limits, self.function(target)) for limits, target in self.rows(index, key)]
+        self._rows[device, key] = rows
+        self._only[device, key] = rows[0][1] if all(found == rows[0][1] for _, found in rows) else None
+        return True
 
     def fastest(
         self, device: torch.device, key: tuple[Any, ...], sizes: tuple[int, ...]
@@ -99,9 +105,19 @@ class ByTarget:
 
     def function(self, target: str) -> Callable[..., Any]:
         """The function of a target, whose folder is imported with the first call."""
+        if is_compiling() or target not in self._functions:
+            self._import(target)
+        return self._functions[target]
+
+    def _import(self, target: str) -> bool:
         folder = target.replace(".", "_")
-        found: Callable[..., Any] = getattr(importlib.import_module(f".{folder}", self.package), self.name)
-        return found
+        self._functions[target] = getattr(importlib.import_module(f".{folder}", self.package), self.name)
+        return True
+
+    # What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for
+    # real, before it looks at what they have found.
+    _decide._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    _import._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def any(self) -> Callable[..., Any]:
         """One that says which argument is wrong."""

@@ -48,6 +48,7 @@ from .memory import (
     picked,
 )
 from .operators import Operators
+from .repeated import Repeated
 from .sizes import evaluate
 from .splits import Split
 
@@ -164,14 +165,16 @@ class Attention(ABC):
         self.decoded_configs: dict[str, tuple[KernelConfig | None, dict[str, KernelConfig]]] = {}
         #: Of the lse that is kept, by the shape of q.
         self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
+        self.repeated: Repeated[Prepared] = Repeated()
         self.run = self._runner()
 
     # --- calls
 
     def _runner(self) -> Callable[..., Any]:
         """The call itself: a closure, whose variables are found faster than attributes."""
-        layouts, prepared = self.layouts, self.prepared
+        layouts, prepared, repeated = self.layouts, self.prepared, self.repeated
         has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
+        count = len(self.outputs)
 
         def run(
             inputs: tuple[Any, ...],
@@ -183,45 +186,57 @@ class Attention(ABC):
             """The results. extras: the optional tensors that are `kept` and `counters`, all of them."""
             if is_compiling():
                 return self.traced(inputs, out, config, backward_config, extras)
-            if has_backward:
-                if is_grad_enabled():
-                    for x in inputs:
-                        if isinstance(x, torch.Tensor) and x.requires_grad:
-                            return self._differentiated(inputs, out, config, backward_config, extras)
-                if backward_config is not None:
-                    self._check_backward_configs(backward_config)
-            if has_scalars:
-                inputs = self.tensors_of(inputs)
-            if config is not None:
-                check_config(config, self.config_type)
-            try:
-                key: Key | None = (layouts(inputs), config)
-                if out is not None:
-                    key = (key, layout(out) if is_single else tuple(map(layout, out)))
+            call: Prepared | None = None
+            is_plain = out is None and config is None and backward_config is None and not has_scalars
+            if is_plain:
                 for x in extras:
                     if x is not None:
-                        key = (key, *map(layout, extras))
+                        is_plain = False
                         break
-                call = prepared.get(key)  # type: ignore[arg-type]  # a key by now
-            except (AttributeError, TypeError):  # what is no tensor is refused by name
-                key = call = None
+                else:
+                    call = repeated.call(inputs)
             if call is None:
-                call = self._prepare(inputs, out, config, extras)
-                if key is not None:
-                    prepared[key] = call
+                if has_backward:
+                    if is_grad_enabled():
+                        for x in inputs:
+                            if isinstance(x, torch.Tensor) and x.requires_grad:
+                                return self._differentiated(inputs, out, config, backward_config, extras)
+                    if backward_config is not None:
+                        self._check_backward_configs(backward_config)
+                if has_scalars:
+                    inputs = self.tensors_of(inputs)
+                if config is not None:
+                    check_config(config, self.config_type)
+                try:
+                    key: Key | None = (layouts(inputs), config)
+                    if out is not None:
+                        key = (key, layout(out) if is_single else tuple(map(layout, out)))
+                    for x in extras:
+                        if x is not None:
+                            key = (key, *map(layout, extras))
+                            break
+                    call = prepared.get(key)  # type: ignore[arg-type]  # a key by now
+                except (AttributeError, TypeError):  # what is no tensor is refused by name
+                    key = call = None
+                if call is None:
+                    call = self._prepare(inputs, out, config, extras)
+                    if key is not None:
+                        prepared[key] = call
+                elif is_plain:
+                    repeated.note(call, inputs)
+                if not has_backward and is_grad_enabled():
+                    for x in inputs:
+                        if x.requires_grad:
+                            refuse_gradients(self.name, inputs)
             memories, scratch, launches = call
-            if not has_backward and is_grad_enabled():
-                for x in inputs:
-                    if x.requires_grad:
-                        refuse_gradients(self.name, inputs)
             if out is None:
-                results = self.allocate(memories, inputs[0])
+                made = self.allocate(memories + scratch if scratch else memories, inputs[0])
+                results = made[:count]
             else:
                 results = [out] if is_single else [*out]
+                made = [*results, *self.allocate(scratch, inputs[0])] if scratch else results
             if launches:
-                tensors = [*inputs, *results, *extras, None]
-                if scratch:
-                    tensors[-1:] = [*self.allocate(scratch, inputs[0]), None]
+                tensors = [*inputs, *results, *extras, *made[count:], None]
                 for launch in launches:
                     launch.run(tensors)
             elif self.clears:
@@ -262,6 +277,7 @@ class Attention(ABC):
         self.prepared.clear()
         self.prepared_gradients.clear()
         self.kept_layouts.clear()
+        self.repeated.forget()
 
     # --- torch.compile
 

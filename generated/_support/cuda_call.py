@@ -19,6 +19,10 @@ from .sizes import Names, evaluate
 
 #: What starts kernels with packed arguments on torch's current stream.
 Start = Callable[[bytes], None]
+#: A launch but for the stream: what starts the kernels, and their arguments.
+Packed = tuple[Start, bytes]
+#: Packed arguments that a launch keeps, by addresses.
+_MOST_KEPT = 128
 
 
 @dataclass(frozen=True)
@@ -99,31 +103,46 @@ class CudaLaunch:
     def __init__(self, program: Program, gpu: Gpu, kernels: Sequence[Ready], arguments: Arguments) -> None:
         self.program, self.gpu, self.kernels, self.arguments = program, gpu, kernels, arguments
         self.starts: dict[bool, Start] = {}
+        self.kept: dict[tuple[int, ...], Packed] = {}
         self.run = self._runner()
 
     def _runner(self) -> Callable[[Sequence[torch.Tensor | None]], None]:
         """The launch itself: a closure, whose variables are found faster than attributes."""
-        positions, matrices, offsets, numbers, rows_aligned = self.arguments
-        pick, pack, starts = picked(positions), struct.Struct(f"={len(positions)}Q").pack, self.starts
-        a, b, c, d = (*matrices, *[matrices[-1]] * 4)[:4]
-        others = matrices[4:]
+        read, kept = given_of(self.arguments.positions), self.kept
+        pick = picked(read)
 
-        def run(given: Sequence[torch.Tensor | None]) -> None:
+        def run(given: Sequence[Any]) -> None:
             """Launches with what the kernels take of these tensors."""
-            addresses = [0 if x is None else x.data_ptr() for x in pick(given)]
-            bits = addresses[a] | addresses[b] | addresses[c] | addresses[d]
-            for i in others:
-                bits |= addresses[i]
-            if offsets:
-                for i, offset in offsets:
-                    addresses[i] += offset if addresses[i] else 0
-            aligned = bits % 16 == 0
-            start = starts.get(aligned)
-            if start is None:
-                start = starts[aligned] = self.starter(aligned and rows_aligned)
-            start(pack(*addresses) + numbers)
+            addresses = tuple([x.data_ptr() for x in pick(given)])
+            made = kept.get(addresses)
+            if made is None:
+                made = self.keep(addresses, self.packed(dict(zip(read, addresses, strict=True))))
+            made[0](made[1])
 
         return run
+
+    def keep(self, addresses: tuple[int, ...], made: Packed) -> Packed:
+        """The same, for the next call with these addresses. The last are kept."""
+        if len(self.kept) >= _MOST_KEPT:
+            self.kept.pop(list(self.kept)[0], None)  # noqa: RUF015  # other threads add to them
+        self.kept[addresses] = made
+        return made
+
+    def packed(self, addresses: Mapping[int, int]) -> Packed:
+        """What a launch with tensors at these addresses takes, by their positions."""
+        positions, matrices, offsets, numbers, rows_aligned = self.arguments
+        found = [addresses.get(at, 0) for at in positions]
+        aligned = all(found[i] % 16 == 0 for i in matrices)
+        for i, offset in offsets:
+            found[i] += offset if found[i] else 0
+        return self.start_of(aligned and rows_aligned), struct.pack(f"={len(found)}Q", *found) + numbers
+
+    def start_of(self, aligned: bool) -> Start:
+        """What starts the kernels that are compiled for rows at multiples of 16 bytes, or for any."""
+        start = self.starts.get(aligned)
+        if start is None:
+            start = self.starts[aligned] = self.starter(aligned)
+        return start
 
     def starter(self, aligned: bool) -> Start:
         """What starts the kernels with packed arguments on torch's current stream of the device."""
@@ -227,6 +246,11 @@ class CudaAttention(Attention):
         steps = {name for i in matrices for name in place.declared[tensors[i]].stride_names} & set(strides)
         rows_aligned = all(names[step] % self.chunk == 0 for step in steps)
         return Arguments(place.positions(tensors), matrices, offsets, numbers, rows_aligned)
+
+
+def given_of(positions: Sequence[int]) -> list[int]:
+    """Those of tensors that are there, each once."""
+    return sorted({at for at in positions if at >= 0})
 
 
 def with_sizes(launch: Kernels, place: Place) -> dict[str, Any]:

@@ -19,7 +19,13 @@ VARIANTS = {
     (64,): ("cuda.sm_90a", "triton", "cuda.sm_80"),
 }
 #: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
-TUNED = {}
+TUNED = {
+    ("NVIDIA H200", (64,)): (
+        ((None, None, 64, None), "cuda.sm_90a"),
+        ((None, 8192, None, None), "cuda.sm_90a"),
+        ((None, None, None, None), "cuda.sm_80"),
+    ),
+}
 CHOICE = ByTarget(__name__, "decode_sink", TARGETS, VARIANTS, TUNED)
 
 

@@ -80,7 +80,7 @@ def test_deterministic_kernels_are_there_for_the_plain_cells(name: str, cells: t
         assert module.backward is not None
         width = module.variant.params["D"]
         of_keys = ["dv", "dk"] if (module.target, width) == ("cuda.sm_90a", 256) else ["dkdv"]
-        assert [planned.name for planned in module.backward.kernels] == ["dq", *of_keys]
+        assert [planned.kind for planned in module.backward.kernels] == ["dq", *of_keys]
 
 
 def test_ordered_kernels_are_there_for_the_cells_that_have_them() -> None:

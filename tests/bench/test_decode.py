@@ -6,14 +6,22 @@ import pickle
 import pytest
 import torch
 
-from attnc.bench.decode import PAGES, ROTATED, DecodeCell, DecodeInputs, decode_cells, scaling_cells
-from attnc.bench.decode_peers import NAMES, PAGED, SPEC, decoders
-from attnc.bench.decode_report import as_json, markdown
-from attnc.bench.decode_run import DecodeResult, decode_jobs
-from attnc.bench.serving import serving_cells
-from attnc.bench.serving_peers import SPEC as SERVING
-from attnc.bench.serving_peers import contenders
-from attnc.bench.serving_run import ServingResult, serving_dict, serving_jobs, serving_markdown
+from attnc.bench.decode import (
+    CALLS,
+    NAMES,
+    PAGED,
+    PAGES,
+    SPEC,
+    DecodeBenchmark,
+    DecodeCell,
+    DecodeInputs,
+    decode_cells,
+    decoders,
+    scaling_cells,
+)
+from attnc.bench.run import ROTATED, Result
+from attnc.bench.serving import SPEC as SERVING
+from attnc.bench.serving import serving_candidates, serving_cells, serving_figures, serving_table
 from attnc.runtime.timing import Timing
 from tests.plans import plans_of
 from tests.targets import TARGETS
@@ -29,7 +37,8 @@ def test_the_cells_are_the_documented_ones() -> None:
     cells = decode_cells()
     assert [cell.bytes for cell in cells] == [2**25, 2**29, 2**29, 2**31, 2**31, 2**28]
     assert len({cell.name for cell in (*cells, *scaling_cells())}) == 9
-    assert all(cell.copies * cell.bytes >= ROTATED and cell.copies >= 2 for cell in cells)
+    copies = [DecodeBenchmark(peers=()).copies(cell) for cell in cells]
+    assert all(n * cell.bytes >= ROTATED and n >= 2 for n, cell in zip(copies, cells, strict=True))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -54,9 +63,10 @@ def test_those_take_part_that_are_named() -> None:
 
 
 def test_what_is_warmed_up_goes_to_other_processes() -> None:
-    jobs = decode_jobs(decode_cells(), decoders(NAMES, "cuda.sm_80"))
-    jobs += serving_jobs(serving_cells(), "cuda.sm_80")
-    assert len(jobs) == 6 * 11 + 3
+    benchmark = DecodeBenchmark(peers=NAMES, target="cuda.sm_80")
+    jobs = benchmark.jobs((*decode_cells(), *serving_cells()))
+    assert len(jobs) == 6 * 11 + 2 * 2 + 2
+    assert len(benchmark.jobs(scaling_cells()[:1])) == 10  # FlexAttention has no part there
     assert all(pickle.loads(pickle.dumps(job)) for job in jobs)
 
 
@@ -73,19 +83,19 @@ def test_a_pool_is_read_in_pages_of_every_size() -> None:
 def test_the_table_compares_with_the_best_peer() -> None:
     cell = DecodeCell(batch=1, heads=32, kv_heads=8, length=8192)
     times = {"attnc": 0.01, "paged": 0.0104, "unified": 0.0101, "cudnn": 0.02, "fa2": 0.03}
-    result = DecodeResult(
-        cell=cell,
-        timings={name: timing(value) for name, value in times.items()},
-        missing={"flex": "no"},
-    )
-    assert result.best_peer() == "cudnn"
-    text = markdown([result], {"attnc": 18.2}, decoders(NAMES - {"triton"}), MACHINE)
+    timings = {name: timing(value) for name, value in times.items()}
+    result = Result(cell=cell, timings=timings, missing={"flex": "no"})
+    calls = Result(cell=CALLS, timings={"attnc": timing(0.0182)}, missing={})
+    page = DecodeBenchmark(peers=NAMES - {"triton"}).page([result, calls], MACHINE)
+    text = page.markdown
     row = next(line for line in text.splitlines() if line.startswith("| b1 "))
     assert row.split(" | ")[1:3] == ["10.0", "3355"]
     assert "2.00x cudnn | 0.962 |" in row
     assert "attnc 18.2" in text
     assert "* n/a for flex: no" in text
-    assert json.loads(as_json([result], {}, [], MACHINE))["cells"][0]["results"]["cudnn"]["us"] == 20.0
+    data = json.loads(json.dumps(page.data))
+    assert data["cells"][0]["results"]["cudnn"] == {"us": 20.0, "low": 19.8, "high": 20.2, "gb_s": 1677.7}
+    assert data["eager_us"] == {"attnc": 18.2}
 
 
 def test_further_cells_have_their_kernels_and_rooflines() -> None:
@@ -95,8 +105,9 @@ def test_further_cells_have_their_kernels_and_rooflines() -> None:
         planned = (module for module in plans_of(SERVING).modules if module.target == target)
         assert {module.variant.attention.name for module in planned} == {"mla", "verify", "shared", "own"}
         for cell in cells:
-            first = next(iter(contenders(cell.kind, target)))
-            assert ServingResult(cell=cell, timings={first: timing(1.0)}, missing={}).ours is not None
+            first = serving_candidates(cell.kind, (), target)[0].name
+            result = Result(cell=cell, timings={first: timing(1.0)}, missing={})
+            assert "| 1000.0 |" in serving_table([result], target)
     mla = next(cell for cell in cells if cell.kind == "mla")
     assert mla.bytes == 8192 * 1152
     assert mla.roofline == pytest.approx(max(mla.bytes / 4.8e12, mla.flops / 989e12))
@@ -105,7 +116,7 @@ def test_further_cells_have_their_kernels_and_rooflines() -> None:
 def test_further_cells_are_a_table_of_their_own() -> None:
     cell = serving_cells()[-1]
     times = {"cascade": timing(0.1), "plain": timing(0.25)}
-    result = ServingResult(cell=cell, timings=times, missing={})
-    row = next(line for line in serving_markdown([result]).splitlines() if line.startswith("| prefix"))
+    result = Result(cell=cell, timings=times, missing={})
+    row = next(line for line in serving_table([result], "triton").splitlines() if line.startswith("| prefix"))
     assert "paged decode 250.0 (2.50x)" in row
-    assert serving_dict([result])[0]["results"]["cascade"]["us"] == 100.0
+    assert serving_figures(result)["results"]["cascade"]["us"] == 100.0

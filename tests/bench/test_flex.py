@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnc.bench.flex import MODS, OURS, TORCH, TRITON, FlexResult, markdown, write_flex
+from attnc.bench.flex import MODS, OURS, TORCH, TRITON, FlexBenchmark, FlexResult, markdown
 from attnc.flex import to_spec
 from attnc.runtime.timing import Timing
 
@@ -50,7 +50,13 @@ def test_a_program_that_torch_cannot_run_has_no_figure_of_it() -> None:
 
 
 def test_the_files(tmp_path: Path) -> None:
-    table, data = write_flex([RESULT], MACHINE, tmp_path)
-    assert table.read_text() == markdown([RESULT], MACHINE)
+    table, data = FlexBenchmark().page([RESULT], MACHINE).write(tmp_path, "flex")
+    assert table.read_text() == markdown([RESULT], {**MACHINE, "target": "cuda.sm_90a"})
     (row,) = json.loads(data.read_text())["results"]
     assert row["first"][TORCH] == [20.0, 10.0, 0.5]
+
+
+def test_a_program_of_ours_that_fails_has_no_ratio() -> None:
+    alone = replace(RESULT, forward={TORCH: timing(1.5)})
+    row = markdown([alone], MACHINE).splitlines()[-1]
+    assert row.startswith("| causal | cuda.sm_90a | n/a | n/a | 1.500 |  | 4.000 |")

@@ -6,8 +6,16 @@ import pickle
 import pytest
 import torch
 
-from attnc.bench.prefill import FORMS, PAGES, PrefillCell, draw_prefill, prefill_cells
-from attnc.bench.prefill_run import SPEC, PrefillResult, as_json, makers, markdown, prefill_jobs
+from attnc.bench.prefill import (
+    FORMS,
+    PAGES,
+    SPEC,
+    PrefillBenchmark,
+    PrefillCell,
+    draw_prefill,
+    prefill_cells,
+)
+from attnc.bench.run import Result
 from attnc.runtime.timing import Timing
 from tests.plans import plans_of
 from tests.targets import TARGETS
@@ -52,22 +60,24 @@ def test_prompts_of_one_length_lie_in_a_tensor() -> None:
 
 
 def test_those_take_part_that_are_named() -> None:
-    assert [who for who, _ in makers(["triton", "fa3", "cudnn"], "cuda.sm_90a")] == [
+    named = PrefillBenchmark(peers=["triton", "fa3", "cudnn"], target="cuda.sm_90a")
+    assert [who.name.split()[0] for who in named.candidates(CELL)] == [
         *["attnc"] * 4, *["triton"] * 4, *["fa3"] * 4,
     ]  # fmt: skip
-    assert {who for who, _ in makers(["triton"], "triton")} == {"attnc"}
-    assert all(pickle.loads(pickle.dumps(job)) for job in prefill_jobs("cuda.sm_90a"))
+    alone = PrefillBenchmark(peers=["triton"], target="triton")
+    assert {who.name.split()[0] for who in alone.candidates(CELL)} == {"attnc"}
+    jobs = named.jobs(prefill_cells())
+    assert len(jobs) == 4
+    assert all(pickle.loads(pickle.dumps(job)) for job in jobs)
 
 
 def test_the_table_compares_with_the_dense_kernel_and_with_the_same_form() -> None:
-    times = {("attnc", "dense"): 1.0, ("attnc", "page_16"): 1.25, ("fa3", "page_16"): 1.5}
-    result = PrefillResult(
-        cell=CELL,
-        timings={pair: timing(value) for pair, value in times.items()},
-        missing={("fa3", "dense"): "no"},
-    )
-    table = markdown([result], {"device": "NVIDIA H200"})
+    times = {"attnc dense": 1.0, "attnc page_16": 1.25, "fa3 page_16": 1.5}
+    timings = {name: timing(value) for name, value in times.items()}
+    result = Result(cell=CELL, timings=timings, missing={"fa3 dense": "no"})
+    page = PrefillBenchmark(peers=["fa3"]).page([result], {"device": "NVIDIA H200"})
+    table = page.markdown
     assert "| b3 n1 to 64 | page 16 | 1250.0 | 0 | 0.0 % | 0.80x | 0 | 1.20x |" in table
     assert table.endswith("* n/a for FlashAttention-3, dense: no\n")
-    (cell,) = json.loads(as_json([result], {}))["cells"]
+    (cell,) = json.loads(json.dumps(page.data))["cells"]
     assert cell["results"]["attnc page_16"]["us"] == 1250.0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from attnc.bench.ranks import CELLS, SPEC, documents
+from attnc.bench.ranks import CELLS, SPEC, RanksBenchmark, documents
 from attnc.bench.ranks_peers import GROUPS, PEERS
-from attnc.bench.ranks_report import markdown, write_tables
+from attnc.bench.ranks_report import markdown
 from attnc.build import front, plan_program
 from attnc.distributed.derive import Form, derive
 from attnc.model.resolve import resolve
@@ -33,9 +33,8 @@ def test_tables_say_what_was_measured(tmp_path: Path) -> None:
         "torch Flex CP: causal 64k": {"error": "RuntimeError: no"},
         "torch Flex CP": {"error": "TimeoutError: late"},
     }
-    path = tmp_path / "ranks.json"
-    path.write_text(json.dumps({"machine": {}, "ranks": 4, "parts": parts}), encoding="utf-8")
-    text = markdown(path)
+    data = {"machine": {}, "ranks": 4, "parts": parts}
+    text = markdown(data)
     assert "| causal 64k | 64.000 ms | 16.500 ms | 97.0 % | 530 | ulysses + cuDNN 20.000 ms | 1.21x |" in text
     assert "| causal 64k, copied | 64.000 ms | 16.250 ms | 98.5 % | 538 |" in text
     assert "| causal 64k | 240.000 ms | 62.000 ms | 96.8 %" in text
@@ -44,18 +43,17 @@ def test_tables_say_what_was_measured(tmp_path: Path) -> None:
     assert "| ulysses + cuDNN | 20.00 / 70.00 |\n| torch Flex CP | no (1) |\n\n1. RuntimeError: no\n" in text
     assert "### What did not end\n\n- torch Flex CP: TimeoutError: late\n" in text
     assert "- all_gather of 8 MB a rank: 123.4" in text
-    table, *plot = write_tables(path)
-    assert table.read_text(encoding="utf-8") == text + "\n"
+    benchmark = RanksBenchmark(ranks=4, seconds=60, out=tmp_path)
+    table, written, *plot = benchmark.page(data, {}).write(tmp_path, benchmark.stem)
+    assert table.read_text(encoding="utf-8") == text
+    assert json.loads(written.read_text(encoding="utf-8")) == data
     assert [made.stat().st_size > 1000 for made in plot] in ([], [True])  # without matplotlib, and with it
 
 
-def test_a_run_that_was_cut_off_has_its_part(tmp_path: Path) -> None:
-    path = tmp_path / "ranks.json"
+def test_a_run_that_was_cut_off_has_its_part() -> None:
     part = {name: x for name, x in OURS.items() if not name.startswith("T1")}
-    path.write_text(
-        json.dumps({"machine": {}, "ranks": 4, "parts": {"attnc: causal 64k": part}}), encoding="utf-8"
-    )
-    assert "| causal 64k | - | 16.500 ms | - | 530 | none can | - |" in markdown(path)
+    data = {"machine": {}, "ranks": 4, "parts": {"attnc: causal 64k": part}}
+    assert "| causal 64k | - | 16.500 ms | - | 530 | none can | - |" in markdown(data)
 
 
 def test_cells_are_what_ranks_can_run() -> None:

@@ -112,7 +112,7 @@ def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: s
     modules = plans_of(SPECS / "varlen.attn").modules
     module = next(module for module in modules if module.target == target)
     launched = (GENERATED / "varlen" / target.replace(".", "_") / "d128.py").read_text(encoding="utf-8")
-    tile = module.kernels[0].configs[0]["tile.q"]
+    tile = module.kernels[0].configs[0].tile_q
     schedule = next(s for s in front(SPECS / "varlen.attn").schedules if s.target == target)
     text = as_text(explain(module, schedule, DEVICES["sm_90"]))
     assert f"of a sequence, and head: (T // {tile} + B + 1) * H" in text

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from attnc.expr.evaluate import evaluate
 from attnc.expr.interval import classify
 from attnc.expr.nodes import TRUE, Expr
-from attnc.expr.solution import Var
-from attnc.expr.solve import Ranges, solve
+from attnc.expr.solve import Ranges, Var, solve
 from tests.expr.masks import Case
 
 Bools = npt.NDArray[np.bool_]

@@ -10,8 +10,7 @@ from attnc.expr.facts import larger, smaller
 from attnc.expr.interval import classify
 from attnc.expr.nodes import Dim, Expr
 from attnc.expr.show import show
-from attnc.expr.solution import Var
-from attnc.expr.solve import Ranges, solve
+from attnc.expr.solve import Ranges, Var, solve
 from tests.expr.masks import case
 from tests.expr.soundness import check_classify, check_solve
 from tests.expr.spell import spell

@@ -10,11 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnc.api import hopper
 from attnc.api.compile import SpecError, compile_family
-from attnc.api.hopper import HOPPER
+from attnc.api.hopper import HOPPER, NEEDS
 from attnc.diagnostics import error
 from attnc.flex import family_of, flex_attention, programs
 from attnc.flex.targets import TRITON, targets_of
 from attnc.source import Source
+from attnc.support.by_target import Needs
+from attnc.target.one_import import needs_of
 from tests.flex.mods import causal
 
 
@@ -43,6 +45,10 @@ def test_hopper_gets_its_own_kernels(
     assert targets_of("cuda.sm_80", q, q, q, wanted) == ("cuda.sm_80", "")
     monkeypatch.setattr(hopper, "_is_hopper", lambda device: False)
     assert targets_of(None, q, q, q, wanted) == (TRITON, "")
+
+
+def test_what_hopper_needs_is_what_its_target_says() -> None:
+    assert Needs(*needs_of(HOPPER)) == NEEDS
 
 
 @pytest.mark.parametrize(

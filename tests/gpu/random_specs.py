@@ -169,8 +169,8 @@ def judged(chunk: int, number: int, text: str, data: Any) -> Result:
 
 def wrong_on(made: Mapping[str, Subject], case: Case) -> dict[str, str]:
     """What is wrong with the modules of a spec, by target, on this case, each alone and compared."""
-    from attnc.verify.agreement import across
     from attnc.verify.check import check, keeps
+    from attnc.verify.trials import across
 
     wrong = {}
     for target, subject in made.items():

@@ -61,8 +61,8 @@ def test_configs_stand_by_implementation_with_defaults_first() -> None:
     found = projection_configs(
         read.projection_schedules[0], projection_variants(read, read.projections[0])[0]
     )
-    assert [config["impl"] for config in found] == ["gemv", "flat", "flat", "flat"]
-    assert [(c["tile.n"], c["stages"]) for c in found[1:]] == [(64, 2), (64, 3), (32, 2)]
+    assert [config.impl for config in found] == ["gemv", "flat", "flat", "flat"]
+    assert [(c.value("tile.n"), c.value("stages")) for c in found[1:]] == [(64, 2), (64, 3), (32, 2)]
 
 
 def test_schedules_pick_variants_and_list_configs_as_those_of_attentions_do() -> None:
@@ -85,7 +85,7 @@ schedule layer for triton {
     read = program(text)
     (schedule,) = read.projection_schedules
     found = {
-        variant.name: [(c["tile.n"], c["stages"]) for c in projection_configs(schedule, variant)]
+        variant.name: [(c.value("tile.n"), c.value("stages")) for c in projection_configs(schedule, variant)]
         for variant in projection_variants(read, read.projections[0])
     }
     assert found["bf16_k128"] == [(32, 3), (16, 2), (16, 3)]

@@ -21,12 +21,12 @@ def configs_of(
 
 
 def values(body: str, key: str, phase: Phase = "forward") -> list[Value]:
-    return [config[key] for config in configs_of(body, phase)]
+    return [config.value(key) for config in configs_of(body, phase)]
 
 
 def test_absent_keys_have_defaults() -> None:
     [config] = configs_of("")
-    assert dict(config.values) == {
+    assert config.values() == {
         "loops": ("q", "kv"),
         "tile.q": 64,
         "tile.kv": 64,
@@ -44,16 +44,16 @@ def test_absent_keys_have_defaults() -> None:
 
 def test_backward_has_its_own_keys_and_defaults() -> None:
     [config] = configs_of("tile.q = 32", "backward", grads="grad q, v")
-    assert config["loops"] == ("kv", "q")
-    assert config["tile.q"] == 64
-    assert config["accumulate.dq"] == config["accumulate.dv"] == "two_pass"
-    assert "accumulate.dk" not in config.values
-    assert "softmax" not in config.values
+    assert config.value("loops") == ("kv", "q")
+    assert config.value("tile.q") == 64
+    assert config.value("accumulate.dq") == config.value("accumulate.dv") == "two_pass"
+    assert "accumulate.dk" not in config.values()
+    assert "softmax" not in config.values()
 
 
 def test_the_first_choices_are_the_default() -> None:
     found = configs_of("tile.q in {128, 64}, stages in {3, 2}")
-    assert [(config["tile.q"], config["stages"]) for config in found] == [
+    assert [(config.value("tile.q"), config.value("stages")) for config in found] == [
         (128, 3),
         (128, 2),
         (64, 3),
@@ -134,7 +134,7 @@ def test_tiles(tile: int) -> None:
 def test_where_prunes(condition: str, left: list[tuple[int, int]]) -> None:
     extra = "param T in {bf16}, W in {1}, is_long in {true}, scale in {0.5}\n  input x: T[W]"
     found = configs_of(f"tile.q in {{128, 64}}, stages in {{2, 3}}\nwhere {condition}", extra=extra)
-    assert [(config["tile.q"], config["stages"]) for config in found] == left
+    assert [(config.value("tile.q"), config.value("stages")) for config in found] == left
 
 
 def test_where_of_a_phase_prunes_that_phase() -> None:
@@ -155,17 +155,22 @@ backward {
 
 def test_kernels_of_the_backward_start_from_its_keys() -> None:
     found = configs_of(BACKWARD.replace(" where dp", "\n  where dp"), "dq", grads="grad q")
-    assert [(c["stages"], c["maxnreg"]) for c in found] == [(1, "none"), (1, 168), (2, "none"), (2, 168)]
-    assert {(c["tile.q"], c["tile.kv"], c["warps"]) for c in found} == {(128, 64, 8)}
-    assert found[0]["accumulate.dq"] == "two_pass"
-    assert "dp" not in found[0].values
+    assert [(c.value("stages"), c.value("maxnreg")) for c in found] == [
+        (1, "none"),
+        (1, 168),
+        (2, "none"),
+        (2, 168),
+    ]
+    assert {(c.value("tile.q"), c.value("tile.kv"), c.value("warps")) for c in found} == {(128, 64, 8)}
+    assert found[0].value("accumulate.dq") == "two_pass"
+    assert "dp" not in found[0].values()
 
 
 def test_their_own_keys_and_conditions_come_on_top() -> None:
     found = configs_of(BACKWARD.replace(" where dp", "\n  where dp"), "dkdv", grads="grad q")
-    assert [(c["stages"], c["dp"]) for c in found] == [(2, "early"), (3, "late"), (3, "early")]
-    assert {(c["tile.q"], c["warps"]) for c in found} == {(64, 8)}
-    assert "order" not in found[0].values or found[0]["order"] == "default"
+    assert [(c.value("stages"), c.value("dp")) for c in found] == [(2, "early"), (3, "late"), (3, "early")]
+    assert {(c.value("tile.q"), c.value("warps")) for c in found} == {(64, 8)}
+    assert "order" not in found[0].values() or found[0].value("order") == "default"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +210,7 @@ def configs_by_size(body: str, phase: Phase = "forward") -> list[list[tuple[Valu
     program = resolve_text(f"{BY_SIZE}{body}\n}}\n")
     return [
         [
-            (config["tile.q"], config["tile.kv"], config["stages"])
+            (config.value("tile.q"), config.value("tile.kv"), config.value("stages"))
             for config in configs(program.schedules[0], phase, variant)
         ]
         for variant in variants(program, program.attentions[0])
@@ -268,7 +273,7 @@ def test_lines_of_a_kernel_stand_in_place_of_those_of_the_backward() -> None:
 
 def test_keys_of_another_target_make_no_configs() -> None:
     assert values("consumers = 2\nconfig tile.q = 32, overlap = false", "tile.q") == [32]
-    assert "consumers" not in configs_of("consumers = 2")[0].values
+    assert "consumers" not in configs_of("consumers = 2")[0].values()
 
 
 def test_lists_are_as_long_as_sets_may_be() -> None:

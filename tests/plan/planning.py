@@ -8,8 +8,8 @@ from attnc.model.attention import Variant
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
 from attnc.model.variants import variants
-from attnc.plan import plan
 from attnc.plan.ir import Module
+from attnc.plan.lower import plan
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude

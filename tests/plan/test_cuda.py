@@ -10,8 +10,9 @@ from attnc.build import front, plan_program
 from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
-from attnc.plan import ir, plan
+from attnc.plan import ir
 from attnc.plan.estimate import Traffic
+from attnc.plan.lower import plan
 from attnc.plan.picture import picture
 from attnc.plan.sm80 import layout_of
 from attnc.plan.sm80.forward import cuda_estimate
@@ -108,7 +109,7 @@ def test_where_no_config_fits_one_that_does_is_named() -> None:
 
 def test_configs_that_cannot_run_are_dropped() -> None:
     module = planned("tile.q in {32, 64}, warps in {4, 2}, tile.kv in {64, 1024}")
-    tiles = [(c["tile.q"], c["warps"], c["tile.kv"]) for c in module.kernels[0].configs]
+    tiles = [(c.tile_q, c.warps, c.tile_kv) for c in module.kernels[0].configs]
     assert tiles == [(32, 2, 64), (64, 4, 64), (64, 2, 64)]
 
 

@@ -37,7 +37,7 @@ def test_dq_has_a_kernel_of_its_own_unless_it_is_added_atomically() -> None:
 
 def test_a_sequential_dq_has_one_block_for_each_head() -> None:
     kernels = kernels_of(module_of("accumulate.dq = sequential"))
-    assert [(name, planned.kernel.grid.over) for name, planned in kernels.items()] == [("dkdv", "head")]
+    assert [(name, planned.grid.over) for name, planned in kernels.items()] == [("dkdv", "head")]
 
 
 @pytest.mark.parametrize(("d", "exchange"), [(64, False), (72, True), (128, True), (256, True)])
@@ -45,7 +45,7 @@ def test_warps_share_keys_where_accumulators_are_wide(d: int, exchange: bool) ->
     module = module_of(d=d)
     layout = layout_of(module)
     assert layout.exchange is exchange
-    config = kernels_of(module)["dkdv"].kernel.configs[0]
+    config = kernels_of(module)["dkdv"].configs[0]
     assert layout.registers(config, "dkdv")["acc"] <= 128
     assert layout.parts(config) > 1 or not exchange
 
@@ -59,7 +59,7 @@ def test_the_schedule_may_say_how_warps_share() -> None:
 def test_shared_memory_is_counted_by_buffer() -> None:
     tiles = "dkdv {\n tile.q = 64, tile.kv = 128, warps = 8, stages = 2\n }"
     module = module_of(f"accumulate.dq = atomic, warp_split = q\n{tiles}", d=128)
-    kernel = kernels_of(module)["dkdv"].kernel
+    kernel = kernels_of(module)["dkdv"]
     estimate = cuda_backward_estimate(layout_of(module), kernel.configs[0], "dkdv")
     assert {buffer.name: buffer.bytes for buffer in estimate.buffers} == {
         "k": 128 * 128 * 2,
@@ -78,7 +78,7 @@ def test_configs_that_cannot_run_are_dropped() -> None:
         "warp_split = kv\n"
         "dkdv {\n tile.q in {32, 48, 64}, tile.kv in {32, 128}, warps = 4, stages in {1, 8}\n }"
     )
-    tiles = [(c["tile.q"], c["tile.kv"], c["stages"]) for c in kernels_of(module)["dkdv"].kernel.configs]
+    tiles = [(c.tile_q, c.tile_kv, c.stages) for c in kernels_of(module)["dkdv"].configs]
     assert tiles == [(32, 128, 1), (32, 128, 8)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from attnc.plan.ir import split_of
 from attnc.target.files import render_files
 from tests.plan.planning import planned
 
@@ -29,7 +30,8 @@ SCHEDULES = {
     ],
 )
 def test_the_keys_a_row_can_see(mask: str, inputs: tuple[str, ...], keys: int | None, target: str) -> None:
-    split = planned(mask, inputs=inputs, schedule=SCHEDULES[target], target=target).kernels[0].split
+    module = planned(mask, inputs=inputs, schedule=SCHEDULES[target], target=target)
+    split = split_of(module.kernels[0])
     assert split is not None
     assert split.max_visible_keys == keys
 

@@ -111,7 +111,7 @@ def test_the_end_of_the_loop_is_asked_of_no_key(mask: str, expected: str | None)
 def test_a_mask_that_is_always_true_excludes_nothing() -> None:
     module = planned("kv_idx + 17 != -5", grads="q, k, v")
     assert module.backward is not None
-    by_name = {item.name: item.kernel.step.kept for item in module.backward.kernels}
+    by_name = {item.kind: item.step.kept for item in module.backward.kernels}
     assert by_name["dkdv"] is None
 
 

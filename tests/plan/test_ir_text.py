@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from attnc.expr.nodes import Binary, Const, Dim, Node
-from attnc.model.schedule import Config
 from attnc.plan import ir
 from attnc.plan.ir.text import module_text
 from tests.plans import plans_of
@@ -75,8 +74,6 @@ def changes(value: Any) -> Iterator[Any]:
             yield f"{value}_changed"
         case Node():
             yield Binary("+", Dim("CHANGED"), Const(987654))
-        case Config():
-            yield value.changed({"changed": 1})
         case tuple():
             for i, item in enumerate(value):
                 yield from ((*value[:i], new, *value[i + 1 :]) for new in changes(item))

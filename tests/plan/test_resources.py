@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from attnc.diagnostics import DiagnosticError, render
 from attnc.expr.nodes import TRUE, Const, Dim, Dot
 from attnc.model.attention import Attention, Softmax, Variant
-from attnc.model.schedule import Config, Knob, Schedule
+from attnc.model.knobs import keys_of
+from attnc.model.schedule import ForwardConfig, Knob, Schedule
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.device import DEVICES
+from attnc.plan.fitting import Tiles
+from attnc.plan.layout import KernelName
 from attnc.plan.storage import has_descriptors
-from attnc.plan.triton.configs import portable, triton_configs
+from attnc.plan.triton.configs import portable, triton_backward_configs
 from attnc.plan.triton.resources import estimate, misfit, room, staged
 from attnc.source import Source
 
@@ -45,8 +48,9 @@ def variant(d: int, dv: int | None = None, dtype: DType = DType.BF16) -> Variant
     return Variant(source=SPEC, attention=attention, params=MappingProxyType({}), name="default")
 
 
-def config(q: int, kv: int, stages: int, warps: int = 4) -> Config:
-    return Config(values={"tile.q": q, "tile.kv": kv, "stages": stages, "warps": warps})
+def config(q: int, kv: int, stages: int, warps: int = 4) -> ForwardConfig:
+    defaults = {key: of.default for key, of in keys_of("forward").items() if not of.target}
+    return Tiles(q, kv, warps, stages).of(ForwardConfig.of(defaults))
 
 
 def schedule() -> Schedule:
@@ -98,8 +102,9 @@ def test_wide_tiles_of_f32_come_by_pointers(d: int, dtype: DType) -> None:
 @pytest.mark.parametrize("d", [64, 128])
 def test_gradients_of_f32_fit_every_device(d: int) -> None:
     schedule = Schedule(name="huge", target="triton", knobs={}, where={})
-    for kernel in ("dq", "dkdv"):
-        found = triton_configs(variant(d, dtype=DType.F32), schedule, kernel)
+    kernels: tuple[KernelName, ...] = ("dq", "dkdv")
+    for kernel in kernels:
+        found = triton_backward_configs(variant(d, dtype=DType.F32), schedule, kernel)
         needs = [room(config, variant(d, dtype=DType.F32), kernel) for config in found]
         assert all(min(needs) <= device.shared_per_block for device in DEVICES.values())
 

@@ -11,7 +11,13 @@ from attnc.diagnostics import DiagnosticError
 from attnc.plan.default_schedule import Shape
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import SM90A, layout_of
-from attnc.plan.sm90.layout import FEWEST_REGISTERS, entry_registers, registers_left, widest_product
+from attnc.plan.sm90.layout import (
+    FEWEST_REGISTERS,
+    entry_registers,
+    hopper,
+    registers_left,
+    widest_product,
+)
 from attnc.target.files import render_files
 from tests.plan import planning
 
@@ -34,7 +40,7 @@ def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int) -> None:
     kernel = planned(d=d).kernels[0]
     (config,), layout = kernel.configs, layout_of(kernel)
     shape = layout.shape(config)
-    assert config["tile.q"] == 64 * shape.consumers
+    assert config.tile_q == 64 * shape.consumers
     assert layout.threads(config) == 128 * (shape.consumers + 1)
     assert sum(layout.shared_memory(config).values()) == kernel.shared[0] <= ROOM
     assert sum(layout.registers(config).values()) < shape.multiply_registers
@@ -88,8 +94,8 @@ def test_buffers_are_doubled_as_far_as_they_fit() -> None:
 
 def test_keys_follow_from_each_other() -> None:
     def sizes(schedule: str, d: int = 64) -> tuple[object, ...]:
-        config = planned(schedule, d=d).kernels[0].configs[0]
-        return tuple(config[key] for key in ("tile.q", "consumers", "warps", "registers"))
+        config = hopper(planned(schedule, d=d).kernels[0].configs[0])
+        return config.tile_q, config.consumers, config.warps, config.registers
 
     assert sizes("tile.q = 192") == (192, 3, 16, 160)
     assert sizes("consumers = 4, tile.kv = 64") == (256, 4, 20, 112)

@@ -40,15 +40,15 @@ def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> N
     module = planned(d=d)
     assert is_by_wgmma(module)
     planned_kernel = kernels_of(module)["dkdv"]
-    (config,) = planned_kernel.kernel.configs
+    (config,) = planned_kernel.configs
     assert module.backward is not None
     assert module.backward.layout is not None
     layout = module.backward.layout
-    assert sum(layout.shared_memory(config, "dkdv").values()) == planned_kernel.kernel.shared[0] <= ROOM
+    assert sum(layout.shared_memory(config, "dkdv").values()) == planned_kernel.shared[0] <= ROOM
     assert sum(layout.registers(config, "dkdv").values()) < MULTIPLY_REGISTERS
     # setmaxnreg would wait for ever for more
     assert 3 * entry_registers(2) == COPY_REGISTERS + 2 * MULTIPLY_REGISTERS
-    sizes = [config[key] for key in ("tile.q", "tile.kv", "warps", "stages")]
+    sizes = [config.tile_q, config.tile_kv, config.warps, config.stages]
     assert sizes == [128 if d <= 64 else 64, 128, 12, 2]
 
 
@@ -59,10 +59,10 @@ def test_the_kernel_over_queries_fits_too(d: int, keys: int, tiles: tuple[int, i
     module = planned(d=d, accumulate="two_pass")
     assert is_by_wgmma(module, "dq")
     assert module.backward is not None
-    layout, kernel = module.backward.layout, kernels_of(module)["dq"].kernel
+    layout, kernel = module.backward.layout, kernels_of(module)["dq"]
     assert isinstance(layout, Sm90Backward)
     (config,) = kernel.configs
-    assert [config[key] for key in ("tile.q", "tile.kv", "warps", "stages")] == [128, keys, 12, 2]
+    assert [config.tile_q, config.tile_kv, config.warps, config.stages] == [128, keys, 12, 2]
     assert layout.dq_tiles == tiles
     assert sum(layout.shared_memory(config, "dq").values()) == kernel.shared[0] <= ROOM
     assert sum(layout.registers(config, "dq").values()) < MULTIPLY_REGISTERS
@@ -76,10 +76,10 @@ def test_wide_heads_have_a_kernel_for_dk_and_one_for_dv(d: int) -> None:
     layout = module.backward.layout
     assert isinstance(layout, Sm90Backward)
     for name in ("dv", "dk"):
-        kernel = kernels_of(module)[name].kernel
+        kernel = kernels_of(module)[name]
         assert is_by_wgmma(module, name)
         (config,) = kernel.configs
-        assert [config[key] for key in ("tile.q", "tile.kv", "warps", "stages")] == [64, 128, 12, 2]
+        assert [config.tile_q, config.tile_kv, config.warps, config.stages] == [64, 128, 12, 2]
         assert sum(layout.shared_memory(config, name).values()) == kernel.shared[0] <= ROOM
         assert sum(layout.registers(config, name).values()) < MULTIPLY_REGISTERS
 

@@ -7,10 +7,11 @@ import pytest
 from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
-from attnc.plan import plan
 from attnc.plan.ir import Module
+from attnc.plan.lower import plan
 from attnc.plan.sm90 import SM90A, decode_layout_of
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS
+from attnc.plan.sm90.layout import hopper
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
@@ -71,7 +72,7 @@ def refusal(schedule: str, **options: object) -> str:
 def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int, dv: int, page: int, consumers: int) -> None:
     kernel = planned(d=d, dv=dv, page=page).kernels[0]
     (config,), layout = kernel.configs, decode_layout_of(kernel)
-    assert (config["tile.q"], config["consumers"], config["warps"]) == (64, consumers, 4 * (consumers + 1))
+    assert (config.tile_q, hopper(config).consumers, config.warps) == (64, consumers, 4 * (consumers + 1))
     assert sum(layout.shared_memory(config).values()) == kernel.shared[0] <= ROOM
     assert sum(layout.registers(config).values()) < REGISTERS[consumers][1]
     assert layout.columns * consumers == (dv or d)

@@ -146,7 +146,7 @@ class Case:
         return self.recorder.take()
 
     def forget(self) -> None:
-        self.prepared.clear()
+        self.module.CALL.forget()
 
     @property
     def prepared(self) -> dict[Any, Any]:

@@ -59,7 +59,7 @@ def test_a_backward_kernel_takes_the_shared_memory_that_was_estimated(name: str,
     module = plan_program(front(SPECS / f"{name}.attn")).modules[variant]
     run = compiling(BACKWARD, SPECS / f"{name}.attn", str(variant))
     for kernel, (registers, stack, shared) in json.loads(run.stdout).items():
-        config = kernels_of(module)[kernel].kernel.configs[0]
+        config = kernels_of(module)[kernel].configs[0]
         estimated = estimate(config, module.variant, DEVICES["sm_90"], kernel).shared
         assert 0.8 * estimated <= shared <= estimated
         assert stack < 256
@@ -83,7 +83,7 @@ for name, arch, text in json.load(sys.stdin):
     config = module.kernels[0].configs[0]
     needs = {} if kernels_of(module) else {"forward": (config, usage_of(module, 0, device))}
     for kernel, planned in kernels_of(module).items():
-        needs[kernel] = planned.kernel.configs[0], usage_of(module, 0, device, kernel)
+        needs[kernel] = planned.configs[0], usage_of(module, 0, device, kernel)
     for kernel, (config, usage) in needs.items():
         found.append([name, kernel, estimate(config, module.variant, device, kernel).shared, usage.shared])
 print(json.dumps(found))

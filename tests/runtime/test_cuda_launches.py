@@ -1,4 +1,4 @@
-"""A prepared call of a CUDA module passes the driver what the same call passes when it is the first.
+"""A prepared or repeated call of a CUDA module passes the driver what it passes when it is the first.
 
 Without a GPU: tensors of the CPU count as those of device 0, and a driver notes what it is given.
 """
@@ -6,6 +6,8 @@ Without a GPU: tensors of the CPU count as those of device 0, and a driver notes
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,8 @@ STREAM = 7
 NAMES = ("causal_gqa", "bias", "varlen", "decode", "paged_decode", "unified_decode", "dropout", "fa1")
 #: One kernel that adds dq up, two of their own, gradients of inputs besides, packed sequences.
 TRAINED = ("causal_gqa", "bias", "local_sink", "varlen")
+#: Tensor maps with a counter of tiles and without, packed sequences, pages.
+HOPPER = ("causal_gqa", "varlen", "decode", "paged_decode")
 #: (kernel, how it was compiled, blocks, threads, shared memory, stream, packed arguments)
 Launch = tuple[object, ...]
 
@@ -102,11 +106,11 @@ class Memory:
 class Case:
     """A module whose calls, or the gradients of these, are watched."""
 
-    def __init__(self, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, gradients: bool) -> None:
+    def __init__(
+        self, name: str, target: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, gradients: bool
+    ) -> None:
         modules = plans_of(SPECS / f"{name}.attn").modules
-        self.planned = next(
-            m for m in modules if m.target == "cuda.sm_80" and m.variant.attention.name == name
-        )
+        self.planned = next(m for m in modules if m.target == target and m.variant.attention.name == name)
         self.driver, self.memory = Driver(monkeypatch), Memory()
         files = render_files(self.planned, path=f"{name}.attn", sha256="")
         for file, text in files.items():
@@ -121,13 +125,37 @@ class Case:
         (launch,) = call.backward.launches if gradients else call.launches
         strides, sizes = len(launch.stride_names), len(launch.numbers.split())
         self.driver.size = 8 * (len(launch.addresses.split()) + strides) + 4 * (sizes + sizes % 2)
+        if hasattr(launch, "maps"):  # the class is of the module's own support package
+            size = 128 * len(launch.maps) + 8 * (launch.counts + len(launch.addresses.split()) + strides)
+            self.driver.size = size + 4 * sizes + -(size + 4 * sizes) % 64
+            self.on_hopper(call, monkeypatch)
         self.function = getattr(self.module, name)
         if gradients:
             self.function = lambda *tensors, configs=None: call.gradients(*tensors, configs)
         self.prepared: dict[Any, Any] = call.prepared_gradients if gradients else call.prepared
+        self.forget = call.forget
 
-    def forget(self) -> None:
-        self.prepared.clear()
+    def on_hopper(self, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Maps that say what they are of, one counter, and copies in the same place every time."""
+        counter, copies = torch.zeros(2, dtype=torch.int32), dict[Any, torch.Tensor]()
+
+        def copied(x: torch.Tensor) -> torch.Tensor:
+            key = (x.data_ptr(), x.shape, x.stride())
+            return copies.setdefault(key, x.clone(memory_format=torch.contiguous_format))
+
+        def tensor_map(*layout: Any) -> bytes:
+            return hashlib.sha512(repr(layout).encode()).digest() * 2
+
+        def launcher(function: int, blocks: int, threads: int, shared: int) -> Any:
+            return functools.partial(self.driver.launch, function, blocks, 1, 1, threads, 1, 1, shared)
+
+        for name, fake in (
+            ("counter", lambda index: counter),
+            ("copied", copied),
+            ("tensor_map", tensor_map),
+        ):
+            monkeypatch.setattr(call, name, fake)
+        monkeypatch.setattr(sys.modules[type(call).__module__], "launcher_behind", launcher)
 
     def call(self, *tensors: Any, **options: Any) -> list[Launch]:
         self.memory.start()
@@ -197,13 +225,14 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
 
 
-CASES = [(name, False) for name in NAMES] + [(name, True) for name in TRAINED]
+CASES = [(name, "cuda.sm_80", False) for name in NAMES] + [(name, "cuda.sm_80", True) for name in TRAINED]
+CASES += [(name, "cuda.sm_90a", False) for name in HOPPER]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}{'-gradients' if case[1] else ''}")
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}{'-gradients' if case[2] else ''}")
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    name, gradients = request.param
-    return Case(name, tmp_path, monkeypatch, gradients=gradients)
+    name, target, gradients = request.param
+    return Case(name, target, tmp_path, monkeypatch, gradients=gradients)
 
 
 def test_prepared_calls_pass_what_first_calls_pass(case: Case) -> None:
@@ -218,6 +247,19 @@ def test_prepared_calls_pass_what_first_calls_pass(case: Case) -> None:
             assert case.call(*given, **options) == launches, what
     for number, launches in enumerate(expected[1:], 1):
         assert launches != expected[0], variations[number][0]
+
+
+def test_a_call_that_repeats_itself_passes_what_it_passed_first(case: Case) -> None:
+    """Whatever comes after it, which is not taken for the same call."""
+    variations = list(case.variations())
+    case.driver.take()
+    (_, base, _), *others = variations
+    first, *expected = (case.first(*given, **options) for _, given, options in variations)
+    case.forget()
+    for (what, given, options), launches in zip(others, expected, strict=True):
+        for tensors, options_, same in ((base, {}, first), (given, options, launches)):
+            for _ in range(5):
+                assert case.call(*tensors, **options_) == same, what
 
 
 def test_a_prepared_call_is_made_once(case: Case) -> None:

@@ -10,7 +10,7 @@ from attnc.verify.interpreter import ensure_interpreter
 
 ensure_interpreter()
 
-from attnc.runtime.joined import joined  # noqa: E402  # once Triton interprets
+from attnc.runtime.merge import joined  # noqa: E402  # once Triton interprets
 
 
 @pytest.mark.parametrize(("ranks", "width"), [(1, 16), (2, 20), (5, 7)])

@@ -1,11 +1,14 @@
 """Importing generated text, from a folder that nobody else can write to."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from attnc.runtime import cache as cache_of_attnc
 from attnc.runtime.cache import cache_folder, store
 from attnc.runtime.loader import load_text
+from attnc.support import binaries
 
 
 @pytest.fixture
@@ -52,3 +55,45 @@ def test_a_spoilt_file_is_replaced(cache: Path) -> None:
     assert store("VALUE = 3\n") == path
     assert path.read_text() == "VALUE = 3\n"
     assert [p.name for p in cache.iterdir()] == [path.name]
+
+
+def test_without_a_folder_of_the_user_a_process_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container whose user has no home: kernels are compiled, and it is told how to keep them."""
+    (tmp_path / "home").write_text("")
+    monkeypatch.delenv("ATTNC_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    told = r"home/attnc cannot be made \(Not a directory\); set ATTNC_CACHE_DIR(.|\n)*compiles anew"
+    for module in (cache_of_attnc, binaries):
+        module._instead.cache_clear()
+        with pytest.warns(UserWarning, match=told):
+            folder = module.cache_folder()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert module.cache_folder() == folder  # and says so once
+    monkeypatch.setenv("ATTNC_CACHE_DIR", str(tmp_path / "home" / "mine"))
+    for module in (cache_of_attnc, binaries):
+        with pytest.raises(PermissionError, match="mine cannot be made"):
+            module.cache_folder()
+
+
+def test_a_folder_of_the_user_that_is_read_only_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ATTNC_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    for module in (cache_of_attnc, binaries):
+        module._instead.cache_clear()
+        with pytest.warns(UserWarning, match="attnc is read-only; set ATTNC_CACHE_DIR"):
+            assert not module.cache_folder().is_relative_to(tmp_path)
+
+
+def test_what_could_not_be_written_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        store("VALUE = 4\n")
+    assert not list(cache.iterdir())

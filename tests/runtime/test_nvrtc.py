@@ -80,7 +80,7 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
 def test_the_backward_compiles_too(path: Path) -> None:
     module = planned()[path.parts[-3], path.parts[-2], path.stem]
     kernels = program_of(load_file(path)).kernels
-    names = {p.kernel.name: p for p in kernels_of(module).values()}
+    names = {p.name: p for p in kernels_of(module).values()}
     assert set(names) <= set(kernels)
     for name in list(kernels)[1:]:
         config, cubin = next(compile_configs(path, "sm_80", name))
@@ -88,10 +88,10 @@ def test_the_backward_compiles_too(path: Path) -> None:
         assert cubin.spills <= NEGLIGIBLE, cubin.log
         if name in names:
             assert module.backward is not None
-            kernel, layout = names[name].kernel, module.backward.layout
+            kernel, layout = names[name], module.backward.layout
             assert layout is not None
-            needed = sum(layout.registers(kernel.configs[0], names[name].name).values())
-            if isinstance(layout, Sm90Backward) and names[name].name in layout.by_wgmma:
+            needed = sum(layout.registers(kernel.configs[0], kernel.kind).values())
+            if isinstance(layout, Sm90Backward) and kernel.kind in layout.by_wgmma:
                 assert needed <= MULTIPLY_REGISTERS
                 assert cubin.registers == entry_registers(CONSUMERS)
             else:
@@ -217,4 +217,4 @@ def test_the_kernels_of_a_cuda_backward_tell_what_they_take() -> None:
         usage = usage_of(module, 0, DEVICES["sm_90"], name)
         assert usage is not None
         assert 32 < usage.registers <= 255
-        assert usage.shared == kernel.kernel.shared[0]
+        assert usage.shared == kernel.shared[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,9 @@ class Driver:
         self.error = error
         self.seen: list[Any] = []
 
-    def __call__(self, config: Any, function: int, arguments: int, extra: object) -> int:
+    def __call__(self, config: Any, *pointers: ctypes.c_void_p) -> int:
+        function, arguments, extra = (pointer.value for pointer in pointers)
+        assert extra is None
         made = config._obj
         attribute = made.attributes[0]
         sizes = (*made.grid, *made.block, made.shared)
@@ -67,3 +71,35 @@ def test_a_tensor_without_elements_is_shown_as_bytes_that_are_there() -> None:
     assert (box.is_empty, box.is_taken, box.rows) == (True, True, 64)
     assert (box.sizes, box.strides) == ((8, 1, 1, 1), (16, 16, 16))
     assert hopper_call.counter_of(-1).nbytes >= 16 + 8 * 2
+
+
+def test_a_counter_that_stays_is_not_in_memory_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That may be a pool for graphs: Inductor runs a call in one, not captured yet, and then captures it."""
+    events: list[object] = []
+    stream = SimpleNamespace(synchronize=lambda: events.append("synchronize"))
+
+    def zeros(size: int, dtype: str) -> torch.Tensor:
+        events.append(("zeros", size, dtype))
+        return own_zeros(size, dtype=getattr(torch, dtype))
+
+    def zeros_of_torch(*size: object, **options: object) -> torch.Tensor:
+        events.append("torch")
+        return own_zeros(2)
+
+    own_zeros = torch.zeros
+    cuda = SimpleNamespace(Device=lambda index: nullcontext(), get_current_stream=lambda: stream)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(zeros=zeros, cuda=cuda))
+    monkeypatch.setattr(torch, "zeros", zeros_of_torch)
+    capturing, current = [False], [7]
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: capturing[0], raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: current[0], raising=False)
+    monkeypatch.setattr(hopper_call, "_COUNTERS", {})
+    first = hopper_call.counter_of(0)
+    assert hopper_call.counter_of(0) is first
+    assert events == [("zeros", 8, "int32"), "synchronize"]
+    current[0] = 9
+    assert hopper_call.counter_of(0) is not first
+    capturing[0] = True  # a graph has its own, in its pool
+    events.clear()
+    assert hopper_call.counter_of(0) is not hopper_call.counter_of(0)
+    assert events == ["torch", "torch"]

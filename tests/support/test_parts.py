@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from attnc.support.binaries import Compiled, Program, defined, included
+from attnc.support.binaries import Compiled, Program, defined, included, uncaptured
 from attnc.support.configs import choose_config, decode_configs, encode_configs
 from attnc.support.cuda_call import dq_floats
 from attnc.support.devices import CPU, Gpu, gpu_of
@@ -149,3 +151,18 @@ def test_kernels_are_compiled_with_their_config() -> None:
 )
 def test_how_many_heads_are_worked_at_together(text: str, heads: int) -> None:
     assert evaluate(text, {}) == heads
+
+
+def test_code_is_loaded_outside_of_a_graph_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's mode is relaxed for the while, and then what it was."""
+    modes = [0]
+
+    def exchange(mode: Any) -> None:
+        modes.append(mode._obj.value)
+        mode._obj.value = modes[-2]
+
+    library = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    with uncaptured():
+        assert modes[-1] == 2
+    assert modes == [0, 2, 0]

@@ -15,10 +15,9 @@ import pytest
 from attnc.expr.nodes import INDICES, Dim, walk
 from attnc.model.names import DIMS, INPUTS, OUTPUTS, PYTHON, SOFT
 from attnc.plan import ir
+from attnc.plan.interface import INTERFACE, READ
 from attnc.plan.names import (
     GLOBALS,
-    INTERFACE,
-    READ,
     cannot_be_called,
     cannot_be_passed,
     own_name,

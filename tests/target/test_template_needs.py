@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import jinja2
 import pytest
 from jinja2 import nodes
 
-from attnc.plan.ir import Decode
 from attnc.plan.ir.backward import Chain
 from attnc.resources import resource
 from attnc.target.environment import template_environment
@@ -32,8 +32,6 @@ SPECS = Path(__file__).parents[2] / "specs"
 _NEED = re.compile(r"\btext \((.*?)\)")
 _CLASS = re.compile(r"([\w.]+)\.(\w+)")
 _FIRST = re.compile(r"\{#-?(.*?)-?#\}", re.DOTALL)
-#: What templates are given besides, always the same.
-OTHERS = {"kernel": Decode, "chain": Chain}
 
 
 @cache
@@ -74,6 +72,12 @@ def attributes(made: type) -> frozenset[str]:
     return frozenset(names)
 
 
+def kernels(text: type) -> tuple[type, ...]:
+    """The kinds of kernels that texts of a class are of."""
+    kind = get_type_hints(text).get("kernel")
+    return () if kind is None else get_args(kind) or (kind,)
+
+
 def parts(path: str) -> set[str]:
     """The templates that one is put together from whatever it prints, with its own `text`."""
     found, conditional = set(), {id(x) for branch in tree(path).find_all(nodes.If) for x in _within(branch)}
@@ -103,8 +107,11 @@ def test_what_a_template_asks_is_there(path: str) -> None:
     made = needed(path)
     assert made, "the first line says: text (FOLDER.FILE.CLASS)"
     assert asked(path) <= frozenset().union(*map(attributes, made))
-    for name, other in OTHERS.items():
-        assert asked(path, name) <= attributes(other), name
+    assert asked(path, "chain") <= attributes(Chain)
+    kinds = {kind for text in made for kind in kernels(text)}
+    assert kinds or not asked(path, "kernel")
+    for kind in kinds:
+        assert asked(path, "kernel") <= attributes(kind), kind.__name__
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if asked(path)])

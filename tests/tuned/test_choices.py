@@ -87,7 +87,7 @@ def test_a_choice_that_the_spec_no_longer_offers_is_dropped(module: ir.Module) -
 
 
 def backward_choice(module: ir.Module, kernel: KernelName, position: int, kv_len: int | None) -> Choice:
-    knobs = knobs_of_kernel(kernel, kernels_of(module)[kernel].kernel.configs[position])
+    knobs = knobs_of_kernel(kernel, kernels_of(module)[kernel].configs[position])
     return replace(choice(module, 0, kv_len), kernel=kernel, config=knobs)
 
 

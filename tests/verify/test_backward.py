@@ -17,7 +17,8 @@ from attnc.model.attention import Attention
 from attnc.model.resolve import resolve
 from attnc.model.tensors import DType
 from attnc.model.variants import variants
-from attnc.plan import ir, plan
+from attnc.plan import ir
+from attnc.plan.lower import plan
 from attnc.reference_gradients import gradients
 from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
@@ -258,7 +259,7 @@ def test_kernels_differ_in_their_tiles(tiles: tuple[int, int], early: bool) -> N
 def test_flash_attention_1_has_a_program_for_each_head() -> None:
     module = spec("fa1")
     assert module.backward is not None
-    assert [planned.kernel.grid.over for planned in module.backward.kernels] == ["head"]
+    assert [planned.grid.over for planned in module.backward.kernels] == ["head"]
     grouped = written("dot(q, k) / 6", "q, k, v", mask="causal", schedule=("accumulate.dq = sequential",))
     agree(grouped, LENGTHS)
     first, second = (run(grouped, LENGTHS)[0] for _ in range(2))

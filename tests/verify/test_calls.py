@@ -42,8 +42,8 @@ BUGS = {
         ("_cuda_getCurrentRawStream(gpu.index)", "_cuda_getDevice()", "not launched on the caller's stream"),
         ("key = (key, layout(tensors[1]))", "pass", "dlse: after another call"),
         (
-            "starts.get(aligned)",
-            "next(iter(starts.values()), None)",
+            "self.starts.get(aligned)",
+            "next(iter(self.starts.values()), None)",
             "alignment of q: causal_gqa_forward for aligned rows is launched on others",
         ),
         ("aligned and rows_aligned)", "aligned)", "for aligned rows is launched on others"),

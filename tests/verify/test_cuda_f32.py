@@ -7,8 +7,8 @@ import pytest
 
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
-from attnc.plan import plan
 from attnc.plan.error_bound import TF32X3_PRODUCT_ERROR
+from attnc.plan.lower import plan
 from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -140,17 +140,20 @@ def test_decode_on_cuda(mask: str, inputs: tuple[str, ...], splits: str, split: 
 # -- it can fail ------------------------------------------------------------------------------------------
 
 
+K = TypeVar("K", bound=ir.TileKernel)
+
+
 def without_fills(module: ir.Module) -> ir.Module:
     """The module as if the plan had not seen the keys that no query keeps."""
 
-    def plain(kernel: ir.Kernel) -> ir.Kernel:
+    def plain(kernel: K) -> K:
         loops = tuple(replace(loop, zero_fill=False) for loop in kernel.regions.loops)
         regions = replace(kernel.regions, loops=loops)
         return replace(kernel, step=replace(kernel.step, kept=None), regions=regions)
 
     backward = module.backward
     assert backward is not None
-    kernels = tuple(replace(planned, kernel=plain(planned.kernel)) for planned in backward.kernels)
+    kernels = tuple(map(plain, backward.kernels))
     return replace(
         module,
         kernels=tuple(map(plain, module.kernels)),

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 from attnc.support.memory import allocate
-from attnc.verify.poison import poisoned
+from attnc.verify.subject import poisoned
 
 
 def test_memory_of_calls_is_full_of_nan() -> None:

@@ -66,7 +66,7 @@ def test_drawn_cases() -> None:
 def test_a_layer_of_the_7b_model_at_one_row() -> None:
     """As large as it is, with tiles that are never ragged."""
     planned = plans_of(SPECS / "llama_7b.attn").projections[1]
-    flat = next(at for at, config in enumerate(planned.configs) if config["impl"] == "flat")
+    flat = next(at for at, config in enumerate(planned.configs) if config.impl == "flat")
     case = Case(dims={"M": 1, "N": 4096, "K": 4096}, config=flat)
     assert check_projection(projection_subject(planned), case).ok
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnc.plan.ir import pack_of
 from attnc.verify.case import Case
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES
 from attnc.verify.properties import PROPERTIES, violations
@@ -67,7 +68,7 @@ def _kind(name: str) -> tuple[object, ...]:
     if plan.backward is not None:
         rules += [rule.name for rule in GRADIENT_PROPERTIES if rule.applies(attention)]
     return (
-        *(kernel.structure, kernel.pack is not None),
+        *(kernel.structure, pack_of(kernel) is not None),
         *(type(tensor.storage) for tensor in (attention.q, attention.k)),
         frozenset(rules),
     )

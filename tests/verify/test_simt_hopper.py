@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.verify.simt import SimtFault, available, launch
-from attnc.verify.tensor_map import tensor_map
+from attnc.verify.simt import SimtFault, available, launch, tensor_map
 
 pytestmark = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from attnc.expr.nodes import Compare, Index, walk
-from attnc.plan.ir import Kernel, Let, Loop, Statement, statement_expressions
+from attnc.plan.ir import Decode, Forward, Let, Loop, Statement, statement_expressions
 from attnc.plan.verify import verify_module
 from attnc.verify.case import Case
 from tests.plan.planning import planned
@@ -142,5 +142,5 @@ def test_a_value_of_a_tile_is_not_known_outside_of_it() -> None:
         verify_module(replace(module, kernels=(replace(kernel, regions=hoisted),)))
 
 
-def _with_loops(kernel: Kernel, first: Loop) -> Kernel:
+def _with_loops(kernel: Forward | Decode, first: Loop) -> Forward | Decode:
     return replace(kernel, regions=replace(kernel.regions, loops=(first, *kernel.regions.loops[1:])))

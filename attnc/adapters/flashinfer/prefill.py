@@ -100,6 +100,6 @@ def _check_head_dims(qk: int, vo: int | None) -> None:
 
 
 def _mask(causal: bool, window_left: int) -> str:
-    """In the language; a window bounds the keys before a query alone."""
+    """Writes the mask in the language; a window bounds the keys before a query alone."""
     before = f"q_pos - {window_left} <= kv_idx" if window_left >= 0 else "true"
     return f"{before} and causal" if causal else before

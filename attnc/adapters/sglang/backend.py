@@ -51,7 +51,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         self._known_layers: set[int] = set()
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Outside of graphs."""
+        """Makes the metadata of a step that no graph captures."""
         batch, mode = forward_batch, forward_batch.forward_mode
         if mode.is_decode_or_idle():
             cu_seqlens_q = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
@@ -109,7 +109,9 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         sinks: torch.Tensor | None = None,
         **unsupported: Any,
     ) -> torch.Tensor:
-        """The attention of new tokens of several requests, [T, H * D]; k and v are in the pool after it."""
+        """Computes the attention of new tokens of several requests, [T, H * D]; k and v are in the pool after
+        it.
+        """
         return self._forward(q, k, v, layer, forward_batch, save_kv_cache, sinks, unsupported, decode=False)
 
     def forward_decode(
@@ -123,7 +125,9 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         sinks: torch.Tensor | None = None,
         **unsupported: Any,
     ) -> torch.Tensor:
-        """The same for one new token of each request."""
+        """Computes the attention of one new token of each request, [B, H * D]; k and v are in the pool after
+        it.
+        """
         return self._forward(q, k, v, layer, forward_batch, save_kv_cache, sinks, unsupported, decode=True)
 
     def _forward(

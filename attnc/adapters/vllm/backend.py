@@ -144,7 +144,7 @@ class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ig
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> AttncMetadata:
-        """For sequences of one key: how long they are is read when a graph is replayed."""
+        """Makes metadata as for sequences of one key: how long they are is read when a graph is replayed."""
         metadata = self.build(0, common_attn_metadata)
         metadata.seq_lens.fill_(1)
         return metadata

@@ -1,9 +1,9 @@
 """The plan, on one page: everything that a template prints, and nothing that it would have to compute.
 
-An `ir.Kernel` is one GPU function. Its expressions are trees of `expr.nodes` over names that exist in the
-kernel text: `Index` (b, h, q_idx, q_pos, kv_idx, q_lo, q_hi, kv_lo, kv_hi), `Dim` (M, N, H, ... and the tile
-symbols BLOCK_M, BLOCK_N) and `Ref` (values the plan named). Conventions: `q_lo`/`q_hi` are the first and the
-*last* row of the query tile; loop bounds are half open.
+An `ir.Kernel` is one GPU function: a `Forward`, a `Decode` or a `BackwardKernel`. Its expressions are trees
+of `expr.nodes` over names that exist in the kernel text: `Index` (b, h, q_idx, q_pos, kv_idx, q_lo, q_hi,
+kv_lo, kv_hi), `Dim` (M, N, H, ... and the tile symbols BLOCK_M, BLOCK_N) and `Ref` (values the plan named).
+Conventions: `q_lo`/`q_hi` are the first and the *last* row of the query tile; loop bounds are half open.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from attnc.plan.ir.kernel import (
     Decode,
     Dropout,
     ErrorBound,
+    Forward,
     Grid,
-    Kernel,
+    OutputKernel,
+    Probabilities,
     Softmax,
     Step,
+    TileKernel,
     expressions_of,
-    kernel_expressions,
 )
-from attnc.plan.ir.module import Arg, Bind, Module, kernels_of
+from attnc.plan.ir.module import Arg, Bind, Kernel, Module, kernels_of, pack_of, split_of, unified_of
 from attnc.plan.ir.statements import (
     Axis,
     Fetch,
@@ -40,19 +42,25 @@ __all__ = [
     "Dropout",
     "ErrorBound",
     "Fetch",
+    "Forward",
     "Grid",
     "Kernel",
     "Let",
     "Loop",
     "Module",
+    "OutputKernel",
+    "Probabilities",
     "Regions",
     "Row",
     "Softmax",
     "Statement",
     "Step",
+    "TileKernel",
     "expressions_of",
     "fetch_expressions",
-    "kernel_expressions",
     "kernels_of",
+    "pack_of",
+    "split_of",
     "statement_expressions",
+    "unified_of",
 ]

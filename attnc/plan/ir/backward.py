@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from attnc.expr.nodes import Dot, Expr, Index, Load, Ref, walk
+from attnc.expr.nodes import Dim, Dot, Expr, Index, Load, Ref, walk
 from attnc.expr.simplify import substitute
+from attnc.model.schedule import BackwardConfig, DkDvConfig
 from attnc.model.tensors import Tensor
-from attnc.plan.access import Sequences
-from attnc.plan.ir.kernel import ErrorBound, Kernel, kernel_expressions
+from attnc.plan.access import Sequences, TileWalk
+from attnc.plan.ir.kernel import ErrorBound, TileKernel
 from attnc.plan.ir.statements import Axis, Let, Statement
 from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.plan.poles import has_pole, is_finite, outgrows
@@ -142,53 +143,72 @@ class Preprocess:
     prologue: Prologue
     sequences: Sequences | None = None
 
+    @property
+    def walk(self) -> TileWalk:
+        """What the number of a program's tile says."""
+        return TileWalk(
+            axis="q",
+            rows=Dim("M_padded") if self.sequences is None else self.sequences.rows,
+            is_padded=True,
+            head="h",
+            heads="H",
+            sequences=self.sequences,
+            last_first=False,
+            writes_all_rows=False,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackwardKernel:
-    """Tiles, loops and scores of `kernel`, with what follows them.
+class BackwardKernel(TileKernel):
+    """A kernel of a backward: p from the saved lse, and what follows from it.
 
-    Its structure is "backward_dq" (a program per q tile) or "backward_dkdv" (a program per kv tile or, where
-    they have an order, per head; the inner loop over q tiles). makes: the gradients that stay in its
-    registers; prologue: what it does for later kernels.
+    makes: the gradients that stay in its registers; prologue: what it does for later kernels; tma: tiles may
+    come through tensor descriptors.
     """
 
-    kernel: Kernel
+    configs: tuple[BackwardConfig, ...]
     chain: Chain
     makes: tuple[Made, ...]
+    tma: bool
     prologue: Prologue | None = None
 
     @property
-    def name(self) -> KernelName:
+    def structure(self) -> Literal["backward_dq", "backward_dkdv"]:
+        """A program per q tile, or per kv tile (where those have an order, per head) with a loop over q."""
+        return "backward_dq" if self.over_q else "backward_dkdv"
+
+    @property
+    def kind(self) -> KernelName:
         """Which kernel of its backward this is."""
         return name_of(self.makes)
 
     @property
     def over_q(self) -> bool:
         """Whether a program owns a q tile, so that rows of its tiles are queries."""
-        return self.kernel.grid.over == "q"
+        return self.grid.over == "q"
 
     @property
     def config(self) -> str:
         """What declarations and parameters call the kernel's config."""
-        return f"{self.name}_config"
+        return f"{self.kind}_config"
 
     @property
     def dp_order(self) -> Literal["early", "late", "both"]:
         """When a step over a q tile computes dP; "both": as the config says."""
-        if self.over_q or self.name == "dv":
+        if self.over_q or self.kind == "dv":
             return "early"
-        orders = {config.dp for config in self.kernel.configs}
+        orders = {config.dp for config in self.configs if isinstance(config, DkDvConfig)}
         return "both" if len(orders) > 1 else "late" if "late" in orders else "early"
 
     @property
     def limits_registers(self) -> bool:
         """Whether a config limits the registers of a thread."""
-        return any(config.maxnreg is not None for config in self.kernel.configs)
+        return any(config.maxnreg is not None for config in self.configs)
 
     @property
     def sums_heads(self) -> bool:
         """Whether a program walks over all query heads that share its keys."""
-        return "G" in self.kernel.dims and not self.over_q
+        return "G" in self.dims and not self.over_q
 
     @property
     def fills_keys(self) -> bool:
@@ -196,7 +216,7 @@ class BackwardKernel:
 
         Where it does not, their ds is made 0: nothing but dk and dv of the same key is computed from it.
         """
-        if self.over_q or self.kernel.step.kept is None:
+        if self.over_q or self.step.kept is None:
             return False
         chain = self.chain
         derivatives = (*(a.value for a in chain.adjoints), *(() if chain.slope is None else (chain.slope,)))
@@ -206,13 +226,21 @@ class BackwardKernel:
     @property
     def score_outgrows_lse(self) -> bool:
         """Whether p may be something else than 0 past the end, although lse is +inf there."""
-        score = self.kernel.step.score
+        score = self.step.score
         return score is not None and outgrows(self.chain.inlined(score))
 
     def uses(self, index: str) -> bool:
         """Whether anything that the kernel evaluates reads the index."""
-        used = (*kernel_expressions(self.kernel), *self.chain.expressions)
-        return any(Index(index) in walk(expr) for expr in used)
+        return any(Index(index) in walk(expr) for expr in self.expressions)
+
+    @property
+    def walk(self) -> TileWalk:
+        return self._walk("M_padded" if self.over_q else "N", is_padded=self.over_q, writes_all_rows=False)
+
+    @property
+    def expressions(self) -> Iterator[Expr]:
+        yield from self.score_expressions
+        yield from self.chain.expressions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,16 @@
-"""One GPU function: what a program owns, its loops, the step of one tile, and what any of it promises."""
+"""Kinds of GPU functions: what a program owns, its loops, the step of one tile, and what it promises."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal, TypeAlias
 
-from attnc.expr.nodes import Dim, Expr
-from attnc.model.schedule import Config
+from attnc.expr.nodes import Dim, Expr, Index
+from attnc.model.schedule import ForwardConfig, TileConfig
 from attnc.model.tensors import DType
-from attnc.plan.access import Rows, Sequences
+from attnc.plan.access import Rows, Sequences, TileWalk
 from attnc.plan.ir.decode import Pack, Part, Split, UnifiedMax
 from attnc.plan.ir.statements import Fetch, Regions, Statement, statement_expressions
 from attnc.plan.layout import Layout
@@ -17,6 +18,7 @@ from attnc.plan.sections import Section
 from attnc.source import Span
 
 M = Dim("M")
+Structure: TypeAlias = Literal["forward_q_kv", "forward_kv_q", "decode", "backward_dq", "backward_dkdv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,19 @@ class Dropout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Softmax:
+class Probabilities:
+    """How a step makes probabilities of scores: p = exp2(scale * s - m), then dropout.
+
+    scale: factor of the raw score in the exponent: set when score = scale * s with scale > 0, so that the
+    multiplication fuses with the subtraction; None when the score is already in base-2 units.
+    """
+
+    scale: float | None
+    dropout: Dropout | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Softmax(Probabilities):
     """How the rows are normalised.
 
     kind: "online" keeps a running maximum; "two_pass" finds m and l first and recomputes the scores.
@@ -41,9 +55,6 @@ class Softmax:
     units).
     headroom: 0, the maximum is looked for in every tile; else only until every row has one, and what
     exponents subtract lies so far (in base-2 units) above it that p says when it has grown by more.
-    scale: factor of the raw score in the exponent, exp2(scale * s - m): set when score = scale * s with
-    scale > 0, so that the multiplication fuses with the subtraction; None when the score is already in
-    base-2 units.
     safe_everywhere: a full tile may consist of -inf scores too, so every step guards the subtraction of
     maxima.
     sink: base-2 logit that joins the denominator.
@@ -52,11 +63,14 @@ class Softmax:
     kind: Literal["online", "two_pass"]
     rescale: Literal["deferred", "every_step", "lazy"]
     threshold: float
-    scale: float | None
     safe_everywhere: bool
     sink: Expr | None
-    dropout: Dropout | None
     headroom: float = 0.0
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        """What is evaluated once for each row."""
+        return () if self.sink is None else (self.sink,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,22 +166,16 @@ class ErrorBound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """One GPU function.
+class TileKernel(ABC):
+    """One GPU function over tiles of queries and keys: what `Forward`, `Decode` and `BackwardKernel` share.
 
-    structure: "forward_q_kv" (FlashAttention-2 loop order), "forward_kv_q" (FlashAttention-1's) or "decode",
-    and for the backward what `ir.backward` says; it names the template.
     kv_head: the KV head of query head h; dims: run-time sizes among the arguments, in order
     program: scalars computed once per program; outer: values along the outer axis, loaded once per outer tile
-    tma: K and V tiles may come through tensor descriptors
     shared: bytes of shared memory that one block of each config must be allowed (`Target.shared`)
     rows: where the rows of q, k, v and o lie, those that are not in ordinary tensors
-    stored: rows of o that the program's sequence has, of which only the first M exist
-    layout: how the kernel lies on the machine (None where a compiler decides it)
     """
 
     name: str
-    structure: Literal["forward_q_kv", "forward_kv_q", "decode", "backward_dkdv", "backward_dq"]
     grid: Grid
     kv_head: Expr
     dims: tuple[str, ...]
@@ -175,33 +183,83 @@ class Kernel:
     outer: tuple[Fetch, ...]
     regions: Regions
     step: Step
-    softmax: Softmax
-    tma: bool
-    configs: tuple[Config, ...]
+    softmax: Probabilities
+    configs: tuple[TileConfig, ...]
     shared: tuple[int, ...]
-    bound: ErrorBound
     rows: Mapping[str, Rows] = field(default_factory=dict)
+
+    @property
+    @abstractmethod
+    def structure(self) -> Structure:
+        """What programs own and what their inner loop runs over; it names the template."""
+
+    @property
+    @abstractmethod
+    def walk(self) -> TileWalk:
+        """What the number of a program's tile says."""
+
+    def _walk(self, rows: str, *, is_padded: bool, writes_all_rows: bool) -> TileWalk:
+        """The same, where a tile is one of so many rows of a head."""
+        over_q, sequences = self.regions.axis == "kv", self.grid.sequences
+        return TileWalk(
+            axis="q" if over_q else "kv",
+            rows=Dim(rows) if sequences is None else sequences.rows,
+            is_padded=is_padded,
+            head="h" if over_q or self.kv_head == Index("h") else "h_kv",
+            heads="Hkv" if "G" in self.dims and not over_q else "H",
+            sequences=sequences,
+            last_first=self.grid.longest_first,
+            writes_all_rows=writes_all_rows,
+        )
+
+    @property
+    def score_expressions(self) -> Iterator[Expr]:
+        """Everything that the kernel evaluates for its scores."""
+        return expressions_of(self.program, self.outer, self.regions, self.step)
+
+    @property
+    def expressions(self) -> Iterator[Expr]:
+        """Everything that the kernel evaluates."""
+        return self.score_expressions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputKernel(TileKernel):
+    """A kernel that computes o: what `Forward` and `Decode` share.
+
+    stored: rows of o that the program's sequence has, of which only the first M exist
+    layout: how the kernel lies on the machine (None where a compiler decides it)
+    """
+
+    softmax: Softmax
+    configs: tuple[ForwardConfig, ...]
+    bound: ErrorBound
     stored: Expr = M
     layout: Layout | None = None
 
     @property
-    def pack(self) -> Pack | None:
-        """Of decode kernels."""
-        return None
+    def walk(self) -> TileWalk:
+        return self._walk("M", is_padded=False, writes_all_rows=True)
 
     @property
-    def split(self) -> Split | None:
-        """Of decode kernels."""
-        return None
-
-    @property
-    def unified(self) -> UnifiedMax | None:
-        """Of decode kernels."""
-        return None
+    def expressions(self) -> Iterator[Expr]:
+        yield from (*self.score_expressions, *self.softmax.expressions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decode(Kernel):
+class Forward(OutputKernel):
+    """A kernel for many query rows. tma: K and V tiles may come through tensor descriptors."""
+
+    tma: bool
+
+    @property
+    def structure(self) -> Literal["forward_q_kv", "forward_kv_q"]:
+        """By its loops, from the outermost: FlashAttention-2's order, or FlashAttention-1's."""
+        return "forward_q_kv" if self.regions.axis == "kv" else "forward_kv_q"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode(OutputKernel):
     """A kernel for few query rows against many keys.
 
     pack: query heads of a KV head fill the rows of a tile; split: programs divide the keys of a row among
@@ -213,20 +271,22 @@ class Decode(Kernel):
     parts: tuple[Part, ...]
     unified: UnifiedMax | None
 
+    #: Rows come by pointers: they are few, or lie in pages.
+    tma: ClassVar[bool] = False
+
+    @property
+    def structure(self) -> Literal["decode"]:
+        return "decode"
+
 
 def expressions_of(
-    program: tuple[Statement, ...], outer: tuple[Fetch, ...], loops: Regions, step: Step, softmax: Softmax
+    program: tuple[Statement, ...], outer: tuple[Fetch, ...], loops: Regions, step: Step
 ) -> Iterator[Expr]:
     """Everything that a kernel evaluates for its scores."""
     for statement in (*program, *outer, *loops.statements, *step.fetches, *step.masked_fetches):
         yield from statement_expressions(statement)
     for loop in loops.loops:
         yield from loop.expressions
-    for expr in (step.score, step.keep, step.kept, softmax.sink):
+    for expr in (step.score, step.keep, step.kept):
         if expr is not None:
             yield expr
-
-
-def kernel_expressions(kernel: Kernel) -> Iterator[Expr]:
-    """The same of a finished kernel."""
-    return expressions_of(kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)

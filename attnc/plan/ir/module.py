@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from attnc.expr.nodes import Expr
 from attnc.model.attention import Variant
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import Backward, BackwardKernel
-from attnc.plan.ir.kernel import Kernel
+from attnc.plan.ir.decode import Pack, Split, UnifiedMax
+from attnc.plan.ir.kernel import Decode, Forward
 from attnc.plan.ir.statements import Let
 from attnc.plan.layout import KernelName
+
+#: Any GPU function over tiles.
+Kernel: TypeAlias = Forward | Decode | BackwardKernel
+
+
+def split_of(kernel: Kernel) -> Split | None:
+    """How programs share the keys of a row; None where one has them all."""
+    return kernel.split if isinstance(kernel, Decode) else None
+
+
+def pack_of(kernel: Kernel) -> Pack | None:
+    """Which heads share a tile of rows; None where a tile has rows of one."""
+    return kernel.pack if isinstance(kernel, Decode) else None
+
+
+def unified_of(kernel: Kernel) -> UnifiedMax | None:
+    """The maximum that all rows subtract; None where each has its own."""
+    return kernel.unified if isinstance(kernel, Decode) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +68,7 @@ class Module:
     target: str
     args: tuple[Arg, ...]
     outputs: tuple[Arg, ...]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Forward | Decode, ...]
     sizes: tuple[Let, ...] = ()
     kept: tuple[Arg, ...] = ()
     label: str = ""
@@ -57,4 +77,4 @@ class Module:
 
 def kernels_of(module: Module) -> dict[KernelName, BackwardKernel]:
     """The backward kernels of a module in the order of execution; none without gradients."""
-    return {} if module.backward is None else {planned.name: planned for planned in module.backward.kernels}
+    return {} if module.backward is None else {planned.kind: planned for planned in module.backward.kernels}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import log2
 
 from attnc.model.projection import IMPLS, Impl, ProjectionVariant
-from attnc.model.schedule import Config
+from attnc.model.schedule import ProductConfig, ProjectionConfig
 
 #: Most rows of x that one program of each kernel takes; fewer are padded to a power of two, for `flat` of at
 #: least 8: the smaller side of a tensor core's product. A library pads to 64 or more (FlashDecoding++, 4).
@@ -49,7 +49,7 @@ class ProjectionModule:
 
     variant: ProjectionVariant
     target: str
-    configs: tuple[Config, ...]
+    configs: tuple[ProjectionConfig, ...]
     shared: tuple[int, ...]
     ragged_n: frozenset[Impl]
     ragged_k: frozenset[Impl]
@@ -64,23 +64,22 @@ class ProjectionModule:
         """What the config at this position promises."""
         config = self.configs[position]
         dtype = self.variant.projection.dtype
-        match impl_of(config):
-            case "gemv":
-                split, depth = config.split_k, config.tile_k
+        match config:
+            case ProductConfig(impl="gemv", split_k=split, tile_k=depth):
                 return DotBound(
                     steps=depth * split,
                     depth=int(log2(depth)) + split + 3,
                     per_addition=1.0,
                     partial=0.0,
                 )
-            case "flat":
-                return DotBound(steps=0, depth=config.split_k + 3, per_addition=2.0, partial=0.0)
+            case ProductConfig(split_k=split):
+                return DotBound(steps=0, depth=split + 3, per_addition=2.0, partial=0.0)
             case _:
                 # torch lets cuBLAS keep the partial sums of 16-bit products in 16 bits.
                 partial = dtype.unit_roundoff if dtype.bytes == 2 else 0.0
                 return DotBound(steps=0, depth=3, per_addition=2.0, partial=partial)
 
 
-def impl_of(config: Config) -> Impl:
+def impl_of(config: ProjectionConfig) -> Impl:
     """The implementation that a config of a projection is of."""
-    return next(impl for impl in IMPLS if impl == config["impl"])
+    return next(impl for impl in IMPLS if impl == config.impl)

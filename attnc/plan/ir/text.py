@@ -34,15 +34,18 @@ from attnc.plan.ir import (
     Decode,
     ErrorBound,
     Fetch,
+    Forward,
     Grid,
     Kernel,
     Let,
     Loop,
     Module,
+    Probabilities,
     Row,
     Softmax,
     Statement,
     Step,
+    split_of,
 )
 from attnc.plan.ir.backward import (
     Adjoint,
@@ -110,18 +113,43 @@ def _storage(tensor: Tensor) -> str:
 # --- kernels
 
 
-def _kernel(kernel: Kernel, then: Iterable[str] = (), takes: Iterable[str] = ()) -> Iterator[str]:
-    """then: what follows the scores of a step in a kernel of the backward; takes: buffers and registers of
-    that kernel.
-    """
+def _kernel(kernel: Kernel, takes: Iterable[str] = ()) -> Iterator[str]:
+    """takes: buffers and registers of a kernel of the backward."""
     head = f"kernel {kernel.name}({', '.join(kernel.dims)}) {kernel.structure}"
-    yield from _block(head, (*_program(kernel), *then, *_launches(kernel, takes)))
+    own: tuple[str, ...]
+    match kernel:
+        case BackwardKernel():
+            own = (*_probabilities(kernel.softmax), *_after_scores(kernel), *_configs(kernel), *takes)
+        case Forward():
+            own = (*_softmax(kernel.softmax), *_of_output(kernel))
+        case Decode():
+            unified = [] if kernel.unified is None else [_list("unified maximum", _fields(kernel.unified))]
+            own = (*_softmax(kernel.softmax), *unified, *_of_output(kernel))
+    yield from _block(head, (*_program(kernel), *own))
 
 
 def _program(kernel: Kernel) -> Iterator[str]:
-    """What a program does."""
+    """What a program does up to its scores."""
     yield _grid(kernel.grid)
     yield f"kv_head = {show(kernel.kv_head)}"
+    if isinstance(kernel, Decode):
+        yield from _splits(kernel)
+    for name, rows in kernel.rows.items():
+        if rows != Rows(tensor=name):
+            yield _list(f"rows of {name}", _unusual(rows))
+    if not isinstance(kernel, BackwardKernel):
+        yield f"rows stored = {show(kernel.stored)}"
+    if kernel.tma:
+        yield "tma"
+    if kernel.program:
+        yield from _block("program", _statements(kernel.program))
+    outer: Axis = "q" if kernel.regions.axis == "kv" else "kv"
+    yield from _block(f"per {outer} tile", _tile(kernel))
+    yield from _block(f"step({', '.join(kernel.step.names)})", _step(kernel.step))
+
+
+def _splits(kernel: Decode) -> Iterator[str]:
+    """How heads, keys and columns are shared."""
     if kernel.pack is not None:
         yield f"pack query heads, group = {show(kernel.pack.group)}"
     if kernel.split is not None:
@@ -130,33 +158,17 @@ def _program(kernel: Kernel) -> Iterator[str]:
         told = [f"max_visible_keys = {visible}", f"at most {split.most}", f"idle_gain = {split.idle_gain}"]
         told += [f"staging on {list(split.staging)}"] if split.staging else []
         yield _list(f"split keys {show(split.lo)} .. {show(split.hi)}", told)
-    if isinstance(kernel, Decode):
-        parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)
-        yield f"columns of q and k: {', '.join(parts)}"
-    for name, rows in kernel.rows.items():
-        if rows != Rows(tensor=name):
-            yield _list(f"rows of {name}", _unusual(rows))
-    yield f"rows stored = {show(kernel.stored)}"
-    if kernel.tma:
-        yield "tma"
-    if kernel.program:
-        yield from _block("program", _statements(kernel.program))
-    outer: Axis = "q" if kernel.regions.axis == "kv" else "kv"
-    yield from _block(f"per {outer} tile", _tile(kernel))
-    yield from _block(f"step({', '.join(kernel.step.names)})", _step(kernel.step))
-    yield from _softmax(kernel.softmax)
-    if kernel.unified is not None:
-        yield _list("unified maximum", _fields(kernel.unified))
+    parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)
+    yield f"columns of q and k: {', '.join(parts)}"
 
 
-def _launches(kernel: Kernel, takes: Iterable[str]) -> Iterator[str]:
+def _of_output(kernel: Forward | Decode) -> Iterator[str]:
     """What a launch chooses from, what that takes, and what any of it promises."""
     yield from _configs(kernel)
     if kernel.layout is not None:
         yield from _wrapped(f"layout {type(kernel.layout).__name__}:", _fields(kernel.layout))
         config = kernel.configs[0]
         yield from _placed(kernel.layout.shared_memory(config), kernel.layout.registers(config))
-    yield from takes
     yield from _wrapped("error bound:", _bound(kernel.bound))
 
 
@@ -250,11 +262,23 @@ def _softmax(softmax: Softmax) -> Iterator[str]:
     told = [f"{softmax.kind}", f"rescale = {softmax.rescale}"]
     told += [f"threshold = {softmax.threshold:g}"] if softmax.threshold else []
     told += [f"headroom = {softmax.headroom:g}"] if softmax.headroom else []
-    told += ["exponents in base 2"] if softmax.scale is None else [f"scale = {softmax.scale!r}"]
-    told += ["safe everywhere"] * softmax.safe_everywhere
+    told += [_scale(softmax), *["safe everywhere"] * softmax.safe_everywhere]
     yield _list("softmax", told)
     if softmax.sink is not None:
         yield f"sink = {show(softmax.sink)}"
+    yield from _dropout(softmax)
+
+
+def _probabilities(softmax: Probabilities) -> Iterator[str]:
+    yield f"p = exp2(s - lse2), {_scale(softmax)}"
+    yield from _dropout(softmax)
+
+
+def _scale(softmax: Probabilities) -> str:
+    return "exponents in base 2" if softmax.scale is None else f"scale = {softmax.scale!r}"
+
+
+def _dropout(softmax: Probabilities) -> Iterator[str]:
     if softmax.dropout is not None:
         drawn = softmax.dropout
         yield f"dropout p = {show(drawn.p)}, seed = {show(drawn.seed)}, head = {show(drawn.head)}"
@@ -273,7 +297,8 @@ def _configs(kernel: Kernel) -> Iterator[str]:
     yield from _wrapped("configs:", [f"{key} = {value}" for key, value in common.items()])
     for i, own in enumerate(knobs):
         told = [f"{key} = {value}" for key, value in own.items() if key not in common]
-        staged = [] if kernel.split is None else [f"staged = {kernel.split.staged[i]}"]
+        split = split_of(kernel)
+        staged = [] if split is None else [f"staged = {split.staged[i]}"]
         yield _list(f"  {i}", [*told, f"shared = {kernel.shared[i]}", *staged])
 
 
@@ -289,7 +314,7 @@ def _backward(backward: Backward) -> Iterator[str]:
     if backward.preprocess is not None:
         yield from _preprocess(backward.preprocess)
     for planned in backward.kernels:
-        yield from _kernel(planned.kernel, _after_scores(planned), _takes(planned, backward.layout))
+        yield from _kernel(planned, _takes(planned, backward.layout))
     yield from map(_gradient, backward.gradients)
     if backward.layout is not None:
         yield from _wrapped(f"layout {type(backward.layout).__name__}:", _fields(backward.layout))
@@ -316,7 +341,7 @@ def _after_scores(planned: BackwardKernel) -> Iterator[str]:
 
 def _takes(planned: BackwardKernel, layout: BackwardLayout | None) -> Iterator[str]:
     if layout is not None:
-        config, name = planned.kernel.configs[0], planned.name
+        config, name = planned.configs[0], planned.kind
         yield from _placed(layout.shared_memory(config, name), layout.registers(config, name))
 
 

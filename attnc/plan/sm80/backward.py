@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TypeAlias
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Config, Knob, Schedule, knobs_of
+from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig, knobs_of
 from attnc.plan.columns import feature
 from attnc.plan.device import devices_from
 from attnc.plan.estimate import Buffer, Estimate
-from attnc.plan.fitting import SIZES, first_fitting, nothing_fits, phase_of, remedy
+from attnc.plan.fitting import SIZES, Tiles, backward_phase_of, first_fitting, nothing_fits, remedy
 from attnc.plan.layout import KernelName
 from attnc.plan.sm80.backward_layout import SHARED_KEYS, CudaBackward, over_rows
 from attnc.plan.sm80.forward import REMEDIES
@@ -81,7 +80,7 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
 
 def cuda_choices(
     plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: KernelName
-) -> tuple[Config, ...]:
+) -> tuple[BackwardConfig, ...]:
     """The configs of one kernel that can run somewhere, in their order. Raises DiagnosticError (E0601) when
     there is none.
     """
@@ -94,7 +93,7 @@ def cuda_choices(
     return kept
 
 
-def cuda_backward_estimate(plan: CudaBackward, config: Config, kernel: KernelName) -> Estimate:
+def cuda_backward_estimate(plan: CudaBackward, config: TileConfig, kernel: KernelName) -> Estimate:
     """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
     tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
     d, dv = plan.layout.qk.width, plan.layout.v.width
@@ -118,7 +117,7 @@ def cuda_backward_estimate(plan: CudaBackward, config: Config, kernel: KernelNam
     return Estimate(buffers=buffers, registers=_registers(plan, config, kernel))
 
 
-def _registers(plan: CudaBackward, config: Config, kernel: KernelName) -> dict[str, int]:
+def _registers(plan: CudaBackward, config: TileConfig, kernel: KernelName) -> dict[str, int]:
     """Registers of a thread by value, and an allowance for the rest."""
     other = _FREE_REGISTERS_F32 if plan.layout.is_f32 else _FREE_REGISTERS
     return {**plan.registers(config, kernel), "other": other}
@@ -126,16 +125,16 @@ def _registers(plan: CudaBackward, config: Config, kernel: KernelName) -> dict[s
 
 def _candidates(
     plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: KernelName
-) -> tuple[Config, ...]:
+) -> tuple[BackwardConfig, ...]:
     """The configs of the schedule; where it names no tiles, those that suit the head dimension."""
-    found = configs(schedule, phase_of(kernel), variant)
-    if set(SIZES) & knobs_of(schedule, phase_of(kernel)).keys():
+    found = configs(schedule, backward_phase_of(kernel), variant)
+    if set(SIZES) & knobs_of(schedule, backward_phase_of(kernel)).keys():
         return found
-    group = [dict(zip(SIZES, sizes, strict=True)) for sizes in _sizes(plan, variant, kernel)]
+    group = _sizes(plan, variant, kernel)
     return first_fitting(found, [group], lambda config: _misfit(config, plan, variant, kernel))
 
 
-def _sizes(plan: CudaBackward, variant: Variant, kernel: KernelName) -> tuple[Sizes, ...]:
+def _sizes(plan: CudaBackward, variant: Variant, kernel: KernelName) -> tuple[Tiles, ...]:
     """Tiles for the head dimension, the fastest first."""
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
     kind = "dq" if over_rows(kernel) else "all" if plan.adds_dq else "dkdv"
@@ -145,44 +144,43 @@ def _sizes(plan: CudaBackward, variant: Variant, kernel: KernelName) -> tuple[Si
     return sizes[1:] if kind == "dq" and plan.sums else sizes
 
 
-Sizes: TypeAlias = tuple[int, int, int, int]
-#: Columns of q or v up to which, and tile.q, tile.kv, warps, stages: the fastest on an H200 first, the last
+#: Columns of q or v up to which, and tiles: the fastest on an H200 first, the last
 #: for less shared memory. A warp with 32 rows or keys reads every operand half as often as one with 16, and
 #: the bandwidth of shared memory is what bounds these kernels.
-_TILES: dict[str, tuple[tuple[float, tuple[Sizes, ...]], ...]] = {
+_TILES: dict[str, tuple[tuple[float, tuple[Tiles, ...]], ...]] = {
     "dq": (
-        (64, ((128, 64, 4, 2), (128, 32, 4, 2), (64, 64, 4, 1))),
-        (128, ((128, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1))),
-        (math.inf, ((128, 48, 8, 2), (64, 64, 4, 2), (64, 64, 4, 1))),
+        (64, (Tiles(128, 64, 4, 2), Tiles(128, 32, 4, 2), Tiles(64, 64, 4, 1))),
+        (128, (Tiles(128, 32, 4, 2), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 1))),
+        (math.inf, (Tiles(128, 48, 8, 2), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 1))),
     ),
     "dkdv": (
-        (64, ((32, 128, 4, 2), (32, 128, 4, 3), (32, 128, 4, 1))),
-        (128, ((64, 64, 4, 2), (64, 128, 8, 2), (64, 64, 4, 1))),
-        (math.inf, ((64, 64, 8, 2), (64, 64, 8, 1))),
+        (64, (Tiles(32, 128, 4, 2), Tiles(32, 128, 4, 3), Tiles(32, 128, 4, 1))),
+        (128, (Tiles(64, 64, 4, 2), Tiles(64, 128, 8, 2), Tiles(64, 64, 4, 1))),
+        (math.inf, (Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 1))),
     ),
     "all": (
-        (64, ((32, 128, 4, 2), (32, 128, 4, 1))),
-        (128, ((64, 128, 8, 2), (64, 64, 4, 2), (64, 128, 8, 1))),
-        (math.inf, ((64, 64, 8, 2), (64, 64, 8, 1))),
+        (64, (Tiles(32, 128, 4, 2), Tiles(32, 128, 4, 1))),
+        (128, (Tiles(64, 128, 8, 2), Tiles(64, 64, 4, 2), Tiles(64, 128, 8, 1))),
+        (math.inf, (Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 1))),
     ),
 }
 #: The same of f32, whose rows take twice the room and whose operands twice the registers.
-_F32_TILES: dict[str, tuple[tuple[float, tuple[Sizes, ...]], ...]] = {
-    "dq": ((math.inf, ((128, 64, 8, 1), (64, 32, 4, 1))),),
+_F32_TILES: dict[str, tuple[tuple[float, tuple[Tiles, ...]], ...]] = {
+    "dq": ((math.inf, (Tiles(128, 64, 8, 1), Tiles(64, 32, 4, 1))),),
     "dkdv": (
-        (64, ((64, 128, 8, 2), (32, 64, 4, 2))),
-        (128, ((64, 64, 8, 2), (64, 64, 8, 1), (32, 128, 8, 1), (32, 32, 2, 1))),
-        (math.inf, ((64, 32, 4, 1),)),
+        (64, (Tiles(64, 128, 8, 2), Tiles(32, 64, 4, 2))),
+        (128, (Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 1), Tiles(32, 128, 8, 1), Tiles(32, 32, 2, 1))),
+        (math.inf, (Tiles(64, 32, 4, 1),)),
     ),
     "all": (
-        (64, ((32, 64, 4, 1),)),
-        (128, ((32, 128, 8, 2), (32, 128, 8, 1), (16, 64, 4, 1))),
-        (math.inf, ((64, 32, 4, 1),)),
+        (64, (Tiles(32, 64, 4, 1),)),
+        (128, (Tiles(32, 128, 8, 2), Tiles(32, 128, 8, 1), Tiles(16, 64, 4, 1))),
+        (math.inf, (Tiles(64, 32, 4, 1),)),
     ),
 }
 
 
-def _misfit(config: Config, plan: CudaBackward, variant: Variant, kernel: KernelName) -> str | None:
+def _misfit(config: TileConfig, plan: CudaBackward, variant: Variant, kernel: KernelName) -> str | None:
     """Why no GPU of the target can run the config; None if one can."""
     tile_q, tile_kv, warps = config.tile_q, config.tile_kv, config.warps
     parts = 1 if over_rows(kernel) else plan.parts(config)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnc.model.schedule import Config
+from attnc.model.schedule import TileConfig
 from attnc.plan.layout import KernelName
 from attnc.plan.sm80.layout import CudaLayout
 
@@ -33,13 +33,13 @@ class CudaBackward:
     def _columns(self) -> int:
         return self.layout.qk.width + self.layout.v.width
 
-    def parts(self, config: Config) -> int:
+    def parts(self, config: TileConfig) -> int:
         """Warps that share their keys."""
         if not self.exchange:
             return 1
         return config.warps * SHARED_KEYS // config.tile_kv
 
-    def shared_memory(self, config: Config, kernel: KernelName) -> dict[str, int]:
+    def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
         """Bytes of shared memory of one kernel by buffer, in its order."""
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         warps, size = config.warps, self.layout.element.bytes
@@ -67,7 +67,7 @@ class CudaBackward:
             buffers["sums"] = (warps + self.parts(config) * tile_kv) * 4
         return buffers
 
-    def registers(self, config: Config, kernel: KernelName) -> dict[str, int]:
+    def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
         tile_q, tile_kv = config.tile_q, config.tile_kv
         threads = 32 * config.warps

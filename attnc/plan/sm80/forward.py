@@ -11,7 +11,7 @@ from math import gcd
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
+from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.columns import feature
 from attnc.plan.device import devices_from
@@ -29,18 +29,18 @@ _EXCHANGE = 32
 _FREE_REGISTERS, _FREE_REGISTERS_F32 = 48, 60
 #: What a schedule of f32, twice as wide, gets for the keys that it does not mention: the first that fits.
 _F32_TILES: tuple[Tiles, ...] = (
-    {"tile.q": 128, "tile.kv": 64, "stages": 1},
-    {"tile.q": 128, "tile.kv": 32, "stages": 1},
-    {"tile.kv": 64, "stages": 1},
-    {"tile.kv": 32, "stages": 1},
-    {"tile.q": 32, "tile.kv": 64, "stages": 1},
+    Tiles(128, 64, stages=1),
+    Tiles(128, 32, stages=1),
+    Tiles(None, 64, stages=1),
+    Tiles(None, 32, stages=1),
+    Tiles(32, 64, stages=1),
 )
 #: Decoding waits for memory: copies run ahead, and there are few rows.
 _F32_DECODE_TILES: tuple[Tiles, ...] = (
-    {},
-    {"tile.kv": 32},
-    {"tile.kv": 32, "stages": 1},
-    {"stages": 1},
+    Tiles(),
+    Tiles(tile_kv=32),
+    Tiles(tile_kv=32, stages=1),
+    Tiles(stages=1),
 )
 #: Columns of o that a warp can keep to itself for 16 rows, in 128 registers of a thread.
 _WIDEST = 256
@@ -125,7 +125,7 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
         return
 
 
-def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLayout:
+def cuda_layout(variant: Variant, config: TileConfig, schedule: Schedule) -> CudaLayout:
     """The layout that all configs of a schedule share."""
     decodes = is_decode(schedule)
     d, dv = feature(variant.attention.q), feature(variant.attention.v)
@@ -147,7 +147,7 @@ def cuda_layout(variant: Variant, config: Config, schedule: Schedule) -> CudaLay
     )
 
 
-def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
+def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
     """The configs that can run somewhere, in their order. Raises DiagnosticError (E0601) when there is
     none.
     """
@@ -155,8 +155,7 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     if variant.attention.q.dtype is DType.F32:
         knobs = knobs_of(schedule, "forward")
         groups = (
-            ({key: value for key, value in tiles.items() if key not in knobs},)
-            for tiles in (_F32_DECODE_TILES if is_decode(schedule) else _F32_TILES)
+            (tiles.without(knobs),) for tiles in (_F32_DECODE_TILES if is_decode(schedule) else _F32_TILES)
         )
         candidates = first_fitting(candidates, groups, lambda config: cuda_misfit(config, variant, schedule))
     reasons = [cuda_misfit(config, variant, schedule) for config in candidates]
@@ -168,15 +167,14 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
     return kept
 
 
-def cuda_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | None:
+def cuda_misfit(config: TileConfig, variant: Variant, schedule: Schedule) -> str | None:
     """Why no GPU of the target can run the config; None if one can."""
     layout = cuda_layout(variant, config, schedule)
     warps = layout.threads(config) // 32
     key, name = ("tile.q", "query rows") if layout.warp_split == "q" else ("tile.kv", "keys")
-    for tile in ("tile.q", "tile.kv"):
-        size = config[tile]
+    for tile, size in (("tile.q", config.tile_q), ("tile.kv", config.tile_kv)):
         unit = MMA * warps if tile == key else MMA
-        if not isinstance(size, int) or size % unit:
+        if size % unit:
             share = f", 16 {name} for each of {warps} warps" if tile == key else ""
             return f"{tile} = {size} is not a multiple of {unit}{share}"
     if max(layout.qk.chunks, layout.v.chunks) > layout.threads(config):
@@ -192,20 +190,20 @@ def cuda_misfit(config: Config, variant: Variant, schedule: Schedule) -> str | N
     return None
 
 
-def cuda_estimate(layout: CudaLayout, config: Config) -> Estimate:
+def cuda_estimate(layout: CudaLayout, config: TileConfig) -> Estimate:
     """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
     shapes = {"q": layout.qk.width, "k": layout.qk.width, "v": layout.v.width}
-    rows = {"q": "tile.q", "k": "tile.kv", "v": "tile.kv"}
+    rows = {"q": config.tile_q, "k": config.tile_kv, "v": config.tile_kv}
     streamed = {"k", "v"} if layout.streamed == "kv" else {"q"}
     buffers = []
     for name, size in layout.shared_memory(config).items():
-        stages = f"{config['stages']} x " if name in streamed else ""
-        shape = f"{stages}{config[rows[name]]}x{shapes[name]}" if name in rows else "split-K"
+        stages = f"{config.stages} x " if name in streamed else ""
+        shape = f"{stages}{rows[name]}x{shapes[name]}" if name in rows else "split-K"
         buffers.append(Buffer(name=name, shape=shape, bytes=size))
     return Estimate(buffers=tuple(buffers), registers=_registers(layout, config))
 
 
-def _registers(layout: CudaLayout, config: Config) -> dict[str, int]:
+def _registers(layout: CudaLayout, config: TileConfig) -> dict[str, int]:
     """Registers of a thread by value, and an allowance for the rest."""
     other = _FREE_REGISTERS_F32 if layout.is_f32 else _FREE_REGISTERS
     return {**layout.registers(config), "other": other}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
-from attnc.model.schedule import Config
+from attnc.model.schedule import TileConfig
 from attnc.model.tensors import DType
 
 #: Bytes that one asynchronous copy moves and one row of an ldmatrix piece has: a chunk.
@@ -87,14 +87,14 @@ class CudaLayout:
         """Elements of 16 bytes; an mma is two chunks deep."""
         return chunk_of(self.element)
 
-    def chosen(self, config: Config) -> tuple[int, ...]:
+    def chosen(self, config: TileConfig) -> tuple[int, ...]:
         """Nothing that a launch has to know."""
         return ()
 
-    def threads(self, config: Config) -> int:
+    def threads(self, config: TileConfig) -> int:
         return 32 * config.warps
 
-    def shared_memory(self, config: Config) -> dict[str, int]:
+    def shared_memory(self, config: TileConfig) -> dict[str, int]:
         """Bytes of shared memory by buffer, in the kernel's order."""
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         warps = config.warps
@@ -125,7 +125,7 @@ class CudaLayout:
                 buffers["statistics"] = statistics
         return buffers
 
-    def registers(self, config: Config) -> dict[str, int]:
+    def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
         tile_q, tile_kv, warps = config.tile_q, config.tile_kv, config.warps
         threads = 32 * warps

@@ -11,13 +11,14 @@ from typing import ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
-from attnc.model.schedule import Config, Knob, Schedule
+from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, TileConfig
 from attnc.plan.default_schedule import Shape, choices
 from attnc.plan.device import DEVICES, Device, devices_from
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.fitting import Tiles
+from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.backward import Backward
-from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
 from attnc.plan.picture import Picture
 from attnc.plan.sections import HALF
 from attnc.plan.sm80.backward import (
@@ -54,39 +55,36 @@ class Sm80(Target):
         return check_cuda_backward(knob)
 
     def default_schedule(self, shape: Shape) -> Iterator[str]:
-        first = {"tile.q": 128 if shape.width <= 128 else 64, "tile.kv": 64, "warps": 4, "stages": 1}
+        first = Tiles(128 if shape.width <= 128 else 64, 64, 4, 1)
         yield "loops = [q, kv], warp_split = q, order = longest_first"
         yield from choices(first, shape.wanted)
 
-    def configs(
-        self,
-        variant: Variant,
-        schedule: Schedule,
-        kernel: Which = "forward",
-        layout: BackwardLayout | None = None,
-    ) -> tuple[Config, ...]:
-        if kernel == "forward":
-            return cuda_configs(variant, schedule)
+    def configs(self, variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
+        return cuda_configs(variant, schedule)
+
+    def backward_configs(
+        self, variant: Variant, schedule: Schedule, kernel: KernelName, layout: BackwardLayout | None
+    ) -> tuple[BackwardConfig, ...]:
         return cuda_choices(_backward(layout), variant, schedule, kernel)
 
-    def layout(self, variant: Variant, schedule: Schedule, config: Config) -> CudaLayout:
+    def layout(self, variant: Variant, schedule: Schedule, config: TileConfig) -> CudaLayout:
         return cuda_layout(variant, config, schedule)
 
     def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
         return plan_cuda_backward(variant, schedule, _forward(forward))
 
     def shared(
-        self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
+        self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
     ) -> int:
         if kernel == "forward":
             return sum(_forward(layout).shared_memory(config).values())
         return sum(_backward(layout).shared_memory(config, kernel).values())
 
-    def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
+    def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         most = max(config.warps for config in configs)
         return most if _forward(layout).warp_split == "kv" else 0
 
-    def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
+    def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
             return cuda_estimate(layout_of(module.kernels[0]), config)
         if module.backward is None:
@@ -94,7 +92,7 @@ class Sm80(Target):
         return cuda_backward_estimate(backward_layout_of(module.backward), config, kernel)
 
     def traffic(
-        self, kernel: Kernel, config: Config, tiles: Picture, heads: int, device: Device
+        self, kernel: OutputKernel, config: TileConfig, tiles: Picture, heads: int, device: Device
     ) -> tuple[Traffic, DeviceMemory] | None:
         if kernel.structure not in _COUNTED:
             return None
@@ -106,7 +104,7 @@ class Sm80(Target):
 SM80 = tuple(Sm80(name=f"cuda.{arch}", devices=devices_from(arch)) for arch in DEVICES)
 
 
-def layout_of(kernel: Kernel) -> CudaLayout:
+def layout_of(kernel: OutputKernel) -> CudaLayout:
     """How a kernel of these targets lies on the machine."""
     return _forward(kernel.layout)
 

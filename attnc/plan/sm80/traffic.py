@@ -7,10 +7,10 @@ global memory are counted as the kernel asks for them; most of a K/V tile's come
 
 from __future__ import annotations
 
-from attnc.model.schedule import Config
+from attnc.model.schedule import TileConfig
 from attnc.plan.device import Device
 from attnc.plan.estimate import DeviceMemory, Traffic
-from attnc.plan.ir import Kernel
+from attnc.plan.ir import OutputKernel
 from attnc.plan.picture import Picture
 from attnc.plan.sm80.layout import CudaLayout
 
@@ -19,7 +19,7 @@ _F32 = 4
 _RESERVED = 1024
 
 
-def traffic(kernel: Kernel, layout: CudaLayout, config: Config, tiles: Picture) -> Traffic:
+def traffic(kernel: OutputKernel, layout: CudaLayout, config: TileConfig, tiles: Picture) -> Traffic:
     """The bytes of one head, for the tiles that `tiles` says are visited."""
     size, qk, v = layout.element.bytes, layout.qk.width, layout.v.width
     tile_q, tile_kv = config.tile_q, config.tile_kv
@@ -56,7 +56,7 @@ def traffic(kernel: Kernel, layout: CudaLayout, config: Config, tiles: Picture) 
 
 
 def device_memory(
-    kernel: Kernel, layout: CudaLayout, config: Config, tiles: Picture, heads: int, device: Device
+    kernel: OutputKernel, layout: CudaLayout, config: TileConfig, tiles: Picture, heads: int, device: Device
 ) -> DeviceMemory:
     """q, k, v, o and lse once; all that is asked for where the L2 cache does not hold what FlashAttention-1
     carries between visits, for the heads that run at once.
@@ -76,7 +76,7 @@ def device_memory(
     return DeviceMemory(read=moved.global_read, written=moved.global_written, spills=True)
 
 
-def _exchange(kernel: Kernel, layout: CudaLayout, config: Config) -> tuple[int, int]:
+def _exchange(kernel: OutputKernel, layout: CudaLayout, config: TileConfig) -> tuple[int, int]:
     """Bytes of shared memory read and written in a step to sum what the warps of split-K have found."""
     if layout.warp_split != "kv" or layout.merge == "end":  # at the end it is little beside the tiles
         return 0, 0

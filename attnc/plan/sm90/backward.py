@@ -18,18 +18,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Dim, Index, walk
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Config, Knob, Schedule, Value, knobs_of
+from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig, knobs_of
 from attnc.model.tensors import Dense, Ragged
 from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
-from attnc.plan.fitting import SIZES, nothing_fits, phase_of
+from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.layout import KernelName
 from attnc.plan.signature import kv_heads, normalise
@@ -96,10 +96,10 @@ class Sm90Backward(CudaBackward):
         choices = [(2, _STAGES), (1, _STAGES), (1, 1)]
         return next((pair for pair in choices if sum(self._over_q(_STAGES, *pair).values()) <= _ROOM), (1, 1))
 
-    def shared_memory(self, config: Config, kernel: KernelName) -> dict[str, int]:
+    def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
         if kernel not in self.by_wgmma:
             return CudaBackward.shared_memory(self, config, kernel)
-        stages, row = config.number("stages"), 2 * PIECE
+        stages, row = config.stages, 2 * PIECE
         if over_rows(kernel):
             return self._over_q(stages, *self.dq_tiles)
         queries, _ = self.tile(kernel)
@@ -136,7 +136,7 @@ class Sm90Backward(CudaBackward):
             "barriers": _ALIGNMENT + _BARRIERS,
         }
 
-    def registers(self, config: Config, kernel: KernelName) -> dict[str, int]:
+    def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
         if kernel not in self.by_wgmma:
             return CudaBackward.registers(self, config, kernel)
         rows, keys = self.tile(kernel)
@@ -215,45 +215,51 @@ def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
 
 def sm90_backward_configs(
     plan: Sm90Backward, variant: Variant, schedule: Schedule, kernel: KernelName
-) -> tuple[Config, ...]:
+) -> tuple[BackwardConfig, ...]:
     """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
-    knobs = knobs_of(schedule, phase_of(kernel))
+    phase = backward_phase_of(kernel)
+    knobs = knobs_of(schedule, phase)
     tile_q, tile_kv = plan.tile(kernel)
-    sizes: dict[str, Value] = {"tile.q": tile_q, "tile.kv": tile_kv, "warps": WARPS, "stages": _STAGES}
-    order: dict[str, Value] = {"order": "longest_first"} if over_rows(kernel) else {}  # costs nothing
-    left_open = {key: value for key, value in {**sizes, **order}.items() if key not in knobs}
-    found = tuple(config.changed(left_open) for config in configs(schedule, phase_of(kernel), variant))
+    tiles = Tiles(tile_q, tile_kv, WARPS, _STAGES)
+    found = [
+        tiles.without(knobs).of(config) for config in configs(schedule, backward_phase_of(kernel), variant)
+    ]
+    if over_rows(kernel) and "order" not in knobs:
+        found = [replace(config, order="longest_first") for config in found]  # costs nothing
     candidates = tuple(dict.fromkeys(found))
     reasons = [_misfit(config, plan, kernel) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
-        hint = f"write '{', '.join(f'{key} = {sizes[key]}' for key in SIZES)}', or remove them"
+        hint = (
+            f"write '{', '.join(f'{key} = {size}' for key, size in tiles.by_key().items())}', or remove them"
+        )
         raise nothing_fits(schedule, kernel, reasons[0] or "", where=schedule.target, hints=(hint,))
     return kept
 
 
-def _misfit(config: Config, plan: Sm90Backward, kernel: KernelName) -> str | None:
+def _misfit(config: BackwardConfig, plan: Sm90Backward, kernel: KernelName) -> str | None:
     """Why the config cannot run; None if it can."""
     tile_q, tile_kv = plan.tile(kernel)
     room = f"what the registers of a head dimension of {max(plan.layout.d, plan.layout.dv)} leave room for"
     stays = f"{WGMMA_ROWS} for each of {CONSUMERS} warpgroups"
-    for key, size, why in (
-        ("tile.q", tile_q, stays if over_rows(kernel) else room),
-        ("tile.kv", tile_kv, room if over_rows(kernel) else stays),
-        ("warps", WARPS, f"4 for each of {CONSUMERS} warpgroups that multiply, and 4 that copy"),
+    copying = f"4 for each of {CONSUMERS} warpgroups that multiply, and 4 that copy"
+    for key, size, needed, why in (
+        ("tile.q", config.tile_q, tile_q, stays if over_rows(kernel) else room),
+        ("tile.kv", config.tile_kv, tile_kv, room if over_rows(kernel) else stays),
+        ("warps", config.warps, WARPS, copying),
     ):
-        if config.number(key) != size:
-            return f"{key} = {config.number(key)} is not {size}: {why}"
-    if config.number("stages") < 2:
+        if size != needed:
+            return f"{key} = {size} is not {needed}: {why}"
+    if config.stages < 2:
         return "stages = 1 leaves nothing to copy ahead: two at least"
-    if config["maxnreg"] != "none":
+    if config.maxnreg is not None:
         return "maxnreg is not for warpgroups, which share registers as they need them"
     return beyond_shared_memory(plan.shared_memory(config, kernel), _ROOM)
 
 
-def sm90_backward_estimate(plan: Sm90Backward, config: Config, kernel: KernelName) -> Estimate:
+def sm90_backward_estimate(plan: Sm90Backward, config: TileConfig, kernel: KernelName) -> Estimate:
     """What a block takes: shared memory exactly, registers as far as the plan knows."""
-    d, dv, stages = plan.qk_pieces * PIECE, plan.v_pieces * PIECE, config["stages"]
+    d, dv, stages = plan.qk_pieces * PIECE, plan.v_pieces * PIECE, config.stages
     rows, keys = plan.tile(kernel)
     q_tiles, v_tiles = plan.dq_tiles
     shapes: Mapping[str, str] = {

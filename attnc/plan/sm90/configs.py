@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import gcd
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Expr, Load, walk
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
+from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
-from attnc.plan.fitting import nothing_fits, remedy
+from attnc.plan.fitting import Tiles, nothing_fits, remedy
 from attnc.plan.ir.decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.scores import split_scale
@@ -31,6 +32,7 @@ from attnc.plan.sm90.layout import (
     Sm90Layout,
     beyond_shared_memory,
     entry_registers,
+    hopper,
     most_registers,
     registers_left,
     widest_product,
@@ -41,12 +43,14 @@ TARGET = "cuda.sm_90a"
 #: Bytes of shared memory of a block.
 ROOM = DEVICES["sm_90"].shared_per_block
 #: What a schedule gets for the keys that it does not mention: the first that fits, by the wider of D and Dv.
-_TILES: Sequence[tuple[int, Mapping[str, int]]] = (
-    (64, {"consumers": 2, "tile.kv": 128, "stages": 4}),
-    (128, {"consumers": 2, "tile.kv": 128, "stages": 2}),
-    (192, {"consumers": 2, "tile.kv": 96, "stages": 2}),
-    (256, {"consumers": 2, "tile.kv": 80, "stages": 2}),
+_TILES: Sequence[tuple[int, Tiles]] = (
+    (64, Tiles(tile_kv=128, stages=4)),
+    (128, Tiles(tile_kv=128, stages=2)),
+    (192, Tiles(tile_kv=96, stages=2)),
+    (256, Tiles(tile_kv=80, stages=2)),
 )
+#: The same of `consumers`.
+CONSUMERS = 2
 #: Registers of a thread that does not multiply, beside two warpgroups that do.
 _HELPING = 40
 _REMEDIES: Mapping[str, Sequence[Value]] = {
@@ -159,19 +163,19 @@ def _is_of_key(node: Expr) -> bool:
     return isinstance(node, Load) and {axis for index in node.indices for axis in axes_of(index)} == {"kv"}
 
 
-def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
+def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
     """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
     knobs = knobs_of(schedule, "forward")
-    found = [_completed(config, knobs, variant) for config in configs(schedule, "forward", variant)]
+    found = [_completed(hopper(config), knobs, variant) for config in configs(schedule, "forward", variant)]
     candidates = tuple(dict.fromkeys(found))
     layout = sm90_layout(variant, schedule)
     reasons = [sm90_misfit(config, variant, layout) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
 
-        def misfit(config: Config) -> str | None:
-            rows = {"tile.q": WGMMA_ROWS * config.number("consumers")}
-            return sm90_misfit(_with_warps(config.changed(rows), helpers_of(variant)), variant, layout)
+        def misfit(config: HopperConfig) -> str | None:
+            tiled = replace(config, tile_q=WGMMA_ROWS * config.consumers)
+            return sm90_misfit(_with_warps(tiled, helpers_of(variant)), variant, layout)
 
         hints = remedy(candidates[0], _REMEDIES, misfit)
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
@@ -182,51 +186,48 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
 _MOST_BOXES = 64
 
 
-def _completed(config: Config, knobs: Mapping[str, Knob], variant: Variant) -> Config:
+def _completed(config: HopperConfig, knobs: Mapping[str, Knob], variant: Variant) -> HopperConfig:
     """The config with tiles for the keys that the schedule leaves open: rows and warpgroups follow from each
     other.
     """
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
-    tiles = tiles_for(widest)
     helpers = helpers_of(variant)
-    config = config.changed({key: tiles[key] for key in ("tile.kv", "stages") if key not in knobs})
-    if not config["consumers"]:
-        rows = config.number("tile.q") if "tile.q" in knobs else WGMMA_ROWS * tiles["consumers"]
-        config = config.changed({"consumers": min(max(2, rows // WGMMA_ROWS), 4)})
-    consumers = config.number("consumers")
-    if "tile.q" not in knobs:
-        config = config.changed({"tile.q": WGMMA_ROWS * consumers})
-    if not config["registers"]:
+    config = tiles_for(widest).without(knobs).of(config)
+    rows = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * CONSUMERS
+    consumers = config.consumers or min(max(2, rows // WGMMA_ROWS), 4)
+    tile_q = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * consumers
+    registers = config.registers
+    if not registers:
         few = (
             24 if widest > 128 and helpers == 1 else 32
         )  # wide heads take all, but one that draws needs more
         helping = _HELPING if widest <= 128 and consumers == 2 else few if consumers == 2 else 32
-        config = config.changed({"registers": most_registers(consumers, helpers, helping)})
-    config = config.changed({"persistent": True})
+        registers = most_registers(consumers, helpers, helping)
+    config = replace(config, consumers=consumers, tile_q=tile_q, registers=registers, persistent=True)
     return config if "warps" in knobs else _with_warps(config, helpers)
 
 
-def tiles_for(width: int) -> Mapping[str, int]:
+def tiles_for(width: int) -> Tiles:
     """What a schedule gets for the keys that it does not mention; width: the larger of D and Dv."""
     return next((tiles for widest, tiles in _TILES if width <= widest), _TILES[-1][1])
 
 
-def _with_warps(config: Config, helpers: int) -> Config:
-    return config.changed({"warps": 4 * (config.number("consumers") + helpers)})
+def _with_warps(config: HopperConfig, helpers: int) -> HopperConfig:
+    return replace(config, warps=4 * (config.consumers + helpers))
 
 
-def sm90_misfit(config: Config, variant: Variant, layout: Sm90Layout) -> str | None:
+def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> str | None:
     """Why the config cannot run; None if it can."""
-    tile_q, tile_kv, consumers = (config.number(key) for key in ("tile.q", "tile.kv", "consumers"))
+    tile_q, tile_kv, consumers = config.tile_q, config.tile_kv, config.consumers
     if tile_q != WGMMA_ROWS * consumers:
         return f"tile.q = {tile_q} is not {WGMMA_ROWS} rows for each of consumers = {consumers}"
     helpers = layout.helpers
-    if config.number("warps") != 4 * (consumers + helpers):
-        warps, others = config.number("warps"), "4 that copy" + (", 4 that draw" if layout.draws else "")
+    if config.warps != 4 * (consumers + helpers):
+        warps, others = config.warps, "4 that copy" + (", 4 that draw" if layout.draws else "")
         return f"warps = {warps} is not 4 for each of consumers = {consumers}, and {others}"
     if tile_kv % MMA or tile_kv > WIDEST:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
-    if config.number("stages") < 2:
+    if config.stages < 2:
         return "stages = 1 leaves nothing to copy ahead: two at least"
     page = page_of(variant.attention)
     if gcd(page, tile_kv) % FEWEST_KEYS:
@@ -236,7 +237,7 @@ def sm90_misfit(config: Config, variant: Variant, layout: Sm90Layout) -> str | N
         return (
             f"tile.kv = {tile_kv} and pages of {page} keys make {boxes} boxes, more than {_MOST_BOXES} lanes"
         )
-    registers = config.number("registers")
+    registers = config.registers
     left, entry = registers_left(consumers, registers, helpers), entry_registers(consumers, helpers)
     if left < FEWEST_REGISTERS:
         most = most_registers(consumers, helpers)
@@ -252,15 +253,15 @@ def sm90_misfit(config: Config, variant: Variant, layout: Sm90Layout) -> str | N
     return beyond_shared_memory(layout.shared_memory(config), layout.room)
 
 
-def sm90_registers(layout: Sm90Layout, config: Config) -> dict[str, int]:
+def sm90_registers(layout: Sm90Layout, config: TileConfig) -> dict[str, int]:
     """Registers of a thread that multiplies by value, and an allowance for the rest."""
     return {**layout.registers(config), "other": FREE_REGISTERS}
 
 
-def sm90_estimate(layout: Sm90Layout, config: Config) -> Estimate:
+def sm90_estimate(layout: Sm90Layout, config: TileConfig) -> Estimate:
     """What a block takes: shared memory exactly, registers as far as the plan knows."""
     shape = layout.shape(config)
-    tile_q, tile_kv, stages = (config[key] for key in ("tile.q", "tile.kv", "stages"))
+    tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
     shapes = {
         "q": f"{shape.q_tiles} x {tile_q}x{layout.qk.width}",
         "k": f"{stages} x {tile_kv}x{layout.qk.width}",

@@ -15,20 +15,27 @@ consumers = 2: each has half of the columns of o, which are too many for one, an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Choice, Config, Knob, Schedule, Value, knobs_of
+from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType, Paged
 from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
-from attnc.plan.fitting import nothing_fits, remedy
+from attnc.plan.fitting import Tiles, nothing_fits, remedy
 from attnc.plan.sm80.layout import MMA, CudaLayout, Swizzle, chunk_of
-from attnc.plan.sm90.layout import FREE_REGISTERS, PIECE, WGMMA_ROWS, WIDEST, beyond_shared_memory
+from attnc.plan.sm90.layout import (
+    FREE_REGISTERS,
+    PIECE,
+    WGMMA_ROWS,
+    WIDEST,
+    beyond_shared_memory,
+    hopper,
+)
 from attnc.plan.unsupported import unsupported
 
 #: Registers of a thread that copies, and of one that multiplies, by the number of warpgroups that multiply:
@@ -40,10 +47,7 @@ _ROW, _BARRIER = 128, 8
 #: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.
 FEWEST_KEYS = 8
 #: What a schedule gets for the keys that it does not mention: the first that fits.
-_TILES: Mapping[int, Sequence[Mapping[str, int]]] = {
-    1: ({"tile.kv": 64, "stages": 2}, {"tile.kv": 32, "stages": 2}),
-    2: ({"tile.kv": 64, "stages": 2}, {"tile.kv": 32, "stages": 2}),
-}
+_TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=32, stages=2))
 _REMEDIES: Mapping[str, Sequence[Value]] = {"stages": (2,), "tile.kv": (64, 32, 16)}
 
 
@@ -88,7 +92,7 @@ class Sm90DecodeLayout(CudaLayout):
         """Keys of a tile that are copied at once."""
         return gcd(self.page, tile_kv) if self.page else tile_kv
 
-    def threads(self, config: Config) -> int:
+    def threads(self, config: TileConfig) -> int:
         return 128 * (self.consumers + 1)
 
     @property
@@ -101,14 +105,14 @@ class Sm90DecodeLayout(CudaLayout):
         """Of a thread that multiplies."""
         return REGISTERS[self.consumers][1]
 
-    def barriers(self, config: Config) -> dict[str, int]:
+    def barriers(self, config: TileConfig) -> dict[str, int]:
         """Barriers by what they guard: a full and an empty one of each part of a stage."""
-        stages = config.number("stages")
+        stages = config.stages
         return {"keys": 2 * stages * self.groups, **({"p": 2} if self.consumers == 2 else {})}
 
-    def shared_memory(self, config: Config) -> dict[str, int]:
+    def shared_memory(self, config: TileConfig) -> dict[str, int]:
         """Bytes of shared memory by buffer, in the kernel's order."""
-        tile_kv, stages = config.number("tile.kv"), config.number("stages")
+        tile_kv, stages = config.tile_kv, config.stages
         buffers = {
             "q": WGMMA_ROWS * self.qk_pieces * _ROW,
             "k": stages * tile_kv * self.qk_pieces * _ROW,
@@ -119,9 +123,9 @@ class Sm90DecodeLayout(CudaLayout):
         }
         return {name: size for name, size in buffers.items() if size}
 
-    def registers(self, config: Config) -> dict[str, int]:
+    def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
-        tile_kv = config.number("tile.kv")
+        tile_kv = config.tile_kv
         kept = {"q": 16 * self.rest} if self.consumers == 2 and self.rest else {}
         return {"acc": self.columns // 2, "s": tile_kv // 2, "p": tile_kv // 4, **kept}
 
@@ -225,16 +229,12 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
     )
 
 
-def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[Config, ...]:
+def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
     """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
     knobs, layout = knobs_of(schedule, "forward"), sm90_decode_layout(variant, schedule)
-    found = configs(schedule, "forward", variant)
+    found = [hopper(config) for config in configs(schedule, "forward", variant)]
     groups = [
-        [
-            _completed(config.changed({k: v for k, v in tiles.items() if k not in knobs}), knobs, layout)
-            for config in found
-        ]
-        for tiles in _TILES.get(layout.consumers, _TILES[2])
+        [_completed(tiles.without(knobs).of(config), knobs, layout) for config in found] for tiles in _TILES
     ]
     fitting = next((g for g in groups if any(_misfit(config, layout) is None for config in g)), groups[0])
     candidates = tuple(dict.fromkeys(fitting))
@@ -246,40 +246,41 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[Config, .
     return kept
 
 
-def _completed(config: Config, knobs: Mapping[str, Knob], layout: Sm90DecodeLayout) -> Config:
+def _completed(config: HopperConfig, knobs: Mapping[str, Knob], layout: Sm90DecodeLayout) -> HopperConfig:
     """With what follows from the number of warpgroups, where the schedule does not say it."""
-    sizes: dict[str, Value] = {
-        "consumers": layout.consumers,
-        "tile.q": WGMMA_ROWS,
-        "warps": 4 * (layout.consumers + 1),
-        "registers": REGISTERS[layout.consumers][1] if layout.consumers in REGISTERS else 0,
-    }
-    return config.changed({key: value for key, value in sizes.items() if key not in knobs})
+    config = Tiles(tile_q=WGMMA_ROWS, warps=4 * (layout.consumers + 1)).without(knobs).of(config)
+    held = REGISTERS[layout.consumers][1] if layout.consumers in REGISTERS else 0
+    return replace(
+        config,
+        consumers=config.consumers if "consumers" in knobs else layout.consumers,
+        registers=config.registers if "registers" in knobs else held,
+    )
 
 
-def _misfit(config: Config, layout: Sm90DecodeLayout) -> str | None:
+def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
     """Why the config cannot run; None if it can."""
-    consumers, tile_kv = layout.consumers, config.number("tile.kv")
+    consumers, tile_kv = layout.consumers, config.tile_kv
     if consumers not in REGISTERS:
         return f"consumers = {consumers}: one, or two that share the columns of o"
     if consumers == 2 and not (layout.v_in_k and layout.dv % (2 * PIECE) == 0):
         return f"consumers = 2 share a multiple of {2 * PIECE} columns of values that are in the keys"
     if layout.columns > WIDEST:
         return f"consumers = {consumers} leaves {layout.columns} columns of o to each: {WIDEST} at most"
-    for key, size, why in (
-        ("tile.q", WGMMA_ROWS, "the rows of a wgmma"),
-        ("warps", 4 * (consumers + 1), f"4 for each of consumers = {consumers}, and 4 that copy"),
-        ("registers", REGISTERS[consumers][1], "what the launch holds"),
+    copying = f"4 for each of consumers = {consumers}, and 4 that copy"
+    for key, size, needed, why in (
+        ("tile.q", config.tile_q, WGMMA_ROWS, "the rows of a wgmma"),
+        ("warps", config.warps, 4 * (consumers + 1), copying),
+        ("registers", config.registers, REGISTERS[consumers][1], "what the launch holds"),
     ):
-        if config.number(key) != size:
-            return f"{key} = {config.number(key)} is not {size}: {why}"
+        if size != needed:
+            return f"{key} = {size} is not {needed}: {why}"
     if tile_kv % MMA or tile_kv > WIDEST:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
     if layout.box(tile_kv) % FEWEST_KEYS:
         return f"tile.kv = {tile_kv} and pages of {layout.page} keys have no boxes of {FEWEST_KEYS} in common"
     if consumers == 2 and tile_kv > PIECE:
         return f"tile.kv = {tile_kv}: {PIECE} at most where two warpgroups share the columns of o"
-    if config.number("stages") < 2:
+    if config.stages < 2:
         return "stages = 1 leaves nothing to copy ahead: two at least"
     needed = sum(sm90_decode_registers(layout, config).values())
     if needed > REGISTERS[consumers][1]:
@@ -287,14 +288,14 @@ def _misfit(config: Config, layout: Sm90DecodeLayout) -> str | None:
     return beyond_shared_memory(layout.shared_memory(config), layout.room)
 
 
-def sm90_decode_registers(layout: Sm90DecodeLayout, config: Config) -> dict[str, int]:
+def sm90_decode_registers(layout: Sm90DecodeLayout, config: TileConfig) -> dict[str, int]:
     """Registers of a thread that multiplies by value, and an allowance for the rest."""
     return {**layout.registers(config), "other": FREE_REGISTERS}
 
 
-def sm90_decode_estimate(layout: Sm90DecodeLayout, config: Config) -> Estimate:
+def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estimate:
     """What a block takes: shared memory exactly, registers as far as the plan knows."""
-    tile_kv, stages = config["tile.kv"], config["stages"]
+    tile_kv, stages = config.tile_kv, config.stages
     shapes = {
         "q": f"{WGMMA_ROWS}x{layout.qk.width}",
         "k": f"{stages} x {tile_kv}x{layout.qk.width}",
@@ -312,12 +313,12 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: Config) -> Estimate:
     )
 
 
-def sm90_decode_roles(layout: Sm90DecodeLayout, config: Config) -> Iterator[str]:
+def sm90_decode_roles(layout: Sm90DecodeLayout, config: TileConfig) -> Iterator[str]:
     """What the warpgroups of a block do."""
     copying, multiplying = REGISTERS[layout.consumers]
     barriers = layout.barriers(config)
     yield f"roles: of {layout.threads(config)} threads"
-    paged = f", {layout.box(config.number('tile.kv'))} keys at once" if layout.page else ""
+    paged = f", {layout.box(config.tile_kv)} keys at once" if layout.page else ""
     yield f"  1 warpgroup   {copying:3} registers a thread: copies tiles{paged}"
     what = (
         "half of the columns of o each, p of every other tile"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnc.model.schedule import Config
+from attnc.model.schedule import HopperConfig, TileConfig
 from attnc.plan.sm80.layout import MMA, CudaLayout
 from attnc.plan.sm90.columns import COLUMN_BYTES
 
@@ -85,6 +85,13 @@ def most_registers(consumers: int, helpers: int = 1, helping: int = FEWEST_REGIS
     return (held * (consumers + helpers) - helping * helpers) // consumers // _STEP * _STEP
 
 
+def hopper(config: TileConfig) -> HopperConfig:
+    """Return the config as this target's. TypeError for one of another target, or of a backward."""
+    if not isinstance(config, HopperConfig):
+        raise TypeError(f"not a config of wgmma: {config!r}")
+    return config
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Layout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces. by_tma: whether o may leave by TMA, which
@@ -107,16 +114,16 @@ class Sm90Layout(CudaLayout):
         """Warpgroups that do not multiply."""
         return 2 if self.draws else 1
 
-    def chosen(self, config: Config) -> tuple[int, ...]:
+    def chosen(self, config: TileConfig) -> tuple[int, ...]:
         """Buffers of Q and of o, whether tiles overlap, and the registers of a thread of either role."""
         shape = self.shape(config)
         registers = (shape.copy_registers, shape.multiply_registers)
         return (shape.q_tiles, shape.o_tiles, shape.overlap, *registers)
 
-    def shape(self, config: Config) -> Shape:
+    def shape(self, config: TileConfig) -> Shape:
         """The most buffers that fit: first another tile of Q, then one of o."""
-        consumers = config.number("tile.q") // WGMMA_ROWS
-        registers = config.number("registers")
+        chosen = hopper(config)
+        consumers, registers = chosen.tile_q // WGMMA_ROWS, chosen.registers
         buffers = [(2, 1), (2, 0), (1, 1), (1, 0)] if self.by_tma else [(2, 0), (1, 0)]
         q_tiles, o_tiles = next(
             (pair for pair in buffers if sum(self._buffers(config, *pair).values()) <= self.room), buffers[-1]
@@ -126,22 +133,22 @@ class Sm90Layout(CudaLayout):
             helpers=self.helpers,
             q_tiles=q_tiles,
             o_tiles=o_tiles,
-            overlap=int(config["overlap"] is True),
+            overlap=int(chosen.overlap),
             copy_registers=registers_left(consumers, registers, self.helpers),
             multiply_registers=registers,
         )
 
-    def threads(self, config: Config) -> int:
+    def threads(self, config: TileConfig) -> int:
         return self.shape(config).threads
 
-    def shared_memory(self, config: Config) -> dict[str, int]:
+    def shared_memory(self, config: TileConfig) -> dict[str, int]:
         """Bytes of shared memory by buffer, in the kernel's order."""
         shape = self.shape(config)
         return self._buffers(config, shape.q_tiles, shape.o_tiles)
 
-    def barriers(self, config: Config) -> dict[str, int]:
+    def barriers(self, config: TileConfig) -> dict[str, int]:
         """Barriers by what they guard: a full and an empty one of each buffer."""
-        stages = config.number("stages")
+        stages = config.stages
         of_keys = {"k": 2 * stages, "v": 2 * stages}
         loaded = {"vectors": 2 * stages} if self.vectors else {}
         drawn = {"kept": 2 * stages} if self.draws else {}
@@ -149,14 +156,14 @@ class Sm90Layout(CudaLayout):
         q_tiles = self.shape(config).q_tiles
         return {"query tiles": 4, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **columns}
 
-    def registers(self, config: Config) -> dict[str, int]:
+    def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
-        tile_kv = config.number("tile.kv")
-        p = {"p": tile_kv // 4} if config["overlap"] is True else {}
+        tile_kv = config.tile_kv
+        p = {"p": tile_kv // 4} if hopper(config).overlap else {}
         return {"acc": self.dv // 2, "s": tile_kv // 2, **p}
 
-    def _buffers(self, config: Config, q_tiles: int, o_tiles: int) -> dict[str, int]:
-        tile_q, tile_kv, stages = (config.number(key) for key in ("tile.q", "tile.kv", "stages"))
+    def _buffers(self, config: TileConfig, q_tiles: int, o_tiles: int) -> dict[str, int]:
+        tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         size = self.element.bytes
         of_stages, of_columns = 6 + 2 * self.draws, 2 * bool(self.key_columns)
         buffers = {

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
-from attnc.model.schedule import Config, Knob, Schedule
+from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, TileConfig
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Estimate
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.decode import is_decode
-from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
 from attnc.plan.sections import EVEN, Section
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.backward_layout import CudaBackward
@@ -30,7 +30,15 @@ from attnc.plan.sm90.backward import (
     sm90_backward_configs,
     sm90_backward_estimate,
 )
-from attnc.plan.sm90.configs import TARGET, check_sm90, sm90_configs, sm90_estimate, sm90_layout, tiles_for
+from attnc.plan.sm90.configs import (
+    CONSUMERS,
+    TARGET,
+    check_sm90,
+    sm90_configs,
+    sm90_estimate,
+    sm90_layout,
+    tiles_for,
+)
 from attnc.plan.sm90.decode import (
     Sm90DecodeLayout,
     sm90_decode_configs,
@@ -68,23 +76,22 @@ class Sm90a(Target):
 
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         yield "softmax = online(maximum = lazy(20)), order = longest_first"
-        tiles = {**tiles_for(shape.width), **shape.wanted}
+        tiles = {"consumers": CONSUMERS, **tiles_for(shape.width).by_key(), **shape.wanted.by_key()}
         yield ", ".join(f"{key} = {value}" for key, value in tiles.items() if key != "warps")
 
-    def configs(
-        self,
-        variant: Variant,
-        schedule: Schedule,
-        kernel: Which = "forward",
-        layout: BackwardLayout | None = None,
-    ) -> tuple[Config, ...]:
-        if kernel == "forward":
-            return (sm90_decode_configs if is_decode(schedule) else sm90_configs)(variant, schedule)
+    def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
+        return (sm90_decode_configs if is_decode(schedule) else sm90_configs)(variant, schedule)
+
+    def backward_configs(
+        self, variant: Variant, schedule: Schedule, kernel: KernelName, layout: BackwardLayout | None
+    ) -> tuple[BackwardConfig, ...]:
         if isinstance(layout, Sm90Backward) and kernel in layout.by_wgmma:
             return sm90_backward_configs(layout, variant, schedule, kernel)
-        return _OF_GRADIENTS.configs(variant, schedule, kernel, layout)
+        return _OF_GRADIENTS.backward_configs(variant, schedule, kernel, layout)
 
-    def layout(self, variant: Variant, schedule: Schedule, config: Config) -> Sm90Layout | Sm90DecodeLayout:
+    def layout(
+        self, variant: Variant, schedule: Schedule, config: TileConfig
+    ) -> Sm90Layout | Sm90DecodeLayout:
         return (sm90_decode_layout if is_decode(schedule) else sm90_layout)(variant, schedule)
 
     def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
@@ -96,22 +103,22 @@ class Sm90a(Target):
         return isinstance(layout, Sm90Backward) and "dk" in layout.by_wgmma
 
     def shared(
-        self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
+        self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
     ) -> int:
         if kernel == "forward":
             return sum(_any_layout(layout).shared_memory(config).values())
         return _OF_GRADIENTS.shared(variant, config, kernel, layout)
 
-    def columns(self, configs: Iterable[Config], layout: Layout | None) -> Mapping[str, Any]:
+    def columns(self, configs: Iterable[TileConfig], layout: Layout | None) -> Mapping[str, Any]:
         if not isinstance(layout, Sm90Layout) or not layout.columns:
             return {}
         keys = max(config.tile_kv for config in configs)
         return {"columns": keys, "columns_factor": min(layout.columns_factor, 1.0)}
 
-    def joined(self, configs: Iterable[Config], layout: Layout | None) -> int:
+    def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         return layout.consumers if isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1 else 0
 
-    def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
+    def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
             layout = _any_layout(module.kernels[0].layout)
             if isinstance(layout, Sm90DecodeLayout):
@@ -122,7 +129,7 @@ class Sm90a(Target):
             return sm90_backward_estimate(plan, config, kernel)
         return _OF_GRADIENTS.estimate(module, config, kernel, device)
 
-    def roles(self, kernel: Kernel, config: Config) -> Iterator[str]:
+    def roles(self, kernel: OutputKernel, config: TileConfig) -> Iterator[str]:
         if isinstance(kernel.layout, Sm90DecodeLayout):
             yield from sm90_decode_roles(kernel.layout, config)
             return
@@ -146,12 +153,12 @@ _OF_GRADIENTS = Sm80(name=TARGET, devices=(DEVICES["sm_90"],))
 SM90A = Sm90a(name=TARGET, devices=(DEVICES["sm_90"],))
 
 
-def layout_of(kernel: Kernel) -> Sm90Layout:
+def layout_of(kernel: OutputKernel) -> Sm90Layout:
     """How a kernel of this target lies on the machine."""
     return _layout(kernel.layout)
 
 
-def decode_layout_of(kernel: Kernel) -> Sm90DecodeLayout:
+def decode_layout_of(kernel: OutputKernel) -> Sm90DecodeLayout:
     """How a decode kernel of this target lies on the machine."""
     layout = _any_layout(kernel.layout)
     if isinstance(layout, Sm90DecodeLayout):

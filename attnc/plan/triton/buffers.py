@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from attnc.expr.nodes import Load, walk
 from attnc.model.attention import Attention
-from attnc.model.schedule import Config
+from attnc.model.schedule import BackwardConfig, ForwardConfig, Summation, TileConfig
 from attnc.model.tensors import DType
 from attnc.plan.columns import block, feature
 from attnc.plan.device import Device
@@ -32,7 +32,7 @@ class SharedMemory:
     waiting.
     """
 
-    config: Config
+    config: TileConfig
     attention: Attention
     device: Device
     kernel: Which
@@ -62,8 +62,9 @@ class SharedMemory:
 
     @property
     def _decodes(self) -> bool:
-        knobs = self.config.values
-        return knobs.get("loops") == ("kv",) or knobs.get("pack") == "gqa" or knobs.get("split.kv", 1) != 1
+        config = self.config
+        splits = isinstance(config, ForwardConfig) and config.split_kv != 1
+        return config.loops == ("kv",) or config.pack == "gqa" or splits
 
     @property
     def _shares_v(self) -> bool:
@@ -82,7 +83,7 @@ class SharedMemory:
     @property
     def _inner(self) -> Axis:
         if self.kernel == "forward":
-            return "q" if self.config.values.get("loops") == ("kv", "q") else "kv"
+            return "q" if self.config.loops == ("kv", "q") else "kv"
         return "kv" if self.kernel in ("dq", "rows") else "q"
 
     @property
@@ -151,7 +152,7 @@ class SharedMemory:
         is_f32, outside_in = self._dtype is DType.F32, self.kernel == "forward" and self._inner == "q"
         if outside_in or not self._by_mma:
             yield _buffer("p", (tile_q, tile_kv), size, 1)
-        if self.kernel == "forward" and self.config.values.get("persistent") is True:
+        if self.kernel == "forward" and self.config.persistent:
             # the next tile begins while this one's results are on their way
             yield _buffer("lse", (tile_q, 1), 4, 1)
             if self.device.has_tma:
@@ -172,13 +173,19 @@ class SharedMemory:
                 yield _buffer(f"{name} turned", (rows, columns), size, 1)
         if self.kernel != "forward" and self._stores_scores:
             yield _buffer("ds", (tile_q, tile_kv), 4, 1)
-        added = self.config.values.get("accumulate.dq") if self.kernel == "dkdv" else None
-        if added in ("atomic", "sequential"):
-            yield _buffer("dq", (tile_q, d), 4, 1 if added == "atomic" else self._copies + 1)
+        if self._dq_added in ("atomic", "sequential"):
+            yield _buffer("dq", (tile_q, d), 4, 1 if self._dq_added == "atomic" else self._copies + 1)
             yield _buffer("ds", (tile_q, tile_kv), size, 2 if self.device.has_tensor_memory else 1)
             if is_f32:
                 yield _buffer("ds now", (tile_q, tile_kv), size, 2)
                 yield _buffer("k now", (tile_kv, d), size, 2)
+
+    @property
+    def _dq_added(self) -> Summation | None:
+        """How the kernel adds to dq; None where another makes it."""
+        if self.kernel != "dkdv" or "q" not in self.attention.grads:
+            return None
+        return self.config.accumulate("q") if isinstance(self.config, BackwardConfig) else None
 
     @property
     def _stores_scores(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from attnc.effort import spend
 from attnc.expr.nodes import Load, walk
 from attnc.model.attention import Attention, Variant
-from attnc.model.schedule import Config
+from attnc.model.schedule import TileConfig
 from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Buffer, Estimate
@@ -33,7 +33,7 @@ class Rejection:
     reason in other words.
     """
 
-    config: Config
+    config: TileConfig
     what: str
     needs: int
     limit: int
@@ -50,7 +50,7 @@ class Rejection:
         return f"needs {self.needs} {self.unit} of {self.what}; the limit is {self.limit} {self.unit}"
 
 
-def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Estimate:
+def estimate(config: TileConfig, variant: Variant, device: Device, kernel: Which = "forward") -> Estimate:
     """The needs of the forward kernel of this variant on the device, or of one of the backward."""
     spend(_STEPS)
     attention = variant.attention
@@ -82,7 +82,9 @@ def estimate(config: Config, variant: Variant, device: Device, kernel: Which = "
     return Estimate(buffers=tuple(buffers), registers=registers)
 
 
-def misfit(config: Config, variant: Variant, device: Device, kernel: Which = "forward") -> Rejection | None:
+def misfit(
+    config: TileConfig, variant: Variant, device: Device, kernel: Which = "forward"
+) -> Rejection | None:
     """Why the config cannot run on the device; None if it can."""
     if (summed := _summed(config, kernel)) < _SHORTEST and _joins_narrow_words(variant.attention):
         return Rejection(
@@ -117,10 +119,10 @@ def misfit(config: Config, variant: Variant, device: Device, kernel: Which = "fo
 _SHORTEST = 32
 
 
-def _summed(config: Config, kernel: Which) -> int:
+def _summed(config: TileConfig, kernel: Which) -> int:
     """Elements of a tile that the kernel's products of p sum over."""
     of_rows = phase_of(kernel) == "dkdv"
-    return config.number("tile.q" if of_rows else "tile.kv")
+    return config.tile_q if of_rows else config.tile_kv
 
 
 def _joins_narrow_words(attention: Attention) -> bool:
@@ -130,7 +132,7 @@ def _joins_narrow_words(attention: Attention) -> bool:
     return attention.softmax.dropout is not None and reads_bools
 
 
-def room(config: Config, variant: Variant, kernel: Which = "forward") -> int:
+def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> int:
     """Bytes of shared memory that a block must be allowed for a launcher to take the config: the fewest such
     that every supported device that allows as many has what the config needs there.
     """
@@ -142,7 +144,7 @@ def room(config: Config, variant: Variant, kernel: Which = "forward") -> int:
     return max(min(enough, default=0), *too_few, 0)
 
 
-def staged(config: Config, variant: Variant) -> int:
+def staged(config: TileConfig, variant: Variant) -> int:
     """Bytes of shared memory that a block takes where tensor cores read tiles there and so more of them wait;
     0 if its tiles are too small for that.
     """

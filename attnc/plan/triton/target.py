@@ -8,16 +8,17 @@ from typing import ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
-from attnc.model.schedule import Config, Knob, Schedule, knobs_of
+from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, TileConfig, knobs_of
 from attnc.plan.default_schedule import Shape, choices
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Estimate
+from attnc.plan.fitting import Tiles
 from attnc.plan.ir import Module
-from attnc.plan.layout import BackwardLayout, Layout, Which
+from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
 from attnc.plan.sections import A_QUARTER, SHORT_LOOPS, Section
 from attnc.plan.target import Target
 from attnc.plan.triton import resources
-from attnc.plan.triton.configs import triton_configs
+from attnc.plan.triton.configs import triton_backward_configs, triton_configs
 from attnc.plan.unsupported import unsupported
 
 #: Keys that decide what the kernel looks like, rather than the sizes that it is launched with.
@@ -52,24 +53,23 @@ class Triton(Target):
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         yield from _default_schedule(shape)
 
-    def configs(
-        self,
-        variant: Variant,
-        schedule: Schedule,
-        kernel: Which = "forward",
-        layout: BackwardLayout | None = None,
-    ) -> tuple[Config, ...]:
-        return triton_configs(variant, schedule, kernel)
+    def configs(self, variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
+        return triton_configs(variant, schedule)
+
+    def backward_configs(
+        self, variant: Variant, schedule: Schedule, kernel: KernelName, layout: BackwardLayout | None
+    ) -> tuple[BackwardConfig, ...]:
+        return triton_backward_configs(variant, schedule, kernel)
 
     def shared(
-        self, variant: Variant, config: Config, kernel: Which, layout: Layout | BackwardLayout | None
+        self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
     ) -> int:
         return resources.room(config, variant, kernel)
 
-    def staged(self, variant: Variant, config: Config) -> int:
+    def staged(self, variant: Variant, config: TileConfig) -> int:
         return resources.staged(config, variant)
 
-    def estimate(self, module: Module, config: Config, kernel: Which, device: Device) -> Estimate:
+    def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         return resources.estimate(config, module.variant, device, kernel)
 
 
@@ -114,18 +114,13 @@ def _default_schedule(shape: Shape) -> list[str]:
     wide = shape.dtype == "f32"  # twice the memory, and three products for one
     width = shape.width * (2 if wide else 1)
     if width <= 64:
-        first = {"tile.q": 64, "tile.kv": 128, "warps": 4, "stages": 2}
+        first = Tiles(64, 128, 4, 2)
     elif width <= 128:
-        first = {"tile.q": 64 if shape.masked else 128, "tile.kv": 64, "warps": 4, "stages": 2 + shape.masked}
+        first = Tiles(64 if shape.masked else 128, 64, 4, 2 + shape.masked)
     elif width <= 256:
-        first = {
-            "tile.q": 64 if wide else 128,
-            "tile.kv": 32 if wide else 64,
-            "warps": 4 if wide else 8,
-            "stages": 2,
-        }
+        first = Tiles(64, 32, 4, 2) if wide else Tiles(128, 64, 8, 2)
     else:
-        first = {"tile.q": 32, "tile.kv": 32, "warps": 4, "stages": 2}
+        first = Tiles(32, 32, 4, 2)
     lines = ["loops = [q, kv], order = longest_first", *choices(first, shape.wanted)]
     if shape.gradients:
         lines += ["backward {", *(f"  {line}" for line in _default_backward(width, wide)), "}"]
@@ -134,16 +129,16 @@ def _default_schedule(shape: Shape) -> list[str]:
 
 def _default_backward(width: int, wide: bool) -> list[str]:
     if width <= 64:
-        dq = {"tile.q": 64, "tile.kv": 64, "warps": 4, "stages": 3}
-        dkdv = {"tile.q": 64, "tile.kv": 64, "warps": 4, "stages": 2}
+        dq = Tiles(64, 64, 4, 3)
+        dkdv = Tiles(64, 64, 4, 2)
     elif width <= 128:
-        dq = {"tile.q": 128, "tile.kv": 64, "warps": 8, "stages": 3}
-        dkdv = {"tile.q": 64, "tile.kv": 64, "warps": 4, "stages": 2}
+        dq = Tiles(128, 64, 8, 3)
+        dkdv = Tiles(64, 64, 4, 2)
     elif width <= 256 and not wide:
-        dq = {"tile.q": 128, "tile.kv": 32, "warps": 8, "stages": 3}
-        dkdv = {"tile.q": 32, "tile.kv": 128, "warps": 8, "stages": 3}
+        dq = Tiles(128, 32, 8, 3)
+        dkdv = Tiles(32, 128, 8, 3)
     else:
-        dq = dkdv = {"tile.q": 32, "tile.kv": 32, "warps": 4, "stages": 2}
+        dq = dkdv = Tiles(32, 32, 4, 2)
     return [
         "dq {",
         "  order = longest_first",

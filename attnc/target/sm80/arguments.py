@@ -86,7 +86,7 @@ class Arguments:
 
     @property
     def sizes(self) -> list[str]:
-        dims = [name for planned in self._backward.kernels for name in planned.kernel.dims]
+        dims = [name for planned in self._backward.kernels for name in planned.dims]
         if self._backward.preprocess is not None:
             dims += self._backward.preprocess.dims
         padded = ["M_padded", *(["ROW_TILE"] if self.tensors.packs(Role.QUERY) else [])]

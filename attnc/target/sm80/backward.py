@@ -19,6 +19,8 @@ from attnc.target.sm80.printer import load, scalar, value_type
 class CudaBackwardText(CudaLoopText, CudaTileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print."""
 
+    kernel: BackwardKernel
+
     def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.planned, self.chain, self.makes = planned, planned.chain, planned.makes

@@ -27,7 +27,7 @@ class Launch:
 
 def default_of(planned: BackwardKernel) -> Launch:
     """The first config of a kernel."""
-    config = planned.kernel.configs[0]
+    config = planned.configs[0]
     sizes = config.tile_q, config.tile_kv, config.warps, config.stages
     return Launch(**dict(zip(("block_m", "block_n", "warps", "stages"), sizes, strict=True)))
 

@@ -8,14 +8,9 @@ with ROW_TILE the most rows of a q tile of any kernel: the numbering of q tiles 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from attnc.model.tensors import Role
-from attnc.plan.access import Sequences
 from attnc.plan.signature import stride_name
-from attnc.target.locals import local
 from attnc.target.sm80.arguments import Arguments
-from attnc.target.sm80.printer import scalar
 from attnc.target.tensors import BY_QUERY
 
 
@@ -47,38 +42,3 @@ class BackwardPlaces:
             first = f"(q_first / args.ROW_TILE + {sequence}) * args.ROW_TILE"
             return f"(long long)h * args.M_padded + {first}"
         return "(long long)(b * H + h) * args.M_padded"
-
-
-def sequence_of(sequences: Sequences, size: str) -> Iterator[str]:
-    """The sequence of tile `number`, as declarations: tiles have `size` rows."""
-    cu = sequences.cu_seqlens
-    yield f"const int sequence = find_sequence(args.{cu}_ptr, args.stride_{cu}_0, number, args.B, {size});"
-
-
-def boundary(sequences: Sequences, index: str) -> str:
-    """Where the sequence of this number begins."""
-    cu = sequences.cu_seqlens
-    return f"args.{cu}_ptr[{index} * args.stride_{cu}_0]"
-
-
-def q_tile_of(sequences: Sequences, size: str, *, last_first: bool = False) -> Iterator[str]:
-    """b, q_lo and M of q tile `number`. What follows the last sequence has rows, but no queries."""
-    yield from sequence_of(sequences, size)
-    yield f"const int q_first = {boundary(sequences, 'sequence')};"
-    end = f"sequence < args.B ? {boundary(sequences, '(sequence + 1)')} : args.{scalar(sequences.rows)}"
-    first, last = f"number - q_first / {size} - sequence", f"q_end / {size} + sequence - number"
-    yield f"const int q_end = {end};"
-    yield f"const int q_lo = ({last if last_first else first}) * {size};"
-    yield local("const int", b="min(sequence, args.B - 1)")
-    yield "int M = sequence < args.B ? q_end - q_first : 0;  // what follows the last sequence has no queries"
-
-
-def kv_tile_of(sequences: Sequences, size: str) -> Iterator[str]:
-    """b, kv_lo and N of kv tile `number`."""
-    yield from sequence_of(sequences, size)
-    yield f"const int k_first = {boundary(sequences, 'sequence')};"
-    end = f"sequence < args.B ? {boundary(sequences, '(sequence + 1)')} : k_first"
-    yield f"const int k_end = {end};"
-    yield f"const int kv_lo = (number - k_first / {size} - sequence) * {size};"
-    yield local("const int", b="min(sequence, args.B - 1)")
-    yield "int N = k_end - k_first;  // what follows the last sequence has no keys"

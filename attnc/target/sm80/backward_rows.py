@@ -14,8 +14,8 @@ from attnc.target.locals import sizes_of_call
 from attnc.target.numbers import ROW_NUMBERS
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_file import CudaFileText, default_of
-from attnc.target.sm80.backward_places import q_tile_of
 from attnc.target.sm80.printer import address, scalar, statement
+from attnc.target.sm80.walk import CudaWalk
 
 #: Eight threads share a row, so that 4 warps take 16 rows at a time: every tile is a multiple.
 ROWS_WARPS = 4
@@ -68,7 +68,9 @@ class RowsText(CudaFileText):
             )
         else:
             yield "const int h = blockIdx.x / q_tiles, number = blockIdx.x % q_tiles;"
-            yield from q_tile_of(sequences, self.rows_of_tile)
+            yield from CudaWalk(walk=self.planned.walk, of_call="args.").of_sequence(
+                sequences, self.rows_of_tile
+            )
 
     @property
     def rows_of_tile(self) -> str:

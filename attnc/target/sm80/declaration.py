@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 
 from attnc.expr.show import show
 from attnc.model.tensors import Role
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.storage import longest
-from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
+from attnc.target.declaration import BackwardDeclaration, attention_fields, split_record, tiles
 from attnc.target.declared import Items, Record, Table, Value, Words, in_words, printed, quoted, section
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
@@ -23,7 +23,7 @@ COUNTER = "counter"
 
 def cuda_declaration(
     module: Module,
-    kernel: Kernel,
+    kernel: Forward | Decode,
     text: CudaText,
     back: CudaBackward | None,
     operator: str,
@@ -36,13 +36,13 @@ def cuda_declaration(
     dv = text.layout.dv
     kernels = []
     if isinstance(text, CudaDecodeText):
-        blocks = "tiles * SPLITS" if text.is_split else tiles(module)
+        blocks = "tiles * SPLITS" if text.is_split else tiles(module, text.kernel)
         kernels.append(cuda_kernel(kernel.name, blocks))
         if text.is_split:
             fields |= parts_fields(module, text)
             names += parts_addresses(text)
             kernels.append(join_kernel(text, 4 * (dv + 1)))
-        if kernel.unified is not None and kernel.unified.fallback:
+        if text.finds_top:
             names.append("fallbacks")
     else:
         kernels.append(cuda_kernel(kernel.name, _blocks(kernel)))
@@ -70,7 +70,9 @@ def cuda_files(module: Module) -> dict[str, Value]:
 def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
     """How the keys of a sequence are split, and the memory for what comes of its splits."""
     size = quoted(f"SPLIT_ROWS * {text.layout.dv + 1}")
-    return {"split": split(module, None), "scratch": Table({"splits": size})}
+    kernel = text.kernel
+    assert kernel.split is not None
+    return {"split": split_record(module, kernel, kernel.split, None), "scratch": Table({"splits": size})}
 
 
 def parts_addresses(text: CudaDecodeText) -> list[str]:
@@ -144,7 +146,7 @@ def cuda_kernel(
     return Record("Kernel", [quoted(name), quoted(blocks)], fields)
 
 
-def _blocks(kernel: Kernel) -> str:
+def _blocks(kernel: Forward | Decode) -> str:
     if kernel.grid.over == "head":
         return "B * H"
     count, sequences = "cdiv(M, BLOCK_M) * B * H", kernel.grid.sequences
@@ -153,7 +155,7 @@ def _blocks(kernel: Kernel) -> str:
     return f"min({count}, multiprocessors())" if kernel.grid.persistent else count
 
 
-def _section(module: Module, kernel: Kernel, text: CudaText) -> str:
+def _section(module: Module, kernel: Forward | Decode, text: CudaText) -> str:
     keys = show(longest(module.variant.attention, Role.KEY))
     row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
     heads = "B * H" if kernel.grid.sequences is None else "H"
@@ -236,7 +238,7 @@ class CudaBackward(BackwardDeclaration):
         queries = f"{self.queries} // B" if self.packs_queries else "M"
         shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
         kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
-        planned = self._backward.kernels[0].kernel.grid.section
+        planned = self._backward.kernels[0].grid.section
         return {
             "SECTION": section(
                 planned, "H" if self.packs_queries else "B * H", keys, row_bytes, tiles=self.q_tiles(queries)
@@ -253,11 +255,11 @@ class CudaBackward(BackwardDeclaration):
 
     def q_tiles(self, queries: str) -> str:
         """Tiles of the queries of a head, where a section is made of them."""
-        return f"cdiv({queries}, {self._backward.kernels[0].kernel.configs[0].tile_q})"
+        return f"cdiv({queries}, {self._backward.kernels[0].configs[0].tile_q})"
 
     def kv_tiles(self, keys: str) -> str:
         """Tiles of the keys of a head, where a section is made of them."""
-        return f"cdiv({keys}, {self._backward.kernels[-1].kernel.configs[0].tile_kv})"
+        return f"cdiv({keys}, {self._backward.kernels[-1].configs[0].tile_kv})"
 
     def kernel(self, name: str) -> Record:
         """Its declaration."""
@@ -274,12 +276,12 @@ class CudaBackward(BackwardDeclaration):
             return cuda_kernel(name, f"{tiles} * H", config=self.configs[0], changes=own)
         if name == finish_name(self.module):
             return cuda_kernel(name, "cdiv(M, BLOCK_M) * B * H", config=self.configs[-1])
-        planned = next(planned for planned in self._backward.kernels if planned.kernel.name == name)
+        planned = next(planned for planned in self._backward.kernels if planned.name == name)
         return cuda_kernel(name, self.blocks(planned), config=planned.config)
 
     def blocks(self, planned: BackwardKernel) -> str:
         """How many blocks of threads a kernel has."""
-        grid = planned.kernel.grid
+        grid = planned.grid
         block, heads = ("BLOCK_M", "H") if grid.over == "q" else ("BLOCK_N", self.kv_heads)
         if grid.sequences is not None:
             return f"({show(grid.sequences.rows)} // {block} + B + 1) * {heads}"

@@ -6,7 +6,7 @@ from attnc.expr.nodes import Const, Ref, walk
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.decode import has_fixed_splits
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Decode, Module
 from attnc.plan.regions import ZERO
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.target.locals import local
@@ -18,7 +18,9 @@ from attnc.target.sm80.tiles import PLACES
 class CudaDecodeText(CudaText):
     """Attribute by attribute what `templates/cuda/decode.cu.jinja` and `combine.cu.jinja` print."""
 
-    def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
+    kernel: Decode
+
+    def __init__(self, module: Module, kernel: Decode, layout: CudaLayout) -> None:
         super().__init__(module, kernel, layout)
         self.is_split = kernel.split is not None
         self.has_fixed_splits = has_fixed_splits(kernel)

@@ -7,7 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnc.expr.nodes import Dim, Expr, Index, Search, walk
-from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Statement, statement_expressions
+from attnc.plan.ir import (
+    Arg,
+    Decode,
+    Fetch,
+    Forward,
+    Let,
+    Module,
+    Statement,
+    statement_expressions,
+    unified_of,
+)
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.steps import fetches_for
 from attnc.target.locals import sizes_of_call
@@ -19,7 +29,9 @@ from attnc.target.sm80.tiles import TileText
 class CudaText(CudaLoopText, TileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/*.jinja` print."""
 
-    def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
+    kernel: Forward | Decode
+
+    def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:
         super().__init__(module, kernel, layout)
         self.default = kernel.configs[0]
         self.element = STORED[layout.element]
@@ -27,7 +39,8 @@ class CudaText(CudaLoopText, TileText):
         self.split = layout.warp_split
         self.wants_lse = "args.lse_ptr != nullptr && " if module.kept else ""
         self.scalar, self.expression = scalar, at_row
-        self.finds_top = kernel.unified is not None and kernel.unified.fallback
+        self.unified = unified_of(kernel)
+        self.finds_top = self.unified is not None and self.unified.fallback
 
     # -- types and arguments -------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from functools import cache
 import jinja2
 
 from attnc.plan.decode import has_fixed_splits
-from attnc.plan.ir import Module
+from attnc.plan.ir import Decode, Module, split_of
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import operator_name
@@ -45,8 +45,11 @@ def render_cuda(
     gradients. Arguments as for `files.render_files`.
     """
     (kernel,) = module.kernels
-    decodes = kernel.structure == "decode"
-    text = (CudaDecodeText if decodes else CudaText)(module, kernel, layout_of(kernel))
+    text: CudaText
+    if isinstance(kernel, Decode):
+        text = CudaDecodeText(module, kernel, layout_of(kernel))
+    else:
+        text = CudaText(module, kernel, layout_of(kernel))
     page = _header(module, path, sha256)
     common = {"module": module, "kernel": kernel, "text": text, "header": page}
     environment = cuda_environment()
@@ -94,8 +97,8 @@ def render_host(
         .render(
             header={**page, **hashes},
             constants=constants,
-            splits=kernel.split is not None,
-            fixed_split=has_fixed_splits(kernel),
+            splits=split_of(kernel) is not None,
+            fixed_split=isinstance(kernel, Decode) and has_fixed_splits(kernel),
             back=back,
             call=Signature(module),
             declaration=declaration,
@@ -122,7 +125,7 @@ def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBac
     texts: list[tuple[str, CudaFileText]] = [
         ("backward_preprocess", RowsText(module, arguments, backward.preprocess))
     ]
-    texts += ((p.kernel.structure, CudaBackwardText(module, arguments, p)) for p in backward.kernels)
+    texts += ((p.structure, CudaBackwardText(module, arguments, p)) for p in backward.kernels)
     if arguments.adds_dq:
         texts.append(("backward_finish", FinishText(module, arguments)))
     names = {text.name: file_of(module, text.name) for _, text in texts}

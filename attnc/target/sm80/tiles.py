@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 
 from attnc.expr.nodes import Const
 from attnc.model.tensors import DType
-from attnc.plan.ir import Kernel, Let, Module
+from attnc.plan.ir import Decode, Forward, Let, Module
 from attnc.plan.sm80.layout import CudaLayout, Swizzle
-from attnc.target.kernel_view import KernelView
-from attnc.target.locals import local
+from attnc.target.kernel_view import OutputView
 from attnc.target.sm80.elements import ElementText
 from attnc.target.sm80.printer import STORED, scalar, statement
+from attnc.target.sm80.walk import CudaWalk
 
 #: Matrices whose rows are copied or stored in tiles, and what their places are called in a kernel.
 PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
@@ -22,10 +23,10 @@ PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
 _LENGTHS = ("M", "N")
 
 
-class TileText(KernelView, ElementText):
+class TileText(OutputView, ElementText):
     """Attribute by attribute what `templates/cuda/*.jinja` print about storage."""
 
-    def __init__(self, module: Module, kernel: Kernel, layout: CudaLayout) -> None:
+    def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:
         self.module, self.kernel, self.layout = module, kernel, layout
         self.dtypes = {
             arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs, *module.kept)
@@ -77,48 +78,16 @@ class TileText(KernelView, ElementText):
 
     # -- the tile at hand ----------------------------------------------------------------------------------
 
-    @property
-    def q_tiles(self) -> str:
-        """How many q tiles a head has, over all sequences if they are packed."""
-        sequences = self.kernel.grid.sequences
-        if sequences is None:
-            return "(M + BLOCK_M - 1) / BLOCK_M"
-        return f"{scalar(sequences.rows)} / BLOCK_M + B + 1"
-
-    @property
-    def all_heads(self) -> str:
-        return "B * H" if self.kernel.grid.sequences is None else "H"
+    @cached_property
+    def walk(self) -> CudaWalk:
+        """From the number of a tile to its place."""
+        return CudaWalk(walk=self.kernel.walk, of_call="")
 
     @property
     def tiles_of_grid(self) -> str:
         """All q tiles, from the arguments alone."""
-        sequences = self.kernel.grid.sequences
-        if sequences is None:
-            return "(args.M + BLOCK_M - 1) / BLOCK_M * args.B * args.H"
-        return f"(args.{scalar(sequences.rows)} / BLOCK_M + args.B + 1) * args.H"
-
-    @property
-    def place_of_tile(self) -> Iterator[str]:
-        """From `rank` among the tiles of a section to b, h and q_lo, and to M of packed sequences."""
-        last_first = self.kernel.grid.longest_first
-        sequences = self.kernel.grid.sequences
-        if sequences is None:
-            place = "(q_tiles - 1 - rank / heads)" if last_first else "rank / heads"
-            yield f"const int q_lo = {place} * BLOCK_M;"
-            yield "const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;"
-            return
-        cu = sequences.cu_seqlens
-        boundary = f"args.{cu}_ptr[{{}} * args.stride_{cu}_0]"
-        total = scalar(sequences.rows)
-        first, last = "number - q_first / BLOCK_M - sequence", "q_end / BLOCK_M + sequence - number"
-        yield "const int h = first_head + rank % heads, number = rank / heads;"
-        yield f"const int sequence = find_sequence(args.{cu}_ptr, args.stride_{cu}_0, number, B, BLOCK_M);"
-        yield f"const int q_first = {boundary.format('sequence')};"
-        yield f"const int q_end = sequence < B ? {boundary.format('(sequence + 1)')} : {total};"
-        yield f"const int q_rows = q_end - q_first, q_lo = ({last if last_first else first}) * BLOCK_M;"
-        yield "// what follows the last sequence has rows to write, but no queries"
-        yield "int M = sequence < B ? q_rows : 0;"
-        yield local("const int", b="min(sequence, B - 1)")
+        tiles = CudaWalk(walk=self.kernel.walk, of_call="args.").tiles
+        return f"{tiles} * args.B * args.H" if self.kernel.grid.sequences is None else f"({tiles}) * args.H"
 
     @property
     def program(self) -> Iterator[str]:

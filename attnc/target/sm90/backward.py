@@ -28,9 +28,9 @@ class Sm90BackwardText(Sm90TileText):
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
-        self.k_tiles, self.staged = self.plan.k_tiles(planned.name), self.plan.staged(planned.name)
+        self.k_tiles, self.staged = self.plan.k_tiles(planned.kind), self.plan.staged(planned.kind)
         self.takes_turns = self.chain.adds_dq is not None and self.plan.takes_turns
-        self.do_tiles = "1" if planned.name == "dk" else "STAGES"
+        self.do_tiles = "1" if planned.kind == "dk" else "STAGES"
         is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
         self.clears_values = planned.fills_keys or is_cut
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"

@@ -59,7 +59,7 @@ class Sm90TileText(CudaBackwardText):
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.exchange, self.first_query, self.first_column = False, "0", ""  # each warp has its own rows
-        self.key_tiles = [self.plan.tile(planned.name)[1 if self.over_q else 0]]
+        self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv}
         self.sum_columns = list(dict.fromkeys(width.get(name, self.layout.d) for name in planned.makes))
         derives = planned.chain.slope is not None or planned.chain.shared or planned.chain.adjoints

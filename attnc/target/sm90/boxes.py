@@ -16,7 +16,7 @@ class BoxText(CudaText):
     @property
     def key_tiles(self) -> list[int]:
         """Keys of a tile, over all configs."""
-        return sorted({config.number("tile.kv") for config in self.kernel.configs})
+        return sorted({config.tile_kv for config in self.kernel.configs})
 
     def wgmma(self, columns: int, *, registers: bool, by_rows: bool | None = None) -> str:
         return wgmma(columns, self.ptx, registers=registers, by_rows=by_rows)

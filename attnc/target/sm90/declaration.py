@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attnc.expr.show import show
 from attnc.model.tensors import Role
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90.backward import TURNS, Sm90Backward
 from attnc.plan.storage import longest
@@ -37,7 +37,7 @@ _STORED_ROWS = 16
 
 def hopper_declaration(
     module: Module,
-    kernel: Kernel,
+    kernel: Forward | Decode,
     text: Sm90Text | Sm90DecodeText,
     back: CudaBackward | None,
     operator: str,
@@ -47,7 +47,9 @@ def hopper_declaration(
     names = [arg.tensor.name for arg in text.arguments]
     strides = [text.strides(arg) for arg in text.arguments]
     if isinstance(text, Sm90DecodeText):
-        kernels = [cuda_kernel(kernel.name, "tiles * SPLITS" if text.is_split else tiles(module))]
+        kernels = [
+            cuda_kernel(kernel.name, "tiles * SPLITS" if text.is_split else tiles(module, text.kernel))
+        ]
         if text.is_split:
             fields |= parts_fields(module, text)
             names += parts_addresses(text)
@@ -68,14 +70,14 @@ def hopper_declaration(
     return printed(Record("HopperAttention", fields=fields), "CALL = ")
 
 
-def _blocks(kernel: Kernel) -> str:
+def _blocks(kernel: Forward | Decode) -> str:
     tiles, sequences = "cdiv(M, BLOCK_M) * B * H", kernel.grid.sequences
     if sequences is not None:
         tiles = f"({show(sequences.rows)} // BLOCK_M + B + 1) * H"
     return f"min({tiles}, multiprocessors())"
 
 
-def _section(module: Module, kernel: Kernel, text: Sm90Text) -> str:
+def _section(module: Module, kernel: Forward | Decode, text: Sm90Text) -> str:
     """Heads whose tiles blocks take one after the other, the longest first."""
     row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
     sequences, keys = kernel.grid.sequences, show(longest(module.variant.attention, Role.KEY))
@@ -132,5 +134,5 @@ class HopperBackward(CudaBackward):
 
     def blocks(self, planned: BackwardKernel) -> str:
         blocks = super().blocks(planned)
-        is_persistent = planned.name in self._plan.by_wgmma
+        is_persistent = planned.kind in self._plan.by_wgmma
         return f"min({blocks}, multiprocessors())" if is_persistent else blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.plan.ir import Arg, Kernel, Let, Module
+from attnc.plan.ir import Arg, Decode, Let, Module
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
 from attnc.target.sm80.decode import CudaDecodeText
 from attnc.target.sm90.boxes import BoxText
@@ -15,12 +15,14 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     splits are as for `cuda.sm_80`.
     """
 
+    kernel: Decode
+
     layout: Sm90DecodeLayout
     is_decode = True
     is_backward = searches_together = False
     shared_declaration = "extern __shared__ __align__(1024) unsigned char shared[];"
 
-    def __init__(self, module: Module, kernel: Kernel, layout: Sm90DecodeLayout) -> None:
+    def __init__(self, module: Module, kernel: Decode, layout: Sm90DecodeLayout) -> None:
         super().__init__(module, kernel, layout)
         self.shares_columns = layout.consumers == 2
         self.sum_columns = [layout.columns]  # of o, that a warpgroup has

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
-from attnc.plan.ir import Arg, Fetch, Kernel, Let, Module, Row, Statement, statement_expressions
+from attnc.plan.ir import Arg, Fetch, Forward, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.columns import Column
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout, widest_product
@@ -29,10 +29,12 @@ class Sm90Text(BoxText):
     One thread finds what tiles are; the others read in a record what it publishes of them.
     """
 
+    kernel: Forward
+
     layout: Sm90Layout
     is_backward = is_decode = False
 
-    def __init__(self, module: Module, kernel: Kernel, layout: Sm90Layout) -> None:
+    def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)
         self.shape: Shape = layout.shape(self.default)
         self.stores_by_tma = layout.by_tma and any(layout.shape(c).o_tiles for c in kernel.configs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnc.plan.ir import Module
+from attnc.plan.ir import Decode, Module
 from attnc.plan.sm90 import decode_layout_of, layout_of
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.header import GLOSSARY, header
@@ -33,7 +33,7 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     """The texts of one variant. Arguments as for `files.render_files`."""
     (kernel,) = module.kernels
     text: Sm90Text | Sm90DecodeText
-    if kernel.structure == "decode":
+    if isinstance(kernel, Decode):
         text, frame = Sm90DecodeText(module, kernel, decode_layout_of(kernel)), "sm90/decode_module.cu.jinja"
     else:
         text, frame = Sm90Text(module, kernel, layout_of(kernel)), "sm90/module.cu.jinja"
@@ -69,8 +69,8 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
         Sm90PreprocessText(module, arguments, backward.preprocess): ("cuda/backward_preprocess", frame)
     }
     for planned in backward.kernels:
-        structure = planned.kernel.structure
-        if planned.name not in backward.layout.by_wgmma:
+        structure = planned.structure
+        if planned.kind not in backward.layout.by_wgmma:
             sources[CudaBackwardText(module, arguments, planned)] = (f"cuda/{structure}", frame)
             continue
         made = (Sm90RowsText if planned.over_q else Sm90BackwardText)(module, arguments, planned)

@@ -23,17 +23,16 @@ from attnc.target.triton.tensors import TritonTensors
 class BackwardText(ProgramText):
     """Text of one kernel; attribute by attribute what `templates/triton/backward_*.py.jinja` prints."""
 
-    own_q_tiles = "M_padded // BLOCK_M"
+    kernel: BackwardKernel
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
-        self.module, self.planned, self.kernel = module, planned, planned.kernel
+        self.module, self.planned, self.kernel = module, planned, planned
         self.chain, self.makes = planned.chain, planned.makes
         self.tensors, attention = TritonTensors(module), module.variant.attention
         self.over_q, self.groups = planned.over_q, planned.sums_heads
         self.block_d, self.block_dv = block(self.tensors.d), block(self.tensors.dv)
         self.packs_queries = attention.q.storage.is_packed
         self.is_packed = self.packs_queries or attention.k.storage.is_packed
-        self.kv_heads = "Hkv" if self.groups else "H"
         self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
         self.needs_dp = self.makes != ("dv",)
         self.step_function = f"_backward_{''.join(self.makes) or 'rows'}_step"

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from attnc.expr.show import show
 from attnc.model.tensors import DType, Role
-from attnc.plan.ir import Kernel, Module
+from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.storage import longest
-from attnc.target.declaration import BackwardDeclaration, attention_fields, split, tiles
+from attnc.target.declaration import BackwardDeclaration, attention_fields, split_record, tiles
 from attnc.target.declared import Items, Record, Table, printed, quoted, section
 from attnc.target.triton.backward import BackwardText
-from attnc.target.triton.decode import CombineText, DecodeText
+from attnc.target.triton.decode import CombineText
 from attnc.target.triton.kernel import KernelText
 from attnc.target.triton.launches import triton_kernel
 from attnc.target.triton.prologue import PreprocessText
@@ -21,13 +21,13 @@ _MOST_PROGRAMS = 65535
 
 
 def triton_declaration(
-    module: Module, kernel: Kernel, text: KernelText, back: TritonBackward | None, operator: str
+    module: Module, kernel: Forward | Decode, text: KernelText, back: TritonBackward | None, operator: str
 ) -> list[str]:
     """Lines of `CALL = TritonAttention(...)`."""
     fields = attention_fields(module, kernel, operator)
     dv = text.dv
-    if isinstance(text, DecodeText) and kernel.split is not None:
-        fields["split"] = split(module, _MOST_PROGRAMS)
+    if isinstance(kernel, Decode) and kernel.split is not None:
+        fields["split"] = split_record(module, kernel, kernel.split, _MOST_PROGRAMS)
         fields["scratch"] = Table({"splits": quoted(f"SPLIT_ROWS * {dv + 1}")})
     elif kernel.grid.over == "head":
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
@@ -38,7 +38,7 @@ def triton_declaration(
     return printed(Record("TritonAttention", fields=fields), "CALL = ")
 
 
-def _launches(module: Module, kernel: Kernel, text: KernelText) -> Iterator[Record]:
+def _launches(module: Module, kernel: Forward | Decode, text: KernelText) -> Iterator[Record]:
     tensors = text.parameter_lines[0]
     others = [name.removesuffix("_ptr") for name in tensors[len(text.matrices) :]]
     yield triton_kernel(
@@ -48,7 +48,7 @@ def _launches(module: Module, kernel: Kernel, text: KernelText) -> Iterator[Reco
         pointers=others,
         sizes={"SECTION": _section(module, text)} if "SECTION" in text.size_names else {},
     )
-    if kernel.split is not None:
+    if isinstance(kernel, Decode) and kernel.split is not None:
         combine = CombineText(module, kernel)
         names = [name.removesuffix("_ptr").replace("O", "o") for name in combine.parameter_lines[0]]
         # So many warps that a thread holds a row of two splits at most; more only wait for each other.
@@ -56,9 +56,9 @@ def _launches(module: Module, kernel: Kernel, text: KernelText) -> Iterator[Reco
         yield triton_kernel(combine.name, "rows", pointers=names, warps=warps, joins=True)
 
 
-def _grid(module: Module, kernel: Kernel, text: KernelText) -> str:
-    if isinstance(text, DecodeText):
-        return tiles(module) if kernel.split is None else "tiles, SPLITS"
+def _grid(module: Module, kernel: Forward | Decode, text: KernelText) -> str:
+    if isinstance(kernel, Decode):
+        return tiles(module, kernel) if kernel.split is None else "tiles, SPLITS"
     if kernel.grid.over == "head":
         return "B * H"
     sequences = kernel.grid.sequences

@@ -13,7 +13,7 @@ from attnc.model.tensors import Role
 from attnc.plan.access import Rows
 from attnc.plan.columns import block
 from attnc.plan.decode import has_fixed_splits
-from attnc.plan.ir import Decode, Fetch, Kernel, Loop, Module, Statement
+from attnc.plan.ir import Decode, Fetch, Loop, Module, Statement
 from attnc.plan.regions import ZERO
 from attnc.target.triton.kernel import MATRICES, KernelText, PartText
 from attnc.target.triton.printer import scalar
@@ -67,7 +67,9 @@ class PagesText:
 class DecodeText(KernelText):
     """Attribute by attribute what `templates/triton/decode.py.jinja` prints."""
 
-    def __init__(self, module: Module, kernel: Kernel) -> None:
+    kernel: Decode
+
+    def __init__(self, module: Module, kernel: Decode) -> None:
         super().__init__(module, kernel)
         assert isinstance(kernel, Decode), "the structure says so"
         self._columns = kernel.parts

@@ -14,7 +14,7 @@ def device_functions(module: Module) -> frozenset[str]:
     """Their names. What expressions call follows from the plan's; the rest from how rows lie in memory."""
     (forward,) = module.kernels
     backward = module.backward
-    kernels = [forward, *(planned.kernel for planned in (backward.kernels if backward else ()))]
+    kernels = [forward, *(planned for planned in (backward.kernels if backward else ()))]
     called = {name for expr in expressions_within((module.kernels, backward)) for name in _called_by(expr)}
     called.update(*map(_moves_rows, kernels))
     if any(kernel.grid.sequences is not None for kernel in kernels):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from attnc.expr.nodes import Const, Index, walk
 from attnc.model.tensors import DType
 from attnc.plan.columns import block, feature
-from attnc.plan.ir import Arg, Kernel, Loop, Module, kernel_expressions
+from attnc.plan.ir import Arg, Decode, Forward, Loop, Module
+from attnc.target.kernel_view import OutputView
 from attnc.target.triton.printer import TL_DTYPES, scalar
 from attnc.target.triton.program import ProgramText
 
@@ -27,10 +28,12 @@ class PartText:
     load_k: str
 
 
-class KernelText(ProgramText):
+class KernelText(ProgramText, OutputView):
     """Text of one kernel; attribute by attribute what `templates/triton/forward_*.py.jinja` prints."""
 
-    def __init__(self, module: Module, kernel: Kernel) -> None:
+    kernel: Forward | Decode
+
+    def __init__(self, module: Module, kernel: Forward | Decode) -> None:
         attention = module.variant.attention
         self.module, self.kernel = module, kernel
         self.d, self.dv = feature(attention.q), feature(attention.v)
@@ -38,7 +41,7 @@ class KernelText(ProgramText):
         self.padded = (self.d, self.dv) != (self.block_d, self.block_dv)
         self.may_lack_lse = bool(module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
-        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel_expressions(kernel))
+        self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel.expressions)
         self.o_dtype = TL_DTYPES[kernel.bound.o_dtype]
         self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
 
@@ -243,7 +246,7 @@ class KernelText(ProgramText):
     @property
     def all_tiles(self) -> str:
         """How many tiles there are in all, for programs that walk over them."""
-        tiles = self.q_tiles if self.kernel.grid.sequences is None else f"({self.q_tiles})"
+        tiles = self.tile_count if self.kernel.grid.sequences is None else f"({self.tile_count})"
         return f"{tiles} * {self.all_heads}"
 
     @property

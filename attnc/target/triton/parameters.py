@@ -21,14 +21,14 @@ class Parameters:
     def __init__(
         self, module: Module, planned: BackwardKernel, tensors: TritonTensors, first: PrologueText | None
     ) -> None:
-        self.module, self.kernel, self.chain = module, planned.kernel, planned.chain
+        self.module, self.kernel, self.chain = module, planned, planned.chain
         self.makes, self.prologue = planned.makes, planned.prologue
         self.config = planned.config
         self.dp_order = planned.dp_order
         self.tensors, self.first = tensors, first
         self.over_q = self.kernel.grid.over == "q"
         self.needs_dp = self.makes != ("dv",)
-        self.kv_heads = "Hkv" if "Hkv" in self.kernel.dims and not self.over_q else "H"
+        self.kv_heads = planned.walk.heads
 
     @property
     def matrices(self) -> list[str]:

@@ -10,27 +10,19 @@ from attnc.target.triton.printer import scalar, transposed
 class ProgramText(KernelView):
     """What texts of forward and backward kernels have in common."""
 
-    #: q tiles of a head where the grid counts sequences, and the name for the number of heads of k and v.
-    own_q_tiles = "tl.cdiv(M, BLOCK_M)"
-    kv_heads = "H"
-
     @property
-    def q_tiles(self) -> str:
-        """How many q tiles a head has, over all sequences if they are packed."""
-        return self.own_q_tiles if self._in_grid else f"{self._packed_rows} // BLOCK_M + B + 1"
-
-    @property
-    def kv_tiles(self) -> str:
-        """The same of kv tiles."""
-        return "tl.cdiv(N, BLOCK_N)" if self._in_grid else f"{self._packed_rows} // BLOCK_N + B + 1"
+    def tile_count(self) -> str:
+        """How many tiles a head has, over all sequences if they are packed."""
+        walk, rows = self.kernel.walk, scalar(self.kernel.walk.rows)
+        if walk.sequences is not None:
+            return f"{rows} // {walk.size} + B + 1"
+        return f"{rows} // {walk.size}" if walk.is_padded else f"tl.cdiv({rows}, {walk.size})"
 
     @property
     def all_heads(self) -> str:
-        return "B * H" if self._in_grid else "H"
-
-    @property
-    def all_kv_heads(self) -> str:
-        return f"B * {self.kv_heads}" if self._in_grid else self.kv_heads
+        """Heads that have tiles of their own: those of all sequences, unless they are packed."""
+        walk = self.kernel.walk
+        return walk.heads if walk.sequences is not None else f"B * {walk.heads}"
 
     @property
     def h_kv(self) -> str:
@@ -39,15 +31,10 @@ class ProgramText(KernelView):
     @property
     def find_sequence(self) -> str:
         """The sequence of the program's tile."""
-        sequences = self.kernel.grid.sequences
-        assert sequences is not None
-        cu, tile = sequences.cu_seqlens, "BLOCK_M" if self.kernel.grid.over == "q" else "BLOCK_N"
-        return f"_find_sequence({cu}_ptr, stride_{cu}_0, rank // heads, B, {self._packed_rows}, {tile})"
-
-    @property
-    def q_lo(self) -> str:
-        longest = self.kernel.grid.longest_first
-        return "(q_tiles - 1 - rank // heads) * BLOCK_M" if longest else "rank // heads * BLOCK_M"
+        walk = self.kernel.walk
+        assert walk.sequences is not None
+        cu, rows = walk.sequences.cu_seqlens, scalar(walk.sequences.rows)
+        return f"_find_sequence({cu}_ptr, stride_{cu}_0, rank // heads, B, {rows}, {walk.size})"
 
     def keys_of(self, loop: Loop) -> str:
         """What a loop over keys runs over; the one tile or so at an edge is not worth filling a pipeline."""
@@ -78,13 +65,3 @@ class ProgramText(KernelView):
         assert self.kernel.softmax.dropout is not None
         p = scalar(self.kernel.softmax.dropout.p)
         return f"tl.where({p} < 1.0, 1.0 / (1.0 - {p}), 0.0)"
-
-    @property
-    def _in_grid(self) -> bool:
-        """Whether sequences are counted by the grid, not found among packed rows."""
-        return self.kernel.grid.sequences is None
-
-    @property
-    def _packed_rows(self) -> str:
-        assert self.kernel.grid.sequences is not None
-        return scalar(self.kernel.grid.sequences.rows)

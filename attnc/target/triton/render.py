@@ -9,7 +9,7 @@ import jinja2
 
 from attnc.expr.nodes import Expr, Index
 from attnc.plan.decode import has_fixed_splits
-from attnc.plan.ir import Kernel, Module, kernels_of
+from attnc.plan.ir import Decode, Kernel, Module, kernels_of, split_of
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment
@@ -41,7 +41,7 @@ def render_triton(
 ) -> dict[str, str]:
     """The one file of a variant. Arguments as for `files.render_files`."""
     (kernel,) = module.kernels
-    text = DecodeText(module, kernel) if kernel.structure == "decode" else KernelText(module, kernel)
+    text = DecodeText(module, kernel) if isinstance(kernel, Decode) else KernelText(module, kernel)
     environment = _environment()
     common = {
         "module": module,
@@ -51,7 +51,8 @@ def render_triton(
         "precision": text.precision,
     }
     forward: dict[str, KernelText] = {kernel.structure: text}
-    if kernel.split is not None:
+    split = split_of(kernel)
+    if isinstance(kernel, Decode) and split is not None:
         forward["combine"] = CombineText(module, kernel)
     kernels = "\n\n".join(
         environment.get_template(f"{module.target}/{name}.py.jinja").render(common, text=own)
@@ -74,11 +75,11 @@ def render_triton(
         numbers=tuple(module_numbers(module)),
         tuning={
             **tuning(module, tuned),
-            "splits": kernel.split is not None,
+            "splits": split is not None,
             "maxnreg": any(planned.limits_registers for planned in kernels_of(module).values()),
             "early_dp": any(planned.dp_order == "both" for planned in kernels_of(module).values()),
-            "fixed_split": has_fixed_splits(kernel),
-            "staged": kernel.split is not None and any(kernel.split.staged),
+            "fixed_split": isinstance(kernel, Decode) and has_fixed_splits(kernel),
+            "staged": split is not None and any(split.staged),
         },
         device_functions=device_functions(module),
     )

@@ -1,4 +1,4 @@
-"""Names under which generated modules are imported by path, such that each finds its support package.
+"""Imports generated modules by path, under names such that each finds its support package.
 
 A module says `from ..._support import`: three packages up, where `attnc compile` puts a copy. A file that
 lies in such a tree gets that copy; any other, like those in the cache, the one of this compiler.
@@ -29,10 +29,32 @@ def package_of(folder: Path) -> str:
         above = "attnc_generated"
         if above not in sys.modules:
             _package(above, [])
-            _load_support(f"{above}.{FOLDER}")
+            support = resource("support")
+            import_once(f"{above}.{FOLDER}", support / "__init__.py", support)
     between = f"{above}.f{_digest(folder)}"
     _package(between, [])
     return _package(f"{between}.files", [str(folder)])
+
+
+def import_once(name: str, path: Path, folder: Path | None = None) -> ModuleType:
+    """The module in a file, imported under this name where it is not yet, without touching sys.path. folder:
+    where a package has its modules. Raises what the file raises, and then nothing of it is left imported.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    within = None if folder is None else [str(folder)]
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=within)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        for loaded in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
+            del sys.modules[loaded]
+        raise
+    return module
 
 
 def _digest(path: Path) -> str:
@@ -45,16 +67,3 @@ def _package(name: str, path: list[str]) -> str:
         module.__path__ = path
         sys.modules[name] = module
     return name
-
-
-def _load_support(name: str) -> None:
-    """Imports this compiler's support package under another name."""
-    folder = resource("support")
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)

@@ -1,0 +1,122 @@
+"""What people do with mods and calls besides what is documented: it works, or says what is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnc.flex import FlexError, flex_attention, to_spec
+from tests.flex.oracle import torch_flex
+
+Q = torch.randn(1, 2, 8, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("mod", "expected"),
+    [
+        (lambda score, b, h, q, kv: score * np.float64(2), "* 2.0"),
+        (lambda score, b, h, q, kv: np.float64(2) * score, "2.0 *"),
+        (lambda score, b, h, q, kv: np.float32(0.5) + score, "0.5 + dot"),
+        (lambda score, b, h, q, kv: np.tanh(score), "tanh("),
+        (lambda score, b, h, q, kv: np.maximum(score, 0.0), "max("),
+        (lambda score, b, h, q, kv: score + np.int64(3) * h, "3 * h"),
+        (lambda score, b, h, q, kv: np.float32(2) ** 2 * score, "4.0 *"),
+    ],
+)
+def test_numbers_and_functions_of_numpy(mod: Callable[..., Any], expected: str) -> None:
+    (line,) = (line for line in to_spec(mod).splitlines() if "score =" in line)
+    assert expected in line
+
+
+def test_a_number_of_numpy_means_that_number() -> None:
+    def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return np.float64(0.5) * score - np.float32(0.25) * (q - kv)
+
+    found = flex_attention(Q, Q, Q, mod)
+    expected = torch_flex(Q, Q, Q, mod, None)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda score, b, h, q, kv: score + np.arange(8)[q],
+        lambda score, b, h, q, kv: np.where(q > kv, score, 0),
+        lambda score, b, h, q, kv: np.add.outer(score, 1),
+    ],
+)
+def test_arrays_of_numpy_are_refused_with_a_way_out(mod: Callable[..., Any]) -> None:
+    with pytest.raises(FlexError, match=r"E0902(.|\n)*on torch's tensors"):
+        to_spec(mod)
+
+
+def test_a_mod_that_prints_shows_what_it_computes(capsys: pytest.CaptureFixture[str]) -> None:
+    table = torch.zeros(8)
+
+    def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        print(f"{q}", score * 2 + table[kv], q > 3)
+        return score
+
+    to_spec(mod)
+    assert capsys.readouterr().out == (
+        "<int q_idx> <float +(*(score, 2), load(kv_idx))> <bool >(q_idx, 3)>\n"
+    )
+
+
+def test_a_long_value_is_shown_in_part(capsys: pytest.CaptureFixture[str]) -> None:
+    def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        for _ in range(6):
+            score = score * score
+        print(score)
+        return score
+
+    to_spec(mod)
+    assert capsys.readouterr().out.count("...") == 32
+
+
+@pytest.mark.parametrize(
+    ("mods", "expected"),
+    [
+        ({"mask_mod": lambda q, kv: q >= kv}, r"mask_mod: expected a function of \(b, h, q_idx, kv_idx\)"),
+        ({"mask_mod": partial(lambda w, b, h, q: q > w, 3)}, r"got partial\(b, h, q\)"),
+        ({"score_mod": lambda b, h, q, kv: q >= kv}, r"of \(score, b, .*\), got .*<lambda>\(b, h, q, kv\)"),
+    ],
+)
+def test_a_mod_of_other_arguments_is_named(mods: dict[str, Any], expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
+        flex_attention(Q, Q, Q, **mods)
+
+
+def test_a_wrong_call_inside_of_a_mod_is_its_own() -> None:
+    def inner(x: Any) -> Any:
+        return x
+
+    with pytest.raises(TypeError, match="takes 1 positional argument"):
+        to_spec(mask_mod=lambda b, h, q, kv: inner(q, kv))  # type: ignore[call-arg]  # which is the point
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (Q.to_sparse(), "query: expected a dense tensor, got layout torch.sparse_coo"),
+        (torch.nested.nested_tensor([Q[0], Q[0]], layout=torch.jagged), "got a nested tensor"),
+    ],
+)
+def test_tensors_without_strides_are_refused(x: torch.Tensor, expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
+        flex_attention(x, x, x)
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+def test_transforms_of_functions_are_refused_by_name(transform: Callable[..., Any]) -> None:
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return flex_attention(q, Q, Q).sum()  # type: ignore[no-any-return]  # as torch's own
+
+    x = Q[None] if transform is torch.vmap else Q
+    with pytest.raises(RuntimeError, match=r"torch\.vmap or torch\.func"):
+        transform(attend)(x)

@@ -1,0 +1,84 @@
+"""The number of a tile says the same place in the text of every target, and each place has one number."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import pytest
+
+from attnc.expr.nodes import Dim, Index
+from attnc.plan.access import TileWalk
+from attnc.target.environment import python_environment
+from attnc.target.sm80.walk import CudaWalk
+from attnc.target.triton.program import ProgramText
+
+Place = tuple[int, int, int]
+SIZES = {"B": 2, "H": 6, "Hkv": 3, "M": 70, "M_padded": 96, "N": 50, "BLOCK_M": 32, "BLOCK_N": 16}
+
+
+def walk(axis: Literal["q", "kv"], rows: str, *, last_first: bool = False, grouped: bool = False) -> TileWalk:
+    return TileWalk(
+        axis=axis,
+        rows=Dim(rows),
+        is_padded=rows == "M_padded",
+        head="h_kv" if grouped else "h",
+        heads="Hkv" if grouped else "H",
+        sequences=None,
+        last_first=last_first,
+        writes_all_rows=axis == "q",
+    )
+
+
+def place(lines: str, walked: TileWalk, names: dict[str, Any]) -> Place:
+    values: dict[str, Any] = {}
+    exec(lines, dict(names), values)  # lines that this compiler printed
+    return values["b"], values[walked.head], values[walked.lo]
+
+
+def in_cuda(walked: TileWalk, tile: int, section: int) -> Place:
+    text = CudaWalk(walk=walked, of_call="args.")
+    lines = [f"const int {walked.tiles} = {text.tiles};", *text.place]
+    python = [
+        re.sub(r", (?=\w+ = )", "; ", line.removeprefix("const int ")).replace("/", "//") for line in lines
+    ]
+    names = {**SIZES, "args": SimpleNamespace(**SIZES, SECTION=section), "tile": tile}
+    return place("\n".join(line.rstrip(";") for line in python), walked, names)
+
+
+@cache
+def program() -> Any:
+    return python_environment().overlay().get_template("triton/_program.py.jinja").module
+
+
+def in_triton(walked: TileWalk, tile: int, section: int) -> Place:
+    text = ProgramText()
+    text.kernel = cast("Any", SimpleNamespace(walk=walked, kv_head=Index("h")))
+    lines = str(program().tile_of(text.kernel, text)).strip()
+    tl = SimpleNamespace(minimum=min, cdiv=lambda a, b: -(-a // b))
+    return place(lines, walked, {**SIZES, "tl": tl, "tile": tile, "SECTION": section})
+
+
+@pytest.mark.parametrize("section", [1, 4, 12])
+@pytest.mark.parametrize(
+    "walked",
+    [
+        walk("q", "M"),
+        walk("q", "M", last_first=True),
+        walk("q", "M_padded", last_first=True),
+        walk("kv", "N"),
+        walk("kv", "N", grouped=True),
+    ],
+    ids=["rows", "last rows first", "padded rows", "keys", "keys of groups"],
+)
+def test_each_place_has_one_number(walked: TileWalk, section: int) -> None:
+    rows = SIZES[str(cast("Dim", walked.rows).name)]
+    starts = range(0, rows, SIZES[walked.size])
+    places = {(b, h, lo) for b in range(SIZES["B"]) for h in range(SIZES[walked.heads]) for lo in starts}
+    found = [in_cuda(walked, tile, section) for tile in range(len(places))]
+    assert set(found) == places
+    assert found == [in_triton(walked, tile, section) for tile in range(len(places))]
+    first = max(starts) if walked.last_first else 0
+    assert all(lo == first for _, _, lo in found[: min(section, SIZES["B"] * SIZES[walked.heads])])
