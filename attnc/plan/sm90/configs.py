@@ -165,10 +165,14 @@ def _is_of_key(node: Expr) -> bool:
 
 def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
     """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
-    knobs = knobs_of(schedule, "forward")
-    found = [_completed(hopper(config), knobs, variant) for config in configs(schedule, "forward", variant)]
-    candidates = tuple(dict.fromkeys(found))
-    layout = sm90_layout(variant, schedule)
+    knobs, layout = knobs_of(schedule, "forward"), sm90_layout(variant, schedule)
+    found = [hopper(config) for config in configs(schedule, "forward", variant)]
+    groups = [
+        tuple(dict.fromkeys(_completed(config, tiles, knobs, variant) for config in found))
+        for tiles in _tiles_of(variant)
+    ]
+    fitting = (g for g in groups if any(sm90_misfit(config, variant, layout) is None for config in g))
+    candidates = next(fitting, groups[0])
     reasons = [sm90_misfit(config, variant, layout) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
@@ -186,13 +190,26 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
 _MOST_BOXES = 64
 
 
-def _completed(config: HopperConfig, knobs: Mapping[str, Knob], variant: Variant) -> HopperConfig:
-    """The config with tiles for the keys that the schedule leaves open: rows and warpgroups follow from each
-    other.
+def _tiles_of(variant: Variant) -> Iterator[Tiles]:
+    """What a schedule gets for the keys that it does not mention: the first that fits beside what masks and
+    dropout take.
+    """
+    first = tiles_for(max(feature(variant.attention.q), feature(variant.attention.v)))
+    yield first
+    for keys in (64, 48, 32):
+        if keys < (first.tile_kv or 0):
+            yield replace(first, tile_kv=keys)
+
+
+def _completed(
+    config: HopperConfig, tiles: Tiles, knobs: Mapping[str, Knob], variant: Variant
+) -> HopperConfig:
+    """The config with these tiles for the keys that the schedule leaves open: rows and warpgroups follow from
+    each other.
     """
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
     helpers = helpers_of(variant)
-    config = tiles_for(widest).without(knobs).of(config)
+    config = tiles.without(knobs).of(config)
     rows = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * CONSUMERS
     consumers = config.consumers or min(max(2, rows // WGMMA_ROWS), 4)
     tile_q = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * consumers
@@ -244,7 +261,7 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
         return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
     if registers < entry:
         return f"registers = {registers}: a thread starts with {entry}, and takes more"
-    if tile_kv > (widest := widest_product(consumers, helpers)):
+    if tile_kv > (widest := widest_product(entry)):
         starts = f"one product has {widest} columns at most, for a thread starts with {entry} registers"
         return f"tile.kv = {tile_kv}: {starts}"
     needed = sum(sm90_registers(layout, config).values())
