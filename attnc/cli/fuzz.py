@@ -36,7 +36,7 @@ def fuzz(
     """
     judges = chosen([one_spec(spec)], attention, variant, target)
     if repro is not None:
-        _again(repro, judges)
+        _run_failed_case(repro, judges)
         return
     results = []
     for judge in judges:
@@ -46,7 +46,7 @@ def fuzz(
     conclude(results, as_json=as_json)
 
 
-def _again(path: Path, judges: Iterable[Judge]) -> None:
+def _run_failed_case(path: Path, judges: Iterable[Judge]) -> None:
     if not path.is_file():
         raise Mistake(f"there is no file '{path}'", f"failures are kept in {FAILURES.as_posix()}/")
     case = parse_case(path.read_text(encoding="utf-8", errors="replace"))

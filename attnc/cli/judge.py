@@ -163,7 +163,7 @@ class Judge:
                 failures=FAILURES,
                 progress=lambda *_: bar.advance(self.title),
             )
-        return self._judged(trial, report)
+        return self._report_of(trial, report)
 
     def verdict(self, case: Case, *, large: bool = False) -> Verdict:
         """Runs one case, all rules included; large: as `verify_large` does. Raises Mistake for one that is
@@ -185,9 +185,9 @@ class Judge:
         from attnc.verify.search import run
 
         with progress(title, total) as bar:
-            return self._judged(trial, run(trial, progress=lambda *_: bar.advance(title), **limits))
+            return self._report_of(trial, run(trial, progress=lambda *_: bar.advance(title), **limits))
 
-    def _judged(self, trial: Trial, report: Report) -> Judged:
+    def _report_of(self, trial: Trial, report: Report) -> Judged:
         return Judged(judge=self, device=trial.device, place=trial.place, report=report)
 
 

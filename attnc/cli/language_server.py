@@ -127,7 +127,7 @@ class _Document:
         parts = [found.message, *([found.primary.text] if found.primary.text else [])]
         parts += [f"note: {text}" for text in found.notes] + [f"help: {text}" for text in found.hints]
         return lsp.Diagnostic(
-            range=self.range(self._own(found.primary).span),
+            range=self.range(self._in_this_text(found.primary).span),
             message="\n".join(parts),
             severity=_SEVERITIES[found.severity],
             code=found.code,
@@ -141,6 +141,6 @@ class _Document:
             ],
         )
 
-    def _own(self, label: Label) -> Label:
-        """The label, or the top of the text for one inside of the prelude."""
+    def _in_this_text(self, label: Label) -> Label:
+        """Moves a label inside of the prelude to the top of the text."""
         return label if label.span.source is self.source else Label(self.source.span(0, 0), label.text)

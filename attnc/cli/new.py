@@ -45,7 +45,7 @@ def new(
     if like not in starters():
         hint = "".join(did_you_mean(like, starters())) or f"known are {', '.join(starters())}"
         raise Mistake(f"there is nothing like '{like}' to start from", hint)
-    text = _named(name, starters()[like])
+    text = _rename_starter(name, starters()[like])
     path = out / f"{name}.attn"
     if path.exists() or path.is_symlink():
         raise Mistake(f"'{path}' is there already", "choose another name, or remove it first")
@@ -55,8 +55,8 @@ def new(
     note(f"   = help: attnc verify {path}")
 
 
-def _named(name: str, starter: Path) -> str:
-    """The text of a starter with its attention, and the schedules of it, called `name`. Raises Mistake."""
+def _rename_starter(name: str, starter: Path) -> str:
+    """Renames the attention of a starter, and in its schedules, to `name`. Raises Mistake."""
     from attnc.model.resolve import resolve
     from attnc.source import Source
     from attnc.syntax import ast

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnc.cli.console import Mistake, counted, paint, say, say_lines
+from attnc.cli.console import Mistake, counted, paint, say, say_lines, split_commas
 from attnc.diagnostics import DiagnosticError, did_you_mean
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def verify_ranks(
             if variant is not None:
                 only(variants(program, spec), "variant", variant, lambda v: v.name)
             found_any = True
-            row = _verified(path, spec, variant, target, ranks, count, quiet=as_json)
+            row = _verify_one(path, spec, variant, target, ranks, count, quiet=as_json)
             data.append(row)
             is_right &= row["ok"] is not False
     if not found_any:
@@ -103,10 +103,10 @@ def verify_ranks(
         raise typer.Exit(1)
 
 
-def _verified(
+def _verify_one(
     path: Path, spec: Attention, variant: str | None, target: str, ranks: int, count: int, *, quiet: bool
 ) -> dict[str, Any]:
-    """A line for one attention, and what it says; ok is None where ranks cannot share it."""
+    """Verifies one attention, and says so; `ok` is None where ranks cannot share it."""
     from attnc.distributed.kernels import check_covered
     from attnc.distributed.verify import verify_on_ranks
 
@@ -144,7 +144,7 @@ def _verified(
 def sizes_of(text: str) -> dict[str, int]:
     """`M=65536,N=65536` as numbers. Raises Mistake."""
     sizes: dict[str, int] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in split_commas(text):
         name, _, value = part.partition("=")
         if not name.strip().isidentifier() or not value.strip().isdecimal() or int(value) < 1:
             raise Mistake(f"'{part}' is no size", "sizes are written M=65536,N=65536,H=32,Hkv=8")

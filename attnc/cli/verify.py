@@ -82,7 +82,7 @@ def verify(
     elif case is not None:
         _run(judges, case, large=is_large)
     else:
-        texts = {judge.path: committed(judge.path) for judge in judges} if record else {}
+        texts = {judge.path: read_committed(judge.path) for judge in judges} if record else {}
         hashes = {path: committed_hash(path) for path in texts}
         results = []
         for judge in judges:
@@ -142,7 +142,7 @@ def sanitize_modules(judges: Sequence[Judge], *, is_recorded: bool, as_json: boo
         raise Mistake("the sanitizer runs over CUDA modules", "add '--target cuda.sm_80'")
     if not has_gpu():
         raise Mistake("compute-sanitizer needs a GPU", "'attnc verify' without --sanitize runs anywhere")
-    texts = {judge.path: committed(judge.path) for judge in judges}
+    texts = {judge.path: read_committed(judge.path) for judge in judges}
     hashes = {path: committed_hash(path) for path in texts}
     sanitizer = find_sanitizer()
     if sanitizer is None:
@@ -195,8 +195,8 @@ def _record(
 GENERATED = Path("generated")
 
 
-def committed(name: str) -> str:
-    """The text of a file below generated/. Raises Mistake where a record would say nothing."""
+def read_committed(name: str) -> str:
+    """Reads the text of a file below generated/. Raises Mistake where a record would say nothing."""
     from attnc.verify.subjects import has_gpu
 
     if not has_gpu():
@@ -227,12 +227,12 @@ def record_of(sha256: str, target: str, report: Report) -> Record:
         cases=report.examples,
         worst=round(report.worst, 4),
         where=report.where,
-        met=_met(report),
+        met=_coverage_of(report),
     )
 
 
-def _met(report: Report) -> Mapping[str, Sequence[int]]:
-    """How many of how many points and pairs, and the points of the large tier."""
+def _coverage_of(report: Report) -> Mapping[str, Sequence[int]]:
+    """Counts how many of how many points and pairs were met, and lists the points of the large tier."""
     found = report.coverage
     if found is None:
         return {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
+
+from attnc.support.memory import made_apart
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
 _FAR = 1 << 30
@@ -77,4 +79,8 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 @lru_cache(maxsize=1024)
 def _kept(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((), value, dtype=dtype, device=device)
+    make = partial(torch.full, (), value, dtype=dtype, device=device)
+    if device.type == "cuda":
+        return made_apart(make)
+    with torch.inference_mode(False):
+        return make()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from attnc.api.compile import making
 from attnc.compat.compiled import compiled
 from attnc.compat.form import Facts, Form
 
@@ -20,13 +21,19 @@ def prepared(facts: Facts) -> tuple[str, ...]:
     """
     found = _PREPARED.get(facts)
     if found is None:
-        form = Form(**dict(facts))
-        name = f"form_{len(_PREPARED)}"
-        module = compiled(form)
-        setattr(FUNCTIONS, name, module.flash_attention)
-        if form.grads:
-            setattr(FUNCTIONS, f"{name}_gradients", module.CALL.gradients)
-        found = _PREPARED[facts] = name, *(name for name, _ in form.inputs)
+        with making():
+            found = _PREPARED.get(facts) or _made(facts)
+    return found
+
+
+def _made(facts: Facts) -> tuple[str, ...]:
+    form = Form(**dict(facts))
+    name = f"form_{len(_PREPARED)}"
+    module = compiled(form)
+    setattr(FUNCTIONS, name, module.flash_attention)
+    if form.grads:
+        setattr(FUNCTIONS, f"{name}_gradients", module.CALL.gradients)
+    found = _PREPARED[facts] = name, *(name for name, _ in form.inputs)
     return found
 
 

@@ -62,8 +62,8 @@ def tile_rows(size: int) -> int:
     return tile if size % tile == 0 else gcd(TILE, size)
 
 
-def chunked(tiles: Tiles, queries: int, keys: int, size: int) -> Chunks:
-    """The chunks of all rows, from tiles that end where chunks do."""
+def group_into_chunks(tiles: Tiles, queries: int, keys: int, size: int) -> Chunks:
+    """Groups all rows into chunks, from tiles that end where chunks do."""
     count = -(-queries // size)
     if tiles.seen is None:
         seen = np.maximum(tiles.hi - tiles.lo, 0)
@@ -89,7 +89,7 @@ def assignments(chunks: Chunks, ranks: int) -> dict[str, Ints]:
     if _excess(chunks, together, ranks) > EVEN:
         found["longest first"] = longest_first(chunks, ranks)
         if chunks.density < SPARSE:  # else most keys move whoever owns what
-            found["exchanged"] = exchanged(chunks, together, ranks)
+            found["exchanged"] = exchange_chunks(chunks, together, ranks)
     return found
 
 
@@ -116,8 +116,8 @@ def longest_first(chunks: Chunks, ranks: int) -> Ints:
     return np.asarray(owner, np.int64)
 
 
-def exchanged(chunks: Chunks, start: Ints, ranks: int) -> Ints:
-    """The assignment after exchanges of two chunks between the ranks with most and least work."""
+def exchange_chunks(chunks: Chunks, start: Ints, ranks: int) -> Ints:
+    """Improves an assignment by exchanges of two chunks between the ranks with most and least work."""
     owner, work = start.copy(), chunks.work
     load = np.bincount(owner, weights=work, minlength=ranks)
     mean = work.sum() / ranks

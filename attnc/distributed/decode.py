@@ -73,7 +73,7 @@ class SpreadKeys:
         No gradients.
         """
         kernels = self.kernels_for(q)
-        given = self._named(inputs, named)
+        given = self._name_inputs(inputs, named)
         attention = kernels.attention
         if counts is None:
             counts = self.spread.counts(given[self._lengths], self.group.rank)
@@ -88,7 +88,7 @@ class SpreadKeys:
         tensors = (q, k) if kernels.shares_columns else (q, k, v)
         with torch.no_grad():
             kernels.forward(*tensors, *arguments, out=(o, lse))
-            return self._joined(attention, self.group.gather(message))
+            return self._join_partial_results(attention, self.group.gather(message))
 
     def kernels_for(self, q: torch.Tensor) -> Kernels:
         """Returns the kernels for q's type and width."""
@@ -112,8 +112,8 @@ class SpreadKeys:
         lse = message[..., width].permute([rows.index(role) for role in of_lse])
         return message, message[..., :width], lse
 
-    def _joined(self, attention: Attention, every: torch.Tensor) -> Any:
-        """What the ranks found, as one result."""
+    def _join_partial_results(self, attention: Attention, every: torch.Tensor) -> Any:
+        """Joins what the ranks found into one result."""
         from attnc.runtime.merge import joined  # Triton, which is told first whether to interpret
 
         o, lse = joined(every, every.shape[-1] - _PADDING, TORCH[DType(attention.o.dtype)])
@@ -122,7 +122,7 @@ class SpreadKeys:
         rows = attention.o.roles[:-1]
         return o, lse.permute([rows.index(role) for role in attention.lse.roles])
 
-    def _named(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    def _name_inputs(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         names = [tensor.name for tensor in self.spec.attention.extras]
         found = dict(zip(names, inputs, strict=False)) | dict(named)
         missing = [name for name in names if name not in found]

@@ -175,7 +175,7 @@ class _Maker:
                 return self._load(expr)
             case _:
                 made = make(expr, tuple(self.expr(child) for child in children(expr)))
-                return _collected(made) if isinstance(made, Compare) else made
+                return _move_key_left(made) if isinstance(made, Compare) else made
 
     def _load(self, load: Load) -> Expr:
         tensor = self.attention.tensor(load.tensor)
@@ -231,16 +231,20 @@ class _Maker:
         elif self.form == "rows":
             if "N" in attention.lengths:
                 end = compare("<", self.index("kv_idx"), self.length("N"))
-                more.append(_collected(end))
+                more.append(_move_key_left(end))
             if "M" in attention.lengths:
-                more.append(_collected(compare("<", self.index("q_idx"), self.length("M"))))
+                more.append(_move_key_left(compare("<", self.index("q_idx"), self.length("M"))))
         return _normal(conj(*more, mask))
 
     # --- text ---------------------------------------------------------------------------------------------
 
     def derived(self, point: Mapping[str, ParamValue], schedule: Schedule, target: str) -> Derived:
         attention = self.attention
-        score, mask, softmax = _near(_normal(self.expr(attention.score))), self.mask(), attention.softmax
+        score, mask, softmax = (
+            _clamp_positions(_normal(self.expr(attention.score))),
+            self.mask(),
+            attention.softmax,
+        )
         sink = None if softmax.sink is None else self.expr(softmax.sink)
         if sink is not None and self.form == "keys":
             sink = Call("min", (sink, self.table("sink_most")))
@@ -386,15 +390,17 @@ def _normal(expr: Expr) -> Expr:
         again = make(node, tuple(collected(child) for child in children(node)))
         if not isinstance(again, Compare):
             return again
-        again = _collected(again)
+        again = _move_key_left(again)
         absolute = any(isinstance(part, Load) and part.tensor == "key_first" for part in walk(again))
-        return _near(again) if absolute else again
+        return _clamp_positions(again) if absolute else again
 
     return collected(made)
 
 
-def _collected(node: Expr) -> Expr:
-    """A comparison of sums without what both sides have, the key on the left: `kv_idx <= row_at[...]`."""
+def _move_key_left(node: Expr) -> Expr:
+    """Drops what both sides of a comparison of sums have, and moves the key to the left: `kv_idx <=
+    row_at[...]`.
+    """
     if not isinstance(node, Compare) or node.left.type != "int" or node.right.type != "int":
         return node
     difference = affine(node.left) - affine(node.right)
@@ -411,10 +417,10 @@ def _collected(node: Expr) -> Expr:
     )
 
 
-def _near(expr: Expr) -> Expr:
-    """The expression with the positions that it loads brought to 31 bits, so that sums of two have 32."""
+def _clamp_positions(expr: Expr) -> Expr:
+    """Clamps the positions that an expression loads to 31 bits, so that sums of two have 32."""
     if isinstance(expr, Load) and expr.tensor in ("row_at", "key_first"):
         return Call("max", (Call("min", (expr, Const(POSITION))), Const(-POSITION)))
     if not children(expr):
         return expr
-    return make(expr, tuple(_near(child) for child in children(expr)))
+    return make(expr, tuple(_clamp_positions(child) for child in children(expr)))

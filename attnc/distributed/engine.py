@@ -82,7 +82,7 @@ class ContextParallel:
         lengths, on any device; what is on a GPU is copied to the host, which waits for it.
         """
         kernels, planner = self.kernels_for(q)
-        attention, named = kernels.attention, self._named((), inputs)
+        attention, named = kernels.attention, self._name_inputs((), inputs)
         sizes = self._sizes(kernels, whole_shape(q, attention.q), whole_shape(k, attention.k), named)
         in_slices, strategy = self.in_slices or is_dtensor(q), self.strategy
         if attention.softmax.dropout is not None:  # drawn by the number of a row, and of a key
@@ -101,7 +101,7 @@ class ContextParallel:
         Tensors are whole and the same on all ranks; DTensors stay as they are. Returns q, k, v and the inputs
         in the order given.
         """
-        given = self._named(inputs, named)
+        given = self._name_inputs(inputs, named)
         self.plan(q, k, **given)
         if is_dtensor(q):
             return (q, k, v, *inputs, *named.values())
@@ -112,13 +112,13 @@ class ContextParallel:
         """Returns the numbers of a rank's query rows, ascending: which tokens, labels and positions are its
         own.
         """
-        return torch.from_numpy(self._current().owned(self.group.rank if rank is None else rank).copy())
+        return torch.from_numpy(self._current().owned_rows(self.group.rank if rank is None else rank).copy())
 
     def own(self, x: torch.Tensor, of: str = "o") -> torch.Tensor:
         """Takes this rank's rows of a whole tensor that is shaped like o, or like "lse", "q", "k" or "v"."""
         plan, tensor = self._current(), self._tensor(self._attention(), of)
         by_key = of in ("k", "v")
-        rows = (plan.owned_keys if by_key else plan.owned)(self.group.rank)
+        rows = (plan.owned_keys if by_key else plan.owned_rows)(self.group.rank)
         return places(rows, x.device).of(x, tensor.roles.index(Role.KEY if by_key else Role.QUERY))
 
     def unshard(self, x: torch.Tensor, of: str = "o") -> torch.Tensor:
@@ -133,7 +133,7 @@ class ContextParallel:
         x = local(x, tensor, self.group)
         role = Role.KEY if of in ("k", "v") else Role.QUERY
         axis = tensor.roles.index(role)
-        owned = plan.owned_keys if of in ("k", "v") else plan.owned
+        owned = plan.owned_keys if of in ("k", "v") else plan.owned_rows
         counts = [len(owned(rank)) for rank in range(plan.ranks)]
         padded = list(x.shape)
         padded[axis] = max(counts)
@@ -177,7 +177,7 @@ class ContextParallel:
     ) -> Any:
         if plan is not None:
             self._plan = plan
-        stages, shards, extras = self._prepared(q, k, v, inputs, named)
+        stages, shards, extras = self._prepare_call(q, k, v, inputs, named)
         results = _Attention.apply(self, stages, tuple(extras), *shards, *extras.values())  # type: ignore[no-untyped-call]  # torch is not typed here
         o, lse = results
         if is_dtensor(q):
@@ -185,7 +185,7 @@ class ContextParallel:
             o, lse = like(q, of_q, o, of_o), like(q, of_q, lse, stages.lse)
         return (o, lse) if self.spec.attention.lse is not None else o
 
-    def _prepared(
+    def _prepare_call(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -202,7 +202,7 @@ class ContextParallel:
         stages, extras = None, {}
         try:
             kernels, _ = self.kernels_for(q)
-            extras = self._tensors(kernels.attention, self._named(inputs, named), q.device)
+            extras = self._tensors(kernels.attention, self._name_inputs(inputs, named), q.device)
             if is_dtensor(q) and not plan.in_slices:
                 raise ValueError(
                     "q: DTensors lie in slices, and the plan does not: call plan(q, k) with them"
@@ -272,7 +272,7 @@ class ContextParallel:
             raise RuntimeError("there is no plan yet: call shard() or plan() first")
         return self._plan
 
-    def _named(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    def _name_inputs(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs besides q, k and v by name. TypeError for one too many, or unknown."""
         names = [tensor.name for tensor in self.spec.attention.extras]
         if len(inputs) > len(names):
@@ -347,7 +347,7 @@ class ContextParallel:
         """Raises ValueError where a shard is not what the plan gives this rank."""
         rank, sizes = self.group.rank, plan.sizes
         rows = {
-            Role.QUERY: len(plan.owned(rank)),
+            Role.QUERY: len(plan.owned_rows(rank)),
             Role.KEY: len(plan.owned_keys(rank)),
             Role.BATCH: sizes.batch,
         }

@@ -73,7 +73,7 @@ class Estimate:
     refusal: str = ""
 
 
-def pipelined(
+def pipeline_seconds(
     compute: float,
     ready: float,
     arriving: float,
@@ -82,9 +82,9 @@ def pipelined(
     groups: int,
     rates: Rates,
 ) -> float:
-    """Seconds of `groups` equal parts: the first arrival and the last departure are waited for, but for what
-    is `ready` to be computed meanwhile; others run beside a kernel, at its cost. What arrives is put in order
-    when the kernel before has ended.
+    """Counts the seconds of `groups` equal parts: the first arrival and the last departure are waited for,
+    but for what is `ready` to be computed meanwhile; others run beside a kernel, at its cost. What arrives is
+    put in order when the kernel before has ended.
     """
     if not arriving + leaving:
         return compute + rates.launch * groups

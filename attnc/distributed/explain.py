@@ -116,7 +116,7 @@ def as_dict(plan: Plan, visibility: Visibility, remarks: tuple[str, ...] = ()) -
         "owner": plan.owner.tolist(),
         "imbalance": plan.imbalance,
         "work": plan.load.tolist(),
-        "bytes": plan.moved.tolist(),
+        "bytes": plan.bytes_moved.tolist(),
         "least_bytes": least(plan, visibility).tolist(),
         "chosen": plan.chosen.strategy,
         "stages": plan.chosen.groups,
@@ -172,7 +172,7 @@ def _lines(plan: Plan, visibility: Visibility, remarks: tuple[str, ...]) -> Iter
 def _owners(plan: Plan) -> Iterator[str]:
     total = plan.load.sum() or 1.0
     for rank in range(plan.ranks):
-        rows = plan.owned(rank)
+        rows = plan.owned_rows(rank)
         share = 100 * plan.load[rank] / total
         yield f"  rank {rank}: {len(rows):8d} rows, {share:5.1f} % of the work: {_runs(rows)}"
 
@@ -188,7 +188,7 @@ def _runs(rows: Ints, most: int = 6) -> str:
 
 
 def _matrix(plan: Plan, minimum: npt.NDArray[np.int64]) -> Iterator[str]:
-    moved = plan.moved
+    moved = plan.bytes_moved
     total, smallest = int(moved.sum()), int(minimum.sum())
     ratio = f", {total / smallest:.2f} times that" if smallest else ""
     yield (

@@ -129,7 +129,7 @@ class Moves:
         ]
         # A rank sends heads that another one computes, which are as many as its own.
         out, in_ = (
-            [[sized(x, axis, at.count) for x, axis in mine] for at in places]
+            [[with_rows(x, axis, at.count) for x, axis in mine] for at in places]
             for places in (self.keys.sent, self.keys.kept)
         )
         others = [r for r in range(self.plan.ranks) if r != self.rank]
@@ -146,7 +146,7 @@ class Moves:
         counts_in = [0 if r == self.rank else sum(size.numel() for size in in_[r]) for r in range(len(in_))]
         unit, index, holes = self._windows(in_, [self.rank, *others])
         window = self.plan.window(self.rank)
-        of_k, of_v = (sized(x, axis, window[1] - window[0]) for x, axis in mine)
+        of_k, of_v = (with_rows(x, axis, window[1] - window[0]) for x, axis in mine)
         self._known = Layout(
             sent=sum(counts[1]),
             came=own + sum(counts_in) + unit,
@@ -224,7 +224,7 @@ class Moves:
             for r, at in enumerate(self.queries.sent)
         ]
         mine = sent[self.rank][0]
-        size = sized(mine[0], axis, len(self.plan.rows(self.rank)))
+        size = with_rows(mine[0], axis, len(self.plan.rows(self.rank)))
         made = torch.empty(size, dtype=x.dtype, device=self.device)
         came = self._swap(sent, [[(axis, at.count)] for at in self.queries.kept], [made])
         for r in self.plan.mates(self.rank):
@@ -259,11 +259,11 @@ class Moves:
         in `like` are.
         """
         sizes_out = [
-            [] if r == self.rank else [sized(x, axis, at.count) for x, axis, at in rows]
+            [] if r == self.rank else [with_rows(x, axis, at.count) for x, axis, at in rows]
             for r, rows in enumerate(sent)
         ]
         sizes_in = [
-            [] if r == self.rank else [sized(x, *some) for x, some in zip(like, rows, strict=True)]
+            [] if r == self.rank else [with_rows(x, *some) for x, some in zip(like, rows, strict=True)]
             for r, rows in enumerate(expected)
         ]
         counts_out, counts_in = (
@@ -291,6 +291,6 @@ def heads_of(tensor: Tensor, x: torch.Tensor, first: int, count: int) -> torch.T
     return x.narrow(axis_of(tensor, Role.HEAD), first, count)
 
 
-def sized(x: torch.Tensor, axis: int, count: int) -> torch.Size:
-    """The shape with another number of rows."""
+def with_rows(x: torch.Tensor, axis: int, count: int) -> torch.Size:
+    """Replaces the number of rows in a shape."""
     return torch.Size([*x.shape[:axis], count, *x.shape[axis + 1 :]])

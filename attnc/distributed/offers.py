@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnc.distributed.cut import Chunks
-from attnc.distributed.estimate import Estimate, Rates, Strategy, pipelined
+from attnc.distributed.estimate import Estimate, Rates, Strategy, pipeline_seconds
 from attnc.distributed.spans import BLOCK, Bools, Ints, Sizes, Tiles, Widths
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -40,7 +40,7 @@ class Needs:
         blocks = -(-sizes.keys // BLOCK)
         some = tiles.lo < tiles.hi
         row, lo, hi = (x if some.all() else x[some] for x in (tiles.row, tiles.lo, tiles.hi))
-        self._spans = _merged(row // size, lo // BLOCK, -(-hi // BLOCK))
+        self._spans = _merge_touching(row // size, lo // BLOCK, -(-hi // BLOCK))
         self._chunk, first, stop = self._spans
         if tiles.seen is not None:
             self._chunk, first = tiles.row[tiles.seen[0]] // size, tiles.seen[1]
@@ -99,8 +99,8 @@ class Needs:
         return lo, hi
 
 
-def _merged(chunk: Ints, first: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
-    """The spans of blocks, those of a chunk that follow each other and touch as one."""
+def _merge_touching(chunk: Ints, first: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
+    """Turns blocks into spans, and joins those of a chunk that follow each other and touch as one."""
     if not len(chunk):
         return chunk, first, stop
     apart = np.ones(len(chunk), np.bool_)
@@ -254,7 +254,7 @@ def estimate(
         copied = 0.0 if offer.in_slices else 2.0 * max(offer.rows) * row / rates.memory
         cases.append((False, compute + copied, (compute + copied) * offer.share, 4.0 * most / rates.memory))
     total, waits, count = min(
-        (pipelined(busy, ready, seconds_in, seconds_out, packing, count, rates), waits, count)
+        (pipeline_seconds(busy, ready, seconds_in, seconds_out, packing, count, rates), waits, count)
         for waits, busy, ready, packing in cases
         for count in offered
     )

@@ -19,7 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnc.distributed.cut import assignments, chunk_of_slices, chunk_rows, chunked, slices, tile_rows
+from attnc.distributed.cut import (
+    assignments,
+    chunk_of_slices,
+    chunk_rows,
+    group_into_chunks,
+    slices,
+    tile_rows,
+)
 from attnc.distributed.estimate import STRATEGIES, Estimate, Rates, Strategy
 from attnc.distributed.offers import Needs, Offer, estimate, keys_read, offers
 from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Visibility, Widths
@@ -77,8 +84,8 @@ class Plan:
 
     # What a rank owns and computes
 
-    def owned(self, rank: int) -> Ints:
-        """Rows of q and o that are the rank's, ascending."""
+    def owned_rows(self, rank: int) -> Ints:
+        """Lists the rows of q and o that are the rank's, ascending."""
         return self._known(("q", rank), lambda: _rows_of(self.owner == rank, self.chunk, self.sizes.queries))
 
     def owned_keys(self, rank: int) -> Ints:
@@ -94,9 +101,9 @@ class Plan:
         """Query rows of the rank's rectangle, ascending."""
         mates = self.mates(rank)
         if len(mates) == 1:
-            return self.owned(rank)
+            return self.owned_rows(rank)
         return self._known(
-            ("rows", mates.start), lambda: np.sort(np.concatenate([self.owned(mate) for mate in mates]))
+            ("rows", mates.start), lambda: np.sort(np.concatenate([self.owned_rows(mate) for mate in mates]))
         )
 
     def heads(self, rank: int, group: int) -> tuple[int, int]:
@@ -166,11 +173,13 @@ class Plan:
     @property
     def owner_rows(self) -> Ints:
         """Queries of each rank."""
-        return np.asarray([len(self.owned(rank)) for rank in range(self.ranks)])
+        return np.asarray([len(self.owned_rows(rank)) for rank in range(self.ranks)])
 
     @cached_property
-    def moved(self) -> Ints:
-        """Bytes of q, k, v and o from each rank to each other, [source, destination], in a forward."""
+    def bytes_moved(self) -> Ints:
+        """Counts the bytes of q, k, v and o from each rank to each other, [source, destination], in a
+        forward.
+        """
         sizes, widths, ways = self.sizes, self.widths, self.chosen.ways
         keys = np.full(len(self.key_owner), BLOCK)
         if len(keys):
@@ -273,7 +282,7 @@ def make_plan(
     """
     size = (chunk_of_slices if in_slices else chunk_rows)(sizes.queries, ranks)
     tiles = visibility.tiles(sizes, tile_rows(size))
-    chunks = chunked(tiles, sizes.queries, sizes.keys, size)
+    chunks = group_into_chunks(tiles, sizes.queries, sizes.keys, size)
     tied = is_tied(sizes)
     of_keys = 0
     if in_slices and not tied:

@@ -110,12 +110,13 @@ def key_sources(plan: Plan, rank: int) -> tuple[Ints, Ints]:
 
 def query_route(plan: Plan, rank: int, device: torch.device) -> Route:
     """Routes rows of q from their owners to the ranks whose rectangles have them."""
-    everything = np.arange(len(plan.owned(rank)))
+    everything = np.arange(len(plan.owned_rows(rank)))
     nothing = np.zeros(0, np.int64)
     mates = plan.mates(rank)
     rows = plan.rows(rank)
     sent = [everything if other in mates else nothing for other in range(plan.ranks)]
     kept = [
-        np.searchsorted(rows, plan.owned(other)) if other in mates else nothing for other in range(plan.ranks)
+        np.searchsorted(rows, plan.owned_rows(other)) if other in mates else nothing
+        for other in range(plan.ranks)
     ]
     return Route(tuple(places(x, device) for x in sent), tuple(places(x, device) for x in kept))

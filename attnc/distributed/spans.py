@@ -133,7 +133,7 @@ class Visibility:
         if self._never:
             behind = first_seen
         lo, hi = (x if np.ndim(x) else np.full(len(row), x, np.int64) for x in (first_seen, behind))
-        seen = None if self._tile_may is None else self._seen(self._tile_may, env, lo, hi, first)
+        seen = None if self._tile_may is None else self._visible_blocks(self._tile_may, env, lo, hi, first)
         if sizes.ends_k is not None:
             lo, hi = lo + first, hi + first
         return Tiles(row, rows, lo, hi, seen)
@@ -213,9 +213,11 @@ class Visibility:
                 self._names[node] = Ref(name, node.type, ("q",))
 
     @staticmethod
-    def _seen(tile_may: Function, env: Env, lo: Ints, hi: Ints, first: Value) -> tuple[Ints, Ints] | None:
-        """The tiles and blocks of keys within the spans that the test of a tile leaves; None where spans are
-        too long to look for gaps in them.
+    def _visible_blocks(
+        tile_may: Function, env: Env, lo: Ints, hi: Ints, first: Value
+    ) -> tuple[Ints, Ints] | None:
+        """Finds the tiles and blocks of keys within the spans that the test of a tile leaves; None where
+        spans are too long to look for gaps in them.
         """
         begin = (lo + first) // BLOCK
         count = np.maximum(-(-(hi + first) // BLOCK) - begin, 0) * (lo < hi)
@@ -275,9 +277,9 @@ def function_of(expr: Expr) -> Function:
             negated = function_of(operand)
             return lambda env: -negated(env)
         case Binary(op="+" | "-" | "*" as op, type="int") | Compare(op=op):
-            return _applied(_OPERATORS[op], expr.left, expr.right)
+            return _elementwise(_OPERATORS[op], expr.left, expr.right)
         case Call(function="min" | "max" as function, type="int"):
-            return _applied(least if function == "min" else most, *expr.args)
+            return _elementwise(minimum if function == "min" else maximum, *expr.args)
         case Load():
             return _load(expr)
         case Search():
@@ -286,17 +288,17 @@ def function_of(expr: Expr) -> Function:
             return lambda env: evaluate(expr, env)
 
 
-def least(x: Value, y: Value) -> Value:
-    """The smaller one, of numbers or element by element."""
+def minimum(x: Value, y: Value) -> Value:
+    """Takes the smaller one, of numbers or element by element."""
     return (x if x <= y else y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)
 
 
-def most(x: Value, y: Value) -> Value:
-    """The larger one."""
+def maximum(x: Value, y: Value) -> Value:
+    """Takes the larger one, of numbers or element by element."""
     return (x if x >= y else y) if isinstance(x, int) and isinstance(y, int) else np.maximum(x, y)
 
 
-def _applied(operation: Callable[[Value, Value], Value], left: Expr, right: Expr) -> Function:
+def _elementwise(operation: Callable[[Value, Value], Value], left: Expr, right: Expr) -> Function:
     first, second = function_of(left), function_of(right)
     return lambda env: operation(first(env), second(env))
 
@@ -325,7 +327,7 @@ def _search(node: Search) -> Function:
         table = np.asarray(env.tensors[node.tensor])
         length = table.shape[-1]
         row, inside = place(table.shape[:-1], env)
-        extent = least(most(extents(env), 0), length)
+        extent = minimum(maximum(extents(env), 0), length)
         if inside is not True:
             row = np.where(inside, row, -1)
         key = row * (length + 1) + extent  # a row of the table, and how much of it
@@ -355,7 +357,7 @@ def _place(indices: Sequence[Expr], extents: Sequence[Expr]) -> Callable[[tuple[
         at: Value = 0
         inside: Value = True
         for (index, extent), size in zip(axes, shape, strict=True):
-            i, end = index(env), least(extent(env), size)
+            i, end = index(env), minimum(extent(env), size)
             if isinstance(i, int) and isinstance(end, int):
                 within: Value = 0 <= i < end
             else:

@@ -96,7 +96,7 @@ class Stages:
         gradients start from.
         """
         plan, attention, shares = self.plan, self.attention, self.plan.chosen.ways > 1
-        results = self._results(len(plan.owned(self.rank)), plan.sizes.heads)
+        results = self._results(len(plan.owned_rows(self.rank)), plan.sizes.heads)
         rectangles: list[Pair] = []
         lanes = Lanes(self.device)
         coming = self._coming(lanes, k, v, lambda n: (self.moves.fetch_queries(attention.q, q, n),))
@@ -202,12 +202,12 @@ class Stages:
         axes = [axis_of(tensor, Role.QUERY) for tensor in tensors]
         arguments = self._arguments(task, q, keys, extras, first)
         if own.index is None:
-            out = tuple(self._batched(own.of(x, axis)) for x, axis in zip(into, axes, strict=True))
+            out = tuple(self._add_batch_axis(own.of(x, axis)) for x, axis in zip(into, axes, strict=True))
             self.kernels.forward(*arguments, out=out)
             return
         made = self.kernels.forward(*arguments)
         for x, part, axis in zip(into, made, axes, strict=True):
-            own.put(x, axis, self._unbatched(part))
+            own.put(x, axis, self._drop_batch_axis(part))
 
     def _differentiate(
         self,
@@ -225,18 +225,18 @@ class Stages:
         """
         own = task.queries
         o, lse = (
-            self._batched(own.of(x, axis_of(tensor, Role.QUERY)))
+            self._add_batch_axis(own.of(x, axis_of(tensor, Role.QUERY)))
             for tensor, x in zip((self.attention.o, self.lse), results, strict=True)
         )
-        do = self._batched(own.of(cotangents[0], axis_of(self.attention.o, Role.QUERY)))
+        do = self._add_batch_axis(own.of(cotangents[0], axis_of(self.attention.o, Role.QUERY)))
         dlse = cotangents[1]
         if dlse is not None:
-            dlse = self._batched(own.of(dlse, axis_of(self.lse, Role.QUERY)))
+            dlse = self._add_batch_axis(own.of(dlse, axis_of(self.lse, Role.QUERY)))
         arguments = self._arguments(task, q, keys, extras, first)
         dq, dk, dv, *others = self.kernels.gradients(do, dlse, arguments, o, lse)
         for view, gradient in zip(self.kernels.derived.grads, others, strict=True):
             add_view(view, task.part, task.tables, made.extras[view.tensor], gradient, first)
-        return self._unbatched(dq), self._unbatched(dk), self._unbatched(dv)
+        return self._drop_batch_axis(dq), self._drop_batch_axis(dk), self._drop_batch_axis(dv)
 
     def _arguments(self, task: Task, q: torch.Tensor, keys: Pair, extras: Extras, first: int) -> Tensors:
         """What the derived function takes."""
@@ -250,7 +250,7 @@ class Stages:
                 inputs.append(torch.full((), first, dtype=torch.int32, device=self.device))
             else:
                 inputs.append(task.tables[item])
-        return (self._batched(task.queries.of(q, axis)), *map(self._batched, keys), *inputs)
+        return (self._add_batch_axis(task.queries.of(q, axis)), *map(self._add_batch_axis, keys), *inputs)
 
     # --- pieces -------------------------------------------------------------------------------------------
 
@@ -335,11 +335,11 @@ class Stages:
             heads_of(self.lse, results[1], first, heads),
         )
 
-    def _batched(self, x: torch.Tensor) -> torch.Tensor:
+    def _add_batch_axis(self, x: torch.Tensor) -> torch.Tensor:
         """Adds the batch axis that derived kernels take: packed sequences are rows of one sequence."""
         return x.unsqueeze(0) if self._packed else x
 
-    def _unbatched(self, x: torch.Tensor) -> torch.Tensor:
+    def _drop_batch_axis(self, x: torch.Tensor) -> torch.Tensor:
         return x.squeeze(0) if self._packed else x
 
 

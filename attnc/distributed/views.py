@@ -24,11 +24,11 @@ def view_of(
     for axis, kind in enumerate(view.kinds):
         match kind:
             case "heads":
-                x = _narrowed(x, axis, first, heads)
+                x = _slice_padded(x, axis, first, heads)
             case "keys":
-                x = _narrowed(x, axis, part.lo, part.hi - part.lo)
+                x = _slice_padded(x, axis, part.lo, part.hi - part.lo)
             case "rows" | "places":
-                x = _selected(x, axis, tables[f"_{kind}"])
+                x = _take_padded(x, axis, tables[f"_{kind}"])
             case _:
                 continue
     return x
@@ -62,7 +62,7 @@ def add_view(
     total.index_add_(axis, at[kept], gradient.index_select(axis, kept))
 
 
-def _narrowed(x: torch.Tensor, axis: int, first: int, count: int) -> torch.Tensor:
+def _slice_padded(x: torch.Tensor, axis: int, first: int, count: int) -> torch.Tensor:
     """Takes `count` elements of the axis from `first` on, zeros where it ends before."""
     size = x.shape[axis]
     inside = x.narrow(axis, min(first, size), max(min(count, size - first), 0))
@@ -73,7 +73,7 @@ def _narrowed(x: torch.Tensor, axis: int, first: int, count: int) -> torch.Tenso
     return torch.cat((inside, x.new_zeros(shape)), axis)
 
 
-def _selected(x: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor:
+def _take_padded(x: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor:
     """Takes these rows of the axis, zeros where there are none."""
     size = x.shape[axis]
     if not size:

@@ -20,11 +20,11 @@ from attnc.model.configs import schedule_of
 from attnc.model.schedule import Schedule, TileConfig, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan import ir
-from attnc.plan.columns import feature
 from attnc.plan.device import Device
 from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir.decode import UnifiedMax
 from attnc.plan.picture import Picture, picture
+from attnc.plan.storage import feature
 from attnc.plan.targets import target_of
 from attnc.source import Span, visible
 

@@ -79,7 +79,7 @@ def _is_natural(total: Affine) -> bool:
     atoms = sorted((atom for atom, _ in total.terms), key=lambda atom: isinstance(atom, Dim))
     for atom in atoms:  # sizes last: the end of a search is a size
         c = dict(total.terms).get(atom, 0)
-        bound = _least(atom) if c > 0 else _most(atom)
+        bound = _lower_bound(atom) if c > 0 else _upper_bound(atom)
         if c and bound is None:
             return False
         if bound is not None:
@@ -101,7 +101,7 @@ def _without(total: Affine, index: Index) -> Affine:
     return total + (bound - affine(index)) * c
 
 
-def _least(atom: Expr) -> Expr | None:
+def _lower_bound(atom: Expr) -> Expr | None:
     """A constant lower bound of an atom."""
     match atom:
         case Dim(name="M"):
@@ -114,7 +114,7 @@ def _least(atom: Expr) -> Expr | None:
             return None
 
 
-def _most(atom: Expr) -> Expr | None:
+def _upper_bound(atom: Expr) -> Expr | None:
     """An upper bound of an atom: a constant or a size."""
     match atom:
         case Search(extents=extents):

@@ -106,7 +106,7 @@ _ROWS = (
         short="log_2",
     ),
     # tanh(x) = 1 - 2 / (exp2(2 x log2 e) + 1): three roundings near 1 and two ulps each of exp2 and division.
-    # On Hopper also a polynomial, within 2^-22.9, and three roundings near 1/2 (`target.sm90.score`).
+    # On Hopper also a polynomial, within 2^-21.5, and three roundings near 1/3 (`plan.sm90.softcap`).
     RealFunction(
         name="tanh",
         value=math.tanh,

@@ -71,7 +71,7 @@ def range_of(expr: Expr) -> Range:
             together = range_of_sum(affine(expr))
             return Range(max(found.lo, together.lo), min(found.hi, together.hi))
         case Binary(op="*", left=Binary(op="//", left=whole, right=size), right=factor) if size == factor:
-            return _rounded(range_of(whole), range_of(size))
+            return _range_of_rounded(range_of(whole), range_of(size))
         case Binary(op="*", left=left, right=right):
             return _hull(x * y for x in _ends(range_of(left)) for y in _ends(range_of(right)))
         case Binary(op="//", left=left, right=right):
@@ -104,10 +104,10 @@ def range_of_sum(total: Affine, past: int = _TILE - 1) -> Range:
     """The integers that a sum can be, whose positions lie among the M queries and the N keys, or up to `past`
     behind them: 0 for those that exist.
     """
-    return Range(-_most(-total, past), _most(total, past))
+    return Range(-_largest_value(-total, past), _largest_value(total, past))
 
 
-def _most(total: Affine, past: int) -> int:
+def _largest_value(total: Affine, past: int) -> int:
     """Positions give way to the ends of their ranges, which sizes may cancel; the rest to its own ends."""
     for name, position in _POSITIONS.items():
         index = Index(name)
@@ -131,7 +131,7 @@ def _hull(values: Iterable[int]) -> Range:
     return Range(min(known), max(known))
 
 
-def _rounded(whole: Range, size: Range) -> Range:
+def _range_of_rounded(whole: Range, size: Range) -> Range:
     """x // size * size, which is x or up to size - 1 less; 0 if the size is 0."""
     if size.lo <= 0:
         return Range(min(whole.lo + size.lo - 1, whole.lo - size.hi, 0), max(whole.hi - size.lo, whole.hi, 0))

@@ -18,6 +18,8 @@ from attnc.expr.simplify import nnf
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """Positions lo .. hi - 1 where `guard` holds, else none; None: from 0, up to the length."""
+
     lo: Expr | None = None
     hi: Expr | None = None
     guard: Expr = TRUE
@@ -56,6 +58,7 @@ NONE = Run(guard=FALSE)
 
 
 def intersect(a: Run, b: Run) -> Run:
+    """Intersects two runs."""
     lo = a.lo if b.lo is None else b.lo if a.lo is None else larger(a.lo, b.lo)
     hi = a.hi if b.hi is None else b.hi if a.hi is None else smaller(a.hi, b.hi)
     return Run(lo, hi, conj(a.guard, b.guard))
@@ -74,7 +77,7 @@ def hull(a: Run, b: Run, length: Expr) -> tuple[Run, bool]:
     either = disj(a.guard, b.guard)
     if a.hi == b.hi and a.lo == b.lo:
         return replace(a, guard=either), True
-    lo, hi = _least(a, b, length), _most(a, b, length)
+    lo, hi = _lower_start(a, b, length), _higher_end(a, b, length)
     if TRUE in (a.guard, b.guard) and _touch(
         a, b, given=either if either != TRUE else conj(a.guard, b.guard)
     ):
@@ -84,7 +87,7 @@ def hull(a: Run, b: Run, length: Expr) -> tuple[Run, bool]:
     return Run(lo, hi), a.lo == b.lo
 
 
-def _least(a: Run, b: Run, length: Expr) -> Expr | None:
+def _lower_start(a: Run, b: Run, length: Expr) -> Expr | None:
     """The lower start of the runs whose guards hold."""
     x, y = a.guarded_lo(length), b.guarded_lo(length)
     if x is None or y is None:
@@ -97,7 +100,7 @@ def _least(a: Run, b: Run, length: Expr) -> Expr | None:
     return smaller(x, y)
 
 
-def _most(a: Run, b: Run, length: Expr) -> Expr | None:
+def _higher_end(a: Run, b: Run, length: Expr) -> Expr | None:
     """The higher end of the runs whose guards hold."""
     x, y = a.guarded_hi(length), b.guarded_hi(length)
     if x is None or y is None:

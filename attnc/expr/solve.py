@@ -114,7 +114,7 @@ def solve(mask: Expr, var: Var = "kv_idx", *, tile: int = 1) -> Ranges:
     tile_may = conj(*(classify(_without_fine(c, var, tile))[0] for c in open_))
 
     length = TILE[var][2]
-    may, must = _trimmed(total.may, length), _trimmed(total.must, length)
+    may, must = _trim_to_sequence(total.may, length), _trim_to_sequence(total.must, length)
     never = may.is_empty
     if never:
         may, must, tile_may = NONE, NONE, TRUE
@@ -150,8 +150,8 @@ def _without_fine(mask: Expr, var: Var, tile: int) -> Expr:
     return substitute(mask, fine)
 
 
-def _trimmed(run: Run, length: Expr) -> Run:
-    """Without ends that lie outside the sequence anyway."""
+def _trim_to_sequence(run: Run, length: Expr) -> Run:
+    """Drops ends that lie outside the sequence anyway."""
     lo = None if run.lo is None or at_least(ZERO, run.lo) else run.lo
     hi = None if run.hi is None or at_least(run.hi, length) else run.hi
     return Run(lo, hi, run.guard)

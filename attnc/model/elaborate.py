@@ -68,14 +68,14 @@ class Elaborator:
     def _expr(self, tree: ast.Expr, at: Context) -> Expr | None:
         spend(3)
         self._expansion.level += 1
-        made = self._made(tree, at) if self._expansion.level <= MAX_DEPTH else None
+        made = self._make_node(tree, at) if self._expansion.level <= MAX_DEPTH else None
         if self._expansion.level > MAX_DEPTH or (made is not None and not self._expansion.fits(made)):
             report_expansion(tree, at)
             made = None
         self._expansion.level -= 1
         return made
 
-    def _made(self, tree: ast.Expr, at: Context) -> Expr | None:
+    def _make_node(self, tree: ast.Expr, at: Context) -> Expr | None:
         made: Expr | None
         match tree:
             case ast.Number(value=value) | ast.Bool(value=value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnc.diagnostics import did_you_mean
-from attnc.expr.nodes import Const, Dot, Expr, Load, uses, walk
+from attnc.expr.nodes import Const, Dot, Expr, Load, Type, uses, walk
 from attnc.model.attention import Softmax
 from attnc.model.elaborate import Elaborator
 from attnc.model.report import Report
@@ -109,19 +109,14 @@ def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) 
 
 
 def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:
-    """The drop probability: one number for the whole launch."""
-    p = elaborator.typed(tree, "float", "the dropout probability")
-    if p is None:
-        return None
-    if uses(p) or any(isinstance(node, Dot) for node in walk(p)):
-        report.error(
-            "E0317", "the dropout probability varies", tree.span, "must be one number: a scalar input 'f32[]'"
-        )
-    elif isinstance(p, Const) and not 0 <= p.value < 1:
+    """Resolves the drop probability: one number for the whole launch."""
+    p = _one_number(tree, "float", "f32", "the dropout probability", elaborator, report)
+    if not isinstance(p, Const):
+        return p
+    if not 0 <= p.value < 1:
         report.error("E0317", "not a dropout probability", tree.span, "must be at least 0 and below 1")
-    else:
-        return Const(float(p.value), span=p.span) if isinstance(p, Const) else p
-    return None
+        return None
+    return Const(float(p.value), span=p.span)
 
 
 def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
@@ -136,13 +131,17 @@ def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) 
 
 
 def _first_head(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:
-    """How many heads of the whole come before those of a call: one number for the launch."""
-    first = elaborator.typed(tree, "int", "the first head")
-    if first is None:
+    """Resolves how many heads of the whole come before those of a call: one number for the launch."""
+    return _one_number(tree, "int", "i32", "the first head", elaborator, report)
+
+
+def _one_number(
+    tree: ast.Expr, kind: Type, dtype: str, what: str, elaborator: Elaborator, report: Report
+) -> Expr | None:
+    """Resolves a number of the whole launch, or reports that it varies. dtype: of an input that would do."""
+    number = elaborator.typed(tree, kind, what)
+    if number is not None and (uses(number) or any(isinstance(node, Dot) for node in walk(number))):
+        label = f"must be one number: a scalar input '{dtype}[]'"
+        report.error("E0317", f"{what} varies", tree.span, label)
         return None
-    if uses(first) or any(isinstance(node, Dot) for node in walk(first)):
-        report.error(
-            "E0317", "the first head varies", tree.span, "must be one number: a scalar input 'i32[]'"
-        )
-        return None
-    return first
+    return number

@@ -76,7 +76,7 @@ def raw_dims(attention: ast.Attention, params: dict[str, Param | Wrong]) -> dict
         last = shapes[tensor][-1] if shapes.get(tensor) else None
         if name in params:
             continue
-        fixed = _fixed(last, dims, params)
+        fixed = _stated_size(last, dims, params)
         if fixed is None and (name == "D" or (isinstance(last, ast.Name) and last.id == "Dv")):
             params[name] = Param(name=name, choices=DEFAULT_HEAD_DIMS, is_default=True)
             fixed = ParamNode(name, "int")
@@ -84,8 +84,10 @@ def raw_dims(attention: ast.Attention, params: dict[str, Param | Wrong]) -> dict
     return dims
 
 
-def _fixed(tree: ast.Expr | None, dims: dict[str, Expr], params: dict[str, Param | Wrong]) -> Expr | None:
-    """The head dimension that a last axis states, if it is a number or a name with a known meaning."""
+def _stated_size(
+    tree: ast.Expr | None, dims: dict[str, Expr], params: dict[str, Param | Wrong]
+) -> Expr | None:
+    """Returns the head dimension that a last axis states: a number, or a name with a known meaning."""
     match tree:
         case ast.Number(value=int() as value):
             return Const(value)

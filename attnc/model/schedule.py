@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal, Self, TypeAlias
 
 from attnc.source import Span
@@ -143,12 +144,12 @@ class Config:
     @classmethod
     def of(cls, point: Mapping[str, Value]) -> Self:
         """Make the config of these values of keys."""
-        made: dict[str, Any] = {field_of(key): _held(value) for key, value in point.items()}
+        made: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in point.items()}
         return cls(**made)
 
     def values(self) -> dict[str, Value]:
         """Return the value of every key, as a schedule has it."""
-        return {key_of(field): _said(getattr(self, field)) for field in self.__dataclass_fields__}
+        return {key_of(field): _encode_none(getattr(self, field)) for field in self.__dataclass_fields__}
 
     def value(self, key: str) -> Value:
         """Return the value of a key. KeyError where the phase has none."""
@@ -156,7 +157,7 @@ class Config:
 
     def with_keys(self, values: Mapping[str, Value]) -> Self:
         """Return the config with these values of keys instead."""
-        changes: dict[str, Any] = {field_of(key): _held(value) for key, value in values.items()}
+        changes: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in values.items()}
         return replace(self, **changes)
 
     def texts(self) -> dict[str, str]:
@@ -164,22 +165,24 @@ class Config:
         return {key: text_of(value) for key, value in sorted(self.values().items())}
 
 
+@cache
 def field_of(key: str) -> str:
     """Return the field of a key: `tile_q` of `tile.q`."""
     return key.replace(".", "_")
 
 
+@cache
 def key_of(field: str) -> str:
     """Return the key of a field: `tile` and `split` are the words with a dot behind them."""
     word, _, rest = field.partition("_")
     return f"{word}.{rest}" if word in ("tile", "split") and rest else field
 
 
-def _held(value: Value) -> Value | None:
+def _decode_none(value: Value) -> Value | None:
     return None if value == _NONE else value
 
 
-def _said(value: Value | None) -> Value:
+def _encode_none(value: Value | None) -> Value:
     return _NONE if value is None else value
 
 
@@ -240,7 +243,7 @@ class BackwardConfig(TileConfig):
     @classmethod
     def of(cls, point: Mapping[str, Value]) -> Self:
         own = {key: value for key, value in point.items() if not key.startswith(_ACCUMULATE)}
-        made: dict[str, Any] = {field_of(key): _held(value) for key, value in own.items()}
+        made: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in own.items()}
         sums: Any = tuple(
             (key.removeprefix(_ACCUMULATE), value) for key, value in point.items() if key not in own
         )

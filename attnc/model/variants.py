@@ -149,7 +149,7 @@ def _check(variant: Variant, report: Report) -> None:
                 value = size.value if isinstance(size, Const) else "not a number"
                 report.error("E0308", f"an axis of '{tensor.name}' is {value}", size.span or place, note)
     for expr in _expressions(attention):
-        for node, at in _placed(expr, place):
+        for node, at in _with_places(expr, place):
             _check_arithmetic(node, at, note, report)
     if attention.grads and not report.errors:
         _check_slopes(attention, attention.score.span or place, note, report)
@@ -161,12 +161,12 @@ def _check(variant: Variant, report: Report) -> None:
         report.error("E0316", message, storage.span or place, note, related=related)
 
 
-def _placed(expr: Expr, place: Span) -> Iterator[tuple[Expr, Span]]:
-    """Every node with its place: what was merged from several has that of the expression around it."""
+def _with_places(expr: Expr, place: Span) -> Iterator[tuple[Expr, Span]]:
+    """Yields every node with its place: what was merged from several has that of the expression around it."""
     place = expr.span or place
     yield expr, place
     for child in children(expr):
-        yield from _placed(child, place)
+        yield from _with_places(child, place)
 
 
 def _check_arithmetic(node: Expr, place: Span, note: str, report: Report) -> None:

@@ -127,7 +127,7 @@ class PageAllocator:
         """
         holdings = [self.holding(sequence) for sequence in sequences]
         self._check_growth(sequences, holdings, counts)
-        wanted = self._wanted(holdings, counts)
+        wanted = self._pages_to_take(holdings, counts)
         if len(wanted) > len(self._free):
             raise OutOfPages(len(wanted), len(self._free))
         entries: list[tuple[int, int, int]] = []
@@ -218,10 +218,10 @@ class PageAllocator:
             if count > room:
                 raise ValueError(f"counts: expected at most {room} for sequence {sequence}, got {count}")
 
-    def _wanted(
+    def _pages_to_take(
         self, holdings: Sequence[Holding], counts: Sequence[int]
     ) -> list[tuple[Holding, int, int | None]]:
-        """(sequence, column, page to copy or None) for every page that growing takes.
+        """Lists (sequence, column, page to copy or None) for every page that growing takes.
 
         Of n that share a last page and all grow, n - 1 copy it: the last to come has it for itself.
         """

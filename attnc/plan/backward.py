@@ -14,22 +14,189 @@ time (FlashAttention-1, arXiv 2205.14135, algorithm 4).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from attnc.expr.derive import derive
+from attnc.expr.nodes import TRUE, Dim, Expr
+from attnc.expr.scale import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Schedule
-from attnc.plan.backward_kernel import KernelMaker
-from attnc.plan.columns import are_wide, block, feature
-from attnc.plan.gradients import Wanted, wanted_loads
-from attnc.plan.ir import OutputKernel
+from attnc.plan.excluded import kept_by_some, with_edges, with_fills
+from attnc.plan.gradients import Wanted, adjoint_of, chain_rule, wanted_loads
+from attnc.plan.ir import (
+    Axis,
+    Grid,
+    OutputKernel,
+    Probabilities,
+    Regions,
+    expressions_of,
+    statement_expressions,
+)
 from attnc.plan.ir.backward import (
     Accumulate,
     Backward,
     BackwardKernel,
     Gradient,
     GradientBound,
+    InMemory,
+    Made,
+    Preprocess,
+    Prologue,
+    name_of,
 )
-from attnc.plan.storage import is_plain
+from attnc.plan.layout import BackwardLayout, KernelName
+from attnc.plan.loads import LoadNames
+from attnc.plan.regions import regions
+from attnc.plan.scores import LOG2E
+from attnc.plan.sequence import key_lengths, outruns, sequences, sizes
+from attnc.plan.sequence import lengths as lengths_of
+from attnc.plan.sequence import program as program_of
+from attnc.plan.sequence import rows as rows_of
+from attnc.plan.signature import kv_heads
+from attnc.plan.softmax import plan_dropout
+from attnc.plan.steps import IN_BOUNDS, dims_of, kv_head_of, make_step, named_bounds, other_axis
+from attnc.plan.storage import are_wide, block, feature, has_descriptors, is_plain
+from attnc.plan.target import Target
 from attnc.plan.targets import target_of
+
+# --- one kernel
+
+
+#: A load with the way its gradient is summed.
+Pair: TypeAlias = tuple[Wanted, Accumulate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelMaker:
+    """Makes the kernels of one backward."""
+
+    variant: Variant
+    attention: Attention
+    schedule: Schedule
+    target: Target
+    layout: BackwardLayout | None
+
+    def choices(self, name: KernelName) -> tuple[BackwardConfig, ...]:
+        """The configs of one kernel that run on some device."""
+        return self.target.backward_configs(self.variant, self.schedule, name, self.layout)
+
+    def kernel(
+        self,
+        inner: Axis,
+        wanted: Iterable[Pair],
+        makes: tuple[Made, ...],
+        in_sink: Iterable[Pair] | None = None,
+        *,
+        stored: bool = False,
+        adds_dq: InMemory | None = None,
+    ) -> BackwardKernel:
+        """The kernel whose inner loop runs over `inner`; with `in_sink` it is the first one of its
+        backward.
+        """
+        attention, choices, wanted = self.attention, self.choices(name_of(makes)), tuple(wanted)
+        in_tile = adds_dq != "sequential"  # which walks over kv tiles up to the end
+        cut = in_tile and outruns(attention, inner)
+        outer_axis: Axis = "q" if inner == "kv" else "kv"
+        names = LoadNames.of(attention, outer_axis if cut else None)
+        if inner == "kv":
+            lengths = lengths_of(attention, names)
+        else:
+            lengths = key_lengths(attention, names, in_tile=in_tile)
+        places = rows_of(attention, names)
+        # lse is +inf for rows past the end, and what keys past the end get is not stored: only sums over keys
+        # have to know where they end.
+        over_keys = adds_dq is not None or any(entry.along == ("q",) for entry, _ in wanted)
+        loops, inside = self._loops(inner, names, over_keys=over_keys, outruns=cut)
+        rule = chain_rule(attention, names, wanted, adds_dq)
+        also = tuple(rule.chain.step_expressions)
+        prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
+        softmax = Probabilities(scale=rule.raw_scale, dropout=plan_dropout(attention, names))
+        kept = kept_by_some(attention.mask)
+        step = make_step(
+            attention, rule.score, inside, loops, softmax, names, inner, also, rule.chain.shared, kept
+        )
+        outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
+        program = program_of(names, lengths)
+        used = (*expressions_of(program, outer, loops, step), *also, *self._heads(inner))
+        grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first, short_loops=loops.are_short)
+        return BackwardKernel(
+            name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
+            grid=grid,
+            kv_head=kv_head_of(attention),
+            dims=sizes(attention, dims_of(used), "q" if inner == "kv" else "kv"),
+            program=program,
+            outer=outer,
+            regions=loops,
+            step=step,
+            softmax=softmax,
+            tma=not lengths and has_descriptors(attention),
+            configs=choices,
+            shared=tuple(self._shared(config, name_of(makes)) for config in choices),
+            rows=places,
+            chain=rule.chain,
+            makes=makes,
+            prologue=prologue,
+        )
+
+    def _loops(
+        self, inner: Axis, names: LoadNames, *, over_keys: bool, outruns: bool
+    ) -> tuple[Regions, Expr]:
+        """The inner loops, and what a partial tile must test besides the mask."""
+        mask, padded = self.attention.mask, inner == "q" and not over_keys
+        loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=outruns)
+        if inner == "kv":
+            kept = kept_by_some(mask)
+            loops = with_edges(loops, mask, kept) if self.target.cuts_edges else with_fills(loops, kept)
+        return named_bounds(loops, names), IN_BOUNDS if tail and not padded else TRUE
+
+    def _heads(self, inner: Axis) -> tuple[Expr, ...]:
+        """How a program numbers heads; one that owns keys walks over the heads that share them."""
+        walks = inner == "q" and kv_heads(self.attention) != Dim("H")
+        return (kv_head_of(self.attention), *((Dim("G"), Dim("Hkv")) if walks else ()))
+
+    def _grid(self, inner: Axis, adds_dq: InMemory | None, *, longest_first: bool, short_loops: bool) -> Grid:
+        outer: Axis = "q" if inner == "kv" else "kv"
+        over: Literal["head", "q", "kv"] = "head" if inner == "q" and adds_dq == "sequential" else outer
+        return Grid(
+            over=over,
+            persistent=False,
+            longest_first=inner == "kv" and longest_first,
+            sequences=sequences(self.attention, outer),
+            section=None if over == "head" else self.target.backward_section(short_loops=short_loops),
+        )
+
+    def _shared(self, config: BackwardConfig, name: KernelName) -> int:
+        return self.target.shared(self.variant, config, name, self.layout)
+
+    def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:
+        names = LoadNames.of(self.attention)
+        prologue = _prologue(self.attention, names, in_sink, stored=True)
+        program = program_of(names, ())
+        used = [expr for item in program for expr in statement_expressions(item)]
+        return Preprocess(
+            name=f"{self.attention.name}_backward_preprocess",
+            dims=sizes(self.attention, dims_of([*used, *(a.value for a in prologue.adjoints)])),
+            program=program,
+            prologue=prologue,
+            sequences=sequences(self.attention),
+        )
+
+
+def _prologue(attention: Attention, names: LoadNames, in_sink: Iterable[Pair], *, stored: bool) -> Prologue:
+    sink = attention.softmax.sink
+    values = {} if sink is None else dict(derive(sink).loads)
+    adjoints = tuple(
+        adjoint_of(entry, names.replace(values[entry.load]), accumulate, names)
+        for entry, accumulate in in_sink
+    )
+    shown = None if sink is None or not adjoints else scale_by(names.replace(sink), LOG2E)
+    return Prologue(stored=stored, sink=shown, adjoints=adjoints)
+
+
+# --- all of them
 
 
 def plan_backward(

@@ -32,10 +32,10 @@ from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
 from attnc.model.schedule import TileConfig
 from attnc.model.tensors import DType, Tensor
-from attnc.plan.columns import feature
 from attnc.plan.ir import ErrorBound, Softmax
 from attnc.plan.ir.decode import UnifiedMax
 from attnc.plan.softmax import shift_of
+from attnc.plan.storage import feature
 
 #: Relative error of a product of f32 in three of tf32.
 TF32X3_PRODUCT_ERROR = 2.0**-20
@@ -53,9 +53,10 @@ def error_bound(
     splits: int = 1,
     columns: int = 0,
     columns_factor: float = 1.0,
+    tail: float = 0.0,
 ) -> ErrorBound:
     """The bound's parameters for the worst config: the longest partial sums, and the most tiles. splits: the
-    most results of parts of a row's keys that are joined. columns, columns_factor: as in `ErrorBound`.
+    most results of parts of a row's keys that are joined. columns, columns_factor, tail: as in `ErrorBound`.
     """
     shift = shift_of(softmax, unified, _dtype(attention.v))
     tiles = [config.tile_kv for config in configs]
@@ -78,6 +79,7 @@ def error_bound(
         least_probability=shift.least_probability,
         columns=columns,
         columns_factor=columns_factor,
+        tail=tail,
     )
 
 

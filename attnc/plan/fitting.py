@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
-from attnc.diagnostics import DiagnosticError, error
+from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.model.schedule import Phase, Schedule, TileConfig, Value, field_of, key_of, knobs_of
 from attnc.plan.layout import KernelName, Which
+from attnc.source import Span
 
 C = TypeVar("C", bound=TileConfig)
 #: Why no GPU of the target can run a config; None if one can.
@@ -51,7 +52,7 @@ class Tiles:
     def of(self, config: C) -> C:
         """Return the config with these sizes."""
         changes: dict[str, Any] = self.said()
-        return replace(config, **changes)
+        return replace(config, **changes) if changes else config
 
 
 #: The keys of a schedule that set them.
@@ -111,3 +112,10 @@ def nothing_fits(
     message = f"no config of schedule '{schedule.name}'{what} fits {where}"
     span = spans[0].to(spans[-1]) if spans[0].line == spans[-1].line else spans[0]
     return DiagnosticError([error("E0601", message, span, reason, notes=notes, hints=hints)])
+
+
+def unsupported(message: str, span: Span | None, label: str, *hints: str) -> Diagnostic:
+    """E0602, at the knob or statement that asks for it; ValueError where the spec has no such place."""
+    if span is None:
+        raise ValueError(f"no span for: {message}")
+    return error("E0602", message, span, label, hints=hints)

@@ -11,6 +11,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import KEYS
 from attnc.model.schedule import PARTS, Choice, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
+from attnc.plan.fitting import unsupported
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.ir.decode import decode_knobs, is_decode
 from attnc.plan.names import cannot_be_called, cannot_be_passed
@@ -19,7 +20,6 @@ from attnc.plan.softmax import check_softmax
 from attnc.plan.storage import capacity, has_rows, is_plain
 from attnc.plan.target import Target
 from attnc.plan.targets import INSTEAD, TARGETS, target_of
-from attnc.plan.unsupported import unsupported
 from attnc.source import Span
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, children, rebuild, walk
 from attnc.expr.simplify import substitute
@@ -152,6 +153,23 @@ def stride_name(tensor: Tensor, axis: int) -> str:
     role = tensor.roles[axis]
     letter = "p" if role is Role.BATCH and tensor.storage.is_paged else _LETTER[role]
     return "" if role is Role.FEATURE else f"stride_{tensor.name}{letter}"
+
+
+#: The index along an axis, and the name of the axis's stride.
+Term: TypeAlias = tuple[str, str]
+
+
+def row_zero(tensor: Tensor, *, head: str, first: str | None) -> tuple[Term, ...]:
+    """Where row 0 of the sequence and head at hand lies: products of indices and strides to be added.
+
+    head: the index of the head, "" where all heads have the same rows; first: the number of the sequence's
+    first row, None where sequences have a batch entry each. Of rows in pages: where the head lies in a page.
+    """
+    rows = Role.QUERY if tensor.axis(Role.KEY) is None else Role.KEY
+    sequence = [] if tensor.storage.is_paged else [("b", Role.BATCH)] if first is None else [(first, rows)]
+    terms = [*sequence, *([(head, Role.HEAD)] if head else [])]
+    axes = ((index, tensor.axis(role)) for index, role in terms)
+    return tuple((index, stride_name(tensor, axis)) for index, axis in axes if axis is not None)
 
 
 def unbound(args: tuple[Arg, ...]) -> frozenset[str]:

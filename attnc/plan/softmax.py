@@ -18,6 +18,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
 from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
+from attnc.plan.fitting import unsupported
 from attnc.plan.ir import Dropout, Softmax
 from attnc.plan.ir.decode import UnifiedMax, is_decode
 from attnc.plan.loads import LoadNames
@@ -25,7 +26,6 @@ from attnc.plan.poles import may_exclude
 from attnc.plan.scores import LOG2E, split_scale
 from attnc.plan.target import Target
 from attnc.plan.unified_max import check_bounds
-from attnc.plan.unsupported import unsupported
 
 #: log2 of how far a maximum of f16 probabilities may grow unseen: they reach 2^14, and the row's largest
 #: should have all of its bits even before that.

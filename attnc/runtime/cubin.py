@@ -16,11 +16,11 @@ from typing import Any
 from attnc.model.schedule import BackwardConfig, DkDvConfig, ForwardConfig
 from attnc.model.tensors import DType
 from attnc.plan import ir
-from attnc.plan.columns import block, feature
 from attnc.plan.decode import keys_of_split
 from attnc.plan.device import Device
 from attnc.plan.ir import kernels_of, split_of
 from attnc.plan.layout import Which
+from attnc.plan.storage import block, feature
 from attnc.runtime.loader import load_module
 from attnc.runtime.toolchain import Toolchain, Usage
 from attnc.target.triton.kernel import MATRICES

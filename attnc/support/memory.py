@@ -1,6 +1,7 @@
 """Layouts of tensors: what prepared calls are found by, and what is allocated at every call."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -47,6 +48,21 @@ def allocate(layouts: Sequence[Layout], like: torch.Tensor) -> list[torch.Tensor
     return [
         torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in layouts
     ]
+
+
+def made_apart(make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """A tensor on a GPU that is kept, made on a thread of its own: this one may be in the memory of a graph,
+    where Inductor runs a call before it captures it, and replays write over what is kept there; or in
+    inference mode, whose tensors no gradient is computed with.
+    """
+
+    def made() -> torch.Tensor:
+        x = make()
+        torch.cuda.current_stream(x.device).synchronize()  # other streams read it
+        return x
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(made).result()
 
 
 def layout(x: torch.Tensor | None) -> Key | None:

@@ -247,14 +247,15 @@ __device__ __forceinline__ int count_lanes(bool x) { return __popc(__ballot_sync
 __device__ __forceinline__ u32 word_of(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ u32 word_of(int x) { return (u32)x; }
 
-// Three bf16 whose sum is x: they have 24 bits. What is infinite stays so.
+// Three bf16 whose sum is x: they have its 24 bits, eight each. What is not finite is the first one.
 __device__ __forceinline__ void split_bf16(float* pieces, float x)
 {
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-        pieces[i] = __uint_as_float(pack_bf16(x, 0.0f) << 16);
-        x = fabsf(pieces[i]) < INF ? x - pieces[i] : 0.0f;
-    }
+    const bool finite = fabsf(x) < INF;
+    const float high = __uint_as_float(__float_as_uint(x) & 0xffff0000u), rest = finite ? x - high : 0.0f;
+    const float middle = __uint_as_float(__float_as_uint(rest) & 0xffff0000u);
+    pieces[0] = finite ? high : x;
+    pieces[1] = middle;
+    pieces[2] = rest - middle;
 }
 
 struct Yes { static constexpr bool value = true; };
@@ -263,6 +264,10 @@ struct No { static constexpr bool value = false; };
 // One of two neighbours of 4 bytes.
 template <class Value>
 __device__ __forceinline__ Value of_pair(u64 pair, int c) { return __builtin_bit_cast(Value, (u32)(pair >> 32 * c)); }
+
+// One of two neighbours of 16 bits.
+template <class Value>
+__device__ __forceinline__ float half_of(u32 pair, int c) { return to_float(Value{(unsigned short)(pair >> 16 * c)}); }
 
 // Which of a thread's keys lie before `end`, of those 8 j and 8 j + 1 behind `first`: 2 bits for each j.
 __device__ __forceinline__ u32 columns_before(int end, int first)

@@ -11,12 +11,11 @@ from attnc.expr.nodes import Const, Load
 from attnc.expr.show import show
 from attnc.model.products import group_size, is_static
 from attnc.model.tensors import DType, Role
-from attnc.plan.columns import feature
 from attnc.plan.decode import MOST_SPLITS, has_fixed_splits
 from attnc.plan.ir import Arg, Bind, Decode, Forward, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, Gradient, Part
 from attnc.plan.ir.decode import IDLE_GAIN, Split
-from attnc.plan.storage import is_plain, longest
+from attnc.plan.storage import feature, is_plain, longest
 from attnc.target.declared import Items, Record, Table, Value, in_words, quoted
 
 

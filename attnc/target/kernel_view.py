@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from attnc.expr.nodes import Const, Dim
+from attnc.expr.nodes import Const, Dim, Index
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.access import Rows
 from attnc.plan.ir import Arg, Decode, Forward, Kernel, Module
+from attnc.plan.signature import Term, row_zero
 from attnc.plan.steps import starts_with
 from attnc.target.quote import comment, expression
 
@@ -61,6 +62,19 @@ class OutputView(KernelView):
     """The same of a kernel that computes o."""
 
     kernel: Forward | Decode
+
+    @property
+    def kv_name(self) -> str:
+        """What the head of the keys is called."""
+        return "h" if self.kernel.kv_head == Index("h") else "h_kv"
+
+    def row_zero(self, name: str) -> tuple[Term, ...]:
+        """Where row 0 of q, k, v, o or lse lies, of the sequence and head at hand."""
+        rows, is_key = self.rows("o" if name == "lse" else name), name in ("k", "v")
+        held = rows.tensor if is_key else name
+        tensors = (arg.tensor for arg in (*self.module.args, *self.module.outputs, *self.module.kept))
+        head = "h" if not is_key else "" if self.kernel.kv_head == Const(0) else self.kv_name
+        return row_zero(next(x for x in tensors if x.name == held), head=head, first=rows.first)
 
     @property
     def clears(self) -> bool:

@@ -10,9 +10,16 @@ from attnc.model.attention import Attention
 from attnc.plan import ir
 from attnc.plan.targets import target_of
 from attnc.target.call_signature import Parameter
-from attnc.target.dispatch import are_tensors, call_sizes, free_name, literal_of, row_text, selectors_of
+from attnc.target.dispatch import (
+    FamilySignature,
+    are_tensors,
+    call_sizes,
+    free_name,
+    literal_of,
+    row_text,
+    selectors_of,
+)
 from attnc.target.environment import template_environment
-from attnc.target.family_signature import FamilySignature
 from attnc.target.layout import tidy
 from attnc.target.quote import command, comment, literal
 from attnc.tuned.tables import LabelRows, plain_name

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attnc.expr.show import show
 from attnc.model.tensors import Role, Tensor
-from attnc.plan.columns import feature
 from attnc.plan.ir import Module
-from attnc.plan.signature import stride_name
+from attnc.plan.signature import Term, row_zero, stride_name
+from attnc.plan.storage import feature
 
 #: Matrices whose rows are queries; those of the others are keys.
 BY_QUERY = frozenset({"q", "do", "dq", "o"})
@@ -30,6 +30,12 @@ class Tensors:
     def packs(self, role: Role) -> bool:
         """Whether the rows of sequences follow each other: those of q, do, o and lse, or those of k and v."""
         return self._packed[role]
+
+    def row_zero(self, name: str, head: str) -> tuple[Term, ...]:
+        """Where row 0 of a matrix, lse or a gradient lies, of the sequence and head at hand."""
+        by_query = name in BY_QUERY or name.endswith("lse")
+        role, first = (Role.QUERY, "q_first") if by_query else (Role.KEY, "k_first")
+        return row_zero(self.by_name[name], head=head, first=first if self.packs(role) else None)
 
     @property
     def packed_queries(self) -> str:

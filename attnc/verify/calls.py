@@ -258,9 +258,9 @@ class _Calls:
         """Stands in for the counter of tiles, which the support package keeps by stream."""
         return torch.zeros(8, dtype=torch.int32)
 
-    def _copied(self, x: torch.Tensor) -> torch.Tensor:
+    def _copied(self, copied: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """A copy that is made of what TMA does not take, in the same place every time."""
-        copy = x.clone(memory_format=torch.contiguous_format)
+        copy = copied(x)
         return self.memory.setdefault((x.data_ptr(), copy.shape, copy.dtype), copy)
 
     def _allocate(self, layouts: Sequence[Any], like: torch.Tensor) -> list[torch.Tensor]:
@@ -334,13 +334,14 @@ class _Calls:
         driver = SimpleNamespace(ctxGetCurrent=lambda: 1)
         cuda = SimpleNamespace(driver=driver, runtime=SimpleNamespace(setDevice=lambda number: None))
         modules = {"cupy": SimpleNamespace(cuda=cuda), "cupy.cuda": cuda}
+        copied: Any = getattr(self.call, "copied", None)  # of a module that copies by TMA
         with (
             patch.dict(sys.modules, modules),
             patch.object(torch.cuda, "device", _NoDevice),
             patch.object(self.call, "gpu_of", lambda number: real(number)._replace(index=index)),
             patch.object(self.call, "launch_type", Recording),
             patch.object(self.call, "counter", lambda number: self._counter, create=True),
-            patch.object(self.call, "copied", self._copied, create=True),
+            patch.object(self.call, "copied", partial(self._copied, copied), create=True),
         ):
             yield
 

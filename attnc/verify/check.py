@@ -32,14 +32,14 @@ def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> V
     every third case the gradients too. Nothing that the kernel does makes this raise.
     """
     try:
-        return _checked(subject, case, fills)
+        return _check_one_by_one(subject, case, fills)
     finally:
         if subject.device != "cpu" and any(is_far(layout) for layout in case.layouts.values()):
             torch.cuda.empty_cache()  # gigabytes, which other processes want too
 
 
-def _checked(subject: Subject, case: Case, fills: Iterable[str]) -> Verdict:
-    """What `check` says. One problem lives at a time: a tensor of it may span gigabytes."""
+def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Verdict:
+    """Does what `check` says. One problem lives at a time: a tensor of it may span gigabytes."""
     attention = subject.variant.attention
     first: Mapping[str, torch.Tensor] | None = None
     verdict = Verdict(ok=True, message="nothing was run")

@@ -75,8 +75,8 @@ class GradientRun:
         return self.subject.variant.attention
 
     def again(self, inputs: Mapping[str, Value] | None = None, fill: str = "nan") -> str | None:
-        """Which gradient differs in a bit for other inputs, or in other surroundings; those that are added in
-        any order aside.
+        """Finds a gradient that differs in a bit for other inputs, or in other surroundings; those that are
+        added in any order aside.
         """
         problem = build(self.attention, self.case, fill=fill, device=self.subject.device)
         if inputs is not None:
@@ -170,7 +170,7 @@ def gradient_violations(subject: Subject, case: Case, only: str = "") -> Iterato
 
 
 def _values_weigh_outputs(run: GradientRun) -> str | None:
-    return _compared(run, _dv_dot_v)
+    return _find_wrong_head(run, _dv_dot_v)
 
 
 def _dv_dot_v(run: GradientRun, at: tuple[int, int], group: list[Head]) -> tuple[Array, Array]:
@@ -191,7 +191,7 @@ def _values_sum_to_outputs(run: GradientRun) -> str | None:
             left = left - head.place(run.attention.o, run.given)[seen].sum(0)
         return left, allowed
 
-    return _compared(run, sums)
+    return _find_wrong_head(run, sums)
 
 
 def _queries_trade_with_keys(run: GradientRun) -> str | None:
@@ -204,7 +204,7 @@ def _queries_trade_with_keys(run: GradientRun) -> str | None:
             allowed = allowed + (dq_error * np.abs(head.q)).sum()
         return left, allowed
 
-    return _compared(run, sums)
+    return _find_wrong_head(run, sums)
 
 
 def _keys_sum_to_lse(run: GradientRun) -> str | None:
@@ -218,7 +218,7 @@ def _keys_sum_to_lse(run: GradientRun) -> str | None:
             left = left - float(slope) * sum(term.sum(0) for term in terms)
         return left, allowed
 
-    return _compared(run, sums)
+    return _find_wrong_head(run, sums)
 
 
 def _equal_values_show_delta(run: GradientRun) -> str | None:
@@ -248,10 +248,10 @@ def _equal_values_show_delta(run: GradientRun) -> str | None:
     return None
 
 
-def _compared(
+def _find_wrong_head(
     run: GradientRun, sums: Callable[[GradientRun, tuple[int, int], list[Head]], tuple[Array, Array]]
 ) -> str | None:
-    """Which K/V head's difference is larger than it may be; sums of terms without a bound say nothing."""
+    """Finds a K/V head whose difference is too large; sums of terms without a bound say nothing."""
     for at, group in run.heads.items():
         with np.errstate(all="ignore"):
             difference, allowed = sums(run, at, group)

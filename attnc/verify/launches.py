@@ -88,7 +88,7 @@ def _gradients(
 def problem(module: ir.Module, offset: int) -> list[torch.Tensor]:
     """Arguments on the GPU, each `offset` elements after the start of its allocation, which ends with it."""
     made = problem_for(module, _LENGTH, device="cpu", tokens=2 * _LENGTH).tensors
-    return [_placed(x, offset) for x in made]
+    return [_place_at_offset(x, offset) for x in made]
 
 
 def fitting(configs: Sequence[Any]) -> list[Any]:
@@ -103,7 +103,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _placed(x: torch.Tensor, offset: int) -> torch.Tensor:
+def _place_at_offset(x: torch.Tensor, offset: int) -> torch.Tensor:
     there = torch.cat([x.new_zeros(offset), x.flatten()]).cuda()
     return there[offset:].view(x.shape)
 

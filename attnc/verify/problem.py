@@ -125,7 +125,7 @@ def place_tensor(
         return Guarded(tensor.name, nothing.as_strided(data.shape, strides), nothing, nothing.clone())
     start = _GUARD + layout.offset
     count = start + reach + _GUARD
-    buffer = _pages(count, data.dtype, device) if count > _KEPT else _filled(count, data.dtype, fill, device)
+    buffer = _pages(count, data.dtype, device) if count > _KEPT else _fill(count, data.dtype, fill, device)
     view, shape = buffer.as_strided(data.shape, strides, start), data.shape
     for axis in layout.expanded:
         length = min(1, shape[axis])
@@ -135,7 +135,7 @@ def place_tensor(
     return Guarded(tensor.name, buffer.as_strided(shape, strides, start), buffer, before)
 
 
-def _filled(count: int, dtype: torch.dtype, fill: str, device: str) -> torch.Tensor:
+def _fill(count: int, dtype: torch.dtype, fill: str, device: str) -> torch.Tensor:
     as_float, as_int, as_bool = FILLS[fill]
     filler = as_float if dtype.is_floating_point else as_bool if dtype == torch.bool else as_int
     if dtype == torch.float16 and fill == "large":

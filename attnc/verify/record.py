@@ -237,13 +237,15 @@ def _without_empty(entries: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in entries.items() if name not in ("met", "large") or value}
 
 
-def lapsed(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
-    """Modules (paths below `folder`) with neither a record of their text nor an entry `unverified`."""
+def without_record(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
+    """Lists modules (paths below `folder`) with neither a record of their text nor an entry `unverified`."""
     return _without(folder, modules, records.verified, records.unverified)
 
 
-def unwatched(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
-    """Modules of kernels that compute-sanitizer has not watched in their text, and no entry `unsanitized`."""
+def without_sanitizer(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
+    """Lists modules of kernels that compute-sanitizer has not watched in their text, and no entry
+    `unsanitized`.
+    """
     kernels = [name for name in modules if (folder / name).with_suffix(".cu").is_file()]
     return _without(folder, kernels, records.sanitized, records.unsanitized)
 

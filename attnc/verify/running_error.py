@@ -108,9 +108,9 @@ class RunningError:
             case Const() if expr.type == "float":
                 single = np.asarray(value.astype(np.float32), np.float64)
                 rounded: Floats = np.where(value == single, 0.0, np.abs(value - single))
-                return Approx(value, np.asarray(rounded + _flushed(value), np.float64))
+                return Approx(value, np.asarray(rounded + _underflow_loss(value), np.float64))
             case Load() if expr.type == "float":
-                return Approx(value, _flushed(value))
+                return Approx(value, _underflow_loss(value))
             case Neg(operand=operand):
                 inner = self._analyse(operand)
                 return Approx(value, inner.error, inner.overflows)
@@ -121,7 +121,7 @@ class RunningError:
             case Compare(left=left, right=right) if left.type == "bool":
                 return Approx(value, np.maximum(self._analyse(left).error, self._analyse(right).error))
             case Compare(left=left, right=right):
-                turned = _turned(self._float(left), self._float(right))
+                turned = _may_turn(self._float(left), self._float(right))
                 return Approx(value, np.where(turned, 1.0, 0.0))
             case Binary() if expr.type == "float":
                 # Kernels multiply by the reciprocal of a constant; other quotients are within 2 ulps.
@@ -202,12 +202,17 @@ def _binary(op: str, a: Approx, b: Approx, value: Array, quotient: float) -> App
             return Approx(value, np.where(opposed | turned, np.inf, error), a.overflows | b.overflows)
         case "*":
             carried = a.size * b.error + b.size * a.error + a.error * b.error
-            error = np.where(np.isinf(value), 0.0, carried + 2 * U * size + _least(size))
+            error = np.where(np.isinf(value), 0.0, carried + 2 * U * size + _smallest_loss(size))
             vanishes = (a.may_be_infinite & b.may_be_zero) | (b.may_be_infinite & a.may_be_zero)
             return Approx(value, np.where(vanishes, np.inf, error), a.overflows | b.overflows)
         case "/":
             divisor = (b.size - b.error).clip(0)
-            error = (a.error + size * b.error) / divisor + quotient * size + FLUSHED * a.size + _least(size)
+            error = (
+                (a.error + size * b.error) / divisor
+                + quotient * size
+                + FLUSHED * a.size
+                + _smallest_loss(size)
+            )
             error = np.where(b.overflows, np.maximum(error, size), error)  # a / inf is 0
             error = np.where(np.isinf(b.value), b.error, np.where(np.isinf(a.value), 0.0, error))
             undefined = (divisor < FLUSHED) | (a.may_be_infinite & b.may_be_infinite)
@@ -272,21 +277,21 @@ def _where(takes: Array, turned: Bools, a: Approx, b: Approx, value: Array) -> A
     )
 
 
-def _turned(a: Approx, b: Approx) -> Bools:
+def _may_turn(a: Approx, b: Approx) -> Bools:
     """Marks elements for which rounding may turn a comparison."""
     spread = a.error + b.error
     near = (spread > 0) & (np.abs(a.value - b.value) <= spread)
     return np.asarray(near | (a.overflows & b.may_be_infinite) | (b.overflows & a.may_be_infinite))
 
 
-def _flushed(values: Array) -> Floats:
-    """What is lost if numbers below the normal ones are taken for 0."""
+def _underflow_loss(values: Array) -> Floats:
+    """Bounds what is lost if numbers below the normal ones are taken for 0."""
     size = np.abs(values)
     return np.where(size < FLUSHED, size, 0.0)
 
 
-def _least(size: Floats) -> Floats:
-    """What a result may lose that is not known to be 0."""
+def _smallest_loss(size: Floats) -> Floats:
+    """Bounds what a result may lose that is not known to be 0."""
     return np.where(size > 0, FLUSHED, 0.0)
 
 

@@ -69,7 +69,7 @@ class Subject:
         """
         if not self.split:
             return tuple(self.module.CONFIGS)
-        pairs = ((config, _shared(config)) for config in self.module.CONFIGS)
+        pairs = ((config, _split_more(config)) for config in self.module.CONFIGS)
         first, found = self.module.CONFIGS[0], [config for pair in pairs for config in pair if config]
         fixed = next((config for config in self.module.CONFIGS if getattr(config, "split_size", 0)), None)
         free = first if fixed is None else first._replace(split_size=0)
@@ -152,8 +152,8 @@ def _splits(config: Any) -> tuple[int, int]:
     return getattr(config, "splits", 0), getattr(config, "split_size", 0)
 
 
-def _shared(config: Any) -> Any:
-    """The config with three splits in place of as many as suit, or with splits of one tile; None if their
+def _split_more(config: Any) -> Any:
+    """Changes a config to three splits in place of as many as suit, or with splits of one tile; None if their
     number is fixed.
     """
     match _splits(config):

@@ -9,8 +9,9 @@ sums), for any score expression:
     X_ij = min(exp(s_ij - L_i + e_ij + E_i) - P_ij, 1)       P_ij (e_ij + E_i) where that is small
     W_ij = keep_ij / (1 - p) (X_ij + P_ij (2u (tile_kv + T + 2 splits + 8) + u_p))
     B_id = sum_j W_ij |V_jd| + delta_p max_j P_ij sum_(j visible) |V_jd| + u_o |R_id|
+           + tail (max_j |V_jd| + |R_id|)
     |O - R| <= 1.05 B + 2 delta_o, element by element
-    |L' - L| <= E_i + 2u (tile_kv + T + 2 splits + 8) + 2u (|L| + |m|)
+    |L' - L| <= E_i + 2u (tile_kv + T + 2 splits + 8) + 2u (|L| + |m|) + tail
 
 The sums' 2u are one for the denominator and one for o. Where all keys pass through one sum of the tensor
 cores (`plan.error_bound`), o has, in place of u tile_kv, the larger of that and 3/2 u min(2n, N + 4), for n
@@ -107,7 +108,7 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         too_large = too_large | (visible & (U * shift >= LARGEST_EXPONENT))
         row_open: Bools = np.asarray(np.broadcast_to(too_large, head.shape).any(axis=1, keepdims=True))
         judged = ~row_open & np.isfinite(lse[:, None])
-        lse_allowed = _bound(mean_e + sums + 2 * U * (np.abs(lse[:, None]) + shift), judged)
+        lse_allowed = _bound(mean_e + sums + 2 * U * (np.abs(lse[:, None]) + shift) + bound.tail, judged)
         p_max = np.fmax(p.max(axis=1, initial=0.0, keepdims=True), p_sink)
         cut_off = (chain_error(bound, seen) - U * bound.tile_kv).clip(0)
         weights = _Weights(head, bound, p, exponents, sums + cut_off[:, None], p_max, seen, judged)
@@ -190,7 +191,11 @@ class _Weights:
         v_size = np.abs(np.where(np.isfinite(v), v, 0.0))
         delta_p = max(p_dtype.smallest_subnormal / 2, FLUSHED) * scale
         lost = delta_p / bound.least_probability * _bound(self.p_max, self.judged) * (self.seen @ v_size)
-        b = w @ v_size + lost + o_dtype.unit_roundoff * np.where(np.isfinite(o), np.abs(o), 0.0)
+        size = np.where(np.isfinite(o), np.abs(o), 0.0)
+        b = w @ v_size + lost + o_dtype.unit_roundoff * size
+        if bound.tail:
+            largest = np.where(self.seen[:, :, None], v_size, 0.0).max(axis=1, initial=0.0)
+            b = b + bound.tail * (largest + size) * scale
         b = np.where(np.isnan(b), np.inf, b)
         return Expected(
             value=o,

@@ -28,15 +28,15 @@ from .cuda_call import (
     with_sizes,
 )
 from .devices import Gpu, gpu_of
-from .memory import Memory, contiguous, picked
+from .memory import Memory, contiguous, made_apart, picked
 from .sizes import evaluate
 
 #: Bytes of a tensor map, and the alignment of a struct that has one.
 _MAP, _ALIGNMENT = 128, 64
-#: CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and _BFLOAT16.
-_MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}
-#: Columns of a box: 128 bytes, which the swizzle permutes.
-_COLUMNS = 64
+#: CU_TENSOR_MAP_DATA_TYPE_FLOAT16, _FLOAT32 and _BFLOAT16.
+_MAP_TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
+#: Bytes of the columns of a box, which the swizzle permutes, and what addresses and strides are multiples of.
+_COLUMN_BYTES, _CHUNK = 128, 16
 #: Tensor maps that a launch keeps of each tensor.
 _MOST_MAPS = 64
 
@@ -54,28 +54,37 @@ class TmaKernels(Kernels):
 
 class Box(NamedTuple):
     """A tensor as TMA sees it, from its inside: columns, rows, heads, batch or pages. strides: in bytes, of
-    all but columns; rows: of a box.
+    all but columns; rows: of a box; step: from a column to the next, in elements.
     """
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     rows: int
+    step: int = 1
 
     @property
     def is_taken(self) -> bool:
-        """Whether TMA takes such strides."""
-        return all(stride > 0 and stride % 16 == 0 for stride in self.strides)
+        """Whether TMA takes such strides: 0, of an axis that is expanded, too."""
+        return self.step == 1 and all(stride >= 0 and stride % _CHUNK == 0 for stride in self.strides)
 
 
 def box_of(tensor: Tensor, memory: Memory, rows: int) -> Box:
-    """The box of a declared tensor; an axis that it has not, or of size 1, has any stride."""
+    """The box of a declared tensor; an axis that it has not, or of size 1, has any stride. One without
+    features has the axes of its index, the last of them columns.
+    """
+    if not tensor.has_rows:
+        axes = [*zip(memory.shape, memory.strides, strict=True)][::-1]
+        (columns, step), *others = [*axes, *[(1, 0)] * (4 - len(axes))]
+        strides = [memory.dtype.itemsize * stride if size > 1 else _CHUNK for size, stride in others]
+        sizes = [max(1, size) for size in (columns, *(size for size, _ in others))]
+        return Box(memory.dtype, tuple(sizes), tuple(strides), rows, step if columns > 1 else 1)
     sizes, strides = [memory.shape[-1]], []
     for letter in ("m" if "m" in tensor.axes else "n", "h", "p" if "p" in tensor.axes else "b"):
         axis = tensor.axes.find(letter)
         size = 1 if axis < 0 else memory.shape[axis]
         sizes.append(max(1, size))
-        strides.append(memory.dtype.itemsize * memory.strides[axis] if size > 1 else 16)
+        strides.append(memory.dtype.itemsize * memory.strides[axis] if size > 1 else _CHUNK)
     return Box(memory.dtype, tuple(sizes), tuple(strides), rows)
 
 
@@ -125,26 +134,21 @@ def counter_of(index: int) -> torch.Tensor:
     key = index, torch._C._cuda_getCurrentRawStream(index)
     counter = _COUNTERS.get(key)
     if counter is None:
-        counter = _COUNTERS[key] = _kept_zeros(index)
+        zeros = functools.partial(torch.zeros, 2, dtype=torch.int32, device=index)
+        counter = _COUNTERS[key] = made_apart(zeros)
     return counter
 
 
-def _kept_zeros(index: int) -> torch.Tensor:
-    """Two zeros that stay, in memory that is not torch's: that may be a pool for graphs, in which Inductor
-    runs a call before it captures it, and replays would write over what is kept there.
-    """
-    import cupy
-    from torch.utils.dlpack import from_dlpack
-
-    with cupy.cuda.Device(index):
-        zeros = cupy.zeros(2, dtype="int32")
-        cupy.cuda.get_current_stream().synchronize()  # another stream counts with them
-    return from_dlpack(zeros)
-
-
 def copied(x: torch.Tensor) -> torch.Tensor:
-    """The same in memory as TMA takes it."""
-    return x.clone(memory_format=torch.contiguous_format)
+    """The same in memory as TMA takes it, as `padded` says."""
+    memory = padded(x.shape, x.dtype)
+    return torch.empty_strided(memory.shape, memory.strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def padded(shape: Sequence[int], dtype: torch.dtype) -> Memory:
+    """Contiguous, but for what is left of the last 16 bytes of a row."""
+    whole = -(-max(shape[-1], 1) * dtype.itemsize // _CHUNK) * _CHUNK // dtype.itemsize
+    return Memory(tuple(shape), contiguous((*shape[:-1], whole), dtype).strides, dtype)
 
 
 def hopper_of(index: int) -> Gpu:
@@ -279,7 +283,7 @@ class HopperLaunch(CudaLaunch):
             addresses = tuple(found)
             made = kept.get(addresses)
             if made is None:
-                if not takes or any(found[i] % 16 for i in copied):
+                if not takes or any(found[i] % _CHUNK for i in copied):
                     self.run_on_copies(given)
                     return
                 by_position = dict(zip(read, found, strict=False))
@@ -313,7 +317,7 @@ class HopperLaunch(CudaLaunch):
         made = self.maps.setdefault(i, {})
         found = made.get(address)
         if found is None:
-            size = (_COLUMNS, box.rows, 1, 1)
+            size = (_COLUMN_BYTES // box.dtype.itemsize, box.rows, 1, 1)
             found = self.tma.call.tensor_map(address or 16, box.dtype, box.sizes, box.strides, size, 128)
             if len(made) >= _MOST_MAPS:
                 made.pop(list(made)[0], None)  # noqa: RUF015  # other threads add to them
@@ -323,11 +327,11 @@ class HopperLaunch(CudaLaunch):
     def run_on_copies(self, given: Sequence[torch.Tensor | None]) -> None:
         """Launches with copies of all matrices."""
         assert self.tma is not None
-        _, call, kernels, place = self.tma
-        matrices = [name for name, tensor in place.declared.items() if tensor.has_rows]
+        boxes, call, kernels, place = self.tma
+        matrices = [name for name, tensor in place.declared.items() if tensor.has_rows or name in boxes]
         matrices = [name for name in matrices if name in place.memories]
         if self.on_copies is None:
-            plain = {name: contiguous(*place.memories[name][::2]) for name in matrices}
+            plain = {name: padded(*place.memories[name][::2]) for name in matrices}
             self.on_copies = call.tma_launch(kernels, place.with_memories({**place.memories, **plain}))
         tensors: list[Any] = list(given)
         found = list(zip(matrices, place.positions(matrices), strict=True))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from attnc.bench.flex import MODS, OURS, TORCH, TRITON, FlexBenchmark, FlexResult, markdown
+from attnc.bench.flex import FlexBenchmark, FlexResult, markdown
+from attnc.bench.flex_programs import MODS, OURS, TORCH, TRITON
 from attnc.flex import to_spec
 from attnc.runtime.timing import Timing
 
@@ -60,3 +63,11 @@ def test_a_program_of_ours_that_fails_has_no_ratio() -> None:
     alone = replace(RESULT, forward={TORCH: timing(1.5)})
     row = markdown([alone], MACHINE).splitlines()[-1]
     assert row.startswith("| causal | cuda.sm_90a | n/a | n/a | 1.500 |  | 4.000 |")
+
+
+def test_nothing_is_loaded_before_the_wait_for_a_first_result_begins() -> None:
+    program = "import sys, attnc.bench.flex_programs; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    loaded = done.stdout.split()
+    assert "torch" in loaded
+    assert not {"attnc.flex", "attnc.plan", "cupy", "jinja2", "lark", "triton"} & {*loaded}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -54,6 +55,29 @@ def tensors(*, rows: int = 5, keys: int = 9) -> tuple[torch.Tensor, torch.Tensor
     q = torch.randn(2, rows, 4, 16).half()
     k, v = torch.randn(2, 2, keys, 2, 16).half()
     return q, k, v
+
+
+def test_training_goes_on_after_inference_mode() -> None:
+    """Numbers that calls keep on the device are ordinary tensors, whoever made them first."""
+    options: Any = {"softcap": 3.25, "softmax_scale": 0.3}
+    q, k, v = tensors()
+    with torch.inference_mode():
+        expected = flash_attn_func(q, k, v, **options)
+    found = flash_attn_func(q.requires_grad_(), k, v, **options)
+    assert torch.equal(found, expected)
+    (dq,) = torch.autograd.grad(found.sum(), [q])
+    assert dq.isfinite().all()
+
+
+def test_threads_get_the_functions_of_their_own_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "_PREPARED", {})
+    q, k, v = tensors()
+    every: list[Any] = [{}, {"causal": True}, {"softcap": 5.0}]
+    with ThreadPoolExecutor(len(every)) as pool:
+        found = list(pool.map(lambda options: flash_attn_func(q, k, v, **options), every))
+    for options, o in zip(every, found, strict=True):
+        assert torch.equal(o, flash_attn_func(q, k, v, **options))
+    assert len({name for name, *_ in prepared._PREPARED.values()}) == len(every)
 
 
 def test_numbers_compile_nothing() -> None:

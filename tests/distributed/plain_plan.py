@@ -98,7 +98,7 @@ def _stretches(owners: list[int]) -> Iterator[tuple[int, int, int]]:
 def _check_moved(plan: Plan, needed: list[set[int]], owners: list[int]) -> None:
     """Bytes from each rank to each other: of keys before the kernels, q with them, and o behind."""
     sizes, widths, ways = plan.sizes, plan.widths, plan.chosen.ways
-    rows = [len(plan.owned(rank)) for rank in range(plan.ranks)]
+    rows = [len(plan.owned_rows(rank)) for rank in range(plan.ranks)]
     for source in range(plan.ranks):
         for to in range(plan.ranks):
             mates = plan.mates(to)
@@ -110,7 +110,7 @@ def _check_moved(plan: Plan, needed: list[set[int]], owners: list[int]) -> None:
             if ways > 1 and source in mates:
                 moved += sizes.heads * (rows[source] * widths.d + rows[to] * widths.dv)
             expected = 0 if source == to else moved * sizes.batch * widths.bytes / ways
-            assert plan.moved[source, to] == expected
+            assert plan.bytes_moved[source, to] == expected
 
 
 def longest_first(chunks: Chunks, ranks: int) -> list[int]:

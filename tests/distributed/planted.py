@@ -100,7 +100,7 @@ BUGS = (
     ),
     Bug(
         name="the lse of partial results counts as base 2",
-        place="decode.SpreadKeys._joined",
+        place="decode.SpreadKeys._join_partial_results",
         old="joined(every,",
         new="joined(every * torch.where(torch.arange(every.shape[-1]) == every.shape[-1] - 4, 0.6931, 1.0),",
         shown_by="decode",
@@ -108,7 +108,7 @@ BUGS = (
     ),
     Bug(
         name="a partial result is joined twice",
-        place="decode.SpreadKeys._joined",
+        place="decode.SpreadKeys._join_partial_results",
         old="joined(every,",
         new="joined(torch.cat((every, every[1:2])),",
         shown_by="decode",

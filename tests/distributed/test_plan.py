@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.distributed.cut import Chunks, assignments, chunk_rows, chunked, contiguous, longest_first
+from attnc.distributed.cut import (
+    Chunks,
+    assignments,
+    chunk_rows,
+    contiguous,
+    group_into_chunks,
+    longest_first,
+)
 from attnc.distributed.estimate import STRATEGIES, Rates, Strategy
 from attnc.distributed.explain import as_dict, as_text, least
 from attnc.distributed.plan import Plan, Planner, make_plan
@@ -138,7 +145,7 @@ def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
     sizes, chosen = plan.sizes, plan.chosen
     group = sizes.heads // sizes.kv_heads
     ranks = range(plan.ranks)
-    owned = np.concatenate([plan.owned(rank) for rank in ranks])
+    owned = np.concatenate([plan.owned_rows(rank) for rank in ranks])
     assert np.array_equal(np.sort(owned), np.arange(sizes.queries)), "a query has one owner"
     owned = np.concatenate([plan.owned_keys(rank) for rank in ranks])
     assert np.array_equal(np.sort(owned), np.arange(sizes.keys)), "a key has one owner"
@@ -194,7 +201,7 @@ def test_rows_in_slices(call: Drawn) -> None:
             planner.plan(sizes, in_slices=True)
         return
     plan = planner.plan(sizes, in_slices=True)
-    assert [plan.owned(rank).tolist() for rank in ranks] == in_slices(sizes.queries, call.ranks)
+    assert [plan.owned_rows(rank).tolist() for rank in ranks] == in_slices(sizes.queries, call.ranks)
     assert [plan.owned_keys(rank).tolist() for rank in ranks] == in_slices(sizes.keys, call.ranks)
     check(plan, call.visible())
     check_plan(plan, seen)
@@ -228,7 +235,7 @@ def test_a_window_stays_contiguous_and_moves_little() -> None:
     assert plan.chosen.strategy == "need"
     minimum = least(plan, visibility(spell("q_pos - 4095 <= kv_idx and kv_idx <= q_pos")))
     assert minimum.sum() == 3 * 4095 * 8 * 256 * 2
-    assert minimum.sum() <= plan.moved.sum() <= 1.1 * minimum.sum()
+    assert minimum.sum() <= plan.bytes_moved.sum() <= 1.1 * minimum.sum()
     assert plan.imbalance < 1.05
 
 
@@ -245,8 +252,8 @@ def test_documents_are_balanced() -> None:
 
 def test_more_ranks_than_chunks() -> None:
     plan = plan_of("kv_idx <= q_pos", Sizes(queries=20, keys=20, heads=8, kv_heads=8), ranks=5)
-    assert sum(len(plan.owned(rank)) for rank in range(5)) == 20
-    assert any(len(plan.owned(rank)) == 0 for rank in range(5))
+    assert sum(len(plan.owned_rows(rank)) for rank in range(5)) == 20
+    assert any(len(plan.owned_rows(rank)) == 0 for rank in range(5))
 
 
 def test_a_strategy_that_cannot_be_is_named() -> None:
@@ -292,7 +299,7 @@ def test_planning_takes_few_operations() -> None:
     """64 chunks and 512 tiles of 65536 rows in some hundred calls, which longer sequences do not raise."""
     size = chunk_rows(65536, 4)
     tiles = visibility(spell("kv_idx <= q_pos")).tiles(causal(), 128)
-    chunks = chunked(tiles, 65536, 65536, size)
+    chunks = group_into_chunks(tiles, 65536, 65536, size)
     assert (size, len(chunks.work), len(tiles.row)) == (1024, 64, 512)
     assert list(assignments(chunks, 4)) == ["contiguous", "longest first"]
     assert operations("kv_idx <= q_pos", causal(), 4) < 700

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnc.compat.flash_attn import flash_attn_func
 from attnc.plan.targets import target_of
 from tests.gpu.test_host import Loaded, results, same
 
@@ -49,6 +50,20 @@ def test_a_call_keeps_no_memory_of_the_pool(name: str, target: str) -> None:
     stream.synchronize()
     assert same(found, called(made.function, tensors))
     del found
+    blocks = [block for segment in pool.snapshot() for block in segment["blocks"]]
+    assert blocks
+    assert not [block for block in blocks if block["state"] == "active_allocated"]
+
+
+def test_numbers_of_a_call_are_not_in_the_pool() -> None:
+    """Those that flash-attention's functions keep on the device for the next call."""
+    q = torch.randn(1, 64, 2, 64, device="cuda", dtype=torch.bfloat16)
+    options: Any = {"softmax_scale": 0.77, "softcap": 12.5, "window_size": (17, 0)}
+    pool: Any = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        found = flash_attn_func(q, q, q, **options)
+        del found
+    torch.cuda.synchronize()
     blocks = [block for segment in pool.snapshot() for block in segment["blocks"]]
     assert blocks
     assert not [block for block in blocks if block["state"] == "active_allocated"]

@@ -8,7 +8,7 @@ from attnc.diagnostics import DiagnosticError
 from attnc.plan.ir import Module, kernels_of
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.sm80.backward import cuda_backward_estimate
-from attnc.plan.sm80.backward_layout import CudaBackward
+from attnc.plan.sm80.layout import CudaBackward
 from tests.plan.planning import planned
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from tests.runtime.same_memory import Memory
+
 SPECS = Path(__file__).parents[2] / "specs"
 STREAM = 7
 Record = bytes
@@ -74,28 +76,6 @@ def parameter_sizes(signature: Any) -> Iterator[int]:
         elif kind != "constexpr":
             yield 8 if kind[0] == "*" else {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "fp32": 4, "i64": 8}[kind]
     yield from (8, 8)
-
-
-class Memory:
-    """What a module allocates: the same memory for the same allocations, call by call."""
-
-    def __init__(self) -> None:
-        self._made: dict[object, torch.Tensor] = {}
-        self._count = 0
-
-    def start(self) -> None:
-        self._count = 0
-
-    def allocate(self, layouts: Any, like: torch.Tensor) -> list[torch.Tensor]:
-        return [self._empty(layout) for layout in layouts]
-
-    def _empty(self, layout: Any) -> torch.Tensor:
-        self._count += 1
-        key = (self._count, layout)
-        if key not in self._made:
-            shape, strides, dtype = layout
-            self._made[key] = torch.empty_strided(shape, strides, dtype=dtype)
-        return self._made[key]
 
 
 class Case:

@@ -23,6 +23,7 @@ from attnc.runtime.trial import problem_for
 from attnc.support.devices import Gpu
 from attnc.target.files import render_files
 from tests.plans import plans_of
+from tests.runtime.same_memory import Memory
 
 SPECS = Path(__file__).parents[2] / "specs"
 STREAM = 7
@@ -79,28 +80,6 @@ class Driver:
     def take(self) -> list[Launch]:
         taken, self.launches = self.launches, []
         return taken
-
-
-class Memory:
-    """The same tensor for the same allocation, call by call."""
-
-    def __init__(self) -> None:
-        self._made: dict[object, torch.Tensor] = {}
-        self._count = 0
-
-    def start(self) -> None:
-        self._count = 0
-
-    def allocate(self, layouts: Any, like: torch.Tensor) -> list[torch.Tensor]:
-        return [self._keep(layout) for layout in layouts]
-
-    def _keep(self, layout: Any) -> torch.Tensor:
-        self._count += 1
-        key = (self._count, layout)
-        if key not in self._made:
-            shape, strides, dtype = layout
-            self._made[key] = torch.empty_strided(shape, strides, dtype=dtype)
-        return self._made[key]
 
 
 class Case:

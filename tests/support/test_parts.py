@@ -15,7 +15,7 @@ from attnc.support.configs import choose_config, decode_configs, encode_configs
 from attnc.support.cuda_call import dq_floats
 from attnc.support.devices import CPU, Gpu, gpu_of
 from attnc.support.gradients import Part
-from attnc.support.memory import allocate, contiguous, layouts_of, memory_of, picked
+from attnc.support.memory import allocate, contiguous, layouts_of, made_apart, memory_of, picked
 from attnc.support.sizes import evaluate
 from attnc.support.splits import Split, count_splits
 
@@ -166,3 +166,19 @@ def test_code_is_loaded_outside_of_a_graph_that_is_captured(monkeypatch: pytest.
     with uncaptured():
         assert modes[-1] == 2
     assert modes == [0, 2, 0]
+
+
+def test_what_is_made_apart_is_ordinary_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of inference mode, and waited for; what goes wrong is raised."""
+    waits: list[torch.device] = []
+
+    def stream(device: torch.device) -> Any:
+        return SimpleNamespace(synchronize=lambda: waits.append(device))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    with torch.inference_mode():
+        x = made_apart(lambda: torch.zeros(2))
+        assert not x.is_inference()
+    assert waits == [x.device]
+    with pytest.raises(ZeroDivisionError):
+        made_apart(lambda: torch.zeros(1 // 0))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from attnc.plan import ir
 from attnc.target.files import render_files
-from attnc.verify.addresses import Finding, findings
-from attnc.verify.cuda_addresses import cuda_findings
 from tests.plans import plans_of
+from tests.target.addresses import Finding, findings
+from tests.target.cuda_addresses import cuda_findings
 from tests.targets import TARGETS
 from tests.verify.judging import modules_of
 from tests.verify.random_specs import specs

@@ -9,11 +9,11 @@ import pytest
 
 from attnc.plan import ir
 from attnc.target.files import render_files
-from attnc.verify.atomics import undeclared_atomics
 from attnc.verify.subjects import atomic_inputs
 from tests.plans import plans_of
 from tests.planted.hunting import files_with
 from tests.planted.registry import BUGS, module_of
+from tests.target.atomics import undeclared_atomics
 from tests.verify.judging import modules_of
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import ast
 from pathlib import Path
 
 from attnc.target.files import render_files
-from attnc.target.triton.device_functions import device_functions
+from attnc.target.triton.render import device_functions
 from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"

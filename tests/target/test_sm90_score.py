@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
-import numpy as np
 import pytest
 
 from attnc.expr.nodes import TRUE, Binary, Call, Const, Dot, Expr, Index, Load, Ref
 from attnc.plan.ir import Fetch
 from attnc.target.sm80.printer import at_row
-from attnc.target.sm90.score import exponent, near, shared_score
+from attnc.target.sm90.score import exponent, shared_score
 
 S = Dot()
 SLOPE, BIAS, GATE = Ref("slope", "float"), Ref("bias", "float", ("kv",)), Ref("gate", "float", ("kv",))
@@ -82,25 +79,3 @@ def test_what_is_of_the_key_alone_is_computed_once(
 )
 def test_the_maximum_is_subtracted_where_the_product_is(value: Expr, scale: float | None, text: str) -> None:
     assert at_row(exponent(value, scale)) == text
-
-
-@pytest.mark.parametrize("cap", [0.5, 30.0, -1000.0])
-def test_a_small_tanh_is_as_exact_as_any(cap: float) -> None:
-    """In float32, within what the error bound says of tanh, and of the roundings of a product."""
-    factor = 0.25 / cap
-    found = near(times(Call("tanh", (times(S, factor),)), cap), None)
-    assert found is not None
-    s = np.linspace(-found.limit, found.limit, 100_001).astype(np.float32)
-    text = re.sub(
-        r"([\d.e+-]+\d)f", r"np.float32(\1)", at_row(found.exponent).replace("m[r]", "np.float32(0)")
-    )
-    wrong = eval(text, {"s": s, "np": np}) - cap * np.tanh(s.astype(np.float64) * factor)
-    assert np.abs(wrong).max() < abs(cap) * 2.0**-21
-    assert abs(found.limit * factor) == 0.5
-
-
-def test_other_functions_stay() -> None:
-    assert near(S, None) is None
-    assert near(Call("tanh", (plus(S, BIAS),)), None) is None
-    assert near(Call("tanh", (times(S, 1e-30),)), None) is None
-    assert near(plus(Call("tanh", (times(S, 1.0),)), Call("tanh", (times(S, 2.0),))), None) is None

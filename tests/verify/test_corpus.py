@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from attnc.verify.case import Case
-from attnc.verify.search import verify
 from attnc.verify.strategies import fit_of
 from attnc.verify.subjects import subject_of
 from attnc.verify.trials import corpus, file_of
 from tests.plans import plans_of
-from tests.verify.judging import right
+from tests.verify.judging import right, verify
 
 SPECS = Path(__file__).parents[2] / "specs"
 KEPT = sorted((SPECS / "cases").glob("*.json"))

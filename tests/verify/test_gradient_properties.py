@@ -17,12 +17,12 @@ from attnc.verify.case import Case
 from attnc.verify.check import keeps
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
 from attnc.verify.properties import violations
-from attnc.verify.search import verify
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from attnc.verify.verdict import Verdict
 from tests.plans import plans_of
+from tests.verify.judging import verify
 
 SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}

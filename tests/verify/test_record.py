@@ -18,12 +18,12 @@ from attnc.verify.record import (
     Sanitized,
     dump,
     hash_of,
-    lapsed,
     read,
     support_hash,
     target_of,
     unsupported,
-    unwatched,
+    without_record,
+    without_sanitizer,
 )
 
 GENERATED = Path(__file__).parents[2] / "generated"
@@ -37,7 +37,7 @@ def modules() -> list[str]:
 
 def test_every_module_has_a_record_of_its_text_or_says_that_it_is_unverified() -> None:
     assert modules()
-    assert lapsed(GENERATED, modules(), read(GENERATED)) == [], (
+    assert without_record(GENERATED, modules(), read(GENERATED)) == [], (
         "run `attnc verify --record` on a machine with a GPU, or list it under 'unverified' with the reason"
     )
 
@@ -74,7 +74,7 @@ def test_a_change_of_the_support_package_asks_for_a_run_of_each_target(tmp_path:
 
 
 def test_every_cuda_module_was_sanitized_too_or_says_that_it_was_not() -> None:
-    assert unwatched(GENERATED, modules(), read(GENERATED)) == [], (
+    assert without_sanitizer(GENERATED, modules(), read(GENERATED)) == [], (
         "run `attnc verify --target cuda.sm_80 --sanitize --record` on a machine with a GPU, or list it "
         "under 'unsanitized' with the reason"
     )
@@ -89,17 +89,17 @@ def test_nothing_is_recorded_of_modules_that_are_gone() -> None:
 
 def test_what_the_sanitizer_saw_lapses_with_the_text(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("1\n", encoding="utf-8")
-    assert unwatched(tmp_path, ["a.py"], Records()) == []  # not a module of CUDA kernels
+    assert without_sanitizer(tmp_path, ["a.py"], Records()) == []  # not a module of CUDA kernels
     (tmp_path / "a.cu").touch()
-    assert unwatched(tmp_path, ["a.py"], Records()) == ["a.py"]
+    assert without_sanitizer(tmp_path, ["a.py"], Records()) == ["a.py"]
     left = Records(unsanitized={"a.py": "no time"})
-    assert unwatched(tmp_path, ["a.py"], left) == []
+    assert without_sanitizer(tmp_path, ["a.py"], left) == []
     seen = Sanitized(sha256=hash_of(tmp_path / "a.py"), device="d", tool="t", launches=1)
     records = left.with_sanitized({"a.py": seen})
     assert not records.unsanitized
-    assert unwatched(tmp_path, ["a.py"], records) == []
+    assert without_sanitizer(tmp_path, ["a.py"], records) == []
     (tmp_path / "a.py").write_text("2\n", encoding="utf-8")
-    assert unwatched(tmp_path, ["a.py"], records) == ["a.py"]
+    assert without_sanitizer(tmp_path, ["a.py"], records) == ["a.py"]
 
 
 def test_no_recorded_error_is_beyond_the_bound() -> None:
@@ -112,10 +112,10 @@ def test_a_record_lapses_with_the_text(tmp_path: Path) -> None:
         sha256=hash_of(tmp_path / "a.py"), device="d", toolchain="t", cases=1, worst=0.5, where=""
     )
     records = Records().with_verified({"a.py": record})
-    assert lapsed(tmp_path, ["a.py"], records) == []
+    assert without_record(tmp_path, ["a.py"], records) == []
     (tmp_path / "a.py").write_text("2\n", encoding="utf-8")
-    assert lapsed(tmp_path, ["a.py"], records) == ["a.py"]
-    assert lapsed(tmp_path, ["a.py"], Records(unverified={"a.py": "no GPU here"})) == []
+    assert without_record(tmp_path, ["a.py"], records) == ["a.py"]
+    assert without_record(tmp_path, ["a.py"], Records(unverified={"a.py": "no GPU here"})) == []
 
 
 def test_comments_and_docstrings_are_no_part_of_what_is_recorded(tmp_path: Path) -> None:

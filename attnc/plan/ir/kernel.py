@@ -139,6 +139,7 @@ class ErrorBound:
     maximum); least_probability: what the row's largest probability may be stored as
     columns: tensor cores add the terms of the score to its product, and positions are counted from the first
     of so many keys (0: neither); columns_factor: what terms are divided by there, if less than 1
+    tail: what probabilities of a row are wrong by besides, all together
     """
 
     head_dim: int
@@ -159,6 +160,7 @@ class ErrorBound:
     least_probability: float = 1.0
     columns: int = 0
     columns_factor: float = 1.0
+    tail: float = 0.0
 
     def dot_error(self, length: int) -> float:
         """Of a sum of so many products, relative to the sum of their magnitudes."""

@@ -9,15 +9,21 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig, knobs_of
-from attnc.plan.columns import feature
 from attnc.plan.device import devices_from
 from attnc.plan.estimate import Buffer, Estimate
-from attnc.plan.fitting import SIZES, Tiles, backward_phase_of, first_fitting, nothing_fits, remedy
+from attnc.plan.fitting import (
+    SIZES,
+    Tiles,
+    backward_phase_of,
+    first_fitting,
+    nothing_fits,
+    remedy,
+    unsupported,
+)
 from attnc.plan.layout import KernelName
-from attnc.plan.sm80.backward_layout import SHARED_KEYS, CudaBackward, over_rows
 from attnc.plan.sm80.forward import REMEDIES
-from attnc.plan.sm80.layout import MMA, CudaLayout
-from attnc.plan.unsupported import unsupported
+from attnc.plan.sm80.layout import MMA, SHARED_KEYS, CudaBackward, CudaLayout, over_rows
+from attnc.plan.storage import feature
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
 _DRAWN = 128

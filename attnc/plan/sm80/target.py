@@ -27,9 +27,8 @@ from attnc.plan.sm80.backward import (
     cuda_choices,
     plan_cuda_backward,
 )
-from attnc.plan.sm80.backward_layout import CudaBackward
 from attnc.plan.sm80.forward import check_cuda, cuda_configs, cuda_estimate, cuda_layout
-from attnc.plan.sm80.layout import CudaLayout
+from attnc.plan.sm80.layout import CudaBackward, CudaLayout
 from attnc.plan.sm80.traffic import device_memory, traffic
 from attnc.plan.target import Target
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import gcd
 
 from attnc.diagnostics import Diagnostic
@@ -12,10 +13,9 @@ from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType, Ragged
-from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES
 from attnc.plan.estimate import Buffer, Estimate
-from attnc.plan.fitting import Tiles, nothing_fits, remedy
+from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
 from attnc.plan.ir.decode import is_decode
 from attnc.plan.loads import axes_of
 from attnc.plan.scores import split_scale
@@ -37,7 +37,9 @@ from attnc.plan.sm90.layout import (
     registers_left,
     widest_product,
 )
-from attnc.plan.unsupported import unsupported
+from attnc.plan.sm90.pairs import PAIR_STAGES, pair_of
+from attnc.plan.sm90.softcap import cap_of
+from attnc.plan.storage import feature
 
 TARGET = "cuda.sm_90a"
 #: Bytes of shared memory of a block.
@@ -132,10 +134,12 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     attention = normalise(variant.attention)  # its loads are those that the kernel has
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
-    _, score = split_scale(attention.score)
+    scale, score = split_scale(attention.score)
     columns = columns_of(score, attention.mask)
     read = (attention.score if columns is None else columns.product, attention.mask)
-    return Sm90Layout(
+    dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
+    pair = pair_of(attention.score, attention.mask, dtypes)
+    layout = Sm90Layout(
         arch=schedule.target.removeprefix("cuda."),
         element=element,
         d=d,
@@ -151,7 +155,33 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         columns=0 if columns is None else len(columns.terms),
         key_columns=0 if columns is None else sum(term.of_key is not None for term in columns.terms),
         columns_factor=1.0 if columns is None else abs(columns.c),
+        capped=_has_headroom(schedule) and cap_of(score, scale) is not None,
     )
+    if pair is None or page_of(attention):  # pages take the warps that would copy it
+        return layout
+    return _with_pairs(layout, dtypes[pair.tensor].bytes, chain.from_iterable(groups_of(variant, schedule)))
+
+
+def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig]) -> Sm90Layout:
+    """The layout with tiles of values of so many bytes in shared memory, if the first config that fits
+    without them has room.
+    """
+    room = layout.room
+    config = next(
+        (config for config in candidates if sum(layout.shared_memory(config).values()) <= room), None
+    )
+    for stages in PAIR_STAGES if config is not None else ():
+        found = replace(layout, pair=size, pair_stages=stages)
+        if config is not None and sum(found.shared_memory(config).values()) <= room:
+            return found
+    return layout
+
+
+def _has_headroom(schedule: Schedule) -> bool:
+    """Whether tiles have no maximum of their own."""
+    knob = knobs_of(schedule, "forward").get("softmax")
+    choice = None if knob is None else knob.choices[0]
+    return isinstance(choice, Choice) and "maximum" in choice.args
 
 
 def helpers_of(variant: Variant) -> int:
@@ -165,12 +195,8 @@ def _is_of_key(node: Expr) -> bool:
 
 def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
     """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
-    knobs, layout = knobs_of(schedule, "forward"), sm90_layout(variant, schedule)
-    found = [hopper(config) for config in configs(schedule, "forward", variant)]
-    groups = [
-        tuple(dict.fromkeys(_completed(config, tiles, knobs, variant) for config in found))
-        for tiles in _tiles_of(variant)
-    ]
+    layout = sm90_layout(variant, schedule)
+    groups = list(groups_of(variant, schedule))
     fitting = (g for g in groups if any(sm90_misfit(config, variant, layout) is None for config in g))
     candidates = next(fitting, groups[0])
     reasons = [sm90_misfit(config, variant, layout) for config in candidates]
@@ -184,6 +210,16 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
         hints = remedy(candidates[0], _REMEDIES, misfit)
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
+
+
+def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConfig, ...]]:
+    """The configs that the schedule allows, whether they fit or not; further groups have fewer keys in tiles
+    that nobody chose.
+    """
+    knobs = knobs_of(schedule, "forward")
+    found = [hopper(config) for config in configs(schedule, "forward", variant)]
+    for tiles in _tiles_of(variant):
+        yield tuple(dict.fromkeys(_completed(config, tiles, knobs, variant) for config in found))
 
 
 #: Boxes of a tile of pages: a lane of two warps copies one each.
@@ -285,8 +321,9 @@ def sm90_estimate(layout: Sm90Layout, config: TileConfig) -> Estimate:
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
         "o": f"{tile_q}x{layout.v.width}",
         "vectors": f"{stages} x {layout.vectors} x {tile_kv}",
+        "pairs": f"{layout.pair_stages} x {tile_q}x{tile_kv}",
         "kept": f"{stages} x {tile_q}x{tile_kv} bits",
-        "columns": f"{tile_kv}x{COLUMN_BYTES // 2}",
+        "columns": f"{stages if layout.key_columns else 1} x {tile_kv}x{COLUMN_BYTES // 2}",
         "barriers": f"{sum(layout.barriers(config).values())}, and what is known of tiles",
     }
     return Estimate(

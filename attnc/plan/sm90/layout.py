@@ -19,8 +19,8 @@ from attnc.model.schedule import HopperConfig, TileConfig
 from attnc.plan.sm80.layout import MMA, CudaLayout
 from attnc.plan.sm90.columns import COLUMN_BYTES
 
-#: Rows of a wgmma, and columns of a piece of a tile.
-WGMMA_ROWS, PIECE = 64, 64
+#: Rows of a wgmma, and columns of a piece of a tile of 16 bits: 128 bytes.
+WGMMA_ROWS, PIECE, PIECE_BYTES = 64, 64, 128
 #: Registers of a multiprocessor, and steps of a thread's; what a thread that copies does with.
 _REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
 #: Columns of q and k, and of v, that one accumulator can have.
@@ -96,18 +96,23 @@ def hopper(config: TileConfig) -> HopperConfig:
 class Sm90Layout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces. by_tma: whether o may leave by TMA, which
     writes whole boxes; room: bytes of shared memory of a block. vectors: loads with a value for each key,
-    which come through shared memory; draws: whether a warpgroup draws what dropout keeps;
+    which come through shared memory; pair: bytes of a value that is loaded for each query and key (`pairs`),
+    pair_stages: tiles of them in shared memory, 0: none; draws: whether a warpgroup draws what dropout keeps;
     columns: terms of the score that tensor cores add (`columns`), key_columns: those of numbers of keys;
-    columns_factor: what they are divided by.
+    columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
+    (`softcap`).
     """
 
     by_tma: bool
     room: int
     vectors: int = 0
+    pair: int = 0
+    pair_stages: int = 0
     draws: bool = False
     columns: int = 0
     key_columns: int = 0
     columns_factor: float = 1.0
+    capped: bool = False
 
     @property
     def helpers(self) -> int:
@@ -152,9 +157,9 @@ class Sm90Layout(CudaLayout):
         of_keys = {"k": 2 * stages, "v": 2 * stages}
         loaded = {"vectors": 2 * stages} if self.vectors else {}
         drawn = {"kept": 2 * stages} if self.draws else {}
-        columns = {"columns": 2} if self.key_columns else {}
+        pairs = {"pairs": 2 * self.pair_stages} if self.pair_stages else {}
         q_tiles = self.shape(config).q_tiles
-        return {"query tiles": 4, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **columns}
+        return {"query tiles": 4, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **pairs}
 
     def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
@@ -165,16 +170,18 @@ class Sm90Layout(CudaLayout):
     def _buffers(self, config: TileConfig, q_tiles: int, o_tiles: int) -> dict[str, int]:
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         size = self.element.bytes
-        of_stages, of_columns = 6 + 2 * self.draws, 2 * bool(self.key_columns)
+        of_stages, columns = 6 + 2 * self.draws, stages if self.key_columns else bool(self.columns)
+        pair_pieces = -(-tile_kv * self.pair // PIECE_BYTES)
         buffers = {
             "q": q_tiles * tile_q * self.qk.width * size,
             "k": stages * tile_kv * self.qk.width * size,
             "v": stages * tile_kv * self.v.width * size,
             "o": o_tiles * tile_q * self.v.width * size,
-            "columns": bool(self.columns) * tile_kv * COLUMN_BYTES,
+            "pairs": self.pair_stages * tile_q * pair_pieces * PIECE_BYTES,
+            "columns": columns * tile_kv * COLUMN_BYTES,
             "vectors": self.vectors * stages * tile_kv * 4,
             "kept": self.draws * stages * tile_q * -(-tile_kv // _KEPT) * _KEPT // 8,
-            "barriers": _BARRIER * (4 + 2 * q_tiles + of_stages * stages + of_columns) + _RECORDS,
+            "barriers": _BARRIER * (4 + 2 * q_tiles + of_stages * stages + 2 * self.pair_stages) + _RECORDS,
         }
         return {name: bytes for name, bytes in buffers.items() if bytes}
 

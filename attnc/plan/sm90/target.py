@@ -21,8 +21,8 @@ from attnc.plan.ir.decode import is_decode
 from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
 from attnc.plan.sections import EVEN, Section
 from attnc.plan.sm80 import Sm80
-from attnc.plan.sm80.backward_layout import CudaBackward
 from attnc.plan.sm80.forward import cuda_layout
+from attnc.plan.sm80.layout import CudaBackward
 from attnc.plan.sm90.backward import (
     Sm90Backward,
     check_turns,
@@ -47,6 +47,7 @@ from attnc.plan.sm90.decode import (
     sm90_decode_roles,
 )
 from attnc.plan.sm90.layout import Sm90Layout
+from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.target import Target
 
 
@@ -112,7 +113,11 @@ class Sm90a(Target):
         return _OF_GRADIENTS.shared(variant, config, kernel, layout)
 
     def columns(self, configs: Iterable[TileConfig], layout: Layout | None) -> Mapping[str, Any]:
-        if not isinstance(layout, Sm90Layout) or not layout.columns:
+        if not isinstance(layout, Sm90Layout):
+            return {}
+        if layout.capped:
+            return {"tail": TAIL}
+        if not layout.columns:
             return {}
         keys = max(config.tile_kv for config in configs)
         return {"columns": keys, "columns_factor": min(layout.columns_factor, 1.0)}

@@ -14,13 +14,12 @@ from attnc.expr.nodes import Load, walk
 from attnc.model.attention import Attention
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Summation, TileConfig
 from attnc.model.tensors import DType
-from attnc.plan.columns import block, feature
 from attnc.plan.device import Device
 from attnc.plan.estimate import Buffer
 from attnc.plan.ir import Axis
 from attnc.plan.layout import Which
 from attnc.plan.loads import axes_of
-from attnc.plan.storage import parts, tile_columns
+from attnc.plan.storage import block, feature, parts, tile_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

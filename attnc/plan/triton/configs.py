@@ -10,10 +10,10 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Phase, Schedule, TileConfig, knobs_of
 from attnc.model.tensors import DType
-from attnc.plan.columns import feature
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import C, Tiles, backward_phase_of, first_fitting, nothing_fits, remedy
 from attnc.plan.layout import KernelName, Which
+from attnc.plan.storage import feature
 from attnc.plan.triton.resources import Rejection, estimate, misfit
 
 #: What a backward kernel tries where its schedule names none of these keys, in this order.

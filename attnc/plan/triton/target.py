@@ -12,14 +12,13 @@ from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, 
 from attnc.plan.default_schedule import Shape, choices
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.estimate import Estimate
-from attnc.plan.fitting import Tiles
+from attnc.plan.fitting import Tiles, unsupported
 from attnc.plan.ir import Module
 from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
 from attnc.plan.sections import A_QUARTER, SHORT_LOOPS, Section
 from attnc.plan.target import Target
 from attnc.plan.triton import resources
 from attnc.plan.triton.configs import triton_backward_configs, triton_configs
-from attnc.plan.unsupported import unsupported
 
 #: Keys that decide what the kernel looks like, rather than the sizes that it is launched with.
 _STRUCTURE = ("loops", "softmax", "persistent", "order", "pack")

@@ -1,19 +1,217 @@
-"""The pieces of a CUDA backward kernel's text that its template places."""
+"""The pieces of a CUDA backward kernel's text that its template places: the file around it, where rows lie,
+which tile is a block's, its loops, scores and sums.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
-from attnc.plan.ir import Fetch, Module, Statement
+from attnc.expr.nodes import Const, Index
+from attnc.model.tensors import Role
+from attnc.plan.ir import Fetch, Let, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.steps import fetches_for, of_a_head
-from attnc.target.numbers import score_numbers
+from attnc.target.locals import sizes_of_call
+from attnc.target.numbers import Number, score_numbers
 from attnc.target.sm80.adjoints import CudaSums
 from attnc.target.sm80.arguments import Arguments
-from attnc.target.sm80.backward_tiles import CudaTileText
-from attnc.target.sm80.loops import CudaLoopText
-from attnc.target.sm80.printer import load, scalar, value_type
+from attnc.target.sm80.kernel import CudaLoopText
+from attnc.target.sm80.printer import STORED, at_key, at_row, load, offset, scalar, statement, value_type
+from attnc.target.sm80.tiles import ElementText
+from attnc.target.sm80.walk import CudaWalk
+from attnc.target.tensors import BY_QUERY
+
+# --- a file for each kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a kernel is compiled with: rows and keys of its tiles, warps, tiles that are copied ahead."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+def default_of(planned: BackwardKernel) -> Launch:
+    """The first config of a kernel."""
+    config = planned.configs[0]
+    sizes = config.tile_q, config.tile_kv, config.warps, config.stages
+    return Launch(**dict(zip(("block_m", "block_n", "warps", "stages"), sizes, strict=True)))
+
+
+class CudaFileText(ElementText):
+    """What every `.cu` file of a backward begins with."""
+
+    #: What `_device.cu.jinja` asks: whether a unified maximum falls back.
+    finds_top = False
+    page = 0
+    bounds = "__launch_bounds__(THREADS)"
+    makes_tiles = False
+    numbers: tuple[Number, ...] = ()
+
+    def __init__(self, module: Module, arguments: Arguments, name: str, default: Launch) -> None:
+        assert module.backward is not None
+        self.module, self.arguments, self.name, self.launch = module, arguments, name, default
+        self.plan = backward_layout_of(module.backward)
+        self.layout = self.plan.layout
+        self.element = self.ptx = STORED[self.layout.element]
+        self.padded = (self.layout.d, self.layout.dv) != (self.layout.qk.width, self.layout.v.width)
+        self.d_tile, self.dv_tile = ("D_TILE", "DV_TILE") if self.padded else ("D", "DV")
+        self.dtypes = arguments.dtypes
+        self.places = BackwardPlaces(arguments)
+
+    @property
+    def rounded_types(self) -> list[str]:
+        """16-bit floats that gradients other than those of q, k and v are written as."""
+        return self.arguments.rounded_types
+
+    @property
+    def fields(self) -> Iterator[str]:
+        return self.arguments.fields
+
+    @property
+    def constants(self) -> Iterator[str]:
+        """Sizes that follow from the configuration."""
+        yield from ()
+
+    @property
+    def dq_constants(self) -> Iterator[str]:
+        """How the warps of the kernel for dk and dv share a tile of dq."""
+        yield "constexpr int DQ_ROWS = BLOCK_M % 32 == 0 && WARPS % (BLOCK_M / 32) == 0 ? 32 : BLOCK_M;"
+        yield "constexpr int DQ_WARPS = WARPS * DQ_ROWS / BLOCK_M;  // warps that share its rows"
+        yield f"constexpr int DQ_COLUMNS = ({self.d_tile} / 16 + DQ_WARPS - 1) / DQ_WARPS * 16;"
+        yield "constexpr int DQ_SIZE = BLOCK_M * DQ_COLUMNS * DQ_WARPS;"
+
+    # -- elements ------------------------------------------------------------------------------------------
+
+    @property
+    def products(self) -> str:
+        return super().products.replace("/_products", "/_backward_products")
+
+    @property
+    def period(self) -> str:
+        """Chunks that the rows of a tile of WIDTH elements permute."""
+        return (
+            "WIDTH % 32 == 0 ? 8 : 4"
+            if self.layout.is_f32
+            else "WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2"
+        )
+
+    def left(self, rows: str) -> str:
+        """The declaration of pieces of an accumulator as left operands."""
+        if self.layout.is_f32:
+            return f"Operand left[{rows} / 16][COLUMNS / 8];"
+        return f"u32 left[{rows} / 16][COLUMNS / 16][4];"
+
+    def as_float(self, element: str) -> str:
+        return element if self.layout.is_f32 else f"to_float({element})"
+
+
+# --- where rows lie
+
+
+class BackwardPlaces:
+    """Where rows lie in the kernels of a backward.
+
+    Kernels copy lse2 and delta 16 bytes at a time, and past the end of a sequence. So packed sequences have
+    padded rows there: those of sequence b begin at row (cu_seqlens[b] / ROW_TILE + b) * ROW_TILE of their
+    head, with ROW_TILE the most rows of a q tile of any kernel: the numbering of q tiles of that height
+    (`access.Sequences`), in rows.
+    """
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._tensors = arguments.tensors
+        self.packs_queries = self._tensors.packs(Role.QUERY)
+        self.packs_keys = self._tensors.packs(Role.KEY)
+
+    def offset(self, name: str, head: str) -> str:
+        """From the first element of a tensor or its gradient to row 0 of the head and sequence at hand."""
+        return offset(self._tensors.row_zero(name, head))
+
+    def first_row(self, sequence: str) -> str:
+        """Row 0 of the head and sequence at hand in lse2 and delta; sequence: its number, if packed."""
+        if self.packs_queries:
+            first = f"(q_first / args.ROW_TILE + {sequence}) * args.ROW_TILE"
+            return f"(long long)h * args.M_padded + {first}"
+        return "(long long)(b * H + h) * args.M_padded"
+
+
+# --- which tile is a block's
+
+
+class CudaTileText(CudaFileText):
+    """Attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print before the loops."""
+
+    kernel: BackwardKernel
+
+    makes_tiles = True
+
+    def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
+        super().__init__(module, arguments, planned.name, default_of(planned))
+        self.kernel = planned
+        self.bounds = "BOUNDS" if planned.limits_registers else self.bounds
+        self.over_q, self.groups = planned.over_q, planned.sums_heads
+        self.show = at_row if self.over_q else at_key
+        self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
+        self.h_kv = scalar(self.kernel.kv_head)
+        self.is_sequential = self.kernel.grid.over == "head"
+
+    def statement(self, item: Statement) -> str:
+        if item in self._first_lengths:
+            assert isinstance(item, Let)
+            return f"int {item.name} = {scalar(item.value)};"
+        return statement(item, self.dtypes, ("M", "N"), self.show)
+
+    @property
+    def _first_lengths(self) -> tuple[Statement, ...]:
+        """Statements that tell M or N of a packed sequence, before anything shortens it."""
+        lengths = [item for item in self.kernel.program if isinstance(item, Let)]
+        told = {"M", "N"} & set(self.kernel.dims)
+        if self.kernel.grid.sequences is not None:  # the tile at hand tells it
+            told.add("M" if self.over_q else "N")
+        found = (
+            next((x for x in lengths if x.name == name), None) for name in ("M", "N") if name not in told
+        )
+        return tuple(item for item in found if item is not None)
+
+    @property
+    def sizes(self) -> Iterator[str]:
+        """`const int M = args.M;`: sizes by their names, but for those that a `length` shortens."""
+        yield from sizes_of_call(name for name in self.kernel.dims if name not in self._shortened)
+
+    @property
+    def shortened_sizes(self) -> Iterator[str]:
+        """`int N = args.N;`: what they are before that."""
+        yield from sizes_of_call((name for name in self.kernel.dims if name in self._shortened), "int")
+
+    @property
+    def _shortened(self) -> set[str]:
+        return {item.name for item in self.kernel.program if isinstance(item, Let)}
+
+    def head_offset(self, name: str) -> str:
+        """From the first element of a matrix to the rows of the head and sequence at hand."""
+        head = "h" if name in BY_QUERY else "" if self.kernel.kv_head == Const(0) else self.kv_name
+        return self.places.offset(name, head)
+
+    @property
+    def first_row(self) -> str:
+        """Where the head's rows begin in lse2 and delta."""
+        return self.places.first_row("sequence" if self.over_q else "b")
+
+    @cached_property
+    def walk(self) -> CudaWalk:
+        """From the number of a tile to its place."""
+        section = "SECTION" if self.over_q else "KV_SECTION"
+        return CudaWalk(walk=self.kernel.walk, of_call="args.", section=section)
+
+
+# --- its loops, scores and sums
 
 
 class CudaBackwardText(CudaLoopText, CudaTileText):

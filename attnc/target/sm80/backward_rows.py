@@ -13,7 +13,7 @@ from attnc.plan.ir.backward import Preprocess
 from attnc.target.locals import sizes_of_call
 from attnc.target.numbers import ROW_NUMBERS
 from attnc.target.sm80.arguments import Arguments
-from attnc.target.sm80.backward_file import CudaFileText, default_of
+from attnc.target.sm80.backward import CudaFileText, default_of
 from attnc.target.sm80.printer import address, scalar, statement
 from attnc.target.sm80.walk import CudaWalk
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from attnc.expr.nodes import TRUE, Const, Expr, Search
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
+from attnc.plan.signature import Term
 from attnc.target.locals import local
 from attnc.target.printer import Printer, Syntax
 
@@ -74,6 +75,11 @@ scalar = Printer(SYNTAX)
 at_row = Printer(SYNTAX, tile=True)
 #: The same where the rows of a tile are keys.
 at_key = Printer(replace(SYNTAX, broadcast={"q": "", "kv": "[r]"}), tile=True)
+
+
+def offset(terms: Iterable[Term]) -> str:
+    """A place in memory, from the first element of a tensor."""
+    return " + ".join(f"{index} * args.{stride}" for index, stride in terms) or "0"
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:

@@ -23,8 +23,7 @@ from attnc.target.locals import local, settle
 from attnc.target.numbers import forward_numbers
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import Arguments
-from attnc.target.sm80.backward import CudaBackwardText
-from attnc.target.sm80.backward_file import CudaFileText
+from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
 from attnc.target.sm80.backward_rows import FinishText, RowsText
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
 from attnc.target.sm80.decode import CudaDecodeText

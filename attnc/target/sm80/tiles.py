@@ -1,5 +1,5 @@
 """The pieces of a CUDA kernel's text that say where rows lie, in global memory (tiles, lengths, pages, packed
-sequences) and in tiles in shared memory: columns, permutations and copies.
+sequences) and in tiles in shared memory: columns, permutations and copies; and how elements are rounded.
 """
 
 from __future__ import annotations
@@ -8,14 +8,68 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 
-from attnc.expr.nodes import Const
 from attnc.model.tensors import DType
 from attnc.plan.ir import Decode, Forward, Let, Module
 from attnc.plan.sm80.layout import CudaLayout, Swizzle
 from attnc.target.kernel_view import OutputView
-from attnc.target.sm80.elements import ElementText
-from attnc.target.sm80.printer import STORED, scalar, statement
+from attnc.target.sm80.printer import STORED, offset, scalar, statement
 from attnc.target.sm80.walk import CudaWalk
+
+# --- elements of 16 bits, or f32
+
+
+class ElementText:
+    """What `templates/cuda/*.jinja` print about elements: of 16 bits, rounded two at a time, or f32."""
+
+    layout: CudaLayout
+
+    @property
+    def products(self) -> str:
+        """The template of the products of tiles."""
+        return f"cuda/_products{'_tf32' if self.layout.is_f32 else ''}.cu.jinja"
+
+    @property
+    def turns_columns(self) -> bool:
+        """Whether columns of a tile are rows of a left operand."""
+        return False
+
+    @property
+    def pair_type(self) -> str:
+        """What two neighbouring elements of a result are in memory."""
+        return "Pair" if self.layout.is_f32 else "u32"
+
+    @property
+    def no_pair(self) -> str:
+        """Two zeros."""
+        return "Pair{}" if self.layout.is_f32 else "0"
+
+    def pair(self, first: str, second: str) -> str:
+        """Of two floats, rounded."""
+        return f"Pair{{{first}, {second}}}" if self.layout.is_f32 else f"pack({first}, {second})"
+
+    def pair_element(self, which: int) -> str:
+        """The first or the second of `pair`."""
+        if self.layout.is_f32:
+            return f"pair.values[{which}]"
+        return f"element{{(unsigned short){'(pair >> 16)' if which else 'pair'}}}"
+
+    def rounded(self, value: str) -> str:
+        """A float as an element."""
+        return value if self.layout.is_f32 else f"element{{(unsigned short)pack({value}, 0.0f)}}"
+
+    @property
+    def piece_chunk(self) -> str:
+        """The chunk where the pair of a thread in 8 columns, the j-th, begins."""
+        return "2 * j + t / 2" if self.layout.is_f32 else "j"
+
+    @property
+    def in_chunk(self) -> str:
+        """And its place there."""
+        return "t % 2 * 2" if self.layout.is_f32 else "2 * t"
+
+
+# --- tiles of rows
+
 
 #: Matrices whose rows are copied or stored in tiles, and what their places are called in a kernel.
 PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
@@ -137,17 +191,7 @@ class TileText(OutputView, ElementText):
 
     def offset(self, name: str) -> str:
         """From the first element to row 0 of the sequence and head at hand; in pages, to the head."""
-        rows = self.rows("o" if name == "lse" else name)
-        is_key = name in ("k", "v")
-        of = rows.tensor if is_key else name
-        terms = [] if rows.page else [f"b * args.stride_{of}b"]
-        if rows.first is not None:
-            terms = [f"{rows.first} * args.stride_{of}{'n' if is_key else 'm'}"]
-        if not is_key:
-            terms.append(f"h * args.stride_{name}h")
-        elif self.kernel.kv_head != Const(0):
-            terms.append(f"{'h' if self.h_kv == 'h' else 'h_kv'} * args.stride_{of}h")
-        return " + ".join(terms or ["0"])
+        return offset(self.row_zero(name))
 
     @property
     def lse_row(self) -> str:

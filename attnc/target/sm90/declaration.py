@@ -60,6 +60,7 @@ def hopper_declaration(
     else:
         sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
+        sizes |= {text.pair_load.load.tensor: "BLOCK_M"} if text.pair_load else {}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
         launch = cuda_kernels(
             [cuda_kernel(kernel.name, _blocks(kernel))], names, strides, text.size_names, sections, boxes

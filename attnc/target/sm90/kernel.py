@@ -10,12 +10,14 @@ from attnc.plan.ir import Arg, Fetch, Forward, Let, Module, Row, Statement, stat
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.columns import Column
 from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout, widest_product
+from attnc.plan.sm90.pairs import is_pair
+from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.locals import local, sizes_of_call
-from attnc.target.sm80.printer import at_row, scalar, statement, value_type
+from attnc.target.sm80.printer import STORED, at_row, scalar, statement, value_type
 from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.mask import Ends, row_ends
-from attnc.target.sm90.score import Near, Score, exponent, in_columns, near, product_exponent, shared_score
+from attnc.target.sm90.score import Score, exponent, in_columns, product_exponent, shared_score
 from attnc.target.sm90.wgmma import parts_of, wgmma
 
 #: What is copied by TMA.
@@ -133,7 +135,7 @@ class Sm90Text(BoxText):
     @property
     def arguments(self) -> list[Arg]:
         """What kernels read and write themselves."""
-        return [arg for arg in super().arguments if arg.tensor.name not in _COPIED]
+        return [arg for arg in super().arguments if arg.tensor.name not in self.tma_loads]
 
     @property
     def fields(self) -> Iterator[str]:
@@ -142,9 +144,14 @@ class Sm90Text(BoxText):
         yield from super().fields
 
     @property
+    def tma_loads(self) -> list[str]:
+        """Tensors that TMA copies from."""
+        return [*_COPIED, *([self.pair_load.load.tensor] if self.pair_load else [])]
+
+    @property
     def maps(self) -> list[str]:
         """Tensors that TMA copies from or to."""
-        return [*_COPIED, *(["o"] if self.stores_by_tma else [])]
+        return [*self.tma_loads, *(["o"] if self.stores_by_tma else [])]
 
     @property
     def more_pointers(self) -> list[str]:
@@ -252,7 +259,7 @@ class Sm90Text(BoxText):
     @property
     def readers(self) -> int:
         """Warps besides those that multiply that read what is said of a tile: who copies, loads and draws."""
-        return 1 + self.loads_keys + 4 * self.draws
+        return 1 + self.loads_keys + (self.pair_load is not None) + 4 * self.draws
 
     # -- what is loaded of each key --------------------------------------------------------------------------
 
@@ -315,9 +322,17 @@ class Sm90Text(BoxText):
         return exponent(self.score.value, scale)
 
     @cached_property
-    def near(self) -> Near | None:
-        """The same where products are small, if it is less then."""
-        return None if self.score is None else near(self.score.value, self.kernel.softmax.scale)
+    def cap(self) -> Cap | None:
+        """The score, if it is a capped product, of which most are small."""
+        if self.score is None or not self.layout.capped:
+            return None
+        return cap_of(self.score.value, self.kernel.softmax.scale)
+
+    @property
+    def capped_exponent(self) -> Expr:
+        """Of p by the polynomial."""
+        assert self.cap is not None
+        return exponent(self.cap.product, None)
 
     @cached_property
     def vectors(self) -> tuple[Fetch | Let, ...]:
@@ -350,6 +365,11 @@ class Sm90Text(BoxText):
     def loads_keys(self) -> bool:
         """Whether a warp loads what is asked of keys."""
         return bool(self.vectors or self.key_columns)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether those who multiply read what others have loaded, besides tiles of q, k and v."""
+        return bool(self.vectors or self.pair_load)
 
     @property
     def of_row(self) -> str:
@@ -398,7 +418,50 @@ class Sm90Text(BoxText):
     def statement(self, item: Statement) -> str:
         if isinstance(item, Fetch) and item in self._loaded:
             return self.vector_statement(item)
+        if isinstance(item, Fetch) and item == self.pair_load:
+            return local("const float", {item.name: self._pair_value})
         return super().statement(item)
+
+    # -- what is loaded of each query and key ----------------------------------------------------------------
+
+    @cached_property
+    def pair_load(self) -> Fetch | None:
+        """What comes as tiles of queries and keys."""
+        if not self.layout.pair_stages:
+            return None
+        found = (fetch for fetch in super().score_fetches if is_pair(fetch.load))
+        return next(fetch for fetch in found if fetch not in self.mask_fetches and self._is_real(fetch))
+
+    def _computed(self) -> tuple[Statement, ...]:
+        return tuple(item for item in super()._computed() if item != self.pair_load)
+
+    def _is_real(self, fetch: Fetch) -> bool:
+        return self.dtypes[fetch.load.tensor].is_float
+
+    @property
+    def values_come_late(self) -> bool:
+        """Whether v is waited for where it is multiplied, and not before: what comes of pairs holds it up."""
+        return self.pair_load is not None and not self.clears_values
+
+    @property
+    def pair_by_pieces(self) -> bool:
+        """Whether ldmatrix reads it, which has elements of 16 bits."""
+        return self.layout.pair == 2
+
+    @property
+    def pair_place(self) -> str:
+        """Where a box of its tile begins, but for its columns: row, and the axes before."""
+        assert self.pair_load is not None
+        others = [scalar(index) for index in reversed(self.pair_load.load.indices[:-2])]
+        return ", ".join(["q_lo", *others, *["0"] * (2 - len(others))])
+
+    @property
+    def _pair_value(self) -> str:
+        assert self.pair_load is not None
+        if self.pair_by_pieces:
+            return f"half_of<{STORED[self.dtypes[self.pair_load.load.tensor]]}>(values[j % 2 * 2 + r], c)"
+        chunk = "(2 * j % 8 + t / 2 ^ g) * 16 + t % 2 * 8"
+        return f"of_pair<float>(load_shared<u64>(pair_at + (j / 4 * BLOCK_M + 8 * r) * 128 + {chunk}), c)"
 
     @property
     def copied_program(self) -> list[str]:

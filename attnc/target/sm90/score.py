@@ -70,15 +70,6 @@ def shared_score(score: Expr, vectors: Iterable[Fetch], elsewhere: Iterable[Expr
     return Score(value, tuple(parts.keys), tuple(parts.rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
-    """An exponent for products of less than `limit`."""
-
-    exponent: Expr
-    limit: float
-    comment: str
-
-
 def product_exponent(score: Score, scale: float | None) -> Expr:
     """The same where all but the product is of a row, and `base` has both that a row subtracts."""
     assert score.product is not None
@@ -105,38 +96,6 @@ def _minus(expr: Expr) -> Expr:
 
 def _has_product(expr: Expr) -> bool:
     return any(isinstance(node, Dot) for node in walk(expr))
-
-
-#: tanh(x) = x P(x^2) for |x| <= 1/2, within 2^-22.9: the best uniform polynomial of degree 7 (Remez).
-_TANH_LIMIT = 0.5
-_TANH = (0.9999976761918177, -0.3332065521661256, 0.1314514564205856, -0.04337248328577777)
-#: Arguments c s whose polynomial in s has ordinary float32 numbers for coefficients and powers.
-_FACTORS = (2.0**-12, 2.0**12)
-
-
-def near(value: Expr, scale: float | None) -> Near | None:
-    """A score's one tanh as a polynomial, where its argument is small, which takes multiply-adds for two
-    special functions. None if there is no tanh, or another argument than c s.
-    """
-    calls = {node for node in walk(value) if isinstance(node, Call) and node.function == "tanh"}
-    match tuple(calls):
-        case (Call(args=(Binary(op="*", left=Dot() as dot, right=Const(value=factor)),)) as call,) if (
-            _FACTORS[0] <= abs(factor) <= _FACTORS[1]
-        ):
-            c = float(factor)
-        case _:
-            return None
-    square = mul(dot, dot)
-    polynomial: Expr = Const(_TANH[-1] * c ** (2 * len(_TANH) - 1))
-    for i in reversed(range(len(_TANH) - 1)):
-        polynomial = add(Const(_TANH[i] * c ** (2 * i + 1)), mul(square, polynomial))
-    replaced = _replace(value, call, mul(dot, polynomial))
-    limit = _TANH_LIMIT / abs(c)
-    return Near(exponent(replaced, scale), limit, f"|tanh's argument| < {_TANH_LIMIT}: a polynomial")
-
-
-def _replace(expr: Expr, old: Expr, new: Expr) -> Expr:
-    return new if expr == old else make(expr, tuple(_replace(child, old, new) for child in children(expr)))
 
 
 @dataclass(slots=True)

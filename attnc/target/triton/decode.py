@@ -11,10 +11,10 @@ from attnc.expr.nodes import Const
 from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.access import Rows
-from attnc.plan.columns import block
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Fetch, Loop, Module, Statement
 from attnc.plan.regions import ZERO
+from attnc.plan.storage import block
 from attnc.target.triton.kernel import MATRICES, KernelText, PartText
 from attnc.target.triton.printer import scalar
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from attnc.expr.nodes import Const, Index, walk
+from attnc.expr.nodes import Index, walk
 from attnc.model.tensors import DType
-from attnc.plan.columns import block, feature
 from attnc.plan.ir import Arg, Decode, Forward, Loop, Module
+from attnc.plan.storage import block, feature
 from attnc.target.kernel_view import OutputView
-from attnc.target.triton.printer import TL_DTYPES, scalar
+from attnc.target.triton.printer import TL_DTYPES, offset, scalar
 from attnc.target.triton.program import ProgramText
 
 CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA", "ZERO_FILL")
@@ -94,10 +94,6 @@ class KernelText(ProgramText, OutputView):
         return f"{size}, {block(size)}" if self.padded else str(size)
 
     @property
-    def kv_name(self) -> str:
-        return "h" if self.h_kv == "h" else "h_kv"
-
-    @property
     def matrices(self) -> list[str]:
         """q, k, v, o, as far as they have memory of their own."""
         return [name for name in MATRICES if self.rows(name).tensor == name]
@@ -114,16 +110,7 @@ class KernelText(ProgramText, OutputView):
 
     def offset(self, name: str) -> str:
         """From the first element to row 0 of the sequence and head at hand; in pages, to the head."""
-        rows = self.rows("o" if name == "lse" else name)
-        row = "n" if name in ("k", "v") else "m"
-        terms = [] if rows.page else [f"b.to(tl.int64) * stride_{name}b"]
-        if rows.first is not None:
-            terms = [f"{rows.first}.to(tl.int64) * stride_{name}{row}"]
-        if name not in ("k", "v"):
-            terms.append(f"h.to(tl.int64) * stride_{name}h")
-        elif self.kernel.kv_head != Const(0):
-            terms.append(f"{self.kv_name}.to(tl.int64) * stride_{name}h")
-        return " + ".join(terms)
+        return offset(self.row_zero(name))
 
     # -- parameters and arguments --------------------------------------------------------------------------
 

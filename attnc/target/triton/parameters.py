@@ -11,8 +11,7 @@ from attnc.plan.storage import longest
 from attnc.target.declared import Record, section
 from attnc.target.triton.kernel import typed
 from attnc.target.triton.launches import triton_kernel
-from attnc.target.triton.prologue import PrologueText
-from attnc.target.triton.tensors import Pair, TritonTensors
+from attnc.target.triton.prologue import Pair, PrologueText, TritonTensors
 
 
 class Parameters:

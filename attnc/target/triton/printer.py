@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
+from attnc.plan.signature import Term
 from attnc.plan.width import is_wide
 from attnc.target.printer import Printer, Syntax
 
@@ -64,6 +65,11 @@ def score(expr: Expr, show: Printer = tiled, read: Expr | None = None) -> str:
     nodes = walk(expr if read is None else read)
     is_tile = any(node == Dot() or (isinstance(node, Ref) and len(node.axes) == 2) for node in nodes)
     return show(expr) if is_tile else f"tl.zeros_like(s) + ({show(expr)})"
+
+
+def offset(terms: Iterable[Term]) -> str:
+    """A place in memory, from the first element of a tensor; empty if it is that."""
+    return " + ".join(f"{index}.to(tl.int64) * {stride}" for index, stride in terms)
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:

@@ -6,17 +6,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from attnc.expr.nodes import FALSE, TRUE, Const
 from attnc.model.tensors import Role
 from attnc.plan.ir import Module, Statement
 from attnc.plan.ir.backward import Preprocess, Prologue
 from attnc.plan.signature import stride_name
+from attnc.plan.storage import block
 from attnc.target.declared import Record
+from attnc.target.tensors import Tensors
 from attnc.target.triton.kernel import typed
 from attnc.target.triton.launches import triton_kernel
-from attnc.target.triton.printer import address, scalar
-from attnc.target.triton.tensors import Pair, TritonTensors
+from attnc.target.triton.printer import address, offset, scalar
+
+#: A kernel's parameter and the tensor that is passed for it.
+Pair: TypeAlias = tuple[str, str]
+
+
+class TritonTensors(Tensors):
+    """The tensors of one module as its backward sees them."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.padded = (self.d, self.dv) != (block(self.d), block(self.dv))
+
+    def width(self, name: str) -> str:
+        size = self.size(name)
+        return f"{size}, {block(size)}" if self.padded else str(size)
+
+    def offset(self, name: str, head: str) -> str:
+        """From the first element to the rows of one head, of the sequence at hand."""
+        return offset(self.row_zero(name, head))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from functools import cache
 
 import jinja2
 
-from attnc.expr.nodes import Expr, Index
+from attnc.expr.nodes import Binary, Call, Expr, Index, Search, walk
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Kernel, Module, kernels_of, split_of
+from attnc.plan.ir.statements import expressions_within
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment
@@ -21,9 +22,8 @@ from attnc.target.support import imports
 from attnc.target.triton.backward import BackwardText
 from attnc.target.triton.declaration import TritonBackward, triton_declaration
 from attnc.target.triton.decode import CombineText, DecodeText
-from attnc.target.triton.device_functions import device_functions
 from attnc.target.triton.kernel import KernelText
-from attnc.target.triton.printer import load, scalar, score, statement, tiled
+from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled
 from attnc.target.tuning import tuning
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
@@ -129,3 +129,47 @@ def _times_scale(kernel: Kernel) -> str:
 def _counter(number: Expr) -> str:
     """A word of 32 bits that random bits are drawn at."""
     return scalar(number) if isinstance(number, Index) else f"({scalar(number)}).to(tl.int32)"
+
+
+# --- device functions
+
+
+def device_functions(module: Module) -> frozenset[str]:
+    """Their names. What expressions call follows from the plan's; the rest from how rows lie in memory."""
+    (forward,) = module.kernels
+    backward = module.backward
+    kernels = [forward, *(planned for planned in (backward.kernels if backward else ()))]
+    called = {name for expr in expressions_within((module.kernels, backward)) for name in _called_by(expr)}
+    called.update(*map(_moves_rows, kernels))
+    if any(kernel.grid.sequences is not None for kernel in kernels):
+        called.add("_find_sequence")
+    if backward is not None:
+        called |= {"_load_rows", "_store_rows"}
+        packed = module.variant.attention.q.storage.is_packed
+        if not packed and any(not planned.over_q for planned in backward.kernels):
+            called.add("_load_vector")  # of lse2 and delta
+    if any(kernel.softmax.dropout is not None for kernel in kernels):
+        called.add("_keep_dropout")
+    return frozenset(called)
+
+
+def _moves_rows(kernel: Kernel) -> Iterator[str]:
+    """What loads and stores tiles of rows; kernels that decode have functions of their own for it."""
+    if kernel.structure == "decode":
+        return
+    yield from ("_load_rows", "_store_rows")
+    if any(rows.page for rows in kernel.rows.values()):
+        yield from ("_find_pages", "_load_pages")
+
+
+def _called_by(expr: Expr) -> Iterator[str]:
+    """What the text of an expression calls."""
+    own = {*SYNTAX.functions.values()} - {"tl.minimum", "tl.maximum"}
+    for node in walk(expr):
+        match node:
+            case Call(function=function) if SYNTAX.named(function) in own:
+                yield SYNTAX.named(function)
+            case Binary(op=op, left=left, right=right) if function := scalar.division(op, left, right):
+                yield function
+            case Search(side=side):
+                yield f"_{side}_bound"

@@ -29,7 +29,7 @@
 #define BLOCK_N 128  // keys of a tile
 #define STAGES 4  // tiles of K and of V in shared memory
 #define Q_TILES 2  // tiles of Q there
-#define O_TILES 1  // 1: o leaves through a tile of its own, by TMA; 0: from registers
+#define O_TILES 0  // 1: o leaves through a tile of its own, by TMA; 0: from registers
 #define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
 #define COPY_REGISTERS 40  // of a thread that copies,
 #define MULTIPLY_REGISTERS 232  // and of one that multiplies
@@ -51,15 +51,19 @@ constexpr int QK_PIECES = 1, V_PIECES = 1;
 constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
 constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
+// What is loaded of each query and key of a tile: pieces of 128 bytes a row, too.
+constexpr int PAIR_COLUMNS = 128 / 2, PAIR_PIECES = (BLOCK_N + PAIR_COLUMNS - 1) / PAIR_COLUMNS;
+constexpr int PAIR_STAGES = 2, PAIR_AT = O_AT + O_BYTES, PAIR_BYTES = PAIR_PIECES * BLOCK_M * 128;
 // What is loaded of each key lies there too, 4 bytes a key.
-constexpr int VECTORS = 1, X_AT = O_AT + O_BYTES, X_BYTES = STAGES * VECTORS * BLOCK_N * 4;
+constexpr int VECTORS = 1, X_AT = PAIR_AT + PAIR_STAGES * PAIR_BYTES, X_BYTES = STAGES * VECTORS * BLOCK_N * 4;
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = X_AT + X_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
 constexpr int X_FULL = V_EMPTY + STAGES, X_EMPTY = X_FULL + STAGES;
-constexpr int BARRIERS = X_EMPTY + STAGES;
+constexpr int PAIR_FULL = X_EMPTY + STAGES, PAIR_EMPTY = PAIR_FULL + PAIR_STAGES;
+constexpr int BARRIERS = PAIR_EMPTY + PAIR_STAGES;
 constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
 
 // More registers than the launch holds would be waited for for ever.
@@ -68,13 +72,11 @@ static_assert(HELPERS * COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
-    TensorMap q_map, k_map, v_map, o_map;
-    const bf16* pair_ptr;
+    TensorMap q_map, k_map, v_map, pair_map;
     const float* key_bias_ptr;
     bf16* o_ptr;
     float* lse_ptr;
     int* counter_ptr;
-    long long stride_pair_0, stride_pair_1, stride_pair_2;
     long long stride_key_bias_0, stride_key_bias_1;
     long long stride_ob, stride_om, stride_oh;
     long long stride_lseb, stride_lseh, stride_lsem;
@@ -351,6 +353,31 @@ __device__ __forceinline__ void load_vectors(const Args& args, u32 base, const R
     }
 }
 
+// One thread: copies what is loaded of each query and key, tile by tile, as buffers become free.
+__device__ __forceinline__ void copy_pairs(const Args& args, u32 base, const Record* records)
+{
+    Ring<RECORDS> at = {0, 0};
+    Ring<PAIR_STAGES> pairs = {0, 1};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
+        const Record record = records[at.at];
+        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
+        if (record.q_lo < 0)
+            return;
+        const int q_lo = record.q_lo;
+        const int h = record.h;
+        auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
+        #pragma unroll 1
+        for (int kv_lo = record.kv_lo; kv_lo >= 0; kv_lo = previous(kv_lo), pairs.step()) {
+            mbarrier_wait(barrier_of(base, PAIR_EMPTY, pairs.at), pairs.parity);
+            mbarrier_expect(barrier_of(base, PAIR_FULL, pairs.at), PAIR_BYTES);
+            for (int piece = 0; piece < PAIR_PIECES; ++piece)
+                tma_load(base + PAIR_AT + pairs.at * PAIR_BYTES + piece * BLOCK_M * 128, args.pair_map,
+                         barrier_of(base, PAIR_FULL, pairs.at), kv_lo + PAIR_COLUMNS * piece, q_lo, h, 0);
+        }
+    }
+}
+
 // A warpgroup: o and lse of 64 rows of each tile. FlashAttention-2, algorithm 1.
 __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Record* records, int consumer, int warp)
 {
@@ -363,6 +390,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 0};
     Ring<STAGES> k = {0, 0}, v = {0, 0}, x = {0, 0};
+    Ring<PAIR_STAGES> pairs = {0, 0};
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         Record& record = records[at.at];
@@ -376,14 +404,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         const int again = uniform(record.again);
         bool failed = false;
         int kv_lo = uniform(record.kv_lo);
-        const bf16* const pair_row = &args.pair_ptr[h * args.stride_pair_0];
 
-        // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
-        int q_idx[ROWS];
-        #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            q_idx[r] = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-        }
         // m is what exponents subtract: the maximum as it was last looked for, and ABOVE.
         float m[ROWS] = {-INF, -INF}, l[ROWS] = {};
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
@@ -403,37 +424,44 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         auto start_pv = [&](bool accumulate) { multiply_pv(acc, p, v_tiles + v.at * (V_BYTES / 16), accumulate); };
         // Ends p v of the tile before. That the values of the next tile are waited for in front of it, and not behind, keeps the
         // compiler from waiting for the product before the softmax: it moves no wait over the branch.
+        // Here those of this tile, which are there: the next ones come behind pairs, and are waited for in front of the next products.
         auto finish_pv = [&] {
             pin(scores[0]);
-            const auto next = v.after();
-            mbarrier_wait(barrier_of(base, V_FULL, next.at), next.parity);
+            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             wgmma_wait<0>();
             pin(acc);
             pin(p);
             release_v();
         };
-        // What was loaded of keys has been read: by all lanes, which have met since.
-        auto release_x = [&] {
+        // What was loaded for scores and masks has been read: by all lanes, which have met since.
+        auto release_loaded = [&] {
             mbarrier_arrive_if(barrier_of(base, X_EMPTY, x.at), lane == 0);
             x.step();
+            mbarrier_arrive_if(barrier_of(base, PAIR_EMPTY, pairs.at), lane == 0);
+            pairs.step();
         };
         // Scores of a tile, which may be partial or not.
         auto score = [&](auto may_be_partial, int kv_lo) {
             const u32 key_bias_kv_at = base + X_AT + (x.at * VECTORS + 0) * BLOCK_N * 4 + 8 * t;
             // bias.attn:9  score = dot(q, k) / sqrt(D) + pair[h, q_idx, kv_idx] + key_bias[b, kv_idx]
+        // Two pieces of scores at a time: values of rows g and g + 8, of each two neighbours.
+        const u32 pair_at = base + PAIR_AT + pairs.at * PAIR_BYTES + (64 * consumer + 16 * warp + lane % 16) * 128;
+        u32 values[4];
         #pragma unroll
-        for (int j = 0; j < WARP_N / 8; ++j)
+        for (int j = 0; j < WARP_N / 8; ++j) {
+            if (j % 2 == 0)
+                load_pieces(values, pair_at + j / 8 * BLOCK_M * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16);
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const int kv_idx = kv_lo + 8 * j + 2 * t + c;
                 const float key_bias_kv = of_pair<float>(load_shared<u64>(key_bias_kv_at + 32 * j), c);
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     float& s = scores[0][j][2 * r + c];
-                    const float pair_tile = q_idx[r] < M && kv_idx < N ? to_float(pair_row[q_idx[r] * args.stride_pair_1 + kv_idx * args.stride_pair_2]) : 0.0f;
+                    const float pair_tile = half_of<bf16>(values[j % 2 * 2 + r], c);
                     s = s * 0.125f + pair_tile + key_bias_kv;
                 }
             }
+        }
             if constexpr (may_be_partial.value)
                 if (is_partial(kv_lo)) {
                     branch();  // not selects in every tile
@@ -457,7 +485,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             score(Yes{}, kv_lo);
             float shift[ROWS];
             row_maxima(m, scores[0]);
-            release_x();
+            release_loaded();
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 m[r] = m[r] * SCALE + ABOVE;
@@ -475,25 +503,30 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 // bias.attn:9  score = dot(q, k) / sqrt(D) + pair[h, q_idx, kv_idx] + key_bias[b, kv_idx]
                 const u32 key_bias_kv_at = base + X_AT + (x.at * VECTORS + 0) * BLOCK_N * 4 + 8 * t;
                 float even[ROWS] = {}, odd[ROWS] = {};
+                // Two pieces of scores at a time: values of rows g and g + 8, of each two neighbours.
+                const u32 pair_at = base + PAIR_AT + pairs.at * PAIR_BYTES + (64 * consumer + 16 * warp + lane % 16) * 128;
+                u32 values[4];
                 #pragma unroll
-                for (int j = 0; j < WARP_N / 8; ++j)
+                for (int j = 0; j < WARP_N / 8; ++j) {
+                    if (j % 2 == 0)
+                        load_pieces(values, pair_at + j / 8 * BLOCK_M * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16);
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
-                        const int kv_idx = kv_lo + 8 * j + 2 * t + c;
                         const float key_bias_kv = of_pair<float>(load_shared<u64>(key_bias_kv_at + 32 * j), c);
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             float& s = scores[0][j][2 * r + c];
-                            const float pair_tile = q_idx[r] < M && kv_idx < N ? to_float(pair_row[q_idx[r] * args.stride_pair_1 + kv_idx * args.stride_pair_2]) : 0.0f;
+                            const float pair_tile = half_of<bf16>(values[j % 2 * 2 + r], c);
                             s = exp2_((s * 0.125f + pair_tile + key_bias_kv) * 1.4426950408889634f - m[r]);
                             (c == 0 ? even : odd)[r] += s;
                         }
                     }
+                }
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     sum[r] = even[r] + odd[r];
                 const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
-                release_x();
+                release_loaded();
                 finish();
                 if (moves) {  // rarely
                     float factor[ROWS];
@@ -521,7 +554,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             score(kind, kv_lo);
             float top[ROWS], factor[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
-            release_x();
+            release_loaded();
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 top[r] = top[r] * SCALE + ABOVE;
@@ -551,12 +584,14 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             mbarrier_wait(barrier_of(base, X_FULL, x.at), x.parity);
             if constexpr (OVERLAP) {
+                mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
                 wgmma_fence();
                 start_qk();
                 start_pv(accumulate);
                 wgmma_wait<1>();
                 pin(scores[0]);
                 release_k(last);
+                mbarrier_wait(barrier_of(base, PAIR_FULL, pairs.at), pairs.parity);
                 next_p(kind, kv_lo, finish_pv);
             } else {
                 wgmma_fence();
@@ -570,6 +605,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<0>();
                 pin(scores[0]);
                 release_k(last);
+                mbarrier_wait(barrier_of(base, PAIR_FULL, pairs.at), pairs.parity);
                 next_p(kind, kv_lo, [] {});
                 mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             }
@@ -585,6 +621,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < 0);
+            mbarrier_wait(barrier_of(base, PAIR_FULL, pairs.at), pairs.parity);
             first_p(kv_lo);
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.
@@ -599,6 +636,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             #pragma unroll 1
             for (; kv_lo >= 0; kv_lo = previous(kv_lo))
                 step(No{}, kv_lo);
+            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             wgmma_fence();
             start_pv(accumulate);
         }
@@ -642,28 +680,38 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            // Each warp stores its own 16 rows, so that none waits for another.
-            const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
-            if (lane == 0)
-                tma_wait_read();
-            __syncwarp();
             #pragma unroll
-            for (int j = 0; j < DV / 8; j += 2)
-                store_pieces(base + O_AT + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
-                             rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
-            proxy_fence();
-            __syncwarp();
-            if (lane == 0 && writes) {
+            for (int r = 0; r < ROWS; ++r) {
+                const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                element* const o_row = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om;
+                const bool exists = writes && row < M;
+                // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
                 #pragma unroll
-                for (int piece = 0; piece < V_PIECES; ++piece)
-                    tma_store(args.o_map, base + O_AT + (piece * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
-                tma_commit();
+                for (int j = 0; j + 3 < DV / 8; j += 4) {
+                    u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                    #pragma unroll
+                    for (int i = 0; i < 4; i += 2) {
+                        const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
+                        x[i] = t & 1 ? other : x[i];
+                        x[i + 1] = t & 1 ? x[i + 1] : other;
+                    }
+                    #pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
+                        x[i] = t & 2 ? other : x[i];
+                        x[i + 2] = t & 2 ? x[i + 2] : other;
+                    }
+                    if (exists)
+                        store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                }
+                #pragma unroll
+                for (int j = DV / 32 * 4; j < DV / 8; ++j)
+                    if (exists)
+                        *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
             }
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
     }
-    if (O_TILES && lane == 0)
-        tma_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) bias_forward(const __grid_constant__ Args args)
@@ -675,7 +723,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) bias_forward(const __gr
     if (threadIdx.x == 0) {
         for (int i = 0; i < RECORDS; ++i) {
             mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 2);  // a warp arrives by one lane
+            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 3);  // a warp arrives by one lane
             records[i].failed = 0;
         }
         for (int i = 0; i < Q_TILES; ++i) {
@@ -689,6 +737,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) bias_forward(const __gr
             mbarrier_init(barrier_of(base, V_EMPTY, i), 4 * CONSUMERS);
             mbarrier_init(barrier_of(base, X_FULL, i), 1);
             mbarrier_init(barrier_of(base, X_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < PAIR_STAGES; ++i) {
+            mbarrier_init(barrier_of(base, PAIR_FULL, i), 1);
+            mbarrier_init(barrier_of(base, PAIR_EMPTY, i), 4 * CONSUMERS);
         }
         mbarrier_fence();
     }
@@ -705,6 +757,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) bias_forward(const __gr
             find_tiles(args, base, records);
         } else if (warp == 2) {
             load_vectors(args, base, records);
+        } else if (threadIdx.x == 96) {
+            tma_prefetch(args.pair_map);
+            copy_pairs(args, base, records);
         }
     } else {
         warpgroup_take_registers<MULTIPLY_REGISTERS>();

@@ -544,6 +544,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<1>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, finish_pv);
             } else {
                 wgmma_fence();
@@ -557,6 +558,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<0>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, [] {});
                 mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             }
@@ -573,6 +575,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < 0);
+
             first_p(kv_lo);
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             clear_values(kv_lo);

@@ -433,8 +433,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             pin(p);
             release_v();
         };
-        // What was loaded of keys has been read: by all lanes, which have met since.
-        auto release_x = [&] {
+        // What was loaded for scores and masks has been read: by all lanes, which have met since.
+        auto release_loaded = [&] {
             mbarrier_arrive_if(barrier_of(base, X_EMPTY, x.at), lane == 0);
             x.step();
         };
@@ -464,7 +464,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             score(Yes{}, kv_lo);
             float shift[ROWS];
             row_maxima(m, scores[0]);
-            release_x();
+            release_loaded();
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 m[r] = m[r] * SCALE + ABOVE;
@@ -482,7 +482,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 score(Yes{}, kv_lo);
                 exponentials(scores[0], m, sum);
                 const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
-                release_x();
+                release_loaded();
                 finish();
                 if (moves) {  // rarely
                     float factor[ROWS];
@@ -510,7 +510,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             score(kind, kv_lo);
             float top[ROWS], factor[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
-            release_x();
+            release_loaded();
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 top[r] = top[r] * SCALE + ABOVE;
@@ -546,6 +546,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<1>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, finish_pv);
             } else {
                 wgmma_fence();
@@ -559,6 +560,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<0>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, [] {});
                 mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             }
@@ -574,6 +576,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < lo);
+
             first_p(kv_lo);
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.

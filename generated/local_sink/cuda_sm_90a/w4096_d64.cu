@@ -46,6 +46,8 @@ constexpr float SCALE = 72.13475204444816f;  // factor of the raw score in base-
 constexpr float ABOVE = 20.0f;  // what exponents subtract lies so far above the maximum, in base-2 units
 constexpr float LIMIT = 1.0f;  // sum of p by which the maximum has grown by about 20
 constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural units
+constexpr float NEAR = 22.975464217124326f;  // capped scores up to which a polynomial is as good as tanh, in base-2 units
+constexpr float LEAST = -21.31513136727981f;  // log2 of what exponentials sum to for each key, where it is also good far below
 
 // Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
 constexpr int QK_PIECES = 1, V_PIECES = 1;
@@ -339,6 +341,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         const int full_hi = uniform(record.full_hi);
         const int again = uniform(record.again);
         bool failed = false;
+        bool approximated = false;
         int kv_lo = uniform(record.kv_lo);
         const float sink = args.sink_ptr[h * args.stride_sink_0];
 
@@ -427,18 +430,35 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             if constexpr (!kind.value) {
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
+                // Scores are by a polynomial, if the largest so far are well below what it is good for; that they all were, the sums will say.
+                const bool near = !is_partial(kv_lo) && !any_lane(fmaxf(m[0], m[1]) > NEAR - 3.0f + ABOVE);
+                float known[ROWS];
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+                    known[r] = near ? fminf(exp2_(NEAR - m[r]), 1e30f) : 1e30f;
+                approximated |= near;
                 if (is_partial(kv_lo)) {
                     score(Yes{}, kv_lo);
                     exponentials(scores[0], m, sum);
                 } else {
                     // local_sink.attn:8  score = softcap(dot(q, k) / sqrt(D), 50)
-                    float largest[4] = {};  // four shorter chains
-                    #pragma unroll
-                    for (int j = 0; j < BLOCK_N / 8; ++j)
+                    if (near) {
+                        float even[ROWS] = {}, odd[ROWS] = {};
                         #pragma unroll
-                        for (int i = 0; i < 4; ++i)
-                            largest[i] = fmaxf(largest[i], fabsf(scores[0][j][i]));
-                    if (any_lane(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3])) >= 200.0f)) {
+                        for (int j = 0; j < WARP_N / 8; ++j)
+                            #pragma unroll
+                            for (int c = 0; c < 2; ++c) {
+                                #pragma unroll
+                                for (int r = 0; r < ROWS; ++r) {
+                                    float& s = scores[0][j][2 * r + c];
+                                    s = exp2_(s * (0.18033562523437824f + s * s * (-3.7511800754185016e-07f + s * s * 8.708165597642082e-13f)) - m[r]);
+                                    (c == 0 ? even : odd)[r] += s;
+                                }
+                            }
+                        #pragma unroll
+                        for (int r = 0; r < ROWS; ++r)
+                            sum[r] = even[r] + odd[r];
+                    } else {
                         float even[ROWS] = {}, odd[ROWS] = {};
                         #pragma unroll
                         for (int j = 0; j < WARP_N / 8; ++j)
@@ -454,25 +474,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r)
                             sum[r] = even[r] + odd[r];
-                    } else {  // |tanh's argument| < 0.5: a polynomial
-                        float even[ROWS] = {}, odd[ROWS] = {};
-                        #pragma unroll
-                        for (int j = 0; j < WARP_N / 8; ++j)
-                            #pragma unroll
-                            for (int c = 0; c < 2; ++c) {
-                                #pragma unroll
-                                for (int r = 0; r < ROWS; ++r) {
-                                    float& s = scores[0][j][2 * r + c];
-                                    s = exp2_(s * (0.18033646104280282f + s * s * (-3.7555893781388994e-07f + s * s * (9.259978725371607e-13f + s * s * -1.909584550397676e-18f))) - m[r]);
-                                    (c == 0 ? even : odd)[r] += s;
-                                }
-                            }
-                        #pragma unroll
-                        for (int r = 0; r < ROWS; ++r)
-                            sum[r] = even[r] + odd[r];
                     }
                 }
-                const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
+                const bool moves = any_lane(!(sum[0] < fminf(LIMIT, known[0]) && sum[1] < fminf(LIMIT, known[1])));
                 finish();
                 if (moves) {  // rarely
                     float factor[ROWS];
@@ -480,7 +484,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
                         // The exponentials say no more: once more, under a running maximum.
-                        failed |= !(most < 1e30f);
+                        failed |= !(most < known[r]);
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
                         const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
                         factor[r] = exp2_(-up);
@@ -534,6 +538,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<1>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, finish_pv);
             } else {
                 wgmma_fence();
@@ -547,6 +552,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<0>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, [] {});
                 mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             }
@@ -561,6 +567,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < lo);
+
             first_p(kv_lo);
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.
@@ -584,11 +591,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             const int h = uniform(record.h);
             const int b = uniform(record.b);
             const int lo = uniform(record.lo);
+            const float keys = uniform(record.kv_lo) + BLOCK_N - lo;  // of all tiles
             float scale[ROWS];
             bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 l[r] = row_sum(l[r]);
+                failed |= approximated && !(l[r] >= exp2_(LEAST - m[r]) * keys);
                 sees[r] = l[r] != 0.0f;
                 // the sink joins the denominator as a key without a value
                 const float joins = sink * 1.4426950408889634f, top = fmaxf(m[r], joins), shift = top == -INF ? 0.0f : top;

@@ -482,6 +482,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<1>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, finish_pv);
             } else {
                 wgmma_fence();
@@ -495,6 +496,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<0>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, [] {});
                 mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             }
@@ -511,6 +513,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < 0);
+
             first_p(kv_lo);
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             clear_values(kv_lo);

@@ -43,6 +43,8 @@ constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r +
 constexpr float SCALE = 72.13475204444816f;  // factor of the raw score in base-2 units
 constexpr float ABOVE = 20.0f;  // what exponents subtract lies so far above the maximum, in base-2 units
 constexpr float LIMIT = 1.0f;  // sum of p by which the maximum has grown by about 20
+constexpr float NEAR = 22.975464217124326f;  // capped scores up to which a polynomial is as good as tanh, in base-2 units
+constexpr float LEAST = -21.31513136727981f;  // log2 of what exponentials sum to for each key, where it is also good far below
 
 // Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
 constexpr int QK_PIECES = 2, V_PIECES = 2;
@@ -332,6 +334,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         const int met_hi = uniform(record.met_hi);
         const int again = uniform(record.again);
         bool failed = false;
+        bool approximated = false;
         int kv_lo = uniform(record.kv_lo);
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
@@ -419,14 +422,31 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             if constexpr (!kind.value) {
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
-                // softcap.attn:7  score = softcap(dot(q, k) / sqrt(D), 50)
-                float largest[4] = {};  // four shorter chains
+                // Scores are by a polynomial, if the largest so far are well below what it is good for; that they all were, the sums will say.
+                const bool near = !any_lane(fmaxf(m[0], m[1]) > NEAR - 3.0f + ABOVE);
+                float known[ROWS];
                 #pragma unroll
-                for (int j = 0; j < BLOCK_N / 8; ++j)
+                for (int r = 0; r < ROWS; ++r)
+                    known[r] = near ? fminf(exp2_(NEAR - m[r]), 1e30f) : 1e30f;
+                approximated |= near;
+                // softcap.attn:7  score = softcap(dot(q, k) / sqrt(D), 50)
+                if (near) {
+                    float even[ROWS] = {}, odd[ROWS] = {};
                     #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        largest[i] = fmaxf(largest[i], fabsf(scores[0][j][i]));
-                if (any_lane(fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3])) >= 282.842712474619f)) {
+                    for (int j = 0; j < WARP_N / 8; ++j)
+                        #pragma unroll
+                        for (int c = 0; c < 2; ++c) {
+                            #pragma unroll
+                            for (int r = 0; r < ROWS; ++r) {
+                                float& s = scores[0][j][2 * r + c];
+                                s = exp2_(s * (0.12751654349274472f + s * s * (-1.3262424343901436e-07f + s * s * 1.5394007364470298e-13f)) - m[r]);
+                                (c == 0 ? even : odd)[r] += s;
+                            }
+                        }
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        sum[r] = even[r] + odd[r];
+                } else {
                     float even[ROWS] = {}, odd[ROWS] = {};
                     #pragma unroll
                     for (int j = 0; j < WARP_N / 8; ++j)
@@ -442,24 +462,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r)
                         sum[r] = even[r] + odd[r];
-                } else {  // |tanh's argument| < 0.5: a polynomial
-                    float even[ROWS] = {}, odd[ROWS] = {};
-                    #pragma unroll
-                    for (int j = 0; j < WARP_N / 8; ++j)
-                        #pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            #pragma unroll
-                            for (int r = 0; r < ROWS; ++r) {
-                                float& s = scores[0][j][2 * r + c];
-                                s = exp2_(s * (0.12751713449854954f + s * s * (-1.3278013583170924e-07f + s * s * (1.6369484375883565e-13f + s * s * -1.6878502310440765e-19f))) - m[r]);
-                                (c == 0 ? even : odd)[r] += s;
-                            }
-                        }
-                    #pragma unroll
-                    for (int r = 0; r < ROWS; ++r)
-                        sum[r] = even[r] + odd[r];
                 }
-                const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
+                const bool moves = any_lane(!(sum[0] < fminf(LIMIT, known[0]) && sum[1] < fminf(LIMIT, known[1])));
                 finish();
                 if (moves) {  // rarely
                     float factor[ROWS];
@@ -467,7 +471,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
                         // The exponentials say no more: once more, under a running maximum.
-                        failed |= !(most < 1e30f);
+                        failed |= !(most < known[r]);
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
                         const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
                         factor[r] = exp2_(-up);
@@ -521,6 +525,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<1>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, finish_pv);
             } else {
                 wgmma_fence();
@@ -534,6 +539,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<0>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, [] {});
                 mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             }
@@ -548,6 +554,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < 0);
+
             first_p(kv_lo);
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.
@@ -570,11 +577,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             const int q_lo = uniform(record.q_lo);
             const int h = uniform(record.h);
             const int b = uniform(record.b);
+            const float keys = uniform(record.kv_lo) + BLOCK_N - 0;  // of all tiles
             float scale[ROWS];
             bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 l[r] = row_sum(l[r]);
+                failed |= approximated && !(l[r] >= exp2_(LEAST - m[r]) * keys);
                 sees[r] = l[r] != 0.0f;
                 // line 12: o = diag(l)^-1 acc
                 scale[r] = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);

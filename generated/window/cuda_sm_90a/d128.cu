@@ -479,6 +479,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<1>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, finish_pv);
             } else {
                 wgmma_fence();
@@ -492,6 +493,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 wgmma_wait<0>();
                 pin(scores[0]);
                 release_k(last);
+
                 next_p(kind, kv_lo, [] {});
                 mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             }
@@ -506,6 +508,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < lo);
+
             first_p(kv_lo);
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.

@@ -1,7 +1,7 @@
 """Proves of the text of a CUDA kernel that no address is computed in 32 bits where it may not fit.
 
 Strides are `long long`, and so is every product with one. Other products of an address (rows of a head, tiles
-of a sum) are followed operand by operand, each with its width or its bound, as in `verify.addresses`.
+of a sum) are followed operand by operand, each with its width or its bound, as in `addresses`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnc.verify.addresses import LIMIT, POSITIONS, TILE, Finding
+from tests.target.addresses import LIMIT, POSITIONS, TILE, Finding
 
 _TOKEN = re.compile(
     r"[A-Za-z_]\w*|0x[\da-fA-Fp.+-]+\w*|\d[\w.]*(?:e[+-]?\d+f?)?|->|::|<<|>>|[-+*/%=<>!&|^]=|\S"
