@@ -12,6 +12,13 @@ from attnc.model.tensors import DType, Tensor
 from attnc.syntax import ast
 
 ARGUMENTS = ("sink", "dropout", "seed", "first_head")
+#: What other libraries say to their softmax, and where it belongs here.
+_ELSEWHERE = {
+    **dict.fromkeys(("scale", "temperature", "sm_scale"), "multiply the score: score = dot(q, k) * scale"),
+    **dict.fromkeys(("mask", "causal", "is_causal"), "write 'mask = ...', a statement of its own"),
+    **dict.fromkeys(("bias", "softcap"), "it is a part of the score"),
+    **dict.fromkeys(("p", "dropout_p", "rate"), "write softmax(dropout = p, seed = seed)"),
+}
 
 
 def resolve_softmax(
@@ -71,7 +78,7 @@ def _arguments(call: ast.Call, report: Report) -> dict[str, ast.Expr]:
                 f"softmax has no argument '{name.id}'",
                 name.span,
                 f"its arguments are {', '.join(ARGUMENTS)}",
-                hints=did_you_mean(name.id, ARGUMENTS),
+                hints=(_ELSEWHERE[name.id],) if name.id in _ELSEWHERE else did_you_mean(name.id, ARGUMENTS),
             )
         elif name.id in arguments:
             report.error("E0213", f"'{name.id}' is given twice", name.span, "second time")
