@@ -191,13 +191,12 @@ class Attention(ABC):
                 return self.traced(inputs, out, config, backward_config, extras)
             call: Prepared | None = None
             is_plain = out is None and config is None and backward_config is None and not has_scalars
-            if is_plain:
+            if is_plain and extras:
                 for x in extras:
                     if x is not None:
                         is_plain = False
-                        break
-                else:
-                    call = repeated.call(inputs)
+            if is_plain and repeated.guard is not None:
+                call = repeated.call(inputs)
             if call is None:
                 if has_backward:
                     if is_grad_enabled():

@@ -147,13 +147,13 @@ __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barr
             tma_load(to + (piece * TILE + first) * 128, map, barrier, 64 * piece, row + first, head, batch);
 }
 
-// products = left right^T: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
+// products = left right^T, or += that: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
 template <int DEPTH>
-__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right)
+__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right, bool accumulate = false)
 {
     #pragma unroll
     for (int d = 0; d < DEPTH / 16; ++d)
-        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, d > 0);
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
     wgmma_commit();
 }
 
@@ -195,8 +195,12 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
             break;
         }
-        const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
-        const int heads = min(args.KV_SECTION, B * Hkv - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
+        // The last section is larger, so that what begins last is short, and nobody waits.
+        const int last = (3 * (int)gridDim.x + kv_tiles - 1) / kv_tiles;
+        const int others = max((B * Hkv - last) / args.KV_SECTION, 1) * args.KV_SECTION;
+        const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);
+        const int heads = first_head < others ? args.KV_SECTION : B * Hkv - others;
+        const int rank = tile - first_head * kv_tiles;
         const int kv_lo = rank / heads * BLOCK_N;
         const int b = (first_head + rank % heads) / Hkv, h_kv = (first_head + rank % heads) % Hkv;
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;

@@ -32,6 +32,7 @@
 #include "sm80.cuh"
 
 constexpr int DV = 64;
+constexpr int DQ_SIZE = 64 * BLOCK_M;
 constexpr float LOG2E = 1.4426950408889634f;  // log2(e): lse comes in natural units
 
 struct Args {
@@ -109,4 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_backward_prepro
             args.delta_ptr[first_row + q_idx] = delta;
         }
     }
+    // Blocks add to these.
+    for (int i = threadIdx.x; i < DQ_SIZE / 4; i += THREADS)
+        ((Four*)args.dq_sum_ptr)[blockIdx.x * (DQ_SIZE / 4ll) + i] = Four{};
 }

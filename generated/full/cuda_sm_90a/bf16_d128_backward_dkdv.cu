@@ -161,13 +161,13 @@ __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barr
             tma_load(to + (piece * TILE + first) * 128, map, barrier, 64 * piece, row + first, head, batch);
 }
 
-// products = left right^T: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
+// products = left right^T, or += that: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
 template <int DEPTH>
-__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right)
+__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right, bool accumulate = false)
 {
     #pragma unroll
     for (int d = 0; d < DEPTH / 16; ++d)
-        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, d > 0);
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
     wgmma_commit();
 }
 
@@ -218,8 +218,12 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
             break;
         }
-        const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
-        const int heads = min(args.KV_SECTION, B * H - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
+        // The last section is larger, so that what begins last is short, and nobody waits.
+        const int last = (3 * (int)gridDim.x + kv_tiles - 1) / kv_tiles;
+        const int others = max((B * H - last) / args.KV_SECTION, 1) * args.KV_SECTION;
+        const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);
+        const int heads = first_head < others ? args.KV_SECTION : B * H - others;
+        const int rank = tile - first_head * kv_tiles;
         const int kv_lo = rank / heads * BLOCK_N;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
         const int full_hi = max(where<int>(kv_lo + BLOCK_N <= N, M, 0), 0) / BLOCK_M * BLOCK_M;
@@ -275,13 +279,13 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             const int q_next = next(q_lo);
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + BLOCK_M * 4);
+            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);
             load_tile<BLOCK_M, Q_BOX, QK_PIECES>(base + Q_AT + q.at * Q_BYTES, args.q_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
             bulk_load(base + LSE2_AT + q.at * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
+            bulk_load(base + DELTA_AT + q.at * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
             mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
-            mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES + BLOCK_M * 4);
+            mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES);
             load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, DO_FULL, q.at), q_lo, h, b);
-            bulk_load(base + DELTA_AT + q.at * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4, barrier_of(base, DO_FULL, q.at));
             q.step();
             if (first) {
                 mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.parity);
@@ -378,11 +382,19 @@ __device__ __forceinline__ void multiply_tiles(
             const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.at * BLOCK_M;
             float scores[1][BLOCK_M / 8][4], gradients[1][BLOCK_M / 8][4];
             mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+            #pragma unroll
+            for (int j = 0; j < COLUMNS / 8; ++j) {
+                const Pair delta_pair = *(const Pair*)(delta_tile + 8 * j + 2 * t);
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    gradients[0][j][i] = -delta_pair.values[i % 2];
+            }
+            pin(gradients[0]);
             wgmma_fence();
             multiply_rows<D>(scores[0], k_rows, wgmma_descriptor(q_tile, 16, 1024));
             mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
             wgmma_fence();
-            multiply_rows<DV>(gradients[0], v_rows, wgmma_descriptor(do_tile, 16, 1024));
+            multiply_rows<DV>(gradients[0], v_rows, wgmma_descriptor(do_tile, 16, 1024), true);
             wgmma_wait<1>();
             pin(scores[0]);
             #pragma unroll
@@ -419,12 +431,10 @@ __device__ __forceinline__ void multiply_tiles(
             pin(gradients[0]);
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; ++j) {
-                const Pair delta_pair = *(const Pair*)(delta_tile + 8 * j + 2 * t);
+            for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    gradients[0][j][i] = scores[0][j][i] * (gradients[0][j][i] - delta_pair.values[i % 2]);
-            }
+                    gradients[0][j][i] *= scores[0][j][i];
             if (partial) {
                 branch();
                 #pragma unroll

@@ -31,6 +31,7 @@
 #include "sm80.cuh"
 
 constexpr int DV = 128;
+constexpr int DQ_SIZE = 128 * BLOCK_M;
 constexpr float LOG2E = 1.4426950408889634f;  // log2(e): lse comes in natural units
 
 struct Args {
@@ -108,4 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_preprocess(c
             args.delta_ptr[first_row + q_idx] = delta;
         }
     }
+    // Blocks add to these.
+    for (int i = threadIdx.x; i < DQ_SIZE / 4; i += THREADS)
+        ((Four*)args.dq_sum_ptr)[blockIdx.x * (DQ_SIZE / 4ll) + i] = Four{};
 }

@@ -139,13 +139,13 @@ __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barr
             tma_load(to + (piece * TILE + first) * 128, map, barrier, 64 * piece, row + first, head, batch);
 }
 
-// products = left right^T: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
+// products = left right^T, or += that: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
 template <int DEPTH>
-__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right)
+__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right, bool accumulate = false)
 {
     #pragma unroll
     for (int d = 0; d < DEPTH / 16; ++d)
-        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, d > 0);
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
     wgmma_commit();
 }
 
@@ -188,8 +188,12 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
             break;
         }
-        const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
-        const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
+        // The last section is larger, so that what begins last is short, and nobody waits.
+        const int last = (3 * (int)gridDim.x + q_tiles - 1) / q_tiles;
+        const int others = max((B * H - last) / args.SECTION, 1) * args.SECTION;
+        const int first_head = min(tile / (q_tiles * args.SECTION) * args.SECTION, others);
+        const int heads = first_head < others ? args.SECTION : B * H - others;
+        const int rank = tile - first_head * q_tiles;
         const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
         const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
@@ -325,11 +329,18 @@ __device__ __forceinline__ void multiply_tiles(
                 proxy_fence();
                 warpgroups_meet(1, 128 * CONSUMERS);
             }
+            #pragma unroll
+            for (int j = 0; j < COLUMNS / 8; ++j) {
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    gradients[0][j][i] = -delta[i / 2];
+            }
+            pin(gradients[0]);
             wgmma_fence();
             multiply_rows<D>(scores[0], q_rows, wgmma_descriptor(k_tile, 16, 1024));
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             wgmma_fence();
-            multiply_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.at * V_BYTES, 16, 1024));
+            multiply_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.at * V_BYTES, 16, 1024), true);
             wgmma_wait<1>();
             pin(scores[0]);
             #pragma unroll
@@ -365,11 +376,10 @@ __device__ __forceinline__ void multiply_tiles(
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
             v.step();
             #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; ++j) {
+            for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    gradients[0][j][i] = scores[0][j][i] * (gradients[0][j][i] - delta[i / 2]);
-            }
+                    gradients[0][j][i] *= scores[0][j][i];
             if (partial) {
                 branch();
                 #pragma unroll

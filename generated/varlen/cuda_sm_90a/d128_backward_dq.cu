@@ -144,13 +144,13 @@ __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barr
             tma_load(to + (piece * TILE + first) * 128, map, barrier, 64 * piece, row + first, head, batch);
 }
 
-// products = left right^T: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
+// products = left right^T, or += that: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
 template <int DEPTH>
-__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right)
+__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right, bool accumulate = false)
 {
     #pragma unroll
     for (int d = 0; d < DEPTH / 16; ++d)
-        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, d > 0);
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
     wgmma_commit();
 }
 
@@ -193,8 +193,12 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
             break;
         }
-        const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
-        const int heads = min(args.SECTION, H - first_head), rank = tile % (q_tiles * args.SECTION);
+        // The last section is larger, so that what begins last is short, and nobody waits.
+        const int last = (3 * (int)gridDim.x + q_tiles - 1) / q_tiles;
+        const int others = max((H - last) / args.SECTION, 1) * args.SECTION;
+        const int first_head = min(tile / (q_tiles * args.SECTION) * args.SECTION, others);
+        const int heads = first_head < others ? args.SECTION : H - others;
+        const int rank = tile - first_head * q_tiles;
         const int h = first_head + rank % heads, number = rank / heads;
         const int sequence = find_sequence(args.cu_q_ptr, args.stride_cu_q_0, number, args.B, BLOCK_M);
         const int q_first = args.cu_q_ptr[sequence * args.stride_cu_q_0];
@@ -350,11 +354,18 @@ __device__ __forceinline__ void multiply_tiles(
                 proxy_fence();
                 warpgroups_meet(1, 128 * CONSUMERS);
             }
+            #pragma unroll
+            for (int j = 0; j < COLUMNS / 8; ++j) {
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    gradients[0][j][i] = -delta[i / 2];
+            }
+            pin(gradients[0]);
             wgmma_fence();
             multiply_rows<D>(scores[0], q_rows, wgmma_descriptor(k_tile, 16, 1024));
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             wgmma_fence();
-            multiply_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.at * V_BYTES, 16, 1024));
+            multiply_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.at * V_BYTES, 16, 1024), true);
             wgmma_wait<1>();
             pin(scores[0]);
             #pragma unroll
@@ -390,11 +401,10 @@ __device__ __forceinline__ void multiply_tiles(
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
             v.step();
             #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; ++j) {
+            for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    gradients[0][j][i] = scores[0][j][i] * (gradients[0][j][i] - delta[i / 2]);
-            }
+                    gradients[0][j][i] *= scores[0][j][i];
             if (partial) {
                 branch();
                 #pragma unroll
