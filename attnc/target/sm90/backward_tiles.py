@@ -66,6 +66,8 @@ class Sm90TileText(CudaBackwardText):
         self.p_first = not derives and self.kernel.softmax.dropout is None
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 
+    searching_lanes = "32"
+
     @property
     def searches_together(self) -> bool:
         """Whether bounds are searched for by all lanes of a warp; who copies, and tests tiles, is one."""
