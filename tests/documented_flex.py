@@ -43,12 +43,12 @@ def _beside(timed: Mapping[str, Any]) -> Iterator[str]:
 
 
 def waits() -> str:
-    """What programs wait for: the host, and first results with Triton's kernels."""
+    """What programs wait for: the host, and first results."""
     rows: list[tuple[str, ...]] = [("", "host, us", "Flex", "first, s", "Flex", "next, s", "Flex")]
     rows.append(("---",) * len(rows[0]))
     for name, result in results().items():
         host = [f"{result['host'][who]:.0f}" for who in (OURS, TORCH)]
-        first = [result["first"][who] for who in (TRITON, TORCH)] if result["first"] else []
+        first = [result["first"][who] for who in (OURS, TORCH)] if result["first"] else []
         shown = [*(f"{s[0]:.1f}" for s in first), *(f"{s[1]:.2f}" for s in first)]
         rows.append((name, *host, *(shown or [""] * 4)))
     return table(rows)
@@ -68,15 +68,14 @@ def first_screen() -> str:
         for what in ("forward", "both")
     )
     first = [
-        [result["first"][who][0] for result in results().values() if result["first"]]
-        for who in (TRITON, TORCH)
+        [result["first"][who][0] for result in results().values() if result["first"]] for who in (OURS, TORCH)
     ]
     ours, theirs = ceil(max(first[0])), floor(min(first[1]))
     text = (
         f"**From FlexAttention**, change an import: {forward[0]} to {forward[-1]} as fast on an H200,"
         f" {both[0]} to {both[-1]} with gradients, a first result after less than {ours} seconds in place"
-        f" of more than {theirs} (Triton's kernels), no block mask to build, nothing compiled again when"
-        " lengths or data change, gradients of learned biases included, one operator to `torch.compile`"
+        f" of more than {theirs}, no block mask to build, nothing compiled again when lengths or data change,"
+        " gradients of learned biases included, one operator to `torch.compile`"
         " ([what mods may say](docs/flex.md)):"
     )
     return textwrap.fill(text, width=128) + "\n"

@@ -12,13 +12,19 @@ from typing import Any
 from tests.documentation import ROOT, table
 
 #: Names of peers.
-_PEERS = {"fa3": "FlashAttention-3", "fa2": "FlashAttention-2", "cudnn": "cuDNN", "flex": "FlexAttention"}
+_PEERS = {
+    "fa4": "FlashAttention-4",
+    "fa3": "FlashAttention-3",
+    "fa2": "FlashAttention-2",
+    "cudnn": "cuDNN",
+    "flex": "FlexAttention",
+}
 
 
 def hopper() -> str:
     """TFLOP/s of Hopper's kernels beside the best peers, and what the whole grid says."""
     cells, backward = _cells("forward_hopper_h200"), _cells("backward_hopper_h200")
-    peers = ("fa3", "cudnn")
+    peers = _measured(cells)
     titles = ("", "attnc, `cuda.sm_90a`", "attnc, Triton", *(_PEERS[peer] for peer in peers), "to the best")
     rows: list[tuple[str, ...]] = [titles, ("---",) * len(titles)]
     for name in _shown(cells):
@@ -27,12 +33,17 @@ def hopper() -> str:
         ratio = _times(best / found["attnc"]["ms"]) if best else ""
         rows.append((name, *_speeds(found, ("attnc", "triton", *peers)), ratio))
     ahead = (f"{_range(cells, peer)} of {_PEERS[peer]}" for peer in peers)
-    behind = (f"{_range(backward, peer)} of {_PEERS[peer]}" for peer in peers)
+    behind = (f"{_range(backward, peer)} of {_PEERS[peer]}" for peer in _measured(backward))
     text = (
         "Over the whole grid (d 64, 128, 256; n 1k, 4k, 16k; full and causal) Hopper's kernels run at"
         f" {' and '.join(ahead)}, and their gradients at {' and '.join(behind)}."
     )
     return f"{table(rows)}\n{_filled(text)}"
+
+
+def _measured(cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The peers of Hopper's kernels that took part."""
+    return [peer for peer in ("fa4", "fa3", "cudnn") if any(peer in found for found in cells.values())]
 
 
 def triton() -> str:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnc.bench.ours import OURS, modules_of
+from attnc.bench.ours import OURS, kernel_of
 from attnc.bench.report import (
     Draw,
     Page,
@@ -147,12 +147,12 @@ Make: TypeAlias = Callable[[DecodeCell, DecodeInputs], Launch]
 
 
 def _dense(target: str, name: str, _: DecodeCell, x: DecodeInputs) -> Launch:
-    kernel = getattr(modules_of(SPEC, target)[name], name)
+    kernel = kernel_of(SPEC, target, name)
     return lambda: kernel(x.q, x.k, x.v, x.kv_len)
 
 
 def _paged(target: str, name: str, page: int, _: DecodeCell, x: DecodeInputs) -> Launch:
-    kernel = getattr(modules_of(SPEC, target)[name], name)
+    kernel = kernel_of(SPEC, target, name)
     k, v, table = x.paged(page)
     return lambda: kernel(x.q, k, v, table, x.kv_len)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from attnc.bench.cells import Cell, Inputs
 from attnc.bench.peers import Peer
@@ -48,9 +50,18 @@ def _modules(target: str, folder: Path) -> dict[tuple[str, int, int, str], Modul
     return found
 
 
+def kernel_of(spec: Path, target: str, name: str) -> Callable[..., Any]:
+    """The function of an attention of a spec for a target. Raises Unavailable where there is no schedule."""
+    try:
+        kernel: Callable[..., Any] = getattr(_modules_of(spec, target)[name], name)
+    except KeyError:
+        raise Unavailable(f"no schedule for {target}") from None
+    return kernel
+
+
 @cache
-def modules_of(spec: Path, target: str) -> dict[str, ModuleType]:
-    """The kernels of a spec for a target, by the name of the attention."""
+def _modules_of(spec: Path, target: str) -> dict[str, ModuleType]:
+    """The modules of a spec for a target, by the name of the attention."""
     planned = (module for module in plan_program(front(spec)).modules if module.target == target)
     return {module.variant.attention.name: load_module(module) for module in planned}
 

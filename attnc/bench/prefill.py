@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from attnc.bench.ours import OURS, modules_of
+from attnc.bench.ours import OURS, kernel_of
 from attnc.bench.peers import need_flash3
 from attnc.bench.report import IN_TFLOPS, Page, document, figure, gaps, ran_on, ratio, spread, table
 from attnc.bench.run import Benchmark, Candidate, Contest, Job, Result, Unavailable
@@ -127,7 +127,7 @@ def _need_equal(form: str, cell: PrefillCell) -> None:
 
 def _generated(target: str, form: str, cell: PrefillCell, x: PrefillInputs) -> Launch:
     _need_equal(form, cell)
-    kernel = getattr(modules_of(SPEC, target)[form], form)
+    kernel = kernel_of(SPEC, target, form)
     if form == "dense":
         return partial(kernel, *x.dense())
     if form == "ragged":

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnc.bench.ours import OURS, modules_of
+from attnc.bench.ours import OURS, kernel_of
 from attnc.bench.report import document, gaps, ratio, table
 from attnc.bench.run import Candidate, Result
 from attnc.runtime.merge import merge_states
@@ -73,6 +73,7 @@ class ServingCell:
 
 
 def serving_cells() -> tuple[ServingCell, ...]:
+    """Three batches or lengths of each kind."""
     mla = (ServingCell(kind="mla", batch=b, length=8192) for b in (1, 16, 64))
     verify = (ServingCell(kind="verify", batch=b, length=8192) for b in (1, 16, 64))
     prefix = (ServingCell(kind="prefix", batch=b, length=n) for b, n in ((16, 8192), (64, 8192), (64, 32768)))
@@ -129,13 +130,9 @@ Server: TypeAlias = Candidate[ServingCell, ServingInputs]
 Make: TypeAlias = Callable[[ServingCell, ServingInputs], Launch]
 
 
-def _kernel(target: str, name: str) -> Any:
-    return getattr(modules_of(SPEC, target)[name], name)
-
-
 def _generated(target: str, name: str) -> Make:
     def make(_: ServingCell, x: ServingInputs) -> Launch:
-        kernel = _kernel(target, name)
+        kernel = kernel_of(SPEC, target, name)
         if name == "mla":  # v is the first columns of k
             return lambda: kernel(x.q, x.k, x.block_table, x.kv_len)
         return lambda: kernel(x.q, x.k, x.v, x.block_table, x.kv_len)
@@ -145,7 +142,7 @@ def _generated(target: str, name: str) -> Make:
 
 def _cascade(target: str, _: ServingCell, x: ServingInputs) -> Launch:
     """The prefix once for all sequences, each one's own keys, and both results joined."""
-    shared, own = _kernel(target, "shared"), _kernel(target, "own")
+    shared, own = kernel_of(SPEC, target, "shared"), kernel_of(SPEC, target, "own")
     batch, pages = x.block_table.shape
     prefix = pages - SUFFIX // PAGE
     q = x.q.reshape(1, batch, HEADS, WIDTH)

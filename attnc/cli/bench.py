@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnc.cli.console import Mistake, counted, find_specs, loading, note, progress, say, say_lines
+from attnc.cli.console import (
+    Mistake,
+    counted,
+    find_specs,
+    loading,
+    note,
+    progress,
+    say,
+    say_lines,
+    split_commas,
+)
 
 if TYPE_CHECKING:
     from attnc.bench.cells import Phase
@@ -144,7 +154,7 @@ def _run(benchmark: Benchmark[Any, Any], chosen: Sequence[Any], rounds: int, out
     with progress("bench", benchmark.steps(chosen, rounds)) as bar:
         results = benchmark.measure(chosen, rounds, bar.advance)
     page = benchmark.page(results, machine(target))
-    say_lines(page.markdown)
+    say_lines(page.markdown.rstrip())
     for path in page.write(out, benchmark.stem):
         note(f"wrote {path}")
 
@@ -201,7 +211,7 @@ def _of_ranks(ranks: int, seconds: float, out: Path, target: str, *, is_list: bo
 
 def _known_names(peers: str, known: Collection[str], offered: Collection[str]) -> list[str]:
     """The peers that are named. Raises Mistake for a name that nobody has."""
-    wanted = _names(peers)
+    wanted = split_commas(peers)
     for name in wanted:
         if name not in known:
             raise Mistake(f"there is no peer '{name}'", f"peers are {', '.join(sorted(offered))}")
@@ -217,16 +227,11 @@ def check_target(target: str) -> None:
 
 
 def _matching(cells: Sequence[Any], patterns: str | None) -> Sequence[Any]:
-    wanted = _names(patterns or "")
+    wanted = split_commas(patterns or "")
     chosen = [cell for cell in cells if not wanted or any(pattern in cell.name for pattern in wanted)]
     if not chosen:
         raise Mistake(f"no cell's name holds '{patterns}'", "attnc bench --list shows them")
     return chosen
-
-
-def _names(text: str) -> list[str]:
-    """What stands between the commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def need_gpu() -> None:

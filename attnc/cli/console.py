@@ -49,6 +49,7 @@ class Painted:
 
 
 def paint(text: str, style: str) -> Painted:
+    """Gives a text a colour, by its ANSI code, where it goes to a terminal."""
     return Painted(text, style)
 
 
@@ -86,6 +87,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def complain(message: str, hint: str = "") -> None:
+    """Prints an error and what to do about it to stderr."""
     note(paint("error", "1;31"), f": {message}")
     if hint:
         note(f"   = help: {hint}")
@@ -165,7 +167,13 @@ def loading() -> Iterator[None]:
         yield
 
 
+def split_commas(text: str) -> list[str]:
+    """Splits a list of an option, `64, 128`, at its commas; empty parts are left out."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def counted(number: int, noun: str) -> str:
+    """Says a number of things: `1 file`, `3 files`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from attnc.cli.console import Mistake, counted, note, progress, say
+from attnc.cli.console import Mistake, counted, note, progress, say, split_commas
 from attnc.diagnostics import did_you_mean
 from attnc.output import write_text
 
@@ -34,11 +34,11 @@ def export(
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise Mistake(f"{name!r} is no name of a package", "small letters, digits and underscores")
-    for dtype in (wanted := _split_commas(dtypes)):
+    for dtype in (wanted := split_commas(dtypes)):
         if dtype not in DTYPES:
             hint = "".join(did_you_mean(dtype, DTYPES)) or f"known are {', '.join(DTYPES)}"
             raise Mistake(f"there is no type '{dtype}' to export", hint)
-    heads = _split_commas(sizes)
+    heads = split_commas(sizes)
     if not heads or not wanted or not all(size.isdigit() and 1 <= int(size) <= 1024 for size in heads):
         raise Mistake(
             "--sizes and --dtypes are lists, such as 64,128 and bf16", "head dimensions are 1 to 1024"
@@ -58,7 +58,3 @@ def export(
     write_text(folder / "metadata.json", metadata(name, texts.values()))
     say(f"wrote {counted(len(chosen), 'kernel')} to {folder / name}")
     note(f"   = help: kernels.get_local_kernel(Path({str(hf_kernel)!r}))")
-
-
-def _split_commas(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnc.cli.console import Mistake, counted, paint, say, say_lines
+from attnc.cli.console import Mistake, counted, paint, say, say_lines, split_commas
 from attnc.diagnostics import DiagnosticError, did_you_mean
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _verify_one(
 def sizes_of(text: str) -> dict[str, int]:
     """`M=65536,N=65536` as numbers. Raises Mistake."""
     sizes: dict[str, int] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in split_commas(text):
         name, _, value = part.partition("=")
         if not name.strip().isidentifier() or not value.strip().isdecimal() or int(value) < 1:
             raise Mistake(f"'{part}' is no size", "sizes are written M=65536,N=65536,H=32,Hkv=8")

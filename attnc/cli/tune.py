@@ -9,7 +9,7 @@ import typer
 
 from attnc.cli.bench import check_target, need_gpu
 from attnc.cli.compile import SPECS
-from attnc.cli.console import Mistake, find_specs, note, progress, say
+from attnc.cli.console import Mistake, find_specs, note, progress, say, split_commas
 from attnc.output import write_text
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def tune(
     from attnc.tune.configs import TUNABLE
     from attnc.tune.configs import tune as measure
 
-    wanted = [kernel.strip() for kernel in kernels.split(",") if kernel.strip()]
+    wanted = split_commas(kernels)
     if not wanted or not set(wanted) <= set(TUNABLE):
         raise Mistake(f"there is no kernel '{kernels}'", f"kernels are {', '.join(TUNABLE)}")
     for path in paths:

@@ -35,6 +35,7 @@ def _is_sound(value: int | float, *of: int | float) -> bool:
 
 
 def add(left: Expr, right: Expr) -> Expr:
+    """Builds left + right."""
     a, b = number(left), number(right)
     if a is not None and b is not None and _is_sound(a + b, a, b):
         return Const(a + b)
@@ -50,6 +51,7 @@ def add(left: Expr, right: Expr) -> Expr:
 
 
 def sub(left: Expr, right: Expr) -> Expr:
+    """Builds left - right; 0 for two equal ints."""
     a, b = number(left), number(right)
     if a is not None and b is not None and _is_sound(a - b, a, b):
         return Const(a - b)
@@ -77,6 +79,7 @@ def _shift(expr: Expr, offset: int) -> Expr:
 
 
 def neg(operand: Expr) -> Expr:
+    """Builds -operand, taken into a difference."""
     value = number(operand)
     if value is not None:
         return Const(-value)
@@ -88,6 +91,7 @@ def neg(operand: Expr) -> Expr:
 
 
 def mul(left: Expr, right: Expr) -> Expr:
+    """Builds left * right, with constant factors merged."""
     a, b = number(left), number(right)
     if a is not None and b is not None:
         return Const(a * b) if _is_sound(a * b, a, b) else Binary("*", left, right)
@@ -119,6 +123,7 @@ def _times(expr: Expr, factor: Expr, value: int | float, *, flipped: bool = Fals
 
 
 def div(left: Expr, right: Expr) -> Expr:
+    """Builds left / right; x / (1 + exp(y)) becomes x * sigmoid(-y)."""
     a, b = number(left), number(right)
     if a is not None and b:
         return Const(a / b) if _is_sound(a / b, a) else Binary("/", left, right)
@@ -151,6 +156,7 @@ def _exponent_beside_one(divisor: Expr) -> Expr | None:
 
 
 def floordiv(left: Expr, right: Expr) -> Expr:
+    """Builds left // right, rounded down, by a divisor that is not a negative constant."""
     a, b = number(left), number(right)
     if a is not None and b:
         return Const(a // b)
@@ -162,6 +168,7 @@ def floordiv(left: Expr, right: Expr) -> Expr:
 
 
 def mod(left: Expr, right: Expr) -> Expr:
+    """Builds left % right, of the sign of the divisor, which is made positive if it is constant."""
     a, b = number(left), number(right)
     if a is not None and b:
         return Const(a % b)
@@ -178,10 +185,12 @@ _BINARY: Mapping[BinaryOp, Callable[[Expr, Expr], Expr]] = {
 
 
 def binary(op: BinaryOp, left: Expr, right: Expr) -> Expr:
+    """Builds left <op> right by the constructor of the operator."""
     return _BINARY[op](left, right)
 
 
 def minimum(left: Expr, right: Expr) -> Expr:
+    """Builds min(left, right)."""
     a, b = number(left), number(right)
     if a is not None and b is not None and left.type == right.type:
         return left if a <= b else right
@@ -189,6 +198,7 @@ def minimum(left: Expr, right: Expr) -> Expr:
 
 
 def maximum(left: Expr, right: Expr) -> Expr:
+    """Builds max(left, right)."""
     a, b = number(left), number(right)
     if a is not None and b is not None and left.type == right.type:
         return left if a >= b else right

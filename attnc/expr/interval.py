@@ -166,6 +166,7 @@ def bounds(expr: Expr) -> Interval:
 
 
 def bounds_of_atom(expr: Expr) -> Interval:
+    """Bounds of what is not a sum of several atoms, by its own operation."""
     if is_scalar(expr):
         return Interval(normalize(expr), normalize(expr))
     match expr:

@@ -28,6 +28,7 @@ _COMPARISONS: Mapping[CompareOp, Callable[[float, float], bool]] = {
 
 
 def compare(op: CompareOp, left: Expr, right: Expr) -> Expr:
+    """Builds left <op> right; a float need not be equal to itself."""
     a, b = number(left), number(right)
     if a is not None and b is not None:
         return Const(_COMPARISONS[op](a, b))

@@ -69,6 +69,8 @@ class Node(_Hashed):
 @_hashed_once
 @dataclass(frozen=True, slots=True)
 class Const(Node):
+    """A constant of the language; True, 1 and 1.0 are different ones."""
+
     value: bool | int | float
 
     @property
@@ -148,6 +150,8 @@ class Load(Node):
 @_hashed_once
 @dataclass(frozen=True, slots=True)
 class Neg(Node):
+    """-operand, of the type of the operand."""
+
     operand: Expr
 
     @property
@@ -158,6 +162,8 @@ class Neg(Node):
 @_hashed_once
 @dataclass(frozen=True, slots=True)
 class Binary(Node):
+    """left <op> right, one of + - * / // %: float if an operand is or the op is `/`, else int."""
+
     op: BinaryOp
     left: Expr
     right: Expr
@@ -170,6 +176,8 @@ class Binary(Node):
 @_hashed_once
 @dataclass(frozen=True, slots=True)
 class Compare(Node):
+    """left <op> right, a condition on two numbers or, for == and !=, on two conditions."""
+
     op: CompareOp
     left: Expr
     right: Expr
@@ -179,6 +187,8 @@ class Compare(Node):
 @_hashed_once
 @dataclass(frozen=True, slots=True)
 class And(Node):
+    """All operands hold."""
+
     operands: tuple[Expr, ...]
     type: Literal["bool"] = "bool"
 
@@ -186,6 +196,8 @@ class And(Node):
 @_hashed_once
 @dataclass(frozen=True, slots=True)
 class Or(Node):
+    """One of the operands holds."""
+
     operands: tuple[Expr, ...]
     type: Literal["bool"] = "bool"
 
@@ -193,6 +205,8 @@ class Or(Node):
 @_hashed_once
 @dataclass(frozen=True, slots=True)
 class Not(Node):
+    """The operand does not hold."""
+
     operand: Expr
     type: Literal["bool"] = "bool"
 

@@ -18,6 +18,8 @@ from attnc.expr.simplify import nnf
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """Positions lo .. hi - 1 where `guard` holds, else none; None: from 0, up to the length."""
+
     lo: Expr | None = None
     hi: Expr | None = None
     guard: Expr = TRUE
@@ -56,6 +58,7 @@ NONE = Run(guard=FALSE)
 
 
 def intersect(a: Run, b: Run) -> Run:
+    """Intersects two runs."""
     lo = a.lo if b.lo is None else b.lo if a.lo is None else larger(a.lo, b.lo)
     hi = a.hi if b.hi is None else b.hi if a.hi is None else smaller(a.hi, b.hi)
     return Run(lo, hi, conj(a.guard, b.guard))

@@ -32,6 +32,7 @@ from attnc.expr.nodes import (
 
 
 def call(function: str, *args: Expr) -> Expr:
+    """Builds function(args), folded where the arguments are constants and the value is finite."""
     match function:
         case "min":
             return minimum(*args)

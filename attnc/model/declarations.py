@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import Const, Dim, Expr, Param, walk
 from attnc.model import attention
+from attnc.model.elsewhere import type_here
 from attnc.model.names import DIMS, OUTPUTS
 from attnc.model.products import group_size, is_static, same_size
 from attnc.model.report import Report
@@ -100,7 +101,7 @@ class Declarations:
                 tree.span,
                 "not a type, nor a param over types",
                 notes=(f"the types are {', '.join(DType)}",),
-                hints=did_you_mean(tree.id, types),
+                hints=type_here(tree.id, types),
             )
         return None
 

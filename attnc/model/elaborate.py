@@ -30,6 +30,7 @@ from attnc.expr.nodes import (
 )
 from attnc.model import attention
 from attnc.model.definitions import Definition
+from attnc.model.elsewhere import called_here
 from attnc.model.expansion import MAX_CALLS, MAX_DEPTH, Expansion, report_expansion
 from attnc.model.names import CALLABLE, OUTPUTS, RESERVED
 from attnc.model.report import Report
@@ -228,7 +229,7 @@ class Elaborator:
                 f"unknown function '{name}'",
                 tree.function.span,
                 "not an intrinsic or a def",
-                hints=did_you_mean(name, (*CALLABLE, *at.defs, "dot")),
+                hints=called_here(name, (*CALLABLE, *at.defs, "dot")),
             )
         elif called is not WRONG:
             at.error("E0207", f"'{name}' is not a function", tree.function.span, "cannot be called")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnc.diagnostics import did_you_mean
-from attnc.expr.nodes import Const, Dot, Expr, Load, uses, walk
+from attnc.expr.nodes import Const, Dot, Expr, Load, Type, uses, walk
 from attnc.model.attention import Softmax
 from attnc.model.elaborate import Elaborator
 from attnc.model.report import Report
@@ -12,6 +12,13 @@ from attnc.model.tensors import DType, Tensor
 from attnc.syntax import ast
 
 ARGUMENTS = ("sink", "dropout", "seed", "first_head")
+#: What other libraries say to their softmax, and where it belongs here.
+_ELSEWHERE = {
+    **dict.fromkeys(("scale", "temperature", "sm_scale"), "multiply the score: score = dot(q, k) * scale"),
+    **dict.fromkeys(("mask", "causal", "is_causal"), "write 'mask = ...', a statement of its own"),
+    **dict.fromkeys(("bias", "softcap"), "it is a part of the score"),
+    **dict.fromkeys(("p", "dropout_p", "rate"), "write softmax(dropout = p, seed = seed)"),
+}
 
 
 def resolve_softmax(
@@ -71,7 +78,7 @@ def _arguments(call: ast.Call, report: Report) -> dict[str, ast.Expr]:
                 f"softmax has no argument '{name.id}'",
                 name.span,
                 f"its arguments are {', '.join(ARGUMENTS)}",
-                hints=did_you_mean(name.id, ARGUMENTS),
+                hints=(_ELSEWHERE[name.id],) if name.id in _ELSEWHERE else did_you_mean(name.id, ARGUMENTS),
             )
         elif name.id in arguments:
             report.error("E0213", f"'{name.id}' is given twice", name.span, "second time")
@@ -102,19 +109,14 @@ def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) 
 
 
 def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:
-    """The drop probability: one number for the whole launch."""
-    p = elaborator.typed(tree, "float", "the dropout probability")
-    if p is None:
-        return None
-    if uses(p) or any(isinstance(node, Dot) for node in walk(p)):
-        report.error(
-            "E0317", "the dropout probability varies", tree.span, "must be one number: a scalar input 'f32[]'"
-        )
-    elif isinstance(p, Const) and not 0 <= p.value < 1:
+    """Resolves the drop probability: one number for the whole launch."""
+    p = _one_number(tree, "float", "f32", "the dropout probability", elaborator, report)
+    if not isinstance(p, Const):
+        return p
+    if not 0 <= p.value < 1:
         report.error("E0317", "not a dropout probability", tree.span, "must be at least 0 and below 1")
-    else:
-        return Const(float(p.value), span=p.span) if isinstance(p, Const) else p
-    return None
+        return None
+    return Const(float(p.value), span=p.span)
 
 
 def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
@@ -129,13 +131,17 @@ def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) 
 
 
 def _first_head(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:
-    """How many heads of the whole come before those of a call: one number for the launch."""
-    first = elaborator.typed(tree, "int", "the first head")
-    if first is None:
+    """Resolves how many heads of the whole come before those of a call: one number for the launch."""
+    return _one_number(tree, "int", "i32", "the first head", elaborator, report)
+
+
+def _one_number(
+    tree: ast.Expr, kind: Type, dtype: str, what: str, elaborator: Elaborator, report: Report
+) -> Expr | None:
+    """Resolves a number of the whole launch, or reports that it varies. dtype: of an input that would do."""
+    number = elaborator.typed(tree, kind, what)
+    if number is not None and (uses(number) or any(isinstance(node, Dot) for node in walk(number))):
+        label = f"must be one number: a scalar input '{dtype}[]'"
+        report.error("E0317", f"{what} varies", tree.span, label)
         return None
-    if uses(first) or any(isinstance(node, Dot) for node in walk(first)):
-        report.error(
-            "E0317", "the first head varies", tree.span, "must be one number: a scalar input 'i32[]'"
-        )
-        return None
-    return first
+    return number

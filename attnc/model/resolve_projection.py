@@ -9,6 +9,7 @@ from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import Const, Dim, Expr
 from attnc.expr.nodes import Param as ParamNode
 from attnc.model.attention import Param
+from attnc.model.elsewhere import type_here
 from attnc.model.names import PYTHON, Taken
 from attnc.model.params import resolve_param
 from attnc.model.projection import SHAPES, Projection
@@ -120,7 +121,7 @@ class _Resolver:
             f"'{tree.id}' is not an element type of a projection",
             tree.span,
             "f16, bf16, f32 or a param over these",
-            hints=did_you_mean(tree.id, (DType.F16, DType.BF16, DType.F32, *self.params)),
+            hints=type_here(tree.id, (DType.F16, DType.BF16, DType.F32, *self.params)),
         )
         return None
 

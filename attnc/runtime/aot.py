@@ -37,8 +37,8 @@ class Nvrtc(Toolchain):
         return Usage(registers=cubin.registers, stack=cubin.stack, shared=planned.shared[position])
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
-        """To PTX that nobody has optimized, for rows that are aligned to 16 bytes and for others; beside the
-        forward kernel those that its plan does not name.
+        """To PTX that nobody has optimized, at the first config for rows that are not of 16 bytes too;
+        beside the forward kernel those that its plan does not name.
         """
         planned, program = _planned(module, kernel), program_of(load_module(module))
         known = {module.kernels[0].name, *(other.name for other in kernels_of(module).values())}
@@ -48,7 +48,7 @@ class Nvrtc(Toolchain):
                 (name, program.kernels[name].configs[0]) for name in program.kernels if name not in known
             ]
         for name, config in chosen:
-            for aligned in (True, False):
+            for aligned in (True, False)[: 1 + (position == 0)]:
                 compile_ptx(program.source(name), program.options(config, aligned, device.arch))
 
 

@@ -65,8 +65,11 @@ class ByTarget:
 
     def only(self, device: torch.device, key: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The function for a variant on a device whatever the sizes are; None where they decide."""
+        if is_compiling():  # sizes that are any may be among its parts, and this is none of them
+            key = next(known for known in self.variants if known == key)
+            self._decide(device, key)
         place = device, key
-        if is_compiling() or place not in self._only:
+        if not is_compiling() and place not in self._only:
             self._decide(device, key)
         return self._only[place]
 

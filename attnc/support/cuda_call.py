@@ -20,8 +20,8 @@ from .sizes import Names, evaluate
 Start = Callable[[bytes], None]
 #: A launch but for the stream: what starts the kernels, and their arguments.
 Packed = tuple[Start, bytes]
-#: Packed arguments that a launch keeps, by addresses.
-_MOST_KEPT = 128
+#: Packed arguments that a launch keeps at most, by addresses.
+_MOST_KEPT = 256
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ class CudaLaunch:
         return run
 
     def keep(self, addresses: tuple[int, ...], made: Packed) -> Packed:
-        """The same, for the next call with these addresses. The last are kept."""
+        """The same, for the next call with these addresses."""
         if len(self.kept) >= _MOST_KEPT:
-            self.kept.pop(list(self.kept)[0], None)  # noqa: RUF015  # other threads add to them
+            self.kept.clear()  # in a step of constant time, whatever other threads add
         self.kept[addresses] = made
         return made
 
@@ -131,9 +131,12 @@ class CudaLaunch:
         """What a launch with tensors at these addresses takes, by their positions."""
         positions, matrices, offsets, numbers, rows_aligned = self.arguments
         found = [addresses.get(at, 0) for at in positions]
-        aligned = all(found[i] % 16 == 0 for i in matrices)
+        bits = 0
+        for i in matrices:
+            bits |= found[i]
         for i, offset in offsets:
             found[i] += offset if found[i] else 0
+        aligned = bits % 16 == 0
         return self.start_of(aligned and rows_aligned), struct.pack(f"={len(found)}Q", *found) + numbers
 
     def start_of(self, aligned: bool) -> Start:

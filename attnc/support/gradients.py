@@ -155,8 +155,8 @@ class Backward:
 class DifferentiableCall(Protocol):
     """What autograd asks of a call (`call.Attention`).
 
-    run: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1 where
-    it is `kept` instead; no_extras: None for each optional tensor; gradients: as `Attention.gradients`.
+    execute: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1
+    where it is `kept` instead; no_extras: None for each optional tensor; gradients: as `Attention.gradients`.
     """
 
     name: str
@@ -165,7 +165,7 @@ class DifferentiableCall(Protocol):
     kept: tuple[Tensor, ...]
     lse: int
     no_extras: tuple[None, ...]
-    run: Callable[..., Any]
+    execute: Callable[..., Any]
 
     def tensors_of(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
@@ -187,9 +187,9 @@ class Differentiable(torch.autograd.Function):
             inputs = call.tensors_of(inputs)
         if call.kept:
             lse = call.empty_kept(inputs)
-            made = call.run(inputs, None, config, None, (lse, *call.no_extras[1:]))
+            made = call.execute(inputs, None, config, None, (lse, *call.no_extras[1:]))
         else:
-            made = call.run(inputs, None, config, None, call.no_extras)
+            made = call.execute(inputs, None, config, None, call.no_extras)
             lse = made[call.lse]
         ctx.save_for_backward(*inputs, made if call.is_single else made[0], lse)
         ctx.call, ctx.config = call, backward_config

@@ -32,6 +32,8 @@ from .sizes import evaluate
 
 #: Bytes of a tensor map, and the alignment of a struct that has one.
 _MAP, _ALIGNMENT = 128, 64
+#: Bytes behind the counters, which are what maps of empty tensors show.
+_NOTHING = 16
 #: CU_TENSOR_MAP_DATA_TYPE_FLOAT16, _FLOAT32 and _BFLOAT16.
 _MAP_TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 #: Bytes of the columns of a box, which the swizzle permutes, and what addresses and strides are multiples of.
@@ -53,7 +55,8 @@ class TmaKernels(Kernels):
 
 class Box(NamedTuple):
     """A tensor as TMA sees it, from its inside: columns, rows, heads, batch or pages. strides: in bytes, of
-    all but columns; rows: of a box; step: from a column to the next, in elements.
+    all but columns; rows: of a box; step: from a column to the next, in elements; is_empty: the tensor has no
+    element, and the box is 16 bytes elsewhere.
     """
 
     dtype: torch.dtype
@@ -61,6 +64,7 @@ class Box(NamedTuple):
     strides: tuple[int, ...]
     rows: int
     step: int = 1
+    is_empty: bool = False
 
     @property
     def is_taken(self) -> bool:
@@ -71,7 +75,13 @@ class Box(NamedTuple):
 def box_of(tensor: Tensor, memory: Memory, rows: int) -> Box:
     """The box of a declared tensor; an axis that it has not, or of size 1, has any stride. One without
     features has the axes of its index, the last of them columns.
+
+    No map has a size of 0, and kernels may copy a tile of which no row is theirs: of packed keys, where no
+    sequence has any.
     """
+    if 0 in memory.shape:
+        columns = _NOTHING // memory.dtype.itemsize
+        return Box(memory.dtype, (columns, 1, 1, 1), (_CHUNK,) * 3, rows, is_empty=True)
     if not tensor.has_rows:
         axes = [*zip(memory.shape, memory.strides, strict=True)][::-1]
         (columns, step), *others = [*axes, *[(1, 0)] * (4 - len(axes))]
@@ -122,18 +132,22 @@ def _encode() -> Any:
 _COUNTERS: dict[tuple[int, int], torch.Tensor] = {}
 
 
+#: Numbers of a counter: two, aligned to 16 bytes, and as many bytes more.
+_COUNTED = (16 + _NOTHING) // 4
+
+
 def counter_of(index: int) -> torch.Tensor:
-    """Two zeros on the device, for one launch at a time: how many tiles are taken, and how many blocks have
-    ended.
+    """Zeros on the device, for one launch at a time: how many tiles are taken, and how many blocks have
+    ended, and from the fifth on what nobody writes.
     """
     if index < 0:
-        return torch.zeros(2, dtype=torch.int32)
+        return torch.zeros(_COUNTED, dtype=torch.int32)
     if torch._C._cuda_isCurrentStreamCapturing():  # a graph may run beside anything
-        return torch.zeros(2, dtype=torch.int32, device=index)
+        return torch.zeros(_COUNTED, dtype=torch.int32, device=index)
     key = index, torch._C._cuda_getCurrentRawStream(index)
     counter = _COUNTERS.get(key)
     if counter is None:
-        zeros = functools.partial(torch.zeros, 2, dtype=torch.int32, device=index)
+        zeros = functools.partial(torch.zeros, _COUNTED, dtype=torch.int32, device=index)
         counter = _COUNTERS[key] = made_apart(zeros)
     return counter
 
@@ -296,7 +310,8 @@ class HopperLaunch(CudaLaunch):
         assert self.tma is not None
         positions, _, offsets, numbers, _ = self.arguments
         boxes = enumerate(zip(self.mapped, self.tma.boxes.values(), strict=True))
-        maps = [self.map(i, addresses.get(at, 0), box) for i, (at, box) in boxes]
+        empty = counter[0] + 16 if counter else 0
+        maps = [self.map(i, empty if box.is_empty else addresses.get(at, 0), box) for i, (at, box) in boxes]
         found = [addresses.get(at, 0) for at in positions]
         for i, offset in offsets:
             found[i] += offset if found[i] else 0

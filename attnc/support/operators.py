@@ -84,7 +84,7 @@ class Operators:
         inputs, counters = self._split(tensors)
         kept = tuple(self.call.empty_kept(inputs) for _ in self.call.kept)
         with torch.no_grad():
-            made = self.call.run(inputs, None, self.call.decoded(chosen)[0], None, (*kept, *counters))
+            made = self.call.execute(inputs, None, self.call.decoded(chosen)[0], None, (*kept, *counters))
         results = (*(made if isinstance(made, tuple) else (made,)), *kept)
         return results if len(results) > 1 else results[0]
 
@@ -106,7 +106,7 @@ class Operators:
         out, kept = written[: len(self.call.outputs)], written[len(self.call.outputs) :]
         with torch.no_grad():
             given = out if len(out) > 1 else out[0]
-            self.call.run(inputs, given, self.call.decoded(chosen)[0], None, (*kept, *counters))
+            self.call.execute(inputs, given, self.call.decoded(chosen)[0], None, (*kept, *counters))
 
     def _backward(self, *given: Any) -> list[torch.Tensor]:
         *tensors, chosen = given

@@ -10,7 +10,9 @@ from torch._C._dynamo import guards
 _GUARDS: Any = getattr(guards, "TensorGuards", None)
 Found = TypeVar("Found")
 #: Calls in a row, after which a guard is made.
-_ROW = 3
+_ROW = 4
+#: After how many it is tried again: where gradients are wanted there is none, and asking costs little so.
+_AGAIN = 64
 
 
 class Repeated(Generic[Found]):
@@ -21,31 +23,32 @@ class Repeated(Generic[Found]):
     """
 
     def __init__(self) -> None:
-        self._guard: tuple[Callable[..., bool], Found] | None = None
+        #: Whether tensors look like those of the last call, and what was prepared for these.
+        self.guard: tuple[Callable[..., bool], Found] | None = None
         self._latest: Found | None = None
         self._row = 0
 
     def call(self, inputs: Sequence[Any]) -> Found | None:
         """What was prepared for such tensors, or None."""
-        guard = self._guard
-        if guard is None:
-            return None
-        if guard[0](*inputs):
-            return guard[1]
-        self._guard = None
+        guard = self.guard
+        if guard is not None:
+            if guard[0](*inputs):
+                return guard[1]
+            self.guard = None
         return None
 
     def note(self, call: Found, inputs: Sequence[Any]) -> None:
         """Remembers what was found for these by its key."""
-        self._row = self._row + 1 if call is self._latest else 0
-        self._latest = call
-        if self._row >= _ROW:
-            self._row = 0
-            self._guard = None if (check := _check_of(inputs)) is None else (check, call)
+        if call is not self._latest:
+            self._latest, self._row = call, 0
+        self._row += 1
+        if self._row % _AGAIN == _ROW:
+            check = _check_of(inputs)
+            self.guard = None if check is None else (check, call)
 
     def forget(self) -> None:
         """Drops it."""
-        self._guard = self._latest = None
+        self.guard = self._latest = None
 
 
 def _check_of(tensors: Sequence[Any]) -> Callable[..., bool] | None:

@@ -187,6 +187,8 @@ def _advice(stop: Stop) -> list[str]:
         and text[stop.span.end : stop.end].lstrip().startswith("{")
     ):
         return ["'{' stands on the line that it belongs to"]
+    if stop.starts_line and text.startswith(("//", "/*"), stop.span.start):
+        return ["comments start with '#'"]
     if (stop.kind == "_NL" and last in _OPERATORS) or (stop.kind in _OPERATORS and stop.starts_line):
         return ["put an expression that takes several lines in parentheses"]
     if stop.kind == "LBRACE" and last == "EQUAL":

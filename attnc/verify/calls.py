@@ -256,7 +256,7 @@ class _Calls:
     @cached_property
     def _counter(self) -> torch.Tensor:
         """Stands in for the counter of tiles, which the support package keeps by stream."""
-        return torch.zeros(2, dtype=torch.int32)
+        return torch.zeros(8, dtype=torch.int32)
 
     def _copied(self, copied: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """A copy that is made of what TMA does not take, in the same place every time."""

@@ -100,8 +100,9 @@ class _Patch:
         self.patch_lang = interpreter._patch_lang
         self.scopes: list[Any] = []
         self.patched_globals: set[int] = set()
-        #: Of a launch, which changes Triton's modules for as long as it takes.
-        self.launching = threading.Lock()
+        #: Of a launch, which changes Triton's modules for as long as it takes, and of reading kernels, for
+        #: which it may be held already.
+        self.launching = threading.RLock()
         self.language = Language(tl, interpreter)
 
     def install(self) -> None:
@@ -326,6 +327,10 @@ class _Patch:
         transform = self.interpreter.ASTTransformer()
 
         def rewrite_ast(rewriter: Any) -> Any:
+            with self.launching:
+                return rewrite_alone(rewriter)
+
+        def rewrite_alone(rewriter: Any) -> Any:
             function = rewriter.fn
             code = function.__code__
             linecache.checkcache(code.co_filename)

@@ -111,13 +111,18 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
 def place_tensor(
     tensor: Tensor, data: torch.Tensor, layout: Layout | None, fill: str, device: str
 ) -> Guarded:
-    """The data in a buffer with guards, strided as the layout says."""
+    """The data in a buffer with guards, strided as the layout says; without elements it has no address, as
+    tensors have that PyTorch allocates.
+    """
     layout = layout or Layout(order=tuple(range(data.dim())), gaps=(0,) * data.dim())
     strides, reach = [0] * data.dim(), layout.step
     for axis in reversed(layout.order):
         if axis not in layout.expanded:
             strides[axis] = reach
             reach *= data.shape[axis] + layout.gaps[axis]
+    if not data.numel():
+        nothing = torch.empty(0, dtype=data.dtype, device=device)
+        return Guarded(tensor.name, nothing.as_strided(data.shape, strides), nothing, nothing.clone())
     start = _GUARD + layout.offset
     count = start + reach + _GUARD
     buffer = _pages(count, data.dtype, device) if count > _KEPT else _fill(count, data.dtype, fill, device)

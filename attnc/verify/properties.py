@@ -84,11 +84,13 @@ def only_addresses(attention: Attention, name: str, extent: Expr) -> bool:
 
 
 def ignores_key_order(attention: Attention) -> bool:
+    """Nothing asks for the positions of keys, so that their order is immaterial."""
     asked = {name for expr in _expressions(attention) for name in uses(expr)}
     return "kv_idx" not in asked and attention.softmax.dropout is None and not attention.lengths
 
 
 def is_grouped(attention: Attention) -> bool:
+    """Query heads share K/V heads by a factor of run time, and no other input has an axis of K/V heads."""
     extents = {expr for tensor in attention.extras for expr in tensor.shape}
     names = free_dims(attention)
     return "G" in names and "Hkv" in names and attention.heads_kv not in extents
@@ -106,6 +108,7 @@ def _unequal(left: Outputs, right: Outputs) -> str | None:
 
 
 def runs_agree(run: Run) -> str | None:
+    """Runs give the same bits every time."""
     return _unequal(run.outputs, run.again(run.inputs))
 
 
@@ -121,11 +124,13 @@ def values_scale(run: Run) -> str | None:
 
 
 def batches_permute(run: Run) -> str | None:
+    """Sequences do not see each other: they can come in any order."""
     order = list(range(run.case.dims.get("B", 1)))[::-1]
     return _permuted(run, lambda tensor: [(axis, order) for axis in sized_axes(tensor, run.attention.batch)])
 
 
 def heads_permute(run: Run) -> str | None:
+    """Heads do not see each other: they can come in any order."""
     dims = all_dims(run.attention, run.case.dims)
     count, all_heads = size(run.attention.heads_kv, dims), size(run.attention.heads_q, dims)
     group = all_heads // max(count, 1)

@@ -261,7 +261,7 @@ def verify(
     fills: Iterable[str] = tuple(FILLS),
     progress: Progress | None = None,
 ) -> Report:
-    """`run` of an attention: the cases of `replay`, then the covering ones."""
+    """Runs the cases of an attention, those of `replay` first; see `run`."""
     trial = AttentionTrial(subject, rules, replay)
     return run(trial, count=count, seconds=seconds, least=least, fills=fills, progress=progress)
 
@@ -317,29 +317,6 @@ def search(
         if failures is not None:
             save(failures, trial.name, tally.failures[0])
     return tally.report()
-
-
-def fuzz(
-    subject: Subject,
-    *,
-    rules: Rules | None = None,
-    examples: int = 100,
-    seconds: float = float("inf"),
-    seed: int = 0,
-    shrink: bool = True,
-    progress: Progress | None = None,
-    failures: Path | None = None,
-) -> Report:
-    """`search` of an attention."""
-    return search(
-        AttentionTrial(subject, rules, spares_gradients=False),
-        examples=examples,
-        seconds=seconds,
-        seed=seed,
-        shrink=shrink,
-        progress=progress,
-        failures=failures,
-    )
 
 
 class _TimeIsUp(SkipTest):

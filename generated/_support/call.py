@@ -166,12 +166,15 @@ class Attention(ABC):
         #: Of the lse that is kept, by the shape of q.
         self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
         self.repeated: Repeated[Prepared] = Repeated()
-        self.run = self._runner()
+        self.run = self._runner(traces=True)
+        self.execute = self._runner(traces=False)
 
     # --- calls
 
-    def _runner(self) -> Callable[..., Any]:
-        """The call itself: a closure, whose variables are found faster than attributes."""
+    def _runner(self, *, traces: bool) -> Callable[..., Any]:
+        """The call itself: a closure, whose variables are found faster than attributes. traces: whether it is
+        an operator while torch compiles something, which may be another thread's.
+        """
         layouts, prepared, repeated = self.layouts, self.prepared, self.repeated
         has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
         count = len(self.outputs)
@@ -184,7 +187,7 @@ class Attention(ABC):
             extras: tuple[torch.Tensor | None, ...] = (),
         ) -> Any:
             """The results. extras: the optional tensors that are `kept` and `counters`, all of them."""
-            if is_compiling():
+            if traces and is_compiling():
                 return self.traced(inputs, out, config, backward_config, extras)
             call: Prepared | None = None
             is_plain = out is None and config is None and backward_config is None and not has_scalars

@@ -19,7 +19,7 @@ from attnc.bench.decode import (
     decoders,
     scaling_cells,
 )
-from attnc.bench.run import ROTATED, Result
+from attnc.bench.run import ROTATED, Result, Unavailable
 from attnc.bench.serving import SPEC as SERVING
 from attnc.bench.serving import serving_candidates, serving_cells, serving_figures, serving_table
 from attnc.runtime.timing import Timing
@@ -47,6 +47,12 @@ def test_every_generated_candidate_has_a_kernel(target: str) -> None:
     made = {module.variant.attention.name for module in planned}
     assert made == {"dense", "unified", *PAGED.values()}
     assert [x.name for x in decoders((), target)] == ["attnc", "paged", "unified"]
+
+
+def test_an_attention_without_a_schedule_for_the_target_is_a_gap() -> None:
+    (_, _, unified) = decoders((), "cuda.sm_90a")
+    with pytest.raises(Unavailable, match=r"no schedule for cuda\.sm_90a"):
+        unified.make(decode_cells()[0], None)  # type: ignore[arg-type]  # it has no kernel to look at it
 
 
 def test_those_take_part_that_are_named() -> None:

@@ -204,7 +204,7 @@ def draw(chunk: int, skip: int, compiling: str | None) -> Iterator[Result]:
     )
     @given(
         st.integers(1, _WITHOUT_GRADIENTS).flatmap(
-            lambda n: specs(targets=EVERY_TARGET, with_gradients=n < _WITHOUT_GRADIENTS)
+            lambda n: specs(targets=EVERY_TARGET, widest=256, with_gradients=n < _WITHOUT_GRADIENTS)
         ),
         st.data(),
     )

@@ -112,6 +112,27 @@ def test_a_captured_step_with_gradients(is_causal: bool, device: torch.device) -
     assert all(torch.equal(ours, right) for ours, right in zip(found, step(), strict=True))
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The CUDA Graph is empty:UserWarning"
+)  # one that Inductor makes to begin with
+def test_inductor_captures_calls_with_a_scale(device: torch.device) -> None:
+    """The scale is a tensor that calls share: one in the memory of a graph would be written over."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 200, 64, device=device, dtype=torch.bfloat16).unbind()
+
+    def attend() -> torch.Tensor:
+        return 2 * scaled_dot_product_attention(q, k, v, scale=0.31)
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        inside = torch.compile(attend, mode="reduce-overhead")
+        found = []
+        for _ in range(3):  # as it is, to be captured, and replayed
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch has no types here
+            found.append(inside().clone())
+        expected = attend()
+    assert all(torch.equal(ours, expected) for ours in found)
+
+
 def test_dropout_is_that_of_the_forward(device: torch.device) -> None:
     """o is linear in v, so the gradient of v says what the forward did."""
     torch.manual_seed(0)

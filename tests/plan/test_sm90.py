@@ -59,6 +59,15 @@ def test_registers_of_both_roles_are_those_that_the_launch_holds(consumers: int)
             assert left % 8 == 0
 
 
+def test_tiles_that_nobody_chose_leave_room_for_what_dropout_keeps() -> None:
+    drops: dict[str, Any] = {
+        "softmax": "softmax(dropout = p, seed = seed)",
+        "inputs": ("p: f32[]", "seed: i64[]"),
+    }
+    assert [planned(d=256, **more).kernels[0].configs[0].tile_kv for more in ({}, drops)] == [80, 64]
+    assert "B of shared memory" in refusal("tile.kv = 80", d=256, **drops)
+
+
 @pytest.mark.parametrize(
     ("consumers", "helpers", "widest"), [(2, 1, 256), (3, 1, 192), (4, 1, 128), (2, 2, 192), (4, 2, 96)]
 )
@@ -66,7 +75,7 @@ def test_the_result_of_a_product_fits_what_a_thread_starts_with(
     consumers: int, helpers: int, widest: int
 ) -> None:
     """ptxas says so (C7602) of one that is 16 columns wider."""
-    assert widest_product(consumers, helpers) == widest
+    assert widest_product(entry_registers(consumers, helpers)) == widest
 
 
 def test_a_load_with_an_end_of_its_own_has_room_of_its_own() -> None:
@@ -152,7 +161,7 @@ def test_keys_follow_from_each_other() -> None:
             {"softmax": "softmax(dropout = p, seed = seed)", "inputs": ("p: f32[]", "seed: i64[]")},
             "tile.kv = 208: one product has 192 columns at most, for a thread starts with 128 registers",
         ),
-        ("stages = 4", {"d": 128}, "B of shared memory (q 32768 + k 131072 + v 131072"),
+        ("tile.kv = 128, stages = 4", {"d": 128}, "B of shared memory (q 32768 + k 131072 + v 131072"),
         ("", {"d": 40}, "the head dimension 40 is not a multiple of 16 up to 256"),
         ("", {"d": 512}, "the head dimension 512 is not a multiple of 16 up to 256"),
         ("", {"dtype": "f32"}, "f32 is not lowered to cuda.sm_90a"),

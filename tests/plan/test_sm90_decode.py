@@ -109,6 +109,7 @@ def test_keys_that_are_copied_at_once_lie_in_one_page(page: int, box: int) -> No
         ("registers = 128", {}, "registers = 128 is not 216: what the launch holds"),
         ("tile.kv = 8", {}, "tile.kv = 8 is not a multiple of 16 up to 256"),
         ("stages = 1", {}, "stages = 1 leaves nothing to copy ahead"),
+        ("tile.kv = 208", {"d": 16}, "one product has 192 columns at most, for a thread starts with 128"),
         ("consumers = 3", {}, "consumers = 3: one, or two that share the columns of o"),
         ("consumers = 2", {}, "consumers = 2 share a multiple of 128 columns of values that are in the keys"),
         (

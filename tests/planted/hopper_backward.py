@@ -11,8 +11,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_backward",
         file="backward_dq",
         story="Q and dO were, which are copied first",
-        anchor="mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity); wgmma_fence();",
-        patch="wgmma_fence();",
+        anchor="mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);",
+        patch="",
     ),
     HopperBug(
         name="K given back before dq has it",
@@ -88,11 +88,11 @@ BUGS: tuple[HopperBug, ...] = (
     ),
     # The kernel over keys
     HopperBug(
-        name="bytes of Q without those of lse",
+        name="bytes of Q without those of lse and delta",
         attention="hopper_backward",
         file="backward_dkdv",
-        story="lse came to ride on the barrier of Q, and the count stayed",
-        anchor="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + BLOCK_M * 4);",
+        story="both came to ride on the barrier of Q, and the count stayed",
+        anchor="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);",
         patch="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);",
     ),
     HopperBug(
@@ -135,6 +135,14 @@ BUGS: tuple[HopperBug, ...] = (
         story="the warp that stores was not counted among those that read",
         anchor="mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS);",
         patch="mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS - 1);",
+    ),
+    HopperBug(
+        name="half of the sums cleared",
+        attention="hopper_added",
+        file="backward_preprocess",
+        story="four floats are stored at once, and the count was of pairs",
+        anchor="i < DQ_SIZE / 4; i += THREADS",
+        patch="i < DQ_SIZE / 8; i += THREADS",
     ),
     # Turns
     HopperBug(

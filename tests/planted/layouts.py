@@ -185,8 +185,8 @@ BUGS: tuple[Bug, ...] = (
         attention="causal_gqa",
         file="host",
         story="what starts the kernel was kept with the call, and with it what the first addresses were",
-        anchor="start = starts.get(aligned)",
-        patch="start = next(iter(starts.values()), None)",
+        anchor="start = self.starts.get(aligned)",
+        patch="start = next(iter(self.starts.values()), None)",
     ),
     CudaBug(
         name="alignment of v not looked at",

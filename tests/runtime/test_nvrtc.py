@@ -204,6 +204,25 @@ def test_the_widest_products_fit_the_registers_of_a_launch(dv: int, schedule: st
     assert usage_of(module, 0, DEVICES["sm_90"]) is not None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("d", "dv", "keys", "in_k"),
+    [(256, 256, 64, False), (16, 208, 32, False), (64, 64, 192, False), (320, 256, 64, True)],
+)
+def test_the_same_of_decoding(d: int, dv: int, keys: int, in_k: bool) -> None:
+    lines = [
+        f"input q: bf16[B, M, G, {d}]",
+        f"input k: bf16[B, N, 1, {d}]",
+        f"input v: bf16[B, N, 1, {dv}]{' via prefix(k)' if in_k else ''}",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        f"output o: bf16[B, M, G, {dv}]",
+    ]
+    schedule = f"loops = [kv], pack = gqa, tile.kv = {keys}"
+    (module,) = modules_of(spec(lines, schedule, target="cuda.sm_90a"))
+    assert usage_of(module, 0, DEVICES["sm_90"]) is not None
+
+
 def test_a_front_end_alone_sees_names_that_nothing_declares() -> None:
     source = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] *= 2.0f; }'
     assert ".entry f" in compile_ptx(source, ["-arch=sm_80"])

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from attnc.support import hopper_call
+from attnc.support.arguments import Tensor
+from attnc.support.memory import Memory
 
 
 class Driver:
@@ -59,6 +61,15 @@ def test_an_error_of_the_driver_is_raised(monkeypatch: pytest.MonkeyPatch) -> No
     start = started(monkeypatch, Driver(error=701))
     with pytest.raises(RuntimeError, match="cuLaunchKernelEx: error 701"):
         start(0, 0x1000, 0)
+
+
+def test_a_tensor_without_elements_is_shown_as_bytes_that_are_there() -> None:
+    """No map has a size of 0, and such a tensor has no address."""
+    k = Tensor("k", "f16[S, H, 32]", "nh")
+    box = hopper_call.box_of(k, Memory((0, 4, 32), (128, 32, 1), torch.float16), 64)
+    assert (box.is_empty, box.is_taken, box.rows) == (True, True, 64)
+    assert (box.sizes, box.strides) == ((8, 1, 1, 1), (16, 16, 16))
+    assert hopper_call.counter_of(-1).nbytes >= 16 + 8 * 2
 
 
 def test_a_counter_that_stays_is_made_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from attnc.plan.sm90.backward import CONSUMERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
+from attnc.runtime.sass import disassemble, loops
 from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
@@ -59,6 +60,21 @@ def test_products_of_dq_are_not_serialised(mask: str, d: int) -> None:
     assert cubin.warnings == ()
     assert cubin.registers == entry_registers(CONSUMERS)
     assert cubin.spills == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("d", "accumulate", "kernel"), [(128, "atomic", "dkdv"), (256, "two_pass", "dk")])
+@pytest.mark.parametrize("mask", ["true", CAUSAL])
+def test_exponentials_do_not_wait_for_dp(mask: str, d: int, accumulate: str, kernel: str) -> None:
+    """Nor is delta subtracted behind that wait: dp begins at -delta, in front of both products."""
+    cubin = compiled(kernel, mask, d=d, accumulate=accumulate)
+    assert cubin.warnings == ()
+    text = disassemble(cubin.image)
+    if text is None:
+        pytest.skip("nvdisasm reads the machine code")
+    (loop,) = (loop for loop in loops(text) if loop.exponentials)
+    assert (loop.exponentials, loop.hidden, loop.local) == (32, 32, 0)
+    assert loop.sums <= 16
 
 
 @pytest.fixture
@@ -155,6 +171,26 @@ def test_a_mistake_in_it_is_found(
     host = on_cpu(planned(CAUSAL, accumulate=accumulate), kernel, change)
     with pytest.raises(SimtFault, match=said):
         gradients(host, (1, 2, 400, 300), 64)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is allocated holds NaN, not the zeros that a new page has."""
+    empty_strided = torch.empty_strided
+    monkeypatch.setattr(
+        torch, "empty_strided", lambda *a, **options: empty_strided(*a, **options).fill_(math.nan)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+@pytest.mark.parametrize("accumulate", ["atomic", "ordered", "two_pass"])
+def test_heads_of_every_section_have_their_gradients(accumulate: str, on_cpu: Callable[..., Any]) -> None:
+    """Of 32 heads a cache so small holds few: there are several sections, and a larger one last."""
+    host = on_cpu(planned(CAUSAL, accumulate=accumulate))
+    for found, wanted in zip(*gradients(host, (2, 16, 30, 40), 64), strict=True):
+        assert torch.linalg.vector_norm(found.double() - wanted) < 6e-3 * torch.linalg.vector_norm(wanted)
 
 
 #: Sequences whose rows follow each other, and ones that a length shortens: neither ends where a tensor does.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import pytest
 
 from attnc.expr.nodes import Dim, Index
-from attnc.plan.access import TileWalk
+from attnc.plan.access import Sequences, TileWalk
 from attnc.target.environment import python_environment
+from attnc.target.locals import settle
 from attnc.target.sm80.walk import CudaWalk
 from attnc.target.triton.program import ProgramText
 
@@ -82,3 +84,61 @@ def test_each_place_has_one_number(walked: TileWalk, section: int) -> None:
     assert found == [in_triton(walked, tile, section) for tile in range(len(places))]
     first = max(starts) if walked.last_first else 0
     assert all(lo == first for _, _, lo in found[: min(section, SIZES["B"] * SIZES[walked.heads])])
+
+
+#: Where packed sequences begin and end: one is empty, and rows follow the last.
+BEGINS, ROWS = (0, 70, 70, 100), 110
+
+
+def find_sequence(begins: tuple[int, ...], stride: int, number: int, count: int, size: int) -> int:
+    """As `access.Sequences` says; `count` is what follows the last sequence."""
+    assert stride == 1
+    return max(b for b in range(count + 1) if begins[b] // size + b <= number)
+
+
+@pytest.mark.parametrize("section", [1, 6])
+@pytest.mark.parametrize(("axis", "last_first"), [("q", False), ("q", True), ("kv", False)])
+@pytest.mark.parametrize("of_call", ["", "args."])
+def test_each_packed_row_has_one_tile(
+    axis: Literal["q", "kv"], of_call: str, section: int, *, last_first: bool
+) -> None:
+    walked = TileWalk(
+        axis=axis,
+        rows=Dim("T"),
+        is_padded=False,
+        head="h",
+        heads="H",
+        sequences=Sequences(cu_seqlens="cu", rows=Dim("T")),
+        last_first=last_first,
+        writes_all_rows=axis == "q" and not of_call,
+    )
+    sizes = {"B": 3, "H": 2, "T": ROWS, "BLOCK_M": 32, "BLOCK_N": 16}
+    args = SimpleNamespace(**sizes, SECTION=section, cu_ptr=BEGINS, stride_cu_0=1)
+    text = CudaWalk(walk=walked, of_call=of_call)
+    lines = [f"const int {walked.tiles} = {text.tiles};", *text.place, "use(b);"]
+    printed = settle("{\n" + "\n".join(lines) + "\n}").splitlines()[1:-2]
+    python = [_python(line) for line in printed if not line.startswith("//")]
+    tiles = eval(_python(text.tiles), dict(sizes), {"args": args})
+    covered: list[tuple[int, int, int]] = []
+    for tile in range(tiles * sizes["H"]):
+        values: dict[str, Any] = {}
+        names = {**sizes, "args": args, "tile": tile, "find_sequence": find_sequence}
+        exec("\n".join(python), names, values)  # lines that this compiler printed
+        lo, rows = values[walked.lo], values["M" if axis == "q" else "N"]
+        assert rows == (0 if values["sequence"] == 3 else BEGINS[values["b"] + 1] - BEGINS[values["b"]])
+        if walked.writes_all_rows:  # those behind the last sequence too
+            rows = values["q_rows"]
+        covered += [
+            (values["sequence"], values["h"], row) for row in range(lo, min(lo + sizes[walked.size], rows))
+        ]
+    ends = (*BEGINS, ROWS) if walked.writes_all_rows else BEGINS
+    lengths = [end - first for first, end in pairwise(ends)]
+    wanted = [(b, h, row) for b, length in enumerate(lengths) for h in range(2) for row in range(length)]
+    assert sorted(covered) == wanted
+
+
+def _python(line: str) -> str:
+    """A declaration of C++ with sizes that are not negative."""
+    code = line.split("  //")[0].removeprefix("const ").removeprefix("int ").rstrip(";").replace("/", "//")
+    code = re.sub(r", (?=\w+ = )", "; ", code)
+    return re.sub(r"= ([^;?]*) \? ([^;:]*) : ([^;]*)", r"= (\2) if (\1) else (\3)", code)

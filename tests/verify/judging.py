@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,10 +16,10 @@ from attnc.source import Source
 from attnc.syntax.parser import parse
 from attnc.syntax.prelude import prelude
 from attnc.verify.case import Case, Layout
-from attnc.verify.check import check
+from attnc.verify.check import Rules, check
 from attnc.verify.covering import edges
 from attnc.verify.properties import violations
-from attnc.verify.search import verify
+from attnc.verify.search import AttentionTrial, Report, search, verify
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from tests.targets import EACH, skip_without_compiler
@@ -38,6 +39,11 @@ def subject_of_text(text: str) -> Subject:
     """The one module of a spec."""
     (module,) = modules_of(text)
     return subject_of(module)
+
+
+def fuzz(made: Subject, *, rules: Rules | None = None, **options: Any) -> Report:
+    """Draws cases of an attention; options: of `search.search`."""
+    return search(AttentionTrial(made, rules, spares_gradients=False), **options)
 
 
 def right(made: Subject, case: Case, fills: Iterable[str] = ("nan",)) -> None:

@@ -42,7 +42,7 @@ _SHAPES = (
 _HEADS = (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2 * Hkv", "Hkv"))
 #: Rows of CUDA kernels are copied in pieces of 8 elements; products of wgmma are 16 deep.
 _WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 96, 128)
-_HOPPER_WIDTHS = (16, 16, 32, 48, 64, 80, 128)
+_HOPPER_WIDTHS, _HOPPER_VALUES = (16, 16, 32, 48, 64, 80, 128, 192, 256), (16, 32, 64, 128, 208, 256)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
 _UNIFIED = "unified_max(phi = 0.5, bounds = [-4, 4], fallback = online)"
 _BOTTOM_UP = "online(rescale = every_step)"
@@ -110,12 +110,14 @@ def specs(
     *,
     targets: Sequence[str] = ("triton",),
     wide: bool = False,
+    widest: int = 128,
     with_gradients: bool = False,
 ) -> str:
     """The text of a file with one attention and its schedule for each of the targets; for `HOPPER` where it
     lowers the attention.
 
-    wide: heads and tiles as large as those of models, for a GPU; with_gradients: of whatever has some.
+    wide: heads and tiles as large as those of models, for a GPU; widest: columns of a head of Hopper's;
+    with_gradients: of whatever has some.
     """
     on_cuda = any(target != "triton" for target in targets)
     hopper = HOPPER in targets and draw(st.integers(0, 4)) > 0
@@ -126,9 +128,10 @@ def specs(
     never_decodes = hopper or with_gradients or storage.q != "dense"
     decodes = not never_decodes and draw(st.integers(0, 4)) == 0
     widths = _WIDE if wide else _HOPPER_WIDTHS if hopper else _CUDA_WIDTHS if on_cuda else _WIDTHS
-    d = draw(st.sampled_from(widths))
-    values = (64, 96, 128) if wide else (16, 32, 64, 128) if hopper else (8, 16, 24)
-    dv = draw(st.sampled_from([n for n in values if not storage.prefix or n <= d] or [d]))
+    d = draw(st.sampled_from([n for n in widths if n <= widest]))
+    values = (64, 96, 128) if wide else _HOPPER_VALUES if hopper else (8, 16, 24)
+    most = d if storage.prefix else widest
+    dv = draw(st.sampled_from([n for n in values if n <= most] or [d]))
     extras = _extras(draw, heads, on_cuda)
     words = Words(draw, extras, heads)
     kv_axes = draw(st.permutations(storage.kv_axes(kv_heads)))

@@ -16,12 +16,12 @@ from attnc.plan import ir
 from attnc.verify.case import Case, Layout
 from attnc.verify.check import check
 from attnc.verify.problem import FILLS, build
-from attnc.verify.search import fuzz, verify
+from attnc.verify.search import verify
 from attnc.verify.strategies import Limits, cases, free_dims
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from tests.plans import plans_of
-from tests.verify.judging import examples, right_by_day
+from tests.verify.judging import examples, fuzz, right_by_day
 
 SPECS = Path(__file__).parents[2] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "\nattention " in path.read_text())

@@ -184,12 +184,15 @@ def test_all_targets_have_a_place_in_the_order() -> None:
 
 
 @pytest.mark.parametrize("target", [None, "triton"])
-def test_torch_compiles_the_first_call_whole(package: Any, target: str | None) -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_torch_compiles_the_first_call_whole(package: Any, target: str | None, *, dynamic: bool) -> None:
     """Nothing has been imported or decided by a call before."""
     for found in (package.CHOICE._only, package.CHOICE._functions):
         found.clear()
     given = inputs(64)
     options = {} if target is None else {"target_": target}
     torch.compiler.reset()
-    compiled = torch.compile(lambda *x: package.small(*x, **options) * 2, fullgraph=True, backend="eager")
+    compiled = torch.compile(
+        lambda *x: package.small(*x, **options) * 2, fullgraph=True, backend="eager", dynamic=dynamic
+    )
     assert torch.equal(compiled(*given), 2 * package.small(*given))

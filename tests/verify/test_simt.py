@@ -11,12 +11,11 @@ import torch
 
 from attnc.plan import ir
 from attnc.verify.runners import runner_of
-from attnc.verify.search import fuzz
 from attnc.verify.simt import SimtFault, available, launch, run_on_cpu
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from tests.plans import plans_of
-from tests.verify.judging import examples, right_by_day
+from tests.verify.judging import examples, fuzz, right_by_day
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from functools import cache
 
 import pytest
+import torch
 
 from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
+from attnc.verify.problem import build
 from attnc.verify.subject import Subject
 from attnc.verify.subjects import subject_of
 from attnc.verify.verdict import Verdict
@@ -251,4 +253,25 @@ def test_wide_values_are_summed_in_parts_beside_a_warpgroup_that_draws() -> None
     text = spec(lines, "consumers = 2, tile.kv = 48", target="cuda.sm_90a")
     found = verdict(subject(text), m=70, n=50)
     assert found.ok, found.message
-    assert not verdict(subject(text, "* 128 + 3 * BLOCK_N * 128", "* 128 + 0 * BLOCK_N * 128"), m=70, n=50).ok
+    assert not verdict(subject(text, "* 128 + 3 * BLOCK_N * 128", "* 128 + 1 * BLOCK_N * 128"), m=70, n=50).ok
+
+
+@pytest.mark.slow
+def test_gradients_of_packed_keys_where_no_sequence_has_any() -> None:
+    """Tensors without elements have no address, and the kernels copy a tile for each sequence."""
+    lines = [
+        "input q: bf16[B, M, H, 192]",
+        "input k, v: bf16[S, H, 192] via ragged(ends)",
+        "input ends: i32[B + 1]",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 192]",
+        "grad q, k, v",
+    ]
+    made = subject(spec(lines, "consumers = 2, tile.kv = 32", target="cuda.sm_90a"))
+    case = Case(dims={"B": 2, "H": 1, "M": 15, "N": 0}, lengths="full", seed=800)
+    keys = build(made.variant.attention, case).inputs["k"]
+    assert isinstance(keys, torch.Tensor)
+    assert keys.data_ptr() == 0
+    found = check(made, case, fills=("nan",))
+    assert found.ok, found.message

@@ -90,3 +90,19 @@ def test_masks_and_scores_are_right(kind: str, sizes: tuple[int, int, int, int])
         case = Case(dims={"B": b, "M": m, "G": g, "N": n, **heads}, logits="rising", config=config)
         found = check(subject(kind), case, fills=("nan",))
         assert found.ok, found.message
+
+
+def test_wide_values_are_summed_in_parts() -> None:
+    """Two blocks on a multiprocessor leave a thread too few registers to start with for one product."""
+    lines = [
+        "input q: bf16[B, M, G, 16]",
+        "input k: bf16[B, N, 1, 16]",
+        "input v: bf16[B, N, 1, 256]",
+        "score = dot(q, k)",
+        "mask = causal",
+        "normalize = softmax",
+        "output o: bf16[B, M, G, 256]",
+    ]
+    (module,) = modules_of(spec(lines, "loops = [kv], pack = gqa, tile.kv = 32", target="cuda.sm_90a"))
+    found = check(subject_of(module), Case(dims={"B": 1, "G": 3, "M": 2, "N": 70}), fills=("nan",))
+    assert found.ok, found.message

@@ -31,11 +31,12 @@ from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.layout import KernelName
+from attnc.plan.sections import Section
 from attnc.plan.signature import kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import CudaBackward, CudaLayout, over_rows
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, beyond_shared_memory, entry_registers
-from attnc.plan.sm90.turns import ends_grow, why_no_turns
+from attnc.plan.sm90.turns import turns_under
 from attnc.plan.storage import feature
 
 #: Warpgroups that multiply; rows of the tile that stays; tiles of K, and of dS, of the kernel over keys.
@@ -53,6 +54,11 @@ TURNS = 32
 #: Keys of a tile of the kernel over queries, by the pieces of the wider of Q and V.
 _KEYS_OF_DQ: Mapping[int, int] = {1: 128, 2: 96, 3: 80, 4: 64}
 _STAGES = 2
+#: What a section of heads has of the L2 cache: much less than all, for blocks are at several sections. (A
+#: kernel that reads from memory twice is as many cycles long, but at a lower clock: power is limited.)
+SECTIONS = Section(cache=(1, 8))
+#: Tiles for each block in the last section.
+LAST_ROUNDS = 3
 #: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.
 _ALIGNMENT, _BARRIERS = 1024, 512
 #: Columns of q, or of v, at most, of a kernel for dk and dv together; of all others.
@@ -62,7 +68,7 @@ _WIDEST, _WIDEST_OF_ALL = 128, 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Backward(CudaBackward):
     """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same.
-    takes_turns: blocks add to dq kv tile after kv tile; ends_grow: as `turns.ends_grow`.
+    takes_turns: blocks add to dq kv tile after kv tile; ends_grow: as for `turns.Turns`.
     """
 
     by_wgmma: frozenset[KernelName]
@@ -163,7 +169,7 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
         **{field.name: getattr(plan, field.name) for field in fields(plan)},
         by_wgmma=by_wgmma,
         takes_turns=(takes_turns := accumulate_of_dq(variant, schedule) == "ordered"),
-        ends_grow=takes_turns and ends_grow(normalise(variant.attention)),
+        ends_grow=takes_turns and turns_under(normalise(variant.attention).mask).ends_grow,
     )
 
 
@@ -176,9 +182,8 @@ def accumulate_of_dq(variant: Variant, schedule: Schedule) -> str | None:
 def check_turns(variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
     """Why blocks cannot take turns at adding to dq, as `knob` asks for."""
     is_one = "dkdv" in _by_wgmma(variant, schedule)
-    reason = (
-        why_no_turns(normalise(variant.attention)) if is_one else "no kernel of wgmma makes dk, dv and dq"
-    )
+    mask = normalise(variant.attention).mask
+    reason = turns_under(mask).why_not if is_one else "no kernel of wgmma makes dk, dv and dq"
     if reason:
         yield unsupported(
             "blocks cannot take turns at adding to dq here",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import gcd
 
 from attnc.diagnostics import Diagnostic
@@ -158,7 +159,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
         return layout
-    return _with_pairs(layout, dtypes[pair.tensor].bytes, candidates_of(variant, schedule))
+    return _with_pairs(layout, dtypes[pair.tensor].bytes, chain.from_iterable(groups_of(variant, schedule)))
 
 
 def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig]) -> Sm90Layout:
@@ -194,7 +195,10 @@ def _is_of_key(node: Expr) -> bool:
 
 def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
     """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
-    candidates, layout = candidates_of(variant, schedule), sm90_layout(variant, schedule)
+    layout = sm90_layout(variant, schedule)
+    groups = list(groups_of(variant, schedule))
+    fitting = (g for g in groups if any(sm90_misfit(config, variant, layout) is None for config in g))
+    candidates = next(fitting, groups[0])
     reasons = [sm90_misfit(config, variant, layout) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
@@ -208,24 +212,40 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
     return kept
 
 
-def candidates_of(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
-    """The configs that the schedule allows, whether they fit or not."""
+def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConfig, ...]]:
+    """The configs that the schedule allows, whether they fit or not; further groups have fewer keys in tiles
+    that nobody chose.
+    """
     knobs = knobs_of(schedule, "forward")
-    found = [_completed(hopper(config), knobs, variant) for config in configs(schedule, "forward", variant)]
-    return tuple(dict.fromkeys(found))
+    found = [hopper(config) for config in configs(schedule, "forward", variant)]
+    for tiles in _tiles_of(variant):
+        yield tuple(dict.fromkeys(_completed(config, tiles, knobs, variant) for config in found))
 
 
 #: Boxes of a tile of pages: a lane of two warps copies one each.
 _MOST_BOXES = 64
 
 
-def _completed(config: HopperConfig, knobs: Mapping[str, Knob], variant: Variant) -> HopperConfig:
-    """The config with tiles for the keys that the schedule leaves open: rows and warpgroups follow from each
-    other.
+def _tiles_of(variant: Variant) -> Iterator[Tiles]:
+    """What a schedule gets for the keys that it does not mention: the first that fits beside what masks and
+    dropout take.
+    """
+    first = tiles_for(max(feature(variant.attention.q), feature(variant.attention.v)))
+    yield first
+    for keys in (64, 48, 32):
+        if keys < (first.tile_kv or 0):
+            yield replace(first, tile_kv=keys)
+
+
+def _completed(
+    config: HopperConfig, tiles: Tiles, knobs: Mapping[str, Knob], variant: Variant
+) -> HopperConfig:
+    """The config with these tiles for the keys that the schedule leaves open: rows and warpgroups follow from
+    each other.
     """
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
     helpers = helpers_of(variant)
-    config = tiles_for(widest).without(knobs).of(config)
+    config = tiles.without(knobs).of(config)
     rows = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * CONSUMERS
     consumers = config.consumers or min(max(2, rows // WGMMA_ROWS), 4)
     tile_q = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * consumers
@@ -277,7 +297,7 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
         return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
     if registers < entry:
         return f"registers = {registers}: a thread starts with {entry}, and takes more"
-    if tile_kv > (widest := widest_product(consumers, helpers)):
+    if tile_kv > (widest := widest_product(entry)):
         starts = f"one product has {widest} columns at most, for a thread starts with {entry} registers"
         return f"tile.kv = {tile_kv}: {starts}"
     needed = sum(sm90_registers(layout, config).values())

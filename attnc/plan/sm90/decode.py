@@ -34,6 +34,7 @@ from attnc.plan.sm90.layout import (
     WIDEST,
     beyond_shared_memory,
     hopper,
+    widest_product,
 )
 from attnc.plan.storage import feature
 
@@ -284,6 +285,9 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
     needed = sum(sm90_decode_registers(layout, config).values())
     if needed > REGISTERS[consumers][1]:
         return f"needs about {needed} registers a thread; one that multiplies has {REGISTERS[consumers][1]}"
+    if tile_kv > (widest := widest_product(layout.entry_registers)):
+        starts = f"a thread starts with {layout.entry_registers} registers"
+        return f"tile.kv = {tile_kv}: one product has {widest} columns at most, for {starts}"
     return beyond_shared_memory(layout.shared_memory(config), layout.room)
 
 

@@ -66,9 +66,9 @@ def entry_registers(consumers: int, helpers: int = 1) -> int:
     return min(_REGISTERS // (128 * (consumers + helpers)) // _STEP * _STEP, 255)
 
 
-def widest_product(consumers: int, helpers: int = 1) -> int:
-    """Columns that the result of one wgmma can have, half of them in registers of each thread."""
-    most = 2 * (entry_registers(consumers, helpers) - _BESIDE_RESULT)
+def widest_product(entry: int) -> int:
+    """Columns that the result of one wgmma can have where a thread starts with so many registers."""
+    most = 2 * (entry - _BESIDE_RESULT)
     return min(most // MMA * MMA, WIDEST)
 
 

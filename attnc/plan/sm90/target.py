@@ -78,6 +78,8 @@ class Sm90a(Target):
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         yield "softmax = online(maximum = lazy(20)), order = longest_first"
         tiles = {"consumers": CONSUMERS, **tiles_for(shape.width).by_key(), **shape.wanted.by_key()}
+        if shape.width > 192 and shape.wanted.tile_kv is None:
+            del tiles["tile.kv"]  # they fill shared memory: the plan takes fewer keys beside dropout
         yield ", ".join(f"{key} = {value}" for key, value in tiles.items() if key != "warps")
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:

@@ -11,8 +11,10 @@ the loop over queries, both grow with the keys, or `hi` falls, and no tile betwe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Or, Ref, Search, walk
-from attnc.model.attention import Attention
 from attnc.plan.ir import Let, Regions
 from attnc.plan.regions import ZERO, guard_of, regions
 
@@ -20,22 +22,26 @@ from attnc.plan.regions import ZERO, guard_of, regions
 _TILE = (Index("kv_lo"), Index("kv_hi"))
 
 
-def why_no_turns(attention: Attention) -> str:
-    """Why blocks cannot take turns under the mask of a normalised attention; empty if they can."""
-    loops, _ = regions(attention.mask, "q", attention.mask.span)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """why_not: why blocks cannot take turns, empty if they can; ends_grow: whether later kv tiles see later
+    queries, so that the first to see a q tile need not be the first of all.
+    """
+
+    why_not: str = ""
+    ends_grow: bool = False
+
+
+@lru_cache(maxsize=64)
+def turns_under(mask: Expr) -> Turns:
+    """What is known of turns under the mask of a normalised attention."""
+    loops, _ = regions(mask, "q", None)
     if guard_of(loops) is not None:
-        return "it skips tiles between others"
+        return Turns(why_not="it skips tiles between others")
     lo, hi = _bounds(loops)
     if not _grows(lo) or not (_grows(hi) or _falls(hi)):
-        return "keys that see a query are no neighbours, for all that is known"
-    return ""
-
-
-def ends_grow(attention: Attention) -> bool:
-    """Whether later kv tiles see later queries: the first to see a q tile need not be the first of all."""
-    loops, _ = regions(attention.mask, "q", attention.mask.span)
-    _, hi = _bounds(loops)
-    return not _is_fixed(hi) and not _falls(hi)
+        return Turns(why_not="keys that see a query are no neighbours, for all that is known")
+    return Turns(ends_grow=not _is_fixed(hi) and not _falls(hi))
 
 
 def _bounds(loops: Regions) -> tuple[Expr, Expr]:

@@ -29,11 +29,13 @@ def finish_name(module: Module) -> str:
 class RowsText(CudaFileText):
     """Text of the kernel that makes delta and the base-2 lse: what `backward_preprocess.cu.jinja` prints.
 
-    turns: of the q tile, where blocks add to dq by turns: numbers that it sets to 0.
+    turns: of the q tile, where blocks add to dq by turns: numbers that it sets to 0; clears: whether it sets
+    the sums of the q tile to 0.
     """
 
     numbers = ROW_NUMBERS
     turns = ""
+    clears = False
 
     def __init__(self, module: Module, arguments: Arguments, planned: Preprocess) -> None:
         assert module.backward is not None

@@ -8,6 +8,7 @@ from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.sections import Section
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split_record, tiles
@@ -238,7 +239,7 @@ class CudaBackward(BackwardDeclaration):
         queries = f"{self.queries} // B" if self.packs_queries else "M"
         shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
         kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
-        planned = self._backward.kernels[0].grid.section
+        planned = self.section
         return {
             "SECTION": section(
                 planned, "H" if self.packs_queries else "B * H", keys, row_bytes, tiles=self.q_tiles(queries)
@@ -247,6 +248,11 @@ class CudaBackward(BackwardDeclaration):
                 planned, kv_heads, shared, row_bytes + self.sum_bytes, tiles=self.kv_tiles(keys)
             ),
         }
+
+    @property
+    def section(self) -> Section | None:
+        """What a section of heads has of the L2 cache."""
+        return self._backward.kernels[0].grid.section
 
     @property
     def sum_bytes(self) -> int:

@@ -13,12 +13,14 @@ from attnc.target.sm80.printer import scalar
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaWalk:
     """The walk of one kernel as text. of_call: what stands before a size that is an argument of the call, ""
-    where it is a local of the same name; section: the argument with the heads of a section.
+    where it is a local of the same name; section: the argument with the heads of a section; last_rounds:
+    the last section has so many tiles for each block at least, 0: none is larger than the others.
     """
 
     walk: TileWalk
     of_call: str
     section: str = "SECTION"
+    last_rounds: int = 0
 
     @property
     def tiles(self) -> str:
@@ -37,10 +39,18 @@ class CudaWalk:
     def place(self) -> Iterator[str]:
         """From `tile` to b, the head and the first row, and to the length of a packed sequence."""
         tiles, lo, size, head = self.walk.tiles, self.walk.lo, self.walk.size, self.walk.head
-        in_section = f"{tiles} * args.{self.section}"
-        yield f"const int first_head = tile / ({in_section}) * args.{self.section};"
-        heads = f"min(args.{self.section}, {self.all_heads} - first_head)"
-        yield f"const int heads = {heads}, rank = tile % ({in_section});"
+        section, in_section = f"args.{self.section}", f"{tiles} * args.{self.section}"
+        if self.last_rounds:
+            yield "// The last section is larger, so that what begins last is short, and nobody waits."
+            yield f"const int last = ({self.last_rounds} * (int)gridDim.x + {tiles} - 1) / {tiles};"
+            yield f"const int others = max(({self.all_heads} - last) / {section}, 1) * {section};"
+            yield f"const int first_head = min(tile / ({in_section}) * {section}, others);"
+            yield f"const int heads = first_head < others ? {section} : {self.all_heads} - others;"
+            yield f"const int rank = tile - first_head * {tiles};"
+        else:
+            yield f"const int first_head = tile / ({in_section}) * {section};"
+            heads = f"min({section}, {self.all_heads} - first_head)"
+            yield f"const int heads = {heads}, rank = tile % ({in_section});"
         if self.walk.sequences is not None:
             yield f"const int {head} = first_head + rank % heads, number = rank / heads;"
             yield from self.of_sequence(self.walk.sequences, size)

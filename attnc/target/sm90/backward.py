@@ -97,8 +97,12 @@ class Sm90PreprocessText(RowsText):
         )
 
     @property
+    def clears(self) -> bool:  # type: ignore[override]  # computed here
+        return self.plan.adds_dq and not self.plan.takes_turns
+
+    @property
     def constants(self) -> Iterator[str]:
-        if self.plan.takes_turns:
+        if self.plan.adds_dq:
             yield from _dq_constants(self.plan)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 
 from attnc.expr.nodes import Const, Expr, Index, Search, walk
@@ -10,12 +11,13 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, fetch_expressions, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
-from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import load, value_type
+from attnc.target.sm80.walk import CudaWalk
 from attnc.target.sm90.wgmma import wgmma
 from attnc.target.tensors import BY_QUERY
 
@@ -67,6 +69,10 @@ class Sm90TileText(CudaBackwardText):
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 
     searching_lanes = "32"
+
+    @property
+    def walk(self) -> CudaWalk:
+        return replace(super().walk, last_rounds=0 if self.plan.takes_turns else LAST_ROUNDS)
 
     @property
     def searches_together(self) -> bool:

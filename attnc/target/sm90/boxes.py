@@ -7,11 +7,16 @@ from math import gcd
 from attnc.expr.nodes import Const
 from attnc.model.tensors import Role
 from attnc.target.sm80.kernel import CudaText
-from attnc.target.sm90.wgmma import wgmma
+from attnc.target.sm90.wgmma import Parts, products, wgmma
 
 
 class BoxText(CudaText):
-    """Attribute by attribute what templates of prefill and of decoding print of tiles and their copies."""
+    """Attribute by attribute what templates of prefill and of decoding print of tiles and their copies.
+
+    sum_parts: of the columns of o that a warpgroup sums in registers, those of each product.
+    """
+
+    sum_parts: Parts
 
     @property
     def key_tiles(self) -> list[int]:
@@ -20,6 +25,15 @@ class BoxText(CudaText):
 
     def wgmma(self, columns: int, *, registers: bool, by_rows: bool | None = None) -> str:
         return wgmma(columns, self.ptx, registers=registers, by_rows=by_rows)
+
+    @property
+    def sum_columns(self) -> list[int]:
+        """Widths of the products that are summed in registers."""
+        return list(dict.fromkeys(columns for _, columns in self.sum_parts))
+
+    def value_products(self, accumulate: str) -> list[str]:
+        """acc += p v, or acc = p v, of 16 keys."""
+        return list(products(self.sum_parts, accumulate))
 
     @property
     def box(self) -> str:

@@ -8,7 +8,8 @@ from attnc.expr.show import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.sm90.backward import TURNS, Sm90Backward
+from attnc.plan.sections import Section
+from attnc.plan.sm90.backward import SECTIONS, TURNS, Sm90Backward
 from attnc.plan.storage import longest
 from attnc.target.declaration import attention_fields, tiles
 from attnc.target.declared import Items, Record, Value, printed, section
@@ -106,8 +107,12 @@ class HopperBackward(CudaBackward):
         return {name: rows.get(name, str(_STORED_ROWS)) for name in self._arguments.maps}
 
     @property
+    def section(self) -> Section | None:
+        return super().section if self._plan.takes_turns else SECTIONS
+
+    @property
     def clears_dq(self) -> bool:
-        return not self._plan.takes_turns
+        return False  # the first kernel does so, or the first to have a turn stores
 
     @property
     def size_of_dq(self) -> str:

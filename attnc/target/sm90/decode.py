@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from attnc.plan.ir import Arg, Decode, Let, Module
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
+from attnc.plan.sm90.layout import widest_product
 from attnc.target.sm80.decode import CudaDecodeText
 from attnc.target.sm90.boxes import BoxText
+from attnc.target.sm90.wgmma import parts_of
 
 
 class Sm90DecodeText(BoxText, CudaDecodeText):
@@ -26,7 +28,7 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     def __init__(self, module: Module, kernel: Decode, layout: Sm90DecodeLayout) -> None:
         super().__init__(module, kernel, layout)
         self.shares_columns = layout.consumers == 2
-        self.sum_columns = [layout.columns]  # of o, that a warpgroup has
+        self.sum_parts = parts_of(layout.columns, widest_product(layout.entry_registers))
         self.keeps_rest = self.shares_columns and layout.rest > 0
         self.registers, self.blocks = REGISTERS[layout.consumers], BLOCKS[layout.consumers]
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"

@@ -18,7 +18,7 @@ from attnc.target.sm80.printer import STORED, at_row, scalar, statement, value_t
 from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.mask import Ends, row_ends
 from attnc.target.sm90.score import Score, exponent, in_columns, product_exponent, shared_score
-from attnc.target.sm90.wgmma import wgmma
+from attnc.target.sm90.wgmma import parts_of, wgmma
 
 #: What is copied by TMA.
 _COPIED = ("q", "k", "v")
@@ -48,11 +48,8 @@ class Sm90Text(BoxText):
         in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
         self.searches_together = self.searches and not alone  # who copies is one lane
-        widest = min(widest_product(layout.shape(c).consumers, layout.helpers) for c in kernel.configs)
-        step = layout.dv if layout.dv <= widest else widest // PIECE * PIECE
-        #: Of what is summed in registers: columns before those of a product, and its own.
-        self.sum_parts = [(first, min(step, layout.dv - first)) for first in range(0, layout.dv, step)]
-        self.sum_columns = list(dict.fromkeys(columns for _, columns in self.sum_parts))
+        held = min(layout.shape(c).entry_registers for c in kernel.configs)
+        self.sum_parts = parts_of(layout.dv, widest_product(held))
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
         self.draws = kernel.softmax.dropout is not None
         self._check_room()
@@ -476,6 +473,11 @@ class Sm90Text(BoxText):
 
     def _is_real(self, fetch: Fetch) -> bool:
         return self.dtypes[fetch.load.tensor].is_float
+
+    @property
+    def values_come_late(self) -> bool:
+        """Whether v is waited for where it is multiplied, and not before: what comes of pairs holds it up."""
+        return self.pair_load is not None and not self.clears_values
 
     @property
     def pair_by_pieces(self) -> bool:

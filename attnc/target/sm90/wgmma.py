@@ -3,6 +3,14 @@ has a function of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from attnc.plan.sm90.layout import PIECE
+
+#: Columns before those of a product, and its own.
+Parts: TypeAlias = tuple[tuple[int, int], ...]
+
 #: Registers of a line, and pieces of four.
 _LINE, _PIECES = 16, 8
 _FUNCTION = "__device__ __forceinline__ void"
@@ -58,3 +66,22 @@ def wgmma(
     lines.append(f'                 : {a_inputs}, "l"(b), "r"((int)accumulate));')
     lines.append("}")
     return "\n".join(lines)
+
+
+def parts_of(columns: int, widest: int) -> Parts:
+    """Cut a sum into products whose results fit the registers that a thread starts with."""
+    step = columns if columns <= widest else widest // PIECE * PIECE
+    return tuple((first, min(step, columns - first)) for first in range(0, columns, step))
+
+
+def products(parts: Parts, accumulate: str) -> Iterator[str]:
+    """Yield the body of a loop over n that multiplies p[n] with rows of v, into acc or onto it."""
+    if len(parts) == 1:
+        yield f"    wgmma(acc, p[n], v + n * 16 * 128 / 16, {accumulate});"
+        return
+    yield "{  // in parts whose results fit the registers that a thread starts with"
+    for first, columns in parts:
+        sums = f"(float (&)[{columns // 8}][4])acc[{first // 8}]"
+        rows = f"(n * 16 * 128 + {first // PIECE} * BLOCK_N * 128) / 16"
+        yield f"    wgmma({sums}, p[n], v + {rows}, {accumulate});"
+    yield "}"

@@ -424,10 +424,10 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         auto start_pv = [&](bool accumulate) { multiply_pv(acc, p, v_tiles + v.at * (V_BYTES / 16), accumulate); };
         // Ends p v of the tile before. That the values of the next tile are waited for in front of it, and not behind, keeps the
         // compiler from waiting for the product before the softmax: it moves no wait over the branch.
+        // Here those of this tile, which are there: the next ones come behind pairs, and are waited for in front of the next products.
         auto finish_pv = [&] {
             pin(scores[0]);
-            const auto next = v.after();
-            mbarrier_wait(barrier_of(base, V_FULL, next.at), next.parity);
+            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             wgmma_wait<0>();
             pin(acc);
             pin(p);
@@ -584,6 +584,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             mbarrier_wait(barrier_of(base, X_FULL, x.at), x.parity);
             if constexpr (OVERLAP) {
+                mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
                 wgmma_fence();
                 start_qk();
                 start_pv(accumulate);
@@ -635,6 +636,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             #pragma unroll 1
             for (; kv_lo >= 0; kv_lo = previous(kv_lo))
                 step(No{}, kv_lo);
+            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             wgmma_fence();
             start_pv(accumulate);
         }

@@ -407,11 +407,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_sink_forwar
         }
         if (args.SPLITS > 1) {
             const int q = (row) / G, head = h_kv * G + (row) % G;
-            float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + 2 * t;
+            // Columns of two pieces side by side, 64 bytes of four lanes in a row: the kernel that joins splits puts them back.
+            float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + 4 * t;
             #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; ++j)
+            for (int j = 0; j < COLUMNS / 8; j += 2)
                 if (exists)
-                    *(Pair*)(to + 8 * j) = Pair{acc[j][2 * r] * scale, acc[j][2 * r + 1] * scale};
+                    *(Four*)(to + 8 * j) = Four{{acc[j][2 * r] * scale, acc[j][2 * r + 1] * scale, acc[j + 1][2 * r] * scale, acc[j + 1][2 * r + 1] * scale}};
             continue;
         }
         u32 rounded[COLUMNS / 8];
@@ -503,8 +504,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) decode_sink_combine(con
             #pragma unroll
             for (int i = 0; i < 4; ++i)
                 acc[i] += sums[other * DV + column + i];
-        u32* const o = (u32*)(args.o_ptr + b * args.stride_ob + head * args.stride_oh + q * args.stride_om + column);
+        // Of every 16 columns a split has the pairs 0, 4, 1, 5, 2, 6, 3, 7.
+        u32* const o = (u32*)(args.o_ptr + b * args.stride_ob + head * args.stride_oh + q * args.stride_om + column / 16 * 16 + column % 16 / 2);
         o[0] = pack(acc[0] * scale, acc[1] * scale);
-        o[1] = pack(acc[2] * scale, acc[3] * scale);
+        o[4] = pack(acc[2] * scale, acc[3] * scale);
     }
 }

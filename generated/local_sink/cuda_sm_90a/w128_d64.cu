@@ -591,12 +591,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             const int h = uniform(record.h);
             const int b = uniform(record.b);
             const int lo = uniform(record.lo);
+            const float keys = uniform(record.kv_lo) + BLOCK_N - lo;  // of all tiles
             float scale[ROWS];
             bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 l[r] = row_sum(l[r]);
-                failed |= approximated && !(l[r] >= exp2_(LEAST - m[r]) * N);
+                failed |= approximated && !(l[r] >= exp2_(LEAST - m[r]) * keys);
                 sees[r] = l[r] != 0.0f;
                 // the sink joins the denominator as a key without a value
                 const float joins = sink * 1.4426950408889634f, top = fmaxf(m[r], joins), shift = top == -INF ? 0.0f : top;

@@ -582,12 +582,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             const int q_lo = uniform(record.q_lo);
             const int h = uniform(record.h);
             const int b = uniform(record.b);
+            const float keys = uniform(record.kv_lo) + BLOCK_N - 0;  // of all tiles
             float scale[ROWS];
             bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 l[r] = row_sum(l[r]);
-                failed |= approximated && !(l[r] >= exp2_(LEAST - m[r]) * N);
+                failed |= approximated && !(l[r] >= exp2_(LEAST - m[r]) * keys);
                 sees[r] = l[r] != 0.0f;
                 // line 12: o = diag(l)^-1 acc
                 scale[r] = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
