@@ -62,6 +62,26 @@ static inline int count_lanes(bool x, SIMT_LINE)
     return count;
 }
 
+static inline int count_bits(u32 x) { return __builtin_popcount(x); }
+
+static inline u32 which_lanes(bool x, SIMT_LINE)
+{
+    const simt::Show* all = simt::exchange(simt::VOTE, line, [&](simt::Show& s) { s.flag = x; });
+    u32 which = 0;
+    for (int lane = 0; lane < simt::WARP; ++lane)
+        which |= u32(all[lane].flag) << lane;
+    return which;
+}
+
+static inline int least_of_lanes(int x, SIMT_LINE)
+{
+    for (int mask = 1; mask < simt::WARP; mask *= 2)
+        x = std::min(x, from_lane(x, mask, line));
+    return x;
+}
+
+static inline int most_of_lanes(int x, SIMT_LINE) { return -least_of_lanes(-x, line); }
+
 static inline bool any_lane(bool x, SIMT_LINE)
 {
     const simt::Show* all = simt::exchange(simt::VOTE, line, [&](simt::Show& s) { s.flag = x; });

@@ -101,6 +101,29 @@ def test_buffers_are_doubled_as_far_as_they_fit() -> None:
     assert shape("tile.kv = 80", d=256) == (1, 0)
 
 
+def test_o_leaves_through_q_where_it_has_no_room_and_there_are_two() -> None:
+    def through(schedule: str, **options: Any) -> bool:
+        kernel = planned(schedule, **options).kernels[0]
+        return layout_of(kernel).through_q(kernel.configs[0])
+
+    assert not through("tile.kv = 128", d=128)
+    assert through("tile.kv = 144", d=128)
+    assert through("consumers = 3, tile.kv = 64, stages = 4", d=128)
+    assert not through("tile.kv = 80", d=256)
+
+
+def test_warpgroups_have_key_tiles_of_their_own_where_one_may_not_see_a_tile() -> None:
+    def kernel(schedule: str, mask: str) -> str:
+        module = planned(schedule, mask=mask, d=64)
+        return render_files(module, path="a.attn", sha256="")["default.cu"]
+
+    apart = "int last_tile[CONSUMERS];"
+    assert apart in kernel("consumers = 2, tile.kv = 64", "window(100, 0)")
+    assert apart in kernel("consumers = 3, tile.kv = 128", "causal")
+    assert apart not in kernel("consumers = 2, tile.kv = 128", "causal")
+    assert apart not in kernel("consumers = 2, tile.kv = 64", "kv_idx < 100")
+
+
 def test_keys_follow_from_each_other() -> None:
     def sizes(schedule: str, d: int = 64) -> tuple[object, ...]:
         config = hopper(planned(schedule, d=d).kernels[0].configs[0])

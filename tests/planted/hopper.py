@@ -31,8 +31,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="first V not waited for",
         attention="hopper",
         story="only the loop waited for V, and a row of tiles may have a single one",
-        anchor="first_p(kv_lo); mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);",
-        patch="first_p(kv_lo);",
+        anchor="while (late > 0) pass_v(); mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);",
+        patch="while (late > 0) pass_v();",
     ),
     HopperBug(
         name="V of the tile at hand waited for",

@@ -80,6 +80,11 @@ KINDS = {
     "wide_tiles": text_of("window(150, 3)", schedule=LAZY.replace("32", "160")),
     "prefix": text_of("causal or kv_idx < 70"),
     "documents": text_of("causal and doc[b, q_pos] == doc[b, kv_idx]", more="doc"),
+    "documents_of_three": text_of(
+        "causal and doc[b, q_pos] == doc[b, kv_idx]",
+        more="doc",
+        schedule=LAZY.replace("consumers = 2", "consumers = 3"),
+    ),
     "key_bias": text_of("causal", score=f"{SCORE} + bias[b, kv_idx]", more="bias"),
     "key_bias_and_mask": text_of("bias[b, kv_idx] < 1", score=f"{SCORE} + 2 * bias[b, kv_idx]", more="bias"),
     "key_table": text_of("causal", score=f"{SCORE} + 2 * table[at[kv_idx], kv_idx]", more="table"),

@@ -143,6 +143,13 @@ class Sm90Layout(CudaLayout):
             multiply_registers=registers,
         )
 
+    def through_q(self, config: TileConfig) -> bool:
+        """Whether o leaves by TMA through its rows of Q: where there is no room for one of its own, but for
+        another Q.
+        """
+        shape = self.shape(config)
+        return self.by_tma and not shape.o_tiles and shape.q_tiles > 1 and self.v.width <= self.qk.width
+
     def threads(self, config: TileConfig) -> int:
         return self.shape(config).threads
 

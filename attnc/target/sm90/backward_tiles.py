@@ -68,6 +68,8 @@ class Sm90TileText(CudaBackwardText):
         self.p_first = not derives and self.kernel.softmax.dropout is None
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 
+    searching_lanes = "32"
+
     @property
     def walk(self) -> CudaWalk:
         return replace(super().walk, last_rounds=0 if self.plan.takes_turns else LAST_ROUNDS)

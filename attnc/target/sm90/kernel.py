@@ -9,7 +9,7 @@ from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, S
 from attnc.plan.ir import Arg, Fetch, Forward, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.columns import Column
-from attnc.plan.sm90.layout import PIECE, Shape, Sm90Layout, widest_product
+from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, Shape, Sm90Layout, widest_product
 from attnc.plan.sm90.pairs import is_pair
 from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
@@ -39,8 +39,10 @@ class Sm90Text(BoxText):
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)
         self.shape: Shape = layout.shape(self.default)
-        self.stores_by_tma = layout.by_tma and any(layout.shape(c).o_tiles for c in kernel.configs)
-        self.stores_by_thread = not all(layout.shape(c).o_tiles for c in kernel.configs)
+        self.through_q = any(map(layout.through_q, kernel.configs))
+        by_tma = [bool(layout.shape(c).o_tiles) or layout.through_q(c) for c in kernel.configs]
+        self.stores_by_tma, self.stores_by_thread = layout.by_tma and any(by_tma), not all(by_tma)
+        self.o_by_tma = "(O_TILES || O_THROUGH_Q)" if self.through_q else "O_TILES"
         self.has_headroom = kernel.softmax.headroom > 0
         self.qk_pieces, self.v_pieces = layout.qk.width // PIECE, layout.v.width // PIECE
         in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
@@ -122,6 +124,38 @@ class Sm90Text(BoxText):
                     first, last = map(scalar, ends)
                     return f"max(kv_lo, {first}) < min(kv_lo + BLOCK_N, {last})"
         return f"kv_lo < {self._met[0]}" if self._met else "!is_partial(kv_lo)"
+
+    @cached_property
+    def own_ranges(self) -> bool:
+        """Whether each warpgroup walks over the key tiles that its own rows see: where they may be fewer than
+        those of all rows, and where nothing is done by all warpgroups together.
+        """
+        others = any(config.tile_q - WGMMA_ROWS >= config.tile_kv for config in self.kernel.configs)
+        together = self.clears_values or self.draws or self.kernel.grid.sequences is not None
+        alone = not (together or self.guard or self.page or self.pair_load)
+        return others and alone and any(map(self._is_of_rows, self.kernel.regions.bounds))
+
+    @staticmethod
+    def _is_of_rows(item: Statement) -> bool:
+        return bool({"q_lo", "q_hi"} & names_in(item))
+
+    @property
+    def own_names(self) -> list[str]:
+        """What is published of each warpgroup's rows."""
+        if not self.own_ranges:
+            return []
+        bounds = {item.name for item in self.kernel.regions.bounds} | ({self._met[0]} if self._met else set())
+        return [name for name in self.published if name in bounds]
+
+    @property
+    def lo_of_all(self) -> str:
+        """Where the keys of all rows of a tile begin."""
+        return "record.first_tile" if self.lo in self.own_names else self.lo
+
+    @property
+    def searching_lanes(self) -> str:
+        """How many lanes look for the same bound."""
+        return "(32 / (BLOCK_M / 64))" if self.own_ranges else "32"
 
     @property
     def last_tile(self) -> str:
@@ -210,7 +244,9 @@ class Sm90Text(BoxText):
 
     @property
     def record_fields(self) -> Iterator[str]:
-        yield f"int {', '.join(self.published)};"
+        yield f"int {', '.join(name for name in self.published if name not in self.own_names)};"
+        if self.own_names:
+            yield f"int {', '.join(f'{name}[CONSUMERS]' for name in self.own_names)};"
         if self.has_headroom:
             yield "int tile;"
             yield "int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again"
