@@ -1,6 +1,6 @@
 // What kernels for sm_90a have in common: mbarriers, copies by TMA, products of matrices by wgmma, and warpgroups.
 //
-// A kernel whose warps look for bounds with all lanes together also defines LANES_SEARCH.
+// A kernel whose warps look for bounds with all lanes together also defines LANES_SEARCH: how many look for the same.
 #include "device.cuh"
 
 #ifndef ATTNC_SHIM
@@ -239,8 +239,13 @@ __device__ __forceinline__ u32 permute_bytes(u32 x, u32 y, u32 selector)
     return z;
 }
 
-// How many lanes say so.
-__device__ __forceinline__ int count_lanes(bool x) { return __popc(__ballot_sync(0xffffffffu, x)); }
+// Which lanes say so, by bits, and how many.
+__device__ __forceinline__ u32 which_lanes(bool x) { return __ballot_sync(0xffffffffu, x); }
+__device__ __forceinline__ int count_bits(u32 x) { return __popc(x); }
+__device__ __forceinline__ int count_lanes(bool x) { return count_bits(which_lanes(x)); }
+
+__device__ __forceinline__ int least_of_lanes(int x) { return __reduce_min_sync(0xffffffffu, x); }
+__device__ __forceinline__ int most_of_lanes(int x) { return __reduce_max_sync(0xffffffffu, x); }
 
 #endif
 
@@ -286,64 +291,46 @@ struct Ring {
 };
 
 #ifdef LANES_SEARCH
-// First position in the sorted row whose element is >= value; `length` when there is none. All lanes ask together:
-// each looks at one of 32 places, so that a step leaves a 33rd.
+// How many elements of a sorted row come before the first of which that is not true. So many lanes look for the same, each at one place, so
+// that a step of LANES_SEARCH leaves a LANES_SEARCH + 1st; all lanes of the warp take part.
+template <class Before>
+__device__ __forceinline__ int count_before(int length, Before before)
+{
+    const int lane = threadIdx.x % 32, first = min(lane / LANES_SEARCH, 32 / LANES_SEARCH - 1) * LANES_SEARCH;
+    int lo = 0, hi = length;
+    while (any_lane(lo < hi)) {
+        const int step = (hi - lo) / (LANES_SEARCH + 1) + 1, place = lo + ((lane - first) % LANES_SEARCH + 1) * step - 1;
+        const u32 found = which_lanes(place < hi && before(place)) >> first;
+        lo += count_bits(LANES_SEARCH < 32 ? found & ((1u << LANES_SEARCH % 32) - 1) : found) * step;
+        hi = min(hi, lo + step - 1);
+    }
+    return lo;
+}
+
+// First position in the sorted row whose element is >= value; `length` when there is none.
 template <class Value>
 __device__ int lower_bound(const Value* row, long long stride, int length, long long value)
 {
-    int lo = 0, hi = length;
-    while (lo < hi) {
-        const int step = (hi - lo) / 33 + 1, place = lo + (threadIdx.x % 32 + 1) * step - 1;
-        const int before = count_lanes(place < hi && row[place * stride] < value);
-        lo += before * step;
-        hi = min(hi, lo + step - 1);
-    }
-    return lo;
+    return count_before(length, [&](int place) { return row[place * stride] < value; });
 }
 
-// First position in the sorted row whose element is >= value; `length` when there is none. All lanes ask together:
-// each looks at one of 32 places, so that a step leaves a 33rd.
 template <class Value>
 __device__ int lower_bound_real(const Value* row, long long stride, int length, float value)
 {
-    int lo = 0, hi = length;
-    while (lo < hi) {
-        const int step = (hi - lo) / 33 + 1, place = lo + (threadIdx.x % 32 + 1) * step - 1;
-        const int before = count_lanes(place < hi && row[place * stride] < value);
-        lo += before * step;
-        hi = min(hi, lo + step - 1);
-    }
-    return lo;
+    return count_before(length, [&](int place) { return row[place * stride] < value; });
 }
 
-// First position in the sorted row whose element is > value; `length` when there is none. All lanes ask together:
-// each looks at one of 32 places, so that a step leaves a 33rd.
+// First position in the sorted row whose element is > value; `length` when there is none.
 template <class Value>
 __device__ int upper_bound(const Value* row, long long stride, int length, long long value)
 {
-    int lo = 0, hi = length;
-    while (lo < hi) {
-        const int step = (hi - lo) / 33 + 1, place = lo + (threadIdx.x % 32 + 1) * step - 1;
-        const int before = count_lanes(place < hi && row[place * stride] <= value);
-        lo += before * step;
-        hi = min(hi, lo + step - 1);
-    }
-    return lo;
+    return count_before(length, [&](int place) { return row[place * stride] <= value; });
 }
 
-// First position in the sorted row whose element is > value; `length` when there is none. All lanes ask together:
-// each looks at one of 32 places, so that a step leaves a 33rd.
 template <class Value>
 __device__ int upper_bound_real(const Value* row, long long stride, int length, float value)
 {
-    int lo = 0, hi = length;
-    while (lo < hi) {
-        const int step = (hi - lo) / 33 + 1, place = lo + (threadIdx.x % 32 + 1) * step - 1;
-        const int before = count_lanes(place < hi && row[place * stride] <= value);
-        lo += before * step;
-        hi = min(hi, lo + step - 1);
-    }
-    return lo;
+    return count_before(length, [&](int place) { return row[place * stride] <= value; });
 }
 #endif
 

@@ -50,6 +50,7 @@ constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural uni
 constexpr int QK_PIECES = 1, V_PIECES = 1;
 constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
 constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
+constexpr bool O_THROUGH_Q = !O_TILES && Q_TILES > 1;  // o leaves through its rows of Q
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 // What is loaded of each query and key of a tile: pieces of 128 bytes a row, too.
 constexpr int PAIR_COLUMNS = 128 / 2, PAIR_PIECES = (BLOCK_N + PAIR_COLUMNS - 1) / PAIR_COLUMNS;
@@ -72,7 +73,7 @@ static_assert(HELPERS * COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
-    TensorMap q_map, k_map, v_map, pair_map;
+    TensorMap q_map, k_map, v_map, pair_map, o_map;
     const float* key_bias_ptr;
     bf16* o_ptr;
     float* lse_ptr;
@@ -279,14 +280,14 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int b = record.b;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
-        if (kv_lo < 0)
-            continue;
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
         mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
         for (int piece = 0; piece < QK_PIECES; ++piece)
             tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
                      q_lo, h, b);
         q.step();
+        if (kv_lo < 0)
+            continue;
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
@@ -391,6 +392,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
     Ring<Q_TILES> q = {0, 0};
     Ring<STAGES> k = {0, 0}, v = {0, 0}, x = {0, 0};
     Ring<PAIR_STAGES> pairs = {0, 0};
+    int leaving = -1;  // the Q through whose rows o leaves
+    auto give_q_back = [&] {
+        const bool gives = O_THROUGH_Q && leaving >= 0 && lane == 0;
+        if (gives)
+            tma_wait_read();
+        mbarrier_arrive_if(barrier_of(base, Q_EMPTY, leaving), gives);
+    };
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         Record& record = records[at.at];
@@ -413,7 +421,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         // k has been read, and q for the last time: they can be copied over.
         auto release_k = [&](bool last) {
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), last && lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), !O_THROUGH_Q && last && lane == 0);
             k.step();
         };
         auto release_v = [&] {
@@ -612,12 +620,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             accumulate = true;
         };
 
+        mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
         if (kv_lo >= 0) {
-            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             mbarrier_wait(barrier_of(base, X_FULL, x.at), x.parity);
             wgmma_fence();
             start_qk();
+            give_q_back();
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < 0);
@@ -639,6 +648,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             wgmma_fence();
             start_pv(accumulate);
+        } else {
+            give_q_back();
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), !O_THROUGH_Q && lane == 0);
         }
 
         {  // what the record says is read once more, and not kept in registers through the loops
@@ -670,48 +682,41 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();  // the last p v has run meanwhile
             pin(acc);
             pin(p);
-            if (uniform(record.kv_lo) >= 0) {
+            if (uniform(record.kv_lo) >= 0)
                 release_v();
-                q.step();
-            }
+            leaving = q.at;
+            q.step();
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
             for (int j = 0; j < DV / 8; ++j)
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
+            if constexpr (O_THROUGH_Q)
+                warpgroups_meet(2 + consumer, 128);  // all have read their rows of Q
+            // Each warp stores its own 16 rows, so that none waits for another.
+            const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
+            const u32 o_at = base + (O_THROUGH_Q ? Q_AT + leaving * Q_BYTES : O_AT);
+            if (!O_THROUGH_Q && lane == 0)
+                tma_wait_read();
+            __syncwarp();
             #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                element* const o_row = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om;
-                const bool exists = writes && row < M;
-                // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+            for (int j = 0; j < DV / 8; j += 2)
+                store_pieces(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                             rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
+            proxy_fence();
+            __syncwarp();
+            if (lane == 0 && writes) {
                 #pragma unroll
-                for (int j = 0; j + 3 < DV / 8; j += 4) {
-                    u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
-                    #pragma unroll
-                    for (int i = 0; i < 4; i += 2) {
-                        const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
-                        x[i] = t & 1 ? other : x[i];
-                        x[i + 1] = t & 1 ? x[i + 1] : other;
-                    }
-                    #pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
-                        x[i] = t & 2 ? other : x[i];
-                        x[i + 2] = t & 2 ? x[i + 2] : other;
-                    }
-                    if (exists)
-                        store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
-                }
-                #pragma unroll
-                for (int j = DV / 32 * 4; j < DV / 8; ++j)
-                    if (exists)
-                        *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
+                for (int piece = 0; piece < V_PIECES; ++piece)
+                    tma_store(args.o_map, o_at + (piece * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
+                tma_commit();
             }
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
     }
+    if ((O_TILES || O_THROUGH_Q) && lane == 0)
+        tma_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) bias_forward(const __grid_constant__ Args args)

@@ -52,6 +52,7 @@ constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
+constexpr int PART = 32 / CONSUMERS;  // of the lanes, which looks for the keys of one warpgroup
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
@@ -76,8 +77,10 @@ struct Args {
 // What is said of a tile of queries.
 struct Record {
     int q_lo;  // its first row; negative: there are no more tiles
-    int kv_lo;  // the last of its key tiles, which comes first; less than `lo`: it sees none
-    int h, b, full_hi;
+    int kv_lo, first_tile;  // the last of its key tiles, which comes first, and the first; less than that: it sees none
+    int last_tile[CONSUMERS];  // of the rows of each warpgroup
+    int h, b;
+    int full_hi[CONSUMERS];
 };
 
 #ifndef ATTNC_SHIM
@@ -230,20 +233,33 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
         const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
-
-        // causal: which kv tiles are partial, and which are full
-        const int first_pos = q_lo + N - M;
-        const int last_pos = q_hi + N - M;
-        const int hi = last_pos + 1;
-        const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+        // Each warpgroup has keys of its own, for which a part of the lanes looks.
+        const int first_row = q_lo, lane = threadIdx.x % 32, part = min(lane / PART, CONSUMERS - 1);
+        int last_tile, first_tile;  // of all
+        {
+            const int q_lo = first_row + 64 * part;
+            const int q_hi = min(q_lo + 64, M) - 1;
+            // causal: which kv tiles are partial, and which are full
+            const int first_pos = q_lo + N - M;
+            const int last_pos = q_hi + N - M;
+            const int hi = last_pos + 1;
+            const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
+            const int own = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+            const bool sees = q_lo < M && own >= 0;
+            last_tile = most_of_lanes(sees ? own : -BLOCK_N);
+            first_tile = min(least_of_lanes(sees ? 0 : last_tile + BLOCK_N), last_tile + BLOCK_N);
+            if (lane == part * PART) {
+                record.last_tile[part] = sees ? own : first_tile - BLOCK_N;
+                record.full_hi[part] = full_hi;
+            }
+            __syncwarp();
+        }
         if (leads) {
             record.q_lo = q_lo;
             record.kv_lo = last_tile;
             record.h = h;
             record.b = b;
-            record.full_hi = full_hi;
+            record.first_tile = first_tile;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
     }
@@ -275,14 +291,14 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
-        if (kv_lo < 0)
-            continue;
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
         mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
         for (int piece = 0; piece < QK_PIECES; ++piece)
             tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
                      q_lo, h, b);
         q.step();
+        if (kv_lo < 0)
+            continue;
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
@@ -321,6 +337,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 0};
     Ring<STAGES> k = {0, 0}, v = {0, 0};
+    int late = 0;  // values that others alone see, and that are not given back yet
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         Record& record = records[at.at];
@@ -329,8 +346,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             break;
         const int h = uniform(record.h);
         const int b = uniform(record.b);
-        const int full_hi = uniform(record.full_hi);
-        int kv_lo = uniform(record.kv_lo);
+        const int full_hi = uniform(record.full_hi[consumer]);
+        int kv_lo = uniform(record.last_tile[consumer]);
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
         int q_idx[ROWS], q_pos[ROWS];
@@ -352,6 +369,23 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         auto release_v = [&] {
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
             v.step();
+        };
+        // Gives back tiles that others alone see, each in its turn: a phase later its barrier would not tell which it waits for. Values
+        // may be late as long as there are others for who copies.
+        auto pass_v = [&] {
+            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+            __syncwarp();
+            release_v();
+            --late;
+        };
+        auto pass = [&](int tiles) {
+            for (; tiles > 0; --tiles) {
+                mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+                __syncwarp();
+                release_k(false);
+                if (++late == STAGES)
+                    pass_v();
+            }
         };
         auto start_qk = [&] { multiply_qk(scores[0], q_tiles + q.at * (Q_BYTES / 16), k_tiles + k.at * (K_BYTES / 16)); };
         auto start_pv = [&](bool accumulate) { multiply_pv(acc, p, v_tiles + v.at * (V_BYTES / 16), accumulate); };
@@ -464,8 +498,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             accumulate = true;
         };
 
+        pass((uniform(record.kv_lo) - kv_lo) / BLOCK_N);
+        mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
         if (kv_lo >= 0) {
-            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             wgmma_fence();
             start_qk();
@@ -474,6 +509,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             release_k(previous(kv_lo) < 0);
 
             first_p(kv_lo);
+            while (late > 0)
+                pass_v();
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             kv_lo = previous(kv_lo);
             #pragma unroll 1
@@ -485,6 +522,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 step(No{}, kv_lo);
             wgmma_fence();
             start_pv(accumulate);
+        } else {
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
         }
 
         {  // what the record says is read once more, and not kept in registers through the loops
@@ -511,10 +550,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();  // the last p v has run meanwhile
             pin(acc);
             pin(p);
-            if (uniform(record.kv_lo) >= 0) {
+            if (uniform(record.last_tile[consumer]) >= 0)
                 release_v();
-                q.step();
-            }
+            q.step();
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
             for (int j = 0; j < DV / 8; ++j)
@@ -550,6 +588,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     if (exists)
                         *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
             }
+            pass((0 - uniform(record.first_tile)) / BLOCK_N);
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
     }

@@ -277,14 +277,14 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int b = record.b;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
-        if (kv_lo < 0)
-            continue;
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
         mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
         for (int piece = 0; piece < QK_PIECES; ++piece)
             tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
                      q_lo, h, b);
         q.step();
+        if (kv_lo < 0)
+            continue;
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
@@ -496,8 +496,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             accumulate = true;
         };
 
+        mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
         if (kv_lo >= 0) {
-            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             wgmma_fence();
             start_qk();
@@ -521,6 +521,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 step(No{}, kv_lo);
             wgmma_fence();
             start_pv(accumulate);
+        } else {
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
         }
 
         {  // what the record says is read once more, and not kept in registers through the loops
@@ -552,10 +554,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();  // the last p v has run meanwhile
             pin(acc);
             pin(p);
-            if (uniform(record.kv_lo) >= 0) {
+            if (uniform(record.kv_lo) >= 0)
                 release_v();
-                q.step();
-            }
+            q.step();
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
             for (int j = 0; j < DV / 8; ++j)
@@ -564,19 +565,20 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
             // Each warp stores its own 16 rows, so that none waits for another.
             const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
+            const u32 o_at = base + O_AT;
             if (lane == 0)
                 tma_wait_read();
             __syncwarp();
             #pragma unroll
             for (int j = 0; j < DV / 8; j += 2)
-                store_pieces(base + O_AT + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                store_pieces(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
                              rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
             proxy_fence();
             __syncwarp();
             if (lane == 0 && writes) {
                 #pragma unroll
                 for (int piece = 0; piece < V_PIECES; ++piece)
-                    tma_store(args.o_map, base + O_AT + (piece * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
+                    tma_store(args.o_map, o_at + (piece * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
                 tma_commit();
             }
         }

@@ -281,14 +281,14 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
-        if (kv_lo < 0)
-            continue;
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
         mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
         for (int piece = 0; piece < QK_PIECES; ++piece)
             tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
                      q_lo, h, b);
         q.step();
+        if (kv_lo < 0)
+            continue;
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
@@ -551,8 +551,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             accumulate = true;
         };
 
+        mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
         if (kv_lo >= 0) {
-            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             wgmma_fence();
             start_qk();
@@ -576,6 +576,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 step(No{}, kv_lo);
             wgmma_fence();
             start_pv(accumulate);
+        } else {
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
         }
 
         {  // what the record says is read once more, and not kept in registers through the loops
@@ -601,10 +603,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();  // the last p v has run meanwhile
             pin(acc);
             pin(p);
-            if (uniform(record.kv_lo) >= 0) {
+            if (uniform(record.kv_lo) >= 0)
                 release_v();
-                q.step();
-            }
+            q.step();
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
             for (int j = 0; j < DV / 8; ++j)
