@@ -78,7 +78,7 @@ def wanted_loads(attention: Attention) -> tuple[Wanted, ...]:
         name = f"d{load.tensor}" + (f"_{counts[load.tensor]}" if counts[load.tensor] > 1 else "")
         found.append(
             Wanted(
-                name=f"{name}_sum" if name in KERNEL else name,
+                name=f"{name}_sum" if name in KERNEL or name.endswith("_ptr") else name,
                 load=load,
                 in_sink=in_sink,
                 along=axes_of(load),

@@ -52,6 +52,18 @@ TRITON = {
         ],
         "tile.q = 16, tile.kv = 16",
     ),
+    "a gradient of an input that is called like a pointer": (
+        [
+            "input q: bf16[B, M, 2 * Hkv, 16]",
+            "input k, v: bf16[B, N, Hkv, 16]",
+            "input q_ptr: f32[B, 2 * Hkv]",
+            "score = dot(q, k) + q_ptr[b, h]",
+            "normalize = softmax",
+            "output o: bf16[B, M, 2 * Hkv, 16]",
+            "grad q, q_ptr",
+        ],
+        "tile.q = 16, tile.kv = 16\n  backward { accumulate.dq = sequential }",
+    ),
     "a gradient of what is never inside its tensor": (
         [
             "input q: bf16[B, M, 4, 16]",
