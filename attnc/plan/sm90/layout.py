@@ -25,6 +25,8 @@ WGMMA_ROWS, PIECE, PIECE_BYTES = 64, 64, 128
 _REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
 #: Columns of q and k, and of v, that one accumulator can have.
 WIDEST = 256
+#: Bytes of what the swizzle of a tile repeats by, which tiles begin at a multiple of.
+_SWIZZLED = 1024
 #: Bytes of a barrier; of what is said of a tile of queries, at most.
 _BARRIER, _RECORDS = 8, 256
 #: Keys of which four threads that share a row have what dropout keeps in one word each.
@@ -180,12 +182,12 @@ class Sm90Layout(CudaLayout):
         of_stages, columns = 6 + 2 * self.draws, stages if self.key_columns else bool(self.columns)
         pair_pieces = -(-tile_kv * self.pair // PIECE_BYTES)
         buffers = {
+            "columns": -(-columns * tile_kv * COLUMN_BYTES // _SWIZZLED) * _SWIZZLED,
             "q": q_tiles * tile_q * self.qk.width * size,
             "k": stages * tile_kv * self.qk.width * size,
             "v": stages * tile_kv * self.v.width * size,
             "o": o_tiles * tile_q * self.v.width * size,
             "pairs": self.pair_stages * tile_q * pair_pieces * PIECE_BYTES,
-            "columns": columns * tile_kv * COLUMN_BYTES,
             "vectors": self.vectors * stages * tile_kv * 4,
             "kept": self.draws * stages * tile_q * -(-tile_kv // _KEPT) * _KEPT // 8,
             "barriers": _BARRIER * (4 + 2 * q_tiles + of_stages * stages + 2 * self.pair_stages) + _RECORDS,

@@ -49,11 +49,13 @@ constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural uni
 constexpr int QK_PIECES = 1, V_PIECES = 1;
 constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
 constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
-constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
-// Columns by which q k^T is deeper: 1 of 3 bf16 that are one float, of each key, in 16 bytes.
-constexpr int COLUMNS_AT = O_AT + O_BYTES, COLUMNS_BYTES = BLOCK_N * 16;
+// Columns by which q k^T is deeper: 1 of 3 bf16 that are one float, of each key, in 16 bytes. Before the
+// tiles, since a product is said to read 32 bytes of a key: with columns at the end it would read behind shared memory.
+constexpr int COLUMNS_AT = 0, COLUMNS_BYTES = BLOCK_N * 16;
+constexpr int TILES_AT = (COLUMNS_BYTES + 1023) / 1024 * 1024;  // which the swizzle asks for
+constexpr int Q_AT = TILES_AT, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
-constexpr int BARRIERS_AT = COLUMNS_AT + COLUMNS_BYTES;
+constexpr int BARRIERS_AT = O_AT + O_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
