@@ -161,8 +161,8 @@ MEET = "            __syncwarp();\n            mbarrier_arrive_if(barrier_of(bas
         ("key_bias", "half[0] = half[1] = half[2] = 0.5f;", "half[0] = 0.5f;"),
         (
             "key_bias",
-            f"proxy_fence();\n{MEET}COLUMNS_FULL",
-            f"{MEET}COLUMNS_FULL",
+            f"proxy_fence();\n{MEET}K_FULL",
+            f"{MEET}K_FULL",
         ),
         ("alibi", "half[1] : t == 1", "half[0] : t == 1"),
         ("dropout", "mbarrier_wait(barrier_of(base, KEPT_EMPTY, drawn.at), drawn.parity);", ""),
