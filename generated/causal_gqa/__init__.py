@@ -24,7 +24,32 @@ VARIANTS = {
     (torch.float16, 256): ("cuda.sm_90a", "triton", "cuda.sm_80"),
 }
 #: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
-TUNED = {}
+TUNED = {
+    ("NVIDIA H200", (torch.bfloat16, 128)): (
+        ((None, None, None, 0), "cuda.sm_90a"),
+        ((None, 512, None, None), "triton"),
+        ((None, None, None, None), "cuda.sm_90a"),
+    ),
+    ("NVIDIA H200", (torch.bfloat16, 256)): (
+        ((None, None, None, None), "cuda.sm_90a"),
+    ),
+    ("NVIDIA H200", (torch.bfloat16, 64)): (
+        ((None, None, None, 0), "cuda.sm_90a"),
+        ((None, 512, None, None), "triton"),
+        ((None, None, None, None), "cuda.sm_90a"),
+    ),
+    ("NVIDIA H200", (torch.float16, 128)): (
+        ((None, None, None, 0), "cuda.sm_90a"),
+        ((None, 2048, None, None), "triton"),
+        ((None, None, None, None), "cuda.sm_90a"),
+    ),
+    ("NVIDIA H200", (torch.float16, 256)): (
+        ((None, None, None, None), "cuda.sm_90a"),
+    ),
+    ("NVIDIA H200", (torch.float16, 64)): (
+        ((None, None, None, None), "cuda.sm_90a"),
+    ),
+}
 CHOICE = ByTarget(__name__, "causal_gqa", TARGETS, VARIANTS, TUNED)
 
 

@@ -22,20 +22,19 @@ VARIANTS = {
 #: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
 TUNED = {
     ("NVIDIA H200", (128,)): (
-        ((None, 512, 64, None), "triton"),
+        ((2, 512, 64, None), "triton"),
         ((None, None, 64, None), "cuda.sm_90a"),
         ((None, 512, None, None), "cuda.sm_90a"),
-        ((None, 2048, None, None), "triton"),
-        ((None, 8192, None, None), "cuda.sm_90a"),
-        ((None, None, None, None), "triton"),
+        ((2, 2048, None, None), "triton"),
+        ((None, 2048, None, None), "cuda.sm_80"),
+        ((None, None, None, None), "cuda.sm_90a"),
     ),
     ("NVIDIA H200", (64,)): (
-        ((None, 2048, 64, None), "triton"),
+        ((2, 2048, 64, None), "triton"),
         ((None, None, 64, None), "cuda.sm_90a"),
         ((None, 512, None, None), "cuda.sm_90a"),
-        ((None, 2048, None, None), "triton"),
-        ((None, 8192, None, None), "cuda.sm_90a"),
-        ((None, None, None, None), "cuda.sm_80"),
+        ((2, 2048, None, None), "triton"),
+        ((None, None, None, None), "cuda.sm_90a"),
     ),
 }
 CHOICE = ByTarget(__name__, "paged_decode", TARGETS, VARIANTS, TUNED)

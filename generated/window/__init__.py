@@ -19,7 +19,11 @@ VARIANTS = {
     (128,): ("cuda.sm_90a", "triton", "cuda.sm_80"),
 }
 #: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
-TUNED = {}
+TUNED = {
+    ("NVIDIA H200", (128,)): (
+        ((None, None, None, None), "cuda.sm_90a"),
+    ),
+}
 CHOICE = ByTarget(__name__, "window", TARGETS, VARIANTS, TUNED)
 
 
