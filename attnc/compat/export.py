@@ -17,7 +17,7 @@ from pathlib import Path
 import attnc
 from attnc.compat.exported import module_name
 from attnc.compat.form import Form
-from attnc.target.support import beside, support_files
+from attnc.target.support import FOLDER, beside, support_files
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16"}
 _COPIED = ("arguments", "cache", "call", "flash_attn", "form", "prepared")
@@ -56,10 +56,12 @@ def python_files() -> dict[str, str]:
     folder = Path(__file__).parent
     texts = {f"{name}.py": (folder / f"{name}.py").read_text(encoding="utf-8") for name in _COPIED}
     texts["compiled.py"] = (folder / "exported.py").read_text(encoding="utf-8")
-    own = {
-        name: re.sub(r"\bfrom attnc\.compat\.(\w+) import", r"from .\1 import", text)
-        for name, text in texts.items()
-    }
+    moved = {r"attnc\.compat\.": ".", r"attnc\.support\.": f".kernels.{FOLDER}."}
+    own = {}
+    for name, text in texts.items():
+        for there, here in moved.items():
+            text = re.sub(rf"\bfrom {there}(\w+) import", rf"from {here}\1 import", text)
+        own[name] = text
     names = ", ".join(_FUNCTIONS)
     listed = ", ".join(f'"{name}"' for name in _FUNCTIONS)
     own["__init__.py"] = (

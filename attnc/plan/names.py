@@ -85,7 +85,7 @@ CUDA_MADE = frozenset((
     "at_v", "B_BY_ROWS", "below_qk", "below_v", "copy_k_pages", "copy_pages", "copy_qk_rows",
     "copy_v_pages", "copy_v_rows", "dk_map", "do_map", "dq_map", "dv_map", "k_map", "Keeps", "kv_start",
     "lse_splits", "met_hi", "number",
-    "of_key", "of_key_2", "of_key_3", "of_key_4", "of_pair", "o_map", "q_end", "q_map", "sequence",
+    "of_key", "of_key_2", "of_key_3", "of_key_4", "of_pair", "o_map", "others", "q_end", "q_map", "sequence",
     "swizzle", "total", "v_map",
 ))  # fmt: skip
 #: What a template fills in or leaves out, comments and strings; and a name that is no field of another.

@@ -143,14 +143,6 @@ def test_rows_that_are_nobodys_do_not_move_a_maximum(lengths: str) -> None:
     assert found.ok, found.message
 
 
-@pytest.mark.slow
-def test_a_polynomial_beyond_its_range_shows() -> None:
-    text = text_of(score=f"softcap({SCORE}, 4)")
-    assert verdict(subject(text), "huge").ok
-    made = subject(text, "if (any_lane(fmaxf(fmaxf(", "if (false && any_lane(fmaxf(fmaxf(")
-    assert not verdict(made, "huge").ok
-
-
 MEET = "            __syncwarp();\n            mbarrier_arrive_if(barrier_of(base, "
 
 
