@@ -6,6 +6,7 @@ from types import ModuleType
 
 import torch
 
+from attnc.api.compile import making as making  # what `prepared` holds; exported folders have their own
 from attnc.api.hopper import HOPPER, suits_hopper
 from attnc.compat.form import Form
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from importlib import import_module
 from types import ModuleType
 
 from attnc.compat.form import Form
+
+_IMPORTING = threading.RLock()
+
+
+def making() -> threading.RLock:
+    """What a thread holds while it imports a kernel."""
+    return _IMPORTING
 
 
 def compiled(form: Form) -> ModuleType:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from attnc.api.compile import making
-from attnc.compat.compiled import compiled
+from attnc.compat.compiled import compiled, making
 from attnc.compat.form import Facts, Form
 
 #: Functions of this process, by names that `prepared` gives: attributes, which torch.compile follows.
