@@ -79,7 +79,7 @@ def compile_ptx(source: str, options: Sequence[str]) -> str:
     """
     options = [option.replace("-arch=sm_", "-arch=compute_") for option in options]
     library = _library()
-    with _compiled(library, source, [*options, "-Ofc=max"]) as (program, _):
+    with _compiled(library, source, options) as (program, _):
         return _text(_bytes(library.nvrtcGetPTXSize, library.nvrtcGetPTX, program))
 
 
