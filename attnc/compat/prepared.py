@@ -27,7 +27,7 @@ def prepared(facts: Facts) -> tuple[str, ...]:
 
 def _made(facts: Facts) -> tuple[str, ...]:
     form = Form(**dict(facts))
-    name = f"form_{len(_PREPARED)}"
+    name = f"form_{len(vars(FUNCTIONS))}"
     module = compiled(form)
     setattr(FUNCTIONS, name, module.flash_attention)
     if form.grads:
