@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnc.build import Planned
     from attnc.model.program import Program
     from attnc.plan import ir
-    from attnc.plan.ir.projection import ProjectionModule
+    from attnc.plan.projection import ProjectionModule
     from attnc.verify.search import Report
 
 

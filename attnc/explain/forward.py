@@ -31,12 +31,12 @@ from attnc.model.schedule import Schedule, TileConfig, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
-from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir import Decode
-from attnc.plan.ir.decode import UnifiedMax
+from attnc.plan.ir.kernel import UnifiedMax
+from attnc.plan.layout import DeviceMemory, Estimate, Traffic
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
-from attnc.plan.storage import feature
+from attnc.plan.signature import feature
 from attnc.plan.targets import target_of
 from attnc.source import Span, visible
 

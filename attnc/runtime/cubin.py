@@ -20,7 +20,7 @@ from attnc.plan.decode import keys_of_split
 from attnc.plan.device import Device
 from attnc.plan.ir import kernels_of, split_of
 from attnc.plan.layout import Which
-from attnc.plan.storage import block, feature
+from attnc.plan.signature import block, feature
 from attnc.runtime.loader import load_module
 from attnc.runtime.toolchain import Toolchain, Usage
 from attnc.target.triton.kernel import MATRICES

@@ -13,7 +13,7 @@ from attnc.expr.nodes import Dim, Expr, show, walk
 from attnc.model.tensors import DType, Paged, Ragged, Role
 from attnc.plan import ir
 from attnc.plan.layout import KernelName
-from attnc.plan.storage import PAGES
+from attnc.plan.signature import PAGES
 from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch

@@ -12,8 +12,8 @@ from attnc.model.tensors import DType, Role, group_size, is_static
 from attnc.plan.decode import MOST_SPLITS, has_fixed_splits
 from attnc.plan.ir import Arg, Bind, Decode, Forward, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, Gradient, Part
-from attnc.plan.ir.decode import IDLE_GAIN, Split
-from attnc.plan.storage import feature, is_plain, longest
+from attnc.plan.ir.kernel import IDLE_GAIN, Split
+from attnc.plan.signature import feature, is_plain, longest
 from attnc.target.declared import Items, Record, Table, Value, in_words, quoted
 
 

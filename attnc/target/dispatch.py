@@ -16,7 +16,7 @@ from attnc.model.program import Projection
 from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir import Module
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from attnc.target.call_signature import RAISES, Parameter, Signature, signature
 from attnc.target.environment import template_environment
 from attnc.target.layout import tidy

@@ -8,8 +8,7 @@ from typing import TypeAlias
 
 from attnc.expr.nodes import Call, walk
 from attnc.plan.ir import Kernel, Module, unified_of
-from attnc.plan.scores import LOG2E
-from attnc.plan.softmax import top_of
+from attnc.plan.softmax import LOG2E, top_of
 
 #: Name, value, comment.
 Number: TypeAlias = tuple[str, str, str]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attnc.model.program import Impl
 from attnc.model.schedule import ProductConfig
 from attnc.model.tensors import DType, Tensor
-from attnc.plan.ir.projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
+from attnc.plan.projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
 from attnc.target.call_signature import signature
 from attnc.target.dispatch import TORCH_DTYPES
 from attnc.target.environment import template_environment

@@ -5,8 +5,7 @@ from __future__ import annotations
 from attnc.expr.nodes import show
 from attnc.model.tensors import Role, Tensor
 from attnc.plan.ir import Module
-from attnc.plan.signature import Term, row_zero, stride_name
-from attnc.plan.storage import feature
+from attnc.plan.signature import Term, feature, row_zero, stride_name
 
 #: Matrices whose rows are queries; those of the others are keys.
 BY_QUERY = frozenset({"q", "do", "dq", "o"})

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from attnc.model.variants import variant_name
 from attnc.output import write_text
 from attnc.plan import ir
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from attnc.source import Source
 from attnc.tuned.choices import read_measured, version_of
 

@@ -18,7 +18,7 @@ from attnc.model.tensors import Paged, Ragged
 from attnc.plan import ir
 from attnc.plan.decode import MOST_SPLITS, keys_of_split
 from attnc.plan.ir import kernels_of
-from attnc.plan.ir.projection import MOST_ROWS, ProjectionModule, impl_of
+from attnc.plan.projection import MOST_ROWS, ProjectionModule, impl_of
 from attnc.verify.runners import runner_of
 
 #: What is counted. rows, keys: of one sequence; packed: rows of one KV head; heads: of all sequences;

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from attnc.plan import ir
-from attnc.plan.ir.decode import UnifiedMax
-from attnc.plan.scores import LOG2E
+from attnc.plan.ir.kernel import UnifiedMax
+from attnc.plan.softmax import LOG2E
 from attnc.reference import heads
 from attnc.reference_arrays import to_arrays
 from attnc.verify.case import Case

@@ -11,13 +11,12 @@ from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.plan import ir
-from attnc.plan.estimate import Traffic
+from attnc.plan.layout import Traffic
 from attnc.plan.lower import plan
 from attnc.plan.picture import picture
 from attnc.plan.sm80 import layout_of
 from attnc.plan.sm80.forward import cuda_estimate
-from attnc.plan.sm80.layout import Swizzle
-from attnc.plan.sm80.traffic import traffic
+from attnc.plan.sm80.layout import Swizzle, traffic
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from tests.targets import TARGETS

@@ -9,7 +9,7 @@ import pytest
 
 from attnc.expr.nodes import Compare, Index, show
 from attnc.plan import ir
-from attnc.plan.excluded import kept_by_some
+from attnc.plan.regions import kept_by_some
 from attnc.plan.verify import verify_module
 from tests.plan.planning import planned
 from tests.targets import TARGETS

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from attnc.expr.nodes import INDICES, Dim, walk
-from attnc.model.names import DIMS, INPUTS, OUTPUTS, PYTHON, SOFT
+from attnc.model.names import DIMS, INPUTS, INTERFACE, OUTPUTS, PYTHON, READ, SOFT
 from attnc.plan import ir
-from attnc.plan.interface import INTERFACE, READ
 from attnc.plan.names import (
     GLOBALS,
     cannot_be_called,

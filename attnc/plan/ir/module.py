@@ -9,9 +9,7 @@ from attnc.expr.nodes import Expr
 from attnc.model.attention import Variant
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import Backward, BackwardKernel
-from attnc.plan.ir.decode import Pack, Split, UnifiedMax
-from attnc.plan.ir.kernel import Decode, Forward
-from attnc.plan.ir.statements import Let
+from attnc.plan.ir.kernel import Decode, Forward, Let, Pack, Split, UnifiedMax
 from attnc.plan.layout import KernelName
 
 #: Any GPU function over tiles.

@@ -9,8 +9,8 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sections import Section
+from attnc.plan.signature import longest
 from attnc.plan.sm80 import backward_layout_of
-from attnc.plan.storage import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split_record, tiles
 from attnc.target.declared import Items, Record, Table, Value, Words, in_words, printed, quoted, section
 from attnc.target.sm80.arguments import Arguments

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from attnc.expr.construct import ZERO
 from attnc.expr.nodes import Const, Ref, show, walk
 from attnc.model.tensors import Role
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Module
-from attnc.plan.regions import ZERO
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.target.locals import local
 from attnc.target.sm80.kernel import CudaText

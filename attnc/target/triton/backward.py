@@ -11,8 +11,8 @@ from attnc.expr.nodes import FALSE, TRUE, Dot, Expr, Index, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
+from attnc.plan.signature import block
 from attnc.plan.steps import kept_fetches, of_a_head
-from attnc.plan.storage import block
 from attnc.target.adjoints import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.tensors import BY_QUERY
 from attnc.target.triton.kernel import typed, unique

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from attnc.expr.nodes import show
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Decode, Forward, Module
-from attnc.plan.storage import longest
+from attnc.plan.signature import longest
 from attnc.target.declaration import BackwardDeclaration, attention_fields, split_record, tiles
 from attnc.target.declared import Items, Record, Table, printed, quoted, section
 from attnc.target.triton.backward import BackwardText

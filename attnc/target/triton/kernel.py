@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import Index, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Arg, Decode, Forward, Loop, Module
-from attnc.plan.storage import block, feature
+from attnc.plan.signature import block, feature
 from attnc.target.kernel_view import OutputView
 from attnc.target.triton.printer import TL_DTYPES, offset, scalar
 from attnc.target.triton.program import ProgramText

@@ -6,7 +6,7 @@ from attnc.expr.nodes import Load, Search, show, walk
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Fetch, Let, Module, Row, Statement
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
-from attnc.plan.storage import longest
+from attnc.plan.signature import longest
 from attnc.target.declared import Record, section
 from attnc.target.triton.kernel import typed
 from attnc.target.triton.launches import triton_kernel

@@ -12,8 +12,7 @@ from attnc.expr.nodes import FALSE, TRUE, Const
 from attnc.model.tensors import Role
 from attnc.plan.ir import Module, Statement
 from attnc.plan.ir.backward import Preprocess, Prologue
-from attnc.plan.signature import stride_name
-from attnc.plan.storage import block
+from attnc.plan.signature import block, stride_name
 from attnc.target.declared import Record
 from attnc.target.tensors import Tensors
 from attnc.target.triton.kernel import typed

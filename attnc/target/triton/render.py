@@ -10,7 +10,7 @@ import jinja2
 from attnc.expr.nodes import Binary, Call, Expr, Index, Search, walk
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Kernel, Module, kernels_of, split_of
-from attnc.plan.ir.statements import expressions_within
+from attnc.plan.ir.kernel import expressions_within
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import operator_name
 from attnc.target.environment import python_environment
