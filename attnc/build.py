@@ -31,9 +31,8 @@ from attnc.plan.projection import ProjectionModule, plan_projection
 from attnc.plan.targets import INSTEAD, TARGETS, target_of
 from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse, prelude
-from attnc.target.dispatch import render_dispatch, render_projection_dispatch
+from attnc.target.dispatch import render_dispatch, render_one_import, render_projection_dispatch
 from attnc.target.files import render_files
-from attnc.target.one_import import render_one_import
 from attnc.target.projection import render_projection
 from attnc.target.support import support_files
 from attnc.tuned.choices import load_tuned, tuned_choices

@@ -15,21 +15,16 @@ from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Module, split_of
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
-from attnc.target.declaration import operator_name
-from attnc.target.environment import python_environment, template_environment
-from attnc.target.header import GLOSSARY, header
-from attnc.target.layout import tidy
-from attnc.target.locals import local, settle
-from attnc.target.numbers import forward_numbers
+from attnc.target.declaration import operator_name, tuning
+from attnc.target.header import GLOSSARY, forward_numbers, header
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import Arguments
-from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
-from attnc.target.sm80.backward_rows import FinishText, RowsText
+from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishText, RowsText
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
-from attnc.target.sm80.decode import CudaDecodeText
-from attnc.target.sm80.kernel import CudaText
+from attnc.target.sm80.kernel import CudaDecodeText, CudaText
+from attnc.target.sm80.printer import local, settle
 from attnc.target.support import imports, with_headers
-from attnc.target.tuning import tuning
+from attnc.target.templates import python_environment, template_environment, tidy
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 

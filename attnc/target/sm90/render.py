@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from attnc.plan.ir import Decode, Module
 from attnc.plan.sm90 import decode_layout_of, layout_of
 from attnc.plan.sm90.backward import Sm90Backward
-from attnc.target.header import GLOSSARY, header
-from attnc.target.numbers import forward_numbers
+from attnc.target.header import GLOSSARY, forward_numbers, header
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
 from attnc.target.sm80.declaration import CudaBackward
 from attnc.target.sm80.render import (
