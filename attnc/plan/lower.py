@@ -49,7 +49,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         args=arguments(variant.attention),
         sizes=capacity(attention),
         outputs=results(attention),
-        kernels=(kernel,),
+        kernel=kernel,
         kept=kept(attention) if differentiable else (),
         label=schedule.label,
         backward=plan_backward(variant, attention, schedule, kernel) if differentiable else None,

@@ -14,7 +14,7 @@ from attnc.expr.nodes import Const, Load, show
 from attnc.model.schedule import DkDvConfig
 from attnc.model.tensors import DType, Role, group_size, is_static
 from attnc.plan.decode import MOST_SPLITS, has_fixed_splits, keys_of_split
-from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, kernels_of, unified_of
+from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, Part
 from attnc.plan.ir.kernel import IDLE_GAIN, Split
 from attnc.plan.sections import Section
@@ -363,7 +363,7 @@ def _part(part: Part) -> Record:
 
 def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
     """What the templates of every target print; tuned: of each kernel."""
-    (kernel,), backward = module.kernels, kernels_of(module)
+    kernel, backward = module.kernel, module.backward_kernels
     return {
         "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
         "backward": {

@@ -37,7 +37,7 @@ def header(module: Module, target: str, what: str, path: str, sha256: str) -> di
     the spec, as the header shows it; sha256: of the spec's text.
     """
     attention = module.variant.attention
-    order = ORDERS[module.kernels[0].structure]
+    order = ORDERS[module.kernel.structure]
     title = f"{title_of(attention.name, module.variant.params)} for {target}: {order}{what}."
     tensors = (*attention.inputs, *attention.outputs)
     return {
@@ -85,7 +85,7 @@ def score_numbers(kernel: Kernel) -> Iterator[Number]:
 
 def forward_numbers(module: Module) -> Iterator[Number]:
     """The same, what the softmax knows of its maxima, and what the lse takes that leaves."""
-    (kernel,) = module.kernels
+    kernel = module.kernel
     yield from score_numbers(kernel)
     softmax, unified = kernel.softmax, unified_of(kernel)
     if softmax.rescale == "lazy":

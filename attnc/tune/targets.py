@@ -166,7 +166,7 @@ def _limits(measured: Iterable[int]) -> dict[int, int]:
 
 
 def _decodes(family: Sequence[ir.Module]) -> bool:
-    return all(module.kernels[0].structure == "decode" for module in family)
+    return all(module.kernel.structure == "decode" for module in family)
 
 
 def _measure(family: Sequence[ir.Module], choices: Iterable[Choice], size: Size, rounds: int) -> TargetPoint:

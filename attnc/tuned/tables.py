@@ -176,7 +176,7 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     """For a device that nobody has measured: decode kernels up to as many rows as a tile has, then the first
     other schedule.
     """
-    labels = {module.label: module.kernels[0].structure == "decode" for module in family}
+    labels = {module.label: module.kernel.structure == "decode" for module in family}
     decode = next((label for label, is_decode in labels.items() if is_decode), None)
     other = next((label for label, is_decode in labels.items() if not is_decode), None)
     anything = (None,) * len(ATTENTION_SIZES)

@@ -32,7 +32,7 @@ _MARGIN = 2.0**-7
 
 def fallback_violations(subject: Subject) -> Iterator[str]:
     """`fallbacks: what is wrong` of the counter; none for a module without one."""
-    kernel = None if subject.plan is None else subject.plan.kernels[0]
+    kernel = None if subject.plan is None else subject.plan.kernel
     if not isinstance(kernel, ir.Decode) or kernel.unified is None or not kernel.unified.fallback:
         return
     config = next((c for c in subject.configs if getattr(c, "splits", 1) == 0), subject.configs[0])

@@ -196,7 +196,7 @@ def test_words_of_cpp_can_name_inputs() -> None:
     )
     loaded = load_module(module)
     program = program_of(loaded)
-    source = program.source(module.kernels[0].name)
+    source = program.source(module.kernel.name)
     assert compile_cubin(source, program.options(loaded.CONFIGS[0], True, "sm_80")).image
 
 

@@ -147,7 +147,7 @@ def test_devices_are_literals() -> None:
     choices = [
         Choice(
             target=module.target, attention="broken", variant="default", device=device, toolchain="",
-            kv_len=None, config=knobs_of_kernel("forward", module.kernels[0].configs[0]), microseconds=1,
+            kv_len=None, config=knobs_of_kernel("forward", module.kernel.configs[0]), microseconds=1,
         )
         for module in modules
     ]  # fmt: skip

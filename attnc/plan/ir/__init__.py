@@ -30,7 +30,7 @@ from attnc.plan.ir.kernel import (
     fetch_expressions,
     statement_expressions,
 )
-from attnc.plan.ir.module import Arg, Bind, Kernel, Module, kernels_of, pack_of, split_of, unified_of
+from attnc.plan.ir.module import Arg, Bind, Kernel, Module, pack_of, split_of, unified_of
 
 __all__ = [
     "Arg",
@@ -56,7 +56,6 @@ __all__ = [
     "TileKernel",
     "expressions_of",
     "fetch_expressions",
-    "kernels_of",
     "pack_of",
     "split_of",
     "statement_expressions",

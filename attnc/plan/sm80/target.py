@@ -83,7 +83,7 @@ class Sm80(Target):
 
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
-            return cuda_estimate(layout_of(module.kernels[0]), config)
+            return cuda_estimate(layout_of(module.kernel), config)
         if module.backward is None:
             raise ValueError(f"'{module.variant.name}' has no backward")
         return cuda_backward_estimate(backward_layout_of(module.backward), config, kernel)

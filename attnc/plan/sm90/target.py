@@ -123,7 +123,7 @@ class Sm90a(Target):
 
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
-            layout = _any_layout(module.kernels[0].layout)
+            layout = _any_layout(module.kernel.layout)
             if isinstance(layout, Sm90DecodeLayout):
                 return sm90_decode_estimate(layout, config)
             return sm90_estimate(layout, config)

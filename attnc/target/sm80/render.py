@@ -38,7 +38,7 @@ def render_cuda(
     """The Python module, the `.cu` file that it reads from beside it, and those of the kernels that make
     gradients. Arguments as for `files.render_files`.
     """
-    (kernel,) = module.kernels
+    kernel = module.kernel
     text: CudaText
     if isinstance(kernel, Decode):
         text = CudaDecodeText(module, kernel, layout_of(kernel))
@@ -81,7 +81,7 @@ def render_host(
     """The Python module beside a `.cu` text and those of the backward. target: as for `support.imports`;
     constants: the template of its configs.
     """
-    (kernel,) = module.kernels
+    kernel = module.kernel
     hashes = {"kernel_sha256": _sha256((source,))}
     if back is not None:
         hashes["backward_sha256"] = _sha256(files.values())
@@ -137,7 +137,7 @@ def backward_source(
 ) -> str:
     """A kernel's file, from the template of the kernel and that of all that is around it."""
     environment = cuda_environment()
-    kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernels[0]
+    kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernel
     chain = text.chain if isinstance(text, CudaBackwardText) else None
     common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
     body = environment.get_template(f"{template}.cu.jinja").render(common)
@@ -165,7 +165,7 @@ def cuda_environment() -> jinja2.Environment:
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
-    kernel = module.kernels[0]
+    kernel = module.kernel
     split = "split-K" if layout_of(kernel).warp_split == "kv" else "split-Q"
     return {
         **header(module, f"{module.target} and newer", f", {split} between warps", path, sha256),

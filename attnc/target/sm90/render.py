@@ -29,7 +29,7 @@ from attnc.tuned.choices import NOT_TUNED, Tuned
 
 def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TUNED) -> dict[str, str]:
     """The texts of one variant. Arguments as for `files.render_files`."""
-    (kernel,) = module.kernels
+    kernel = module.kernel
     text: Sm90Text | Sm90DecodeText
     if isinstance(kernel, Decode):
         text, frame = Sm90DecodeText(module, kernel, decode_layout_of(kernel)), "sm90/decode_module.cu.jinja"

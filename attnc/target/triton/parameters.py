@@ -102,7 +102,7 @@ class PreprocessText:
     def __init__(self, module: Module, planned: Preprocess, config: str) -> None:
         self.module, self.planned = module, planned
         self.config = config
-        self.tma = module.kernels[0].tma  # what the module's functions take
+        self.tma = module.kernel.tma  # what the module's functions take
         self.tensors = TritonTensors(module)
         self.prologue = PrologueText(module=module, prologue=planned.prologue, tensors=self.tensors)
 

@@ -12,7 +12,7 @@ import jinja2
 from attnc.expr.nodes import Binary, Call, Expr, Index, Search, show, walk
 from attnc.model.tensors import DType, Role
 from attnc.plan.decode import has_fixed_splits
-from attnc.plan.ir import Decode, Forward, Kernel, Module, kernels_of, split_of
+from attnc.plan.ir import Decode, Forward, Kernel, Module, split_of
 from attnc.plan.ir.kernel import expressions_within
 from attnc.plan.signature import longest
 from attnc.target.call_signature import Signature
@@ -54,7 +54,7 @@ def render_triton(
     tuned: Tuned = NOT_TUNED,
 ) -> dict[str, str]:
     """The one file of a variant. Arguments as for `files.render_files`."""
-    (kernel,) = module.kernels
+    kernel = module.kernel
     text = DecodeText(module, kernel) if isinstance(kernel, Decode) else KernelText(module, kernel)
     environment = _environment()
     common = {
@@ -90,8 +90,8 @@ def render_triton(
         tuning={
             **tuning(module, tuned),
             "splits": split is not None,
-            "maxnreg": any(planned.limits_registers for planned in kernels_of(module).values()),
-            "early_dp": any(planned.dp_order == "both" for planned in kernels_of(module).values()),
+            "maxnreg": any(planned.limits_registers for planned in module.backward_kernels.values()),
+            "early_dp": any(planned.dp_order == "both" for planned in module.backward_kernels.values()),
             "fixed_split": isinstance(kernel, Decode) and has_fixed_splits(kernel),
             "staged": split is not None and any(split.staged),
         },
@@ -150,10 +150,8 @@ def _counter(number: Expr) -> str:
 
 def device_functions(module: Module) -> frozenset[str]:
     """Their names. What expressions call follows from the plan's; the rest from how rows lie in memory."""
-    (forward,) = module.kernels
-    backward = module.backward
-    kernels = [forward, *(planned for planned in (backward.kernels if backward else ()))]
-    called = {name for expr in expressions_within((module.kernels, backward)) for name in _called_by(expr)}
+    forward, backward, kernels = module.kernel, module.backward, module.kernels.values()
+    called = {name for expr in expressions_within((forward, backward)) for name in _called_by(expr)}
     called.update(*map(_moves_rows, kernels))
     if any(kernel.grid.sequences is not None for kernel in kernels):
         called.add("_find_sequence")
