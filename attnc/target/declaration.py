@@ -54,6 +54,11 @@ class Record:
     values: Sequence[Value] = ()
     fields: Mapping[str, Value] | None = None
 
+    @property
+    def classes(self) -> set[str]:
+        """Names of the classes that it calls, also inside of its arguments."""
+        return set(_classes(self))
+
 
 #: A plain str is code as it is.
 Value: TypeAlias = str | Words | Items | Table | Record
@@ -133,6 +138,14 @@ def _parts(value: Items | Table | Record) -> Iterator[tuple[str, Value]]:
         case Record(values=values, fields=fields):
             yield from (("", item) for item in values)
             yield from ((f"{name}=", item) for name, item in (fields or {}).items())
+
+
+def _classes(value: Value) -> Iterator[str]:
+    if isinstance(value, Record):
+        yield value.name
+    if isinstance(value, Items | Table | Record):
+        for _, part in _parts(value):
+            yield from _classes(part)
 
 
 def operator_name(module: Module, code: str) -> str:

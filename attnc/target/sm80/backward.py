@@ -5,12 +5,11 @@ the rows and for the rounding of dq.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnc.expr.nodes import TRUE, Const, Index
+from attnc.expr.nodes import TRUE, And, Const, Index, Or, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel, Preprocess
@@ -313,8 +312,9 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
     @property
     def keep(self) -> str:
         """The mask as the condition of a selection."""
-        text = self.keep_text
-        return f"({text})" if re.search(r" (&&|\|\|) ", text) else text
+        assert self.kernel.step.keep is not None
+        joins = any(isinstance(node, And | Or) for node in walk(self.kernel.step.keep))
+        return f"({self.keep_text})" if joins else self.keep_text
 
     @property
     def keeps(self) -> str:
