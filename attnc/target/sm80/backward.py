@@ -13,6 +13,7 @@ from attnc.expr.nodes import TRUE, And, Const, Index, Or, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel, Preprocess
+from attnc.plan.signature import RowZero
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.steps import fetches_for, of_a_head
 from attnc.target.header import ROW_NUMBERS, Number, score_numbers
@@ -204,10 +205,14 @@ class CudaTileText(CudaFileText):
     def _shortened(self) -> set[str]:
         return {item.name for item in self.kernel.program if isinstance(item, Let)}
 
+    def row_zero(self, name: str) -> RowZero:
+        """Where row 0 of a matrix or gradient lies, of the head and sequence at hand."""
+        head = "h" if name in BY_QUERY else "" if self.kernel.kv_head == Const(0) else self.kv_name
+        return self.arguments.tensors.row_zero(name, head)
+
     def head_offset(self, name: str) -> str:
         """From the first element of a matrix to the rows of the head and sequence at hand."""
-        head = "h" if name in BY_QUERY else "" if self.kernel.kv_head == Const(0) else self.kv_name
-        return self.places.offset(name, head)
+        return offset(self.row_zero(name))
 
     @property
     def first_row(self) -> str:

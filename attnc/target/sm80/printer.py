@@ -19,7 +19,7 @@ from attnc.model.tensors import DType
 from attnc.plan.access import Sequences, TileWalk
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.plan.ir.backward import Adjoint
-from attnc.plan.signature import Term
+from attnc.plan.signature import RowZero
 from attnc.plan.steps import fetches_for
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText, Printer, Syntax
 
@@ -150,9 +150,9 @@ at_row = Printer(SYNTAX, tile=True)
 at_key = Printer(replace(SYNTAX, broadcast={"q": "", "kv": "[r]"}), tile=True)
 
 
-def offset(terms: Iterable[Term]) -> str:
-    """A place in memory, from the first element of a tensor."""
-    return " + ".join(f"{index} * args.{stride}" for index, stride in terms) or "0"
+def offset(place: RowZero) -> str:
+    """Prints how many elements lie before a row, from the first of its tensor."""
+    return " + ".join(f"{index} * args.{stride}" for index, stride in place.terms) or "0"
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:
