@@ -250,10 +250,9 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
 
 def tiles(module: Module, kernel: Decode) -> str:
     """Tiles of the rows of all K/V heads, before a length shortens them."""
-    keys = module.variant.attention.k
-    rows, heads = "M", "H"
-    if kernel.pack is not None:
-        rows, heads = f"M * {show(kernel.pack.group)}", show(keys.size(Role.HEAD))
+    walk, kv_heads = kernel.walk, module.variant.attention.k.size(Role.HEAD)
+    heads = show(kv_heads) if walk.group is not None else walk.heads
+    rows = show(walk.rows) if walk.group is None else f"{show(walk.rows)} * {show(walk.group)}"
     each = f"cdiv({rows}, BLOCK_M)"
     return f"{each} * B" + ("" if heads == "1" else f" * {heads}")
 
