@@ -257,7 +257,7 @@ BUGS: tuple[HopperBug, ...] = (
         name="a jump past all exponents not noticed",
         attention="hopper",
         story="the exponentials had overflowed, and said nothing of how far",
-        anchor="failed |= !(most < 1e30f);",
+        anchor="failed |= (u32)(!(most < 1e30f)) << r;",
         patch="",
     ),
 )
