@@ -100,7 +100,9 @@ class Target(ABC):
         return self.sections
 
     def backward_section(self, *, short_loops: bool) -> Section:
-        """The same of a kernel of a backward. short_loops: it reads few tiles of a head."""
+        """Which heads of a backward kernel are worked at beside each other. short_loops: it reads few tiles
+        of a head.
+        """
         return self.sections
 
     # --- what a kernel takes
@@ -115,7 +117,9 @@ class Target(ABC):
     def backward_configs(
         self, variant: Variant, schedule: Schedule, kernel: KernelName, layout: BackwardLayout | None
     ) -> tuple[BackwardConfig, ...]:
-        """The same of a kernel of a backward that lies so."""
+        """The configs of a kernel of a backward that lies so which some device can run. Raises
+        DiagnosticError (E0601) when there is none.
+        """
 
     def layout(self, variant: Variant, schedule: Schedule, config: TileConfig) -> Layout | None:
         """How the forward or decode kernel lies on the machine; None where a compiler decides it."""
@@ -124,7 +128,7 @@ class Target(ABC):
     def backward_layout(
         self, variant: Variant, schedule: Schedule, forward: Layout | None
     ) -> BackwardLayout | None:
-        """The same of the kernels of a backward."""
+        """How the kernels of a backward lie on the machine; None where a compiler decides it."""
         return None
 
     @abstractmethod

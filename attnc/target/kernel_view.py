@@ -32,7 +32,7 @@ class KernelView:
 
     @property
     def without_mask(self) -> str:
-        """The same where there is no mask."""
+        """What stands over the bounds of the loops where there is no mask."""
         whole = "no mask: whole kv tiles, then the keys that are left"
         return whole if self.kernel.regions.axis == "kv" else ""
 
@@ -60,7 +60,7 @@ class KernelView:
 
 
 class OutputView(KernelView):
-    """The same of a kernel that computes o."""
+    """What templates of all targets print of a kernel that computes o."""
 
     kernel: Forward | Decode
 

@@ -109,7 +109,7 @@ class Chain:
 
     @property
     def expressions(self) -> Iterator[Expr]:
-        """The same, and where the sums go after the last step."""
+        """What a step evaluates besides the score, and where the sums go after the last one."""
         yield from self.step_expressions
         for adjoint in self.adjoints:
             yield from adjoint.load.indices

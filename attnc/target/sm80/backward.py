@@ -390,7 +390,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
 
     @property
     def column_mask_values(self) -> Iterator[str]:
-        """Those that the mask needs, where it is tested apart."""
+        """Loads with a value for each column that the mask needs, where it is tested apart."""
         assert self.kernel.step.keep is not None
         wanted = fetches_for(self._fetches, self.kernel.step.keep)
         return (self.statement(fetch) for fetch in self._columns if fetch in wanted)
@@ -408,7 +408,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
 
     @property
     def element_mask_values(self) -> Iterator[str]:
-        """Those that the mask needs element by element, besides what the score has."""
+        """Loads that the mask needs element by element, besides what the score has."""
         assert self.kernel.step.keep is not None
         wanted = fetches_for(self._fetches, self.kernel.step.keep)
         for fetch in (*self.kernel.step.fetches, *self.kernel.step.masked_fetches):
