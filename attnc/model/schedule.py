@@ -263,7 +263,7 @@ class BackwardConfig(TileConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DkDvConfig(BackwardConfig):
-    """The knobs of a backward kernel over keys. dp: whether dP = dO V^T comes before p is computed, or after."""
+    """The knobs of a backward kernel over keys. dp: whether dP = dO V^T comes before p, or after."""
 
     dp: Literal["early", "late"]
 
