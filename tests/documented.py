@@ -23,7 +23,7 @@ from attnc.model.resolve import resolve
 from attnc.model.schedule import Choice, Value, whole_of
 from attnc.model.storage import MAX_PAGE
 from attnc.model.variants import MAX_VARIANTS
-from attnc.plan.interface import DECODING, KEYS_FIRST, READ, WITH_GRADIENTS
+from attnc.plan.interface import DECODING, KEYS_FIRST, READ, TAKING_TILES, WITH_GRADIENTS
 from attnc.plan.names import GLOBALS
 from attnc.source import Source
 from attnc.syntax.parser import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME, MAX_TOKENS, parse, prelude
@@ -226,6 +226,7 @@ def names() -> str:
         "inputs beside `grad`, and `d<input>` of each": WITH_GRADIENTS,
         "inputs beside `loops = [kv, q]`": KEYS_FIRST,
         "inputs of decode schedules": DECODING,
+        "inputs of schedules for `cuda.sm_90a`": TAKING_TILES,
         "inputs of an attention with several schedules": {"schedule"},
     }
     rules = (f"- {kind}: {_listed(words)}" for kind, words in kinds.items())
