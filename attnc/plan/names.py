@@ -16,7 +16,7 @@ from pathlib import Path
 
 from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
-from attnc.model.names import DECODING, KEYS_FIRST, READ, WITH_GRADIENTS
+from attnc.model.names import DECODING, KEYS_FIRST, READ, TAKING_TILES, WITH_GRADIENTS
 from attnc.model.schedule import Schedule, knobs_of
 from attnc.plan.ir.kernel import is_decode
 from attnc.resources import resource
@@ -121,6 +121,8 @@ def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> boo
     loops = knobs_of(schedule, "forward").get("loops")
     if loops is not None and ("kv", "q") in loops.choices:
         own |= KEYS_FIRST
+    if schedule.target == "cuda.sm_90a":
+        own |= TAKING_TILES
     return name in (own | DECODING if is_decode(schedule) else own)
 
 
@@ -130,9 +132,9 @@ def _clashes(name: str) -> bool:
     return iskeyword(name) or is_parameter or name in words()
 
 
-def own_name(name: str) -> str:
-    """What a kernel calls a value of this name, whatever its target."""
-    return f"{name.lstrip('_')}_value" if _clashes(name) else name
+def own_name(name: str, kind: str = "value") -> str:
+    """What a kernel calls a value of this name, whatever its target: `page_value` for `page`."""
+    return f"{name.lstrip('_')}_{kind}" if _clashes(name) else name
 
 
 def own_sizes(names: Collection[str], inputs: Collection[str]) -> dict[str, str]:
