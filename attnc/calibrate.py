@@ -23,7 +23,7 @@ from attnc.plan.ir import Module
 from attnc.plan.unified_max import bounds_of, safe_range
 from attnc.reference import heads
 from attnc.reference_arrays import Floats, Input, to_arrays
-from attnc.runtime.samples import drawn, load_samples
+from attnc.runtime.trial import drawn, load_samples
 from attnc.source import Span
 
 #: Percentiles of the maxima that are reported.

@@ -91,7 +91,7 @@ KNOWS_FAMILIES = {
     "attnc.plan.targets",
     "attnc.target.files",
     "attnc.target.projection",
-    "attnc.runtime.cubin",
+    "attnc.runtime.toolchains",
 }
 
 # Where a target is still asked for by name, and why; all else asks `plan.targets` and the lists by family.

@@ -132,7 +132,7 @@ def _ahead_of_time(modules: list[Path], archs: list[str]) -> None:
     for. Raises Mistake where that cannot be.
     """
     from attnc.plan.targets import TARGETS
-    from attnc.runtime.aot import build_cubins
+    from attnc.runtime.toolchains import build_cubins
 
     devices = {target.folder: {device.arch for device in target.devices} for target in TARGETS.values()}
     made: set[Path] = set()

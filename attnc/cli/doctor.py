@@ -130,7 +130,7 @@ _INTERPRETER_FIX = "reinstall triton 3.6 with numpy below 2.4"
 
 
 def _assembler() -> Iterator[Finding]:
-    from attnc.runtime.cubin import tool
+    from attnc.runtime.toolchains import tool
 
     for name in ("ptxas", "cuobjdump"):
         path = tool(name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attnc.plan import ir
     from attnc.plan.device import Device
     from attnc.plan.layout import KernelName, Which
-    from attnc.runtime.toolchain import Usage
+    from attnc.runtime.toolchains import Usage
 
 
 def explain(

@@ -328,8 +328,7 @@ class ContextParallel:
         attention: Attention, named: Mapping[str, Any], device: torch.device
     ) -> dict[str, torch.Tensor]:
         """Inputs as tensors on the device. ValueError for one that is missing."""
-        from attnc.model.tensors import DType
-        from attnc.runtime.dtypes import TORCH
+        from attnc.support.arguments import DTYPES
 
         found = {}
         for tensor in attention.extras:
@@ -337,7 +336,7 @@ class ContextParallel:
                 raise ValueError(f"{tensor.name}: expected an input, none was given")
             x = named[tensor.name]
             if not isinstance(x, torch.Tensor):
-                x = torch.full((), x, dtype=TORCH[DType(tensor.dtype)], device=device)
+                x = torch.full((), x, dtype=DTYPES[tensor.dtype], device=device)
             found[tensor.name] = x
         return found
 

@@ -25,8 +25,8 @@ from attnc.distributed.moves import Moves, Pair, Parcel, axis_of, heads_of
 from attnc.distributed.plan import Part, Plan
 from attnc.distributed.rows import Places, places
 from attnc.distributed.views import add_view, tables_of, view_of
-from attnc.model.tensors import DType, Role, Tensor
-from attnc.runtime.dtypes import TORCH
+from attnc.model.tensors import Role, Tensor
+from attnc.support.arguments import DTYPES
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Extras: TypeAlias = Mapping[str, torch.Tensor]
@@ -321,7 +321,7 @@ class Stages:
         }
         o, lse = self.attention.o, self.lse
         made = (
-            torch.empty([sizes[role] for role in o.roles], dtype=TORCH[DType(o.dtype)], device=self.device),
+            torch.empty([sizes[role] for role in o.roles], dtype=DTYPES[o.dtype], device=self.device),
             torch.empty([sizes[role] for role in lse.roles], dtype=torch.float32, device=self.device),
         )
         if not self._is_whole:

@@ -14,7 +14,7 @@ from typing import Any
 from attnc.build import digest
 from attnc.plan import ir
 from attnc.runtime.cache import cache_folder, store, store_bytes
-from attnc.runtime.importing import import_once, package_of
+from attnc.runtime.packages import import_once, package_of
 from attnc.target.files import render_files
 from attnc.tuned.choices import Choice, tuned_choices
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from attnc.build import digest, dispatch_path, front, plan_program
 from attnc.model.projection import Impl
 from attnc.plan.ir.projection import ProjectionModule, impl_of
-from attnc.runtime.layers import Layer
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
-from attnc.runtime.trial import device_name, synchronize
+from attnc.runtime.trial import Layer, device_name, synchronize
 from attnc.target.projection import render_projection
 from attnc.tune.processes import in_processes
 from attnc.tuned.crossover import Crossovers, crossovers

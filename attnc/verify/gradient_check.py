@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference_arrays import Floats
-from attnc.runtime.dtypes import TORCH
+from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case, Layout
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.memory import guarding
@@ -49,7 +49,7 @@ def run_backward(
             value = value.detach().requires_grad_()
             leaves[name] = value
         elif name in attention.grads:  # a number: only a tensor has a gradient
-            dtype = TORCH[DType(attention.tensor(name).dtype)]
+            dtype = DTYPES[attention.tensor(name).dtype]
             value = torch.tensor(value, dtype=dtype, device=_device(problem)).requires_grad_()
             leaves[name] = value
         inputs.append(value)

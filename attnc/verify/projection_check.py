@@ -22,8 +22,8 @@ from attnc.build import digest
 from attnc.model.projection import KERNELS, ProjectionVariant
 from attnc.model.tensors import DType
 from attnc.plan.ir.projection import MOST_ROWS, DotBound, ProjectionModule
-from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_text
+from attnc.support.arguments import DTYPES
 from attnc.target.projection import render_projection
 from attnc.verify.boundaries import Boundary, Facts, boundaries_of_projection
 from attnc.verify.case import Case, Fit, Layout
@@ -377,7 +377,7 @@ def draw(variant: ProjectionVariant, case: Case, device: str) -> dict[str, torch
             x, w = x * 2.0**-7, w * 2.0**-7
         case _:
             pass
-    dtype = TORCH[projection.dtype]
+    dtype = DTYPES[projection.dtype]
     made = {"x": x.to(dtype), "w": w.to(dtype)} | ({"bias": bias.to(dtype)} if projection.has_bias else {})
     special = SPECIALS[case.special]
     if special is not None and special[0] in made and made[special[0]].numel():

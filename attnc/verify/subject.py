@@ -16,11 +16,10 @@ from unittest.mock import patch
 import torch
 
 from attnc.model.attention import Variant
-from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference_arrays import empty_outputs, to_arrays
-from attnc.runtime.dtypes import TORCH
+from attnc.support.arguments import DTYPES
 from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.cover import Space
 from attnc.verify.memory import guarding
@@ -118,7 +117,7 @@ class Subject:
         arrays = empty_outputs(attention, to_arrays(attention, inputs))
         return {
             tensor.name: torch.full(
-                arrays[tensor.name].shape, torch.nan, dtype=TORCH[DType(tensor.dtype)], device=self.device
+                arrays[tensor.name].shape, torch.nan, dtype=DTYPES[tensor.dtype], device=self.device
             )
             for tensor in attention.outputs
         }
