@@ -18,7 +18,7 @@ from pathlib import Path
 from attnc.diagnostics import Diagnostic, DiagnosticError, warning
 from attnc.effort import limited, renew, spend
 from attnc.model.configs import schedule_of
-from attnc.model.expansion import charged
+from attnc.model.elaborate import charged
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
@@ -32,8 +32,7 @@ from attnc.plan.mask_findings import check_mask
 from attnc.plan.projection import plan_projection
 from attnc.plan.targets import INSTEAD, TARGETS, target_of
 from attnc.source import Source, Span
-from attnc.syntax.parser import load, parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import load, parse, prelude
 from attnc.target.dispatch import render_dispatch, render_projection_dispatch
 from attnc.target.files import render_files
 from attnc.target.one_import import render_one_import

@@ -33,9 +33,9 @@ from attnc.expr.nodes import (
     Ref,
     children,
     rebuild,
+    show,
     walk,
 )
-from attnc.expr.show import show
 from attnc.flex.errors import refused
 from attnc.flex.tape import Capture, Tape, operands
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace

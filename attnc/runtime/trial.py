@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Dim, Expr, walk
-from attnc.expr.show import show
+from attnc.expr.nodes import Dim, Expr, show, walk
 from attnc.model.tensors import Paged, Ragged, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir import Module

@@ -29,7 +29,7 @@ from attnc.runtime.trial import (
     synchronize,
     trial,
 )
-from attnc.tune.processes import in_processes
+from attnc.tune import in_processes
 from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel
 
 #: A kernel whose configs are measured.

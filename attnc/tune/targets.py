@@ -22,7 +22,7 @@ from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import Sized, device_name
 from attnc.support.by_target import Needs, runs
 from attnc.target.one_import import fastest_first, needs_of
-from attnc.tune.processes import in_processes
+from attnc.tune import in_processes
 from attnc.tuned.choices import Choice
 from attnc.tuned.tables import (
     ANY_TARGET,
