@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attnc.verify.case import Case
     from attnc.verify.cover import Summary
     from attnc.verify.search import Report, Trial
-    from attnc.verify.verdict import Verdict
+    from attnc.verify.tolerance import Verdict
 
 #: Where failing cases are kept.
 FAILURES = Path(".attnc") / "failures"
@@ -140,7 +140,7 @@ class Judge:
         if self.is_projection:
             raise Mistake(f"'{self.attention}' has no large cases", "leave --large out")
         with loading():
-            from attnc.verify.subjects import has_gpu
+            from attnc.verify.subject import has_gpu
 
             if not has_gpu():
                 raise Mistake("large sizes need a GPU", "leave --large out to use the interpreter")

@@ -136,7 +136,7 @@ def sanitize_modules(judges: Sequence[Judge], *, is_recorded: bool, as_json: boo
     Raises Mistake without CUDA modules, a GPU or compute-sanitizer; Exit(1) if anything was found."""
     from attnc.verify.runners import runner_of
     from attnc.verify.sanitize import Job, find_sanitizer, sanitize, version
-    from attnc.verify.subjects import has_gpu
+    from attnc.verify.subject import has_gpu
 
     if not all(runner_of(judge.target).sanitizers for judge in judges):
         raise Mistake("the sanitizer runs over CUDA modules", "add '--target cuda.sm_80'")
@@ -197,7 +197,7 @@ GENERATED = Path("generated")
 
 def read_committed(name: str) -> str:
     """Reads the text of a file below generated/. Raises Mistake where a record would say nothing."""
-    from attnc.verify.subjects import has_gpu
+    from attnc.verify.subject import has_gpu
 
     if not has_gpu():
         raise Mistake("a record needs a GPU", "run 'attnc verify' without --record to use the interpreter")

@@ -13,11 +13,20 @@ import torch
 from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Ragged, Role, Tensor
-from attnc.reference_arrays import Array, Floats
+from attnc.reference import Array, Floats
 from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case, Layout
-from attnc.verify.data import Rng, Sizes, draw_counts, draw_ids, draw_integers, draw_qkv, farthest, generator
-from attnc.verify.extras import restyled
+from attnc.verify.data import (
+    Rng,
+    Sizes,
+    draw_counts,
+    draw_ids,
+    draw_integers,
+    draw_qkv,
+    farthest,
+    generator,
+    restyled,
+)
 from attnc.verify.memory import untouched
 from attnc.verify.storage import (
     LENGTHS,

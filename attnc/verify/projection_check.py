@@ -33,8 +33,7 @@ from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
 from attnc.verify.problem import Guarded, place_tensor
 from attnc.verify.search import Trial
-from attnc.verify.tolerance import SLACK
-from attnc.verify.verdict import Verdict
+from attnc.verify.tolerance import SLACK, Verdict
 
 _FLUSHED = 2.0**-126
 _LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.4028234663852886e38}
