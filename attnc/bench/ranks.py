@@ -26,9 +26,8 @@ from attnc.bench.run import Benchmark, Report, warm_up
 from attnc.distributed import ContextParallel, SpreadKeys
 from attnc.distributed.estimate import rates_of
 from attnc.distributed.explain import least
-from attnc.distributed.group import Alone
+from attnc.distributed.group import Alone, on_processes
 from attnc.distributed.kernels import spec_of
-from attnc.distributed.launch import on_processes
 from attnc.distributed.plan import make_plan, widths_of
 from attnc.distributed.spans import Sizes, Visibility
 from attnc.runtime.timing import Launch, Sampler, host_ms, in_bursts, replayed, take_turns

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.choose import only
 from attnc.cli.compile import JSON, SPEC
 from attnc.cli.console import Mistake, note, one_spec, progress, say_lines, without_kernels
+from attnc.cli.judge import only
 from attnc.diagnostics import did_you_mean
 
 if TYPE_CHECKING:

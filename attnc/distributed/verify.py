@@ -19,8 +19,8 @@ import torch
 
 from attnc.distributed.engine import ContextParallel
 from attnc.distributed.estimate import STRATEGIES, Strategy
+from attnc.distributed.group import on_processes
 from attnc.distributed.kernels import Kernels, Spec, spec_of
-from attnc.distributed.launch import on_processes
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.ir import ErrorBound
