@@ -17,7 +17,7 @@ from attnc.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
     from attnc.plan import ir
-    from attnc.plan.ir.projection import ProjectionModule
+    from attnc.plan.projection import ProjectionModule
     from attnc.verify.case import Case
     from attnc.verify.cover import Summary
     from attnc.verify.search import Report, Trial
@@ -125,7 +125,7 @@ class Judge:
 
     @property
     def is_projection(self) -> bool:
-        from attnc.plan.ir.projection import ProjectionModule
+        from attnc.plan.projection import ProjectionModule
 
         return isinstance(self.module, ProjectionModule)
 

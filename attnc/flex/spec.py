@@ -39,8 +39,7 @@ from attnc.expr.nodes import (
 from attnc.flex.errors import refused
 from attnc.flex.tape import Capture, Tape, operands
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
-from attnc.model.names import NOT_FUNCTIONS, RESERVED
-from attnc.plan.interface import INTERFACE
+from attnc.model.names import INTERFACE, NOT_FUNCTIONS, RESERVED
 
 #: What attnc.model expands an expression to at most.
 _MOST = 4096

@@ -19,9 +19,9 @@ from attnc.expr.nodes import Dim, Expr, show, walk
 from attnc.model.tensors import Paged, Ragged, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir import Module
-from attnc.plan.ir.projection import ProjectionModule
 from attnc.plan.layout import KernelName
-from attnc.plan.storage import PAGES
+from attnc.plan.projection import ProjectionModule
+from attnc.plan.signature import PAGES
 from attnc.runtime.loader import load_module, load_text
 from attnc.runtime.timing import Launch, replayed
 from attnc.support.arguments import DTYPES
@@ -57,7 +57,7 @@ def problem_for(
     it. Packed sequences are all as long, pages lie in random order; a decode kernel gets M = 1 and, on a GPU,
     sixteen times as many sequences. sizes: dims that are to be something else.
     """
-    decodes = module.kernels[0].structure == "decode"
+    decodes = module.kernel.structure == "decode"
     tokens *= 16 if decodes and device != "cpu" else 1
     dims = {**_DIMS, "B": max(1, tokens // length), "M": 1 if decodes else length, "N": length}
     dims |= sizes or {}

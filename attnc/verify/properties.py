@@ -16,8 +16,8 @@ from attnc.expr.nodes import Dim, Expr, Index, Load, children, uses, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
 from attnc.plan import ir
-from attnc.plan.ir.decode import UnifiedMax
-from attnc.plan.scores import LOG2E
+from attnc.plan.ir.kernel import UnifiedMax
+from attnc.plan.softmax import LOG2E
 from attnc.reference import Bools, empty_outputs, heads, softmax, to_arrays
 from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
@@ -308,7 +308,7 @@ _MARGIN = 2.0**-7
 
 def fallback_violations(subject: Subject) -> Iterator[str]:
     """`fallbacks: what is wrong` of the counter; none for a module without one."""
-    kernel = None if subject.plan is None else subject.plan.kernels[0]
+    kernel = None if subject.plan is None else subject.plan.kernel
     if not isinstance(kernel, ir.Decode) or kernel.unified is None or not kernel.unified.fallback:
         return
     config = next((c for c in subject.configs if getattr(c, "splits", 1) == 0), subject.configs[0])

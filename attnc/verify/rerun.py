@@ -2,7 +2,7 @@
 
 Here is also what properties of outputs and of gradients share: what lies in memory for keys that no query
 keeps has no influence, NaN and infinities included. Which keys these are is what docs/language.md promises
-and `plan.excluded` plans; that no query sees them is asked of the reference.
+and `plan.regions` plans; that no query sees them is asked of the reference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import TRUE, Expr
 from attnc.model.attention import Attention
-from attnc.plan.excluded import kept_by_some
+from attnc.plan.regions import kept_by_some
 from attnc.reference import Array, Bools, Head, Integers, heads, rows, to_arrays
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits

@@ -26,7 +26,7 @@ import torch
 
 from attnc.model.attention import Variant
 from attnc.plan import ir
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from attnc.reference import Array, Head, heads, to_arrays
 from attnc.runtime.trial import problem_for
 from attnc.verify.boundaries import Boundary
@@ -157,7 +157,7 @@ def large_cases(space: Space) -> Iterator[Case]:
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
     lengths = "full" if "full" in space.factors.get("lengths", ()) else "drawn"
     found: list[tuple[dict[str, int], int]] = []
-    decodes = space.plan is not None and space.plan.kernels[0].structure == "decode"
+    decodes = space.plan is not None and space.plan.kernel.structure == "decode"
     shapes = ((1, _LONG), (3, 65552)) if decodes else ((_REAL, _REAL), (129, _LONG), (_LONG, 129))
     found += [({"M": m, "N": n, "G": 2, "Hkv": 2 if decodes else 1}, space.usable[0]) for m, n in shapes]
     found.append(({"M": 300, "N": 700, "B": 3, "H": 12, "Hkv": 4, "G": 3}, space.usable[-1]))
@@ -301,7 +301,7 @@ def rehearse(module: ir.Module) -> Outcome:
     seconds = time.perf_counter() - begin
     outputs = result if isinstance(result, tuple) else (result,)
     arguments = dict(zip((arg.tensor.name for arg in module.args), problem.tensors, strict=True))
-    expected = expect(attention, arguments, module.kernels[0].bound)
+    expected = expect(attention, arguments, module.kernel.bound)
     named = dict(zip((arg.tensor.name for arg in module.outputs), outputs, strict=True))
     return Outcome(
         device=place(subject) if device == "cuda" else f"{place(subject)} (there is no GPU)",

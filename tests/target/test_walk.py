@@ -12,10 +12,9 @@ import pytest
 
 from attnc.expr.nodes import Dim, Index
 from attnc.plan.access import Sequences, TileWalk
-from attnc.target.environment import python_environment
-from attnc.target.locals import settle
-from attnc.target.sm80.walk import CudaWalk
-from attnc.target.triton.program import ProgramText
+from attnc.target.sm80.printer import CudaWalk, settle
+from attnc.target.templates import python_environment
+from attnc.target.triton.kernel import ProgramText
 
 Place = tuple[int, int, int]
 SIZES = {"B": 2, "H": 6, "Hkv": 3, "M": 70, "M_padded": 96, "N": 50, "BLOCK_M": 32, "BLOCK_N": 16}

@@ -9,14 +9,26 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sections import Section
+from attnc.plan.signature import longest
 from attnc.plan.sm80 import backward_layout_of
-from attnc.plan.storage import longest
-from attnc.target.declaration import BackwardDeclaration, attention_fields, split_record, tiles
-from attnc.target.declared import Items, Record, Table, Value, Words, in_words, printed, quoted, section
+from attnc.target.declaration import (
+    BackwardDeclaration,
+    Items,
+    Record,
+    Table,
+    Value,
+    Words,
+    attention_fields,
+    in_words,
+    printed,
+    quoted,
+    section,
+    split_record,
+    tiles,
+)
 from attnc.target.sm80.arguments import Arguments
-from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
-from attnc.target.sm80.decode import CudaDecodeText
-from attnc.target.sm80.kernel import CudaText
+from attnc.target.sm80.backward import ROWS_WARPS, finish_name
+from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 
 #: What blocks take tiles from; the support package adds its address to the others.
 COUNTER = "counter"

@@ -13,13 +13,11 @@ from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
-from attnc.target.locals import sizes_of_call
+from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
-from attnc.target.sm80.printer import load, value_type
-from attnc.target.sm80.walk import CudaWalk
+from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
 from attnc.target.sm90.wgmma import wgmma
-from attnc.target.tensors import BY_QUERY
 
 
 class Sm90Arguments(Arguments):

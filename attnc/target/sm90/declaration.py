@@ -9,11 +9,10 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sections import Section
+from attnc.plan.signature import longest
 from attnc.plan.sm90.backward import SECTIONS, TURNS, Sm90Backward
-from attnc.plan.storage import longest
-from attnc.target.declaration import attention_fields, tiles
-from attnc.target.declared import Items, Record, Value, printed, section
-from attnc.target.sm80.backward_rows import finish_name
+from attnc.target.declaration import Items, Record, Value, attention_fields, printed, section, tiles
+from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
     cuda_files,

@@ -13,8 +13,7 @@ from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, Shape, Sm90Layout, widest_
 from attnc.plan.sm90.pairs import is_pair
 from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
-from attnc.target.locals import local, sizes_of_call
-from attnc.target.sm80.printer import STORED, at_row, scalar, statement, value_type
+from attnc.target.sm80.printer import STORED, at_row, local, scalar, sizes_of_call, statement, value_type
 from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.mask import Ends, row_ends
 from attnc.target.sm90.score import Score, exponent, in_columns, product_exponent, shared_score

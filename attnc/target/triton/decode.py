@@ -7,13 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from attnc.expr.construct import ZERO
 from attnc.expr.nodes import Const, show
 from attnc.model.tensors import Role
 from attnc.plan.access import Rows
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Fetch, Loop, Module, Statement
-from attnc.plan.regions import ZERO
-from attnc.plan.storage import block
+from attnc.plan.signature import block
 from attnc.target.triton.kernel import MATRICES, KernelText, PartText
 from attnc.target.triton.printer import scalar
 
