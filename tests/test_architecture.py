@@ -60,7 +60,6 @@ OWNERS = {
     "pygls": {"cli"},
     "lsprotocol": {"cli"},
     "rich": {"cli"},
-    "platformdirs": {"runtime", "tune", "cli"},
     "matplotlib": {"bench"},
     "transformers": {"adapters"},
     "vllm": {"adapters"},

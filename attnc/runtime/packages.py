@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from attnc.resources import resource
-from attnc.runtime.cache import private_folder, store_bytes
+from attnc.support.cache import private_folder, store_bytes
 from attnc.target.support import FOLDER
 
 # --- imports by path ----------------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ from attnc.plan.ir import Module, split_of
 from attnc.plan.layout import Which
 from attnc.plan.signature import block, feature
 from attnc.plan.targets import target_of
-from attnc.runtime.cache import store_bytes
 from attnc.runtime.loader import load_file, load_module, program_of
 from attnc.runtime.nvrtc import Cubin, compile_cubin, compile_ptx
+from attnc.support.cache import store_bytes
 from attnc.target.triton.kernel import MATRICES
 
 
