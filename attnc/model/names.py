@@ -13,10 +13,9 @@ import builtins
 import keyword
 from collections.abc import Iterable, Mapping
 
-from attnc.diagnostics import Label, did_you_mean
+from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.functions import FUNCTIONS, REAL
 from attnc.expr.nodes import INDICES
-from attnc.model.report import Report
 from attnc.model.tensors import DType
 from attnc.syntax import ast
 
