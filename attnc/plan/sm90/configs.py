@@ -15,7 +15,7 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES
-from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
+from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.loads import axes_of
@@ -107,12 +107,7 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 def _knob(knob: Knob, portable: str) -> Iterator[Diagnostic]:
     structure = ("loops", "softmax", "order", "persistent", "warp_split")
     if knob.key in structure and len(knob.choices) > 1:
-        yield unsupported(
-            f"'{knob.key}' shapes the text of a CUDA kernel",
-            knob.span,
-            "has one value in a schedule",
-            "write a second attention to compare",
-        )
+        yield several_values(knob)
         return
     match knob.key, knob.choices[0]:
         case "loops", ("kv", "q"):
