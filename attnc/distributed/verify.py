@@ -22,7 +22,7 @@ from attnc.distributed.estimate import STRATEGIES, Strategy
 from attnc.distributed.kernels import Kernels, Spec, spec_of
 from attnc.distributed.launch import on_processes
 from attnc.model.attention import Attention, Variant
-from attnc.model.tensors import DType, Ragged
+from attnc.model.tensors import DType
 from attnc.plan.ir import ErrorBound
 from attnc.plan.ir.backward import GradientBound
 from attnc.verify.case import Case
@@ -66,9 +66,9 @@ def cases(attention: Attention, count: int, scale: int = 1) -> Iterator[RanksCas
 
 def _in_order(attention: Attention, case: Case) -> Case:
     """The case, or the next of its kind that has no packed sequence with more queries than keys."""
-    if not isinstance(attention.q.storage, Ragged) or not isinstance(attention.k.storage, Ragged):
+    ends = attention.q.storage.ends, attention.k.storage.ends
+    if not all(ends):
         return case
-    ends = attention.q.storage.cu_seqlens, attention.k.storage.cu_seqlens
     for seed in range(case.seed, case.seed + 500):
         tried = replace(case, seed=seed)
         inputs = build(attention, tried).inputs
@@ -108,7 +108,7 @@ def run_case(cp: ContextParallel, variant: Variant, made: RanksCase, device: str
     names = [tensor.name for tensor in attention.outputs]
     whole = {name: cp.unshard(x, name) for name, x in zip(names, results, strict=True)}
     module = kernels.module
-    verdict = judge(attention, expect(attention, problem.inputs, module.kernels[0].bound), whole)
+    verdict = judge(attention, expect(attention, problem.inputs, module.kernel.bound), whole)
     if not verdict.ok or not wanted or module.backward is None:
         return verdict
     arrays = {name: to_float64(x) for name, x in whole.items()}
@@ -224,5 +224,5 @@ def joined_bound(spec: Spec, ranks: int) -> ErrorBound:
     partial result for each, and o in its own type at the end.
     """
     variant = spec.variants[0]
-    bound = Kernels(spec, variant, "keys").module.kernels[0].bound
+    bound = Kernels(spec, variant, "keys").module.kernel.bound
     return replace(bound, splits=bound.splits + ranks, o_dtype=DType(variant.attention.o.dtype))

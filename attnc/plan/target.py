@@ -17,11 +17,10 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, TileConfig
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.fitting import unsupported
 from attnc.plan.ir import Module, OutputKernel
-from attnc.plan.ir.decode import IDLE_GAIN, PAGED_IDLE_GAIN
-from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
+from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN
+from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
 from attnc.plan.picture import Picture
 from attnc.plan.sections import Section
 
@@ -101,7 +100,9 @@ class Target(ABC):
         return self.sections
 
     def backward_section(self, *, short_loops: bool) -> Section:
-        """The same of a kernel of a backward. short_loops: it reads few tiles of a head."""
+        """Which heads of a backward kernel are worked at beside each other. short_loops: it reads few tiles
+        of a head.
+        """
         return self.sections
 
     # --- what a kernel takes
@@ -116,7 +117,9 @@ class Target(ABC):
     def backward_configs(
         self, variant: Variant, schedule: Schedule, kernel: KernelName, layout: BackwardLayout | None
     ) -> tuple[BackwardConfig, ...]:
-        """The same of a kernel of a backward that lies so."""
+        """The configs of a kernel of a backward that lies so which some device can run. Raises
+        DiagnosticError (E0601) when there is none.
+        """
 
     def layout(self, variant: Variant, schedule: Schedule, config: TileConfig) -> Layout | None:
         """How the forward or decode kernel lies on the machine; None where a compiler decides it."""
@@ -125,7 +128,7 @@ class Target(ABC):
     def backward_layout(
         self, variant: Variant, schedule: Schedule, forward: Layout | None
     ) -> BackwardLayout | None:
-        """The same of the kernels of a backward."""
+        """How the kernels of a backward lie on the machine; None where a compiler decides it."""
         return None
 
     @abstractmethod

@@ -20,8 +20,7 @@ from attnc.expr.simplify import substitute
 from attnc.model.schedule import BackwardConfig, DkDvConfig
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences, TileWalk
-from attnc.plan.ir.kernel import ErrorBound, TileKernel
-from attnc.plan.ir.statements import Axis, Let, Statement
+from attnc.plan.ir.kernel import Axis, ErrorBound, Let, Statement, TileKernel
 from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.plan.poles import has_pole, is_finite, outgrows
 
@@ -110,7 +109,7 @@ class Chain:
 
     @property
     def expressions(self) -> Iterator[Expr]:
-        """The same, and where the sums go after the last step."""
+        """What a step evaluates besides the score, and where the sums go after the last one."""
         yield from self.step_expressions
         for adjoint in self.adjoints:
             yield from adjoint.load.indices

@@ -13,14 +13,13 @@ from attnc.expr.solve import solve
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
-from attnc.model.tensors import DType, Ragged
+from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES
-from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
-from attnc.plan.ir.decode import is_decode
+from attnc.plan.ir.kernel import is_decode
+from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.loads import axes_of
-from attnc.plan.scores import split_scale
-from attnc.plan.signature import normalise
+from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
 from attnc.plan.sm90.columns import COLUMN_BYTES, columns_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
@@ -40,7 +39,7 @@ from attnc.plan.sm90.layout import (
 )
 from attnc.plan.sm90.pairs import PAIR_STAGES, pair_of
 from attnc.plan.sm90.softcap import cap_of
-from attnc.plan.storage import feature
+from attnc.plan.softmax import split_scale
 
 TARGET = "cuda.sm_90a"
 #: Bytes of shared memory of a block.
@@ -155,7 +154,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         v=Swizzle(width=_pieces(dv), chunk=chunk_of(element)),
         warp_split="q",
         streamed="kv",
-        by_tma=attention.q.storage.is_plain or isinstance(attention.q.storage, Ragged),
+        by_tma=attention.q.storage.is_plain or attention.q.storage.is_packed,
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
         draws=attention.softmax.dropout is not None,
@@ -256,7 +255,7 @@ def _has_short_loops(variant: Variant) -> bool:
     if ranges.may_lo is None or ranges.may_hi is None or ranges.tile_may is not None:
         return False
     dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
-    together = attention.softmax.dropout is not None or isinstance(attention.q.storage, Ragged)
+    together = attention.softmax.dropout is not None or attention.q.storage.is_packed
     alone = not together and not page_of(attention)
     return alone and pair_of(attention.score, attention.mask, dtypes) is None
 

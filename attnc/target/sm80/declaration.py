@@ -9,14 +9,25 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sections import Section
+from attnc.plan.signature import longest
 from attnc.plan.sm80 import backward_layout_of
-from attnc.plan.storage import longest
-from attnc.target.declaration import BackwardDeclaration, attention_fields, split_record, tiles
-from attnc.target.declared import Items, Record, Table, Value, Words, in_words, printed, quoted, section
+from attnc.target.declaration import (
+    BackwardDeclaration,
+    Items,
+    Record,
+    Table,
+    Value,
+    Words,
+    attention_fields,
+    in_words,
+    quoted,
+    section,
+    split_record,
+    tiles,
+)
 from attnc.target.sm80.arguments import Arguments
-from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
-from attnc.target.sm80.decode import CudaDecodeText
-from attnc.target.sm80.kernel import CudaText
+from attnc.target.sm80.backward import ROWS_WARPS, finish_name
+from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 
 #: What blocks take tiles from; the support package adds its address to the others.
 COUNTER = "counter"
@@ -28,8 +39,8 @@ def cuda_declaration(
     text: CudaText,
     back: CudaBackward | None,
     operator: str,
-) -> list[str]:
-    """Lines of `CALL = CudaAttention(...)`."""
+) -> Record:
+    """The value of `CALL`: `CudaAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     if text.layout.chunk != 8:
         fields["chunk"] = str(text.layout.chunk)
@@ -60,7 +71,7 @@ def cuda_declaration(
     fields["launches"] = Items([cuda_kernels(kernels, names, strides, text.size_names, sizes)])
     if back is not None:
         fields["backward"] = back.declared
-    return printed(Record("CudaAttention", fields=fields), "CALL = ")
+    return Record("CudaAttention", fields=fields)
 
 
 def cuda_files(module: Module) -> dict[str, Value]:
@@ -77,7 +88,7 @@ def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
 
 
 def parts_addresses(text: CudaDecodeText) -> list[str]:
-    """Of o of the splits, and behind it lse."""
+    """Return where o of the splits is kept, and behind it lse."""
     return ["splits", f"splits+SPLIT_ROWS*{4 * text.layout.dv}"]
 
 
@@ -256,7 +267,7 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def sum_bytes(self) -> int:
-        """Of the sums of a row of dq, which stay in the cache beside what is read; 0: not counted."""
+        """Bytes of the sums of a row of dq, which stay in the cache beside what is read; 0: not counted."""
         return 0
 
     def q_tiles(self, queries: str) -> str:
@@ -268,7 +279,7 @@ class CudaBackward(BackwardDeclaration):
         return f"cdiv({keys}, {self._backward.kernels[-1].configs[0].tile_kv})"
 
     def kernel(self, name: str) -> Record:
-        """Its declaration."""
+        """Declares the launch of a kernel."""
         preprocess = self._backward.preprocess
         if preprocess is not None and name == preprocess.name:
             tiles = "M_padded // ROW_TILE" if self.packs_queries else "M_padded // BLOCK_M * B"
