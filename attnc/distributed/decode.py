@@ -24,9 +24,9 @@ from attnc.distributed.kernels import Kernels, Spec, spec_of
 from attnc.expr.construct import number
 from attnc.expr.nodes import Index, Load
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Role
-from attnc.paging.spread import Spread
-from attnc.runtime.dtypes import TORCH
+from attnc.model.tensors import Role
+from attnc.paging.cache import Spread
+from attnc.support.arguments import DTYPES
 
 #: Columns behind those of o that lse has in a message: 16 bytes keep rows aligned.
 _PADDING = 4
@@ -116,7 +116,7 @@ class SpreadKeys:
         """Joins what the ranks found into one result."""
         from attnc.runtime.merge import joined  # Triton, which is told first whether to interpret
 
-        o, lse = joined(every, every.shape[-1] - _PADDING, TORCH[DType(attention.o.dtype)])
+        o, lse = joined(every, every.shape[-1] - _PADDING, DTYPES[attention.o.dtype])
         if attention.lse is None:
             return o
         rows = attention.o.roles[:-1]

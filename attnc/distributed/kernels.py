@@ -23,11 +23,10 @@ from attnc.expr.construct import number
 from attnc.model.attention import Attention, ParamValue, Variant
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
-from attnc.model.tensors import DType
 from attnc.model.variants import variants
 from attnc.plan import ir
-from attnc.runtime.dtypes import TORCH
 from attnc.source import Source, Span
+from attnc.support.arguments import DTYPES
 from attnc.syntax.parser import load, parse, prelude
 
 
@@ -48,7 +47,7 @@ class Spec:
         """The variant for elements of this type, so many columns of q, and params by name. ValueError."""
         for variant in self.variants:
             q = variant.attention.q
-            fits = TORCH[DType(q.dtype)] is dtype and number(q.shape[-1]) == width
+            fits = DTYPES[q.dtype] is dtype and number(q.shape[-1]) == width
             if fits and all(variant.params.get(name) == value for name, value in params.items()):
                 return variant
         given = "".join(f", {name} = {value}" for name, value in params.items())

@@ -19,8 +19,8 @@ import torch
 
 from attnc.distributed.engine import ContextParallel
 from attnc.distributed.estimate import STRATEGIES, Strategy
+from attnc.distributed.group import on_processes
 from attnc.distributed.kernels import Kernels, Spec, spec_of
-from attnc.distributed.launch import on_processes
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import DType
 from attnc.plan.ir import ErrorBound
@@ -30,8 +30,7 @@ from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_g
 from attnc.verify.problem import build
 from attnc.verify.runners import runner_of
 from attnc.verify.strategies import free_dims
-from attnc.verify.tolerance import expect
-from attnc.verify.verdict import Verdict, judge, to_float64
+from attnc.verify.tolerance import Verdict, expect, judge, to_float64
 
 #: (M, N) of cases: one row, parts of a block, some blocks and more, rows that no number of ranks divides.
 _SIZES = ((70, 70), (1, 1), (33, 80), (97, 97), (16, 16), (130, 130), (5, 64))

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from attnc.build import dispatch_path, front, plan_program, tuned_of
 from attnc.plan import ir
-from attnc.runtime.sized import Sized
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
-from attnc.runtime.trial import device_name
+from attnc.runtime.trial import Sized, device_name
 from attnc.support.by_target import Needs, runs
 from attnc.target.dispatch import fastest_first, needs_of
 from attnc.tune import in_processes

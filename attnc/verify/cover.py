@@ -20,8 +20,7 @@ from attnc.model.tensors import Dense, Role, Tensor
 from attnc.plan import ir
 from attnc.verify.boundaries import PROCESSORS, Boundary, Facts, boundaries_of
 from attnc.verify.case import Case, Layout
-from attnc.verify.data import ORDINARY, SPECIALS, VALUES
-from attnc.verify.extras import styles_for
+from attnc.verify.data import ORDINARY, SPECIALS, VALUES, styles_for
 from attnc.verify.problem import draw_extras
 from attnc.verify.storage import draw_lengths, lengths_for, memory_dims
 from attnc.verify.strategies import CALLS, all_dims, free_dims, locates_rows, size

@@ -13,11 +13,20 @@ import torch
 from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Role, Tensor
-from attnc.reference_arrays import Array, Floats
-from attnc.runtime.dtypes import TORCH
+from attnc.reference import Array, Floats
+from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case, Layout
-from attnc.verify.data import Rng, Sizes, draw_counts, draw_ids, draw_integers, draw_qkv, farthest, generator
-from attnc.verify.extras import restyled
+from attnc.verify.data import (
+    Rng,
+    Sizes,
+    draw_counts,
+    draw_ids,
+    draw_integers,
+    draw_qkv,
+    farthest,
+    generator,
+    restyled,
+)
 from attnc.verify.memory import untouched
 from attnc.verify.storage import (
     LENGTHS,
@@ -94,14 +103,14 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
         if not tensor.shape and case.seed % 2:
             inputs[tensor.name] = value.item()
             continue
-        data = torch.from_numpy(np.array(value)).to(TORCH[DType(tensor.dtype)])
+        data = torch.from_numpy(np.array(value)).to(DTYPES[tensor.dtype])
         made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device)
         inputs[tensor.name] = made.view
         guarded.append(made)
     outputs = {}
     for tensor in attention.outputs:
         shape = [size(expr, dims) for expr in tensor.shape]
-        data = torch.full(shape, torch.nan, dtype=TORCH[DType(tensor.dtype)])
+        data = torch.full(shape, torch.nan, dtype=DTYPES[tensor.dtype])
         made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device)
         outputs[tensor.name] = made.view
         guarded.append(made)

@@ -16,8 +16,7 @@ from attnc.expr.nodes import Const, Dim, Expr, Load, show, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import Dense, Paged, Role, Tensor
 from attnc.verify.case import Case, Fit, Layout
-from attnc.verify.data import LOGITS, ORDINARY, SPECIALS, VALUES
-from attnc.verify.extras import EXTRAS, styles_for
+from attnc.verify.data import EXTRAS, LOGITS, ORDINARY, SPECIALS, VALUES, styles_for
 from attnc.verify.storage import LENGTHS, lengths_for
 
 
