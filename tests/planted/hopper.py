@@ -256,7 +256,7 @@ BUGS: tuple[HopperBug, ...] = (
     HopperBug(
         name="-inf subtracted from -inf",
         attention="hopper_documents",
-        story="a row that sees nothing in two tiles has the same maximum twice: their difference is no number",
+        story="a row that sees nothing in two tiles has the same maximum twice, and their difference is NaN",
         anchor="factor[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));",
         patch="factor[r] = exp2_(m[r] - top[r]);",
     ),
