@@ -18,7 +18,7 @@ The number of query heads is always the size H in a kernel, however the spec spe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, children, rebuild, walk
@@ -257,17 +257,37 @@ def stride_name(tensor: Tensor, axis: int) -> str:
 Term: TypeAlias = tuple[str, str]
 
 
-def row_zero(tensor: Tensor, *, head: str, first: str | None) -> tuple[Term, ...]:
-    """Where row 0 of the sequence and head at hand lies: products of indices and strides to be added.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowZero:
+    """Where row 0 of the sequence and head at hand lies in a tensor; of rows in pages, where the head lies in
+    a page.
 
     head: the index of the head, "" where all heads have the same rows; first: the number of the sequence's
-    first row, None where sequences have a batch entry each. Of rows in pages: where the head lies in a page.
+    first row, None where sequences have a batch entry each.
     """
-    rows = Role.QUERY if tensor.axis(Role.KEY) is None else Role.KEY
-    sequence = [] if tensor.storage.is_paged else [("b", Role.BATCH)] if first is None else [(first, rows)]
-    terms = [*sequence, *([(head, Role.HEAD)] if head else [])]
-    axes = ((index, tensor.axis(role)) for index, role in terms)
-    return tuple((index, stride_name(tensor, axis)) for index, axis in axes if axis is not None)
+
+    tensor: Tensor
+    head: str
+    first: str | None
+
+    @property
+    def rows(self) -> Role:
+        """The axis along which rows lie."""
+        return Role.QUERY if self.tensor.axis(Role.KEY) is None else Role.KEY
+
+    @property
+    def indices(self) -> dict[Role, str]:
+        """The index along each axis of the tensor; those left out are 0."""
+        found = {Role.BATCH: "b"} if self.first is None else {self.rows: self.first}
+        found = {} if self.tensor.storage.is_paged else found
+        found |= {Role.HEAD: self.head} if self.head else {}
+        return {role: index for role, index in found.items() if self.tensor.axis(role) is not None}
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """Products of indices and strides, to be added."""
+        axes = ((index, self.tensor.axis(role)) for role, index in self.indices.items())
+        return tuple((index, stride_name(self.tensor, axis)) for index, axis in axes if axis is not None)
 
 
 def unbound(args: tuple[Arg, ...]) -> frozenset[str]:

@@ -54,6 +54,11 @@ class Record:
     values: Sequence[Value] = ()
     fields: Mapping[str, Value] | None = None
 
+    @property
+    def classes(self) -> set[str]:
+        """Names of the classes that it calls, also inside of its arguments."""
+        return set(_classes(self))
+
 
 #: A plain str is code as it is.
 Value: TypeAlias = str | Words | Items | Table | Record
@@ -133,6 +138,14 @@ def _parts(value: Items | Table | Record) -> Iterator[tuple[str, Value]]:
         case Record(values=values, fields=fields):
             yield from (("", item) for item in values)
             yield from ((f"{name}=", item) for name, item in (fields or {}).items())
+
+
+def _classes(value: Value) -> Iterator[str]:
+    if isinstance(value, Record):
+        yield value.name
+    if isinstance(value, Items | Table | Record):
+        for _, part in _parts(value):
+            yield from _classes(part)
 
 
 def operator_name(module: Module, code: str) -> str:
@@ -237,10 +250,9 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
 
 def tiles(module: Module, kernel: Decode) -> str:
     """Tiles of the rows of all K/V heads, before a length shortens them."""
-    keys = module.variant.attention.k
-    rows, heads = "M", "H"
-    if kernel.pack is not None:
-        rows, heads = f"M * {show(kernel.pack.group)}", show(keys.size(Role.HEAD))
+    walk, kv_heads = kernel.walk, module.variant.attention.k.size(Role.HEAD)
+    heads = show(kv_heads) if walk.group is not None else walk.heads
+    rows = show(walk.rows) if walk.group is None else f"{show(walk.rows)} * {show(walk.group)}"
     each = f"cdiv({rows}, BLOCK_M)"
     return f"{each} * B" + ("" if heads == "1" else f" * {heads}")
 

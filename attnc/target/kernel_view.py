@@ -8,7 +8,7 @@ from attnc.expr.nodes import Const, Dim, Index, show
 from attnc.model.tensors import Role, Tensor
 from attnc.plan.access import Rows
 from attnc.plan.ir import Arg, Decode, Forward, Kernel, Module
-from attnc.plan.signature import Term, feature, row_zero, stride_name
+from attnc.plan.signature import RowZero, feature, stride_name
 from attnc.plan.steps import starts_with
 from attnc.target.quote import comment, expression
 
@@ -69,13 +69,14 @@ class OutputView(KernelView):
         """What the head of the keys is called."""
         return "h" if self.kernel.kv_head == Index("h") else "h_kv"
 
-    def row_zero(self, name: str) -> tuple[Term, ...]:
+    def row_zero(self, name: str) -> RowZero:
         """Where row 0 of q, k, v, o or lse lies, of the sequence and head at hand."""
         rows, is_key = self.rows("o" if name == "lse" else name), name in ("k", "v")
         held = rows.tensor if is_key else name
         tensors = (arg.tensor for arg in (*self.module.args, *self.module.outputs, *self.module.kept))
         head = "h" if not is_key else "" if self.kernel.kv_head == Const(0) else self.kv_name
-        return row_zero(next(x for x in tensors if x.name == held), head=head, first=rows.first)
+        tensor = next(x for x in tensors if x.name == held)
+        return RowZero(tensor=tensor, head=head, first=rows.first)
 
     @property
     def clears(self) -> bool:
@@ -111,11 +112,11 @@ class Tensors:
         """Whether the rows of sequences follow each other: those of q, do, o and lse, or those of k and v."""
         return self._packed[role]
 
-    def row_zero(self, name: str, head: str) -> tuple[Term, ...]:
+    def row_zero(self, name: str, head: str) -> RowZero:
         """Where row 0 of a matrix, lse or a gradient lies, of the sequence and head at hand."""
         by_query = name in BY_QUERY or name.endswith("lse")
         role, first = (Role.QUERY, "q_first") if by_query else (Role.KEY, "k_first")
-        return row_zero(self.by_name[name], head=head, first=first if self.packs(role) else None)
+        return RowZero(tensor=self.by_name[name], head=head, first=first if self.packs(role) else None)
 
     @property
     def packed_queries(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
-from attnc.expr.nodes import Dim, Expr, Index, Load
+from attnc.expr.nodes import Const, Dim, Expr, Index, Load
 from attnc.model.schedule import ForwardConfig, Knob, Schedule, TileConfig, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.access import Rows, Sequences, TileWalk
@@ -495,6 +495,14 @@ class Decode(OutputKernel):
 
     #: Rows come by pointers: they are few, or lie in pages.
     tma: ClassVar[bool] = False
+
+    @property
+    def walk(self) -> TileWalk:
+        tiles = self._walk("M", is_padded=False, writes_all_rows=True)
+        if self.pack is None:
+            return tiles
+        head: Literal["h_kv", ""] = "" if self.kv_head == Const(0) else "h_kv"
+        return replace(tiles, head=head, heads="Hkv", group=self.pack.group)
 
     @property
     def structure(self) -> Literal["decode"]:

@@ -5,15 +5,15 @@ the rows and for the rounding of dq.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnc.expr.nodes import TRUE, Const, Index
+from attnc.expr.nodes import TRUE, And, Const, Index, Or, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel, Preprocess
+from attnc.plan.signature import RowZero
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.steps import fetches_for, of_a_head
 from attnc.target.header import ROW_NUMBERS, Number, score_numbers
@@ -205,10 +205,14 @@ class CudaTileText(CudaFileText):
     def _shortened(self) -> set[str]:
         return {item.name for item in self.kernel.program if isinstance(item, Let)}
 
+    def row_zero(self, name: str) -> RowZero:
+        """Where row 0 of a matrix or gradient lies, of the head and sequence at hand."""
+        head = "h" if name in BY_QUERY else "" if self.kernel.kv_head == Const(0) else self.kv_name
+        return self.arguments.tensors.row_zero(name, head)
+
     def head_offset(self, name: str) -> str:
         """From the first element of a matrix to the rows of the head and sequence at hand."""
-        head = "h" if name in BY_QUERY else "" if self.kernel.kv_head == Const(0) else self.kv_name
-        return self.places.offset(name, head)
+        return offset(self.row_zero(name))
 
     @property
     def first_row(self) -> str:
@@ -313,8 +317,9 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
     @property
     def keep(self) -> str:
         """The mask as the condition of a selection."""
-        text = self.keep_text
-        return f"({text})" if re.search(r" (&&|\|\|) ", text) else text
+        assert self.kernel.step.keep is not None
+        joins = any(isinstance(node, And | Or) for node in walk(self.kernel.step.keep))
+        return f"({self.keep_text})" if joins else self.keep_text
 
     @property
     def keeps(self) -> str:

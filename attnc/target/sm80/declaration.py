@@ -20,7 +20,6 @@ from attnc.target.declaration import (
     Words,
     attention_fields,
     in_words,
-    printed,
     quoted,
     section,
     split_record,
@@ -40,8 +39,8 @@ def cuda_declaration(
     text: CudaText,
     back: CudaBackward | None,
     operator: str,
-) -> list[str]:
-    """Lines of `CALL = CudaAttention(...)`."""
+) -> Record:
+    """The value of `CALL`: `CudaAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     if text.layout.chunk != 8:
         fields["chunk"] = str(text.layout.chunk)
@@ -72,7 +71,7 @@ def cuda_declaration(
     fields["launches"] = Items([cuda_kernels(kernels, names, strides, text.size_names, sizes)])
     if back is not None:
         fields["backward"] = back.declared
-    return printed(Record("CudaAttention", fields=fields), "CALL = ")
+    return Record("CudaAttention", fields=fields)
 
 
 def cuda_files(module: Module) -> dict[str, Value]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnc.expr.construct import ZERO
-from attnc.expr.nodes import Const, Dim, Expr, Index, Ref, Search, show, walk
-from attnc.model.tensors import DType, Role
+from attnc.expr.nodes import Dim, Expr, Index, Ref, Search, walk
+from attnc.model.tensors import DType
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import (
     Arg,
@@ -352,14 +352,13 @@ class CudaDecodeText(CudaText):
         self.update = "q" if layout.warp_split == "q" or self.own_copies else "kv"
         self.finish = "rows" if layout.warp_split == "q" else "warps" if self.own_copies else "sums"
         self.combine_name = f"{module.variant.attention.name}_combine"
-        self.one_kv_head = kernel.kv_head == Const(0)
-        self.kv_heads = show(module.variant.attention.k.size(Role.HEAD))
 
     # -- rows ----------------------------------------------------------------------------------------------
 
     @property
     def group(self) -> str:
-        return "" if self.kernel.pack is None else scalar(self.kernel.pack.group)
+        group = self.kernel.walk.group
+        return "" if group is None else scalar(group)
 
     def all_rows(self, queries: str) -> str:
         """Rows of a KV head with so many queries."""
@@ -368,16 +367,14 @@ class CudaDecodeText(CudaText):
     @property
     def heads(self) -> list[str]:
         """From the number of a tile to b, the head, and the first q row."""
-        if not self.group:
-            place = {"b": "tile / row_tiles / H", "h": "tile / row_tiles % H", "q_lo": "row_lo"}
-            lines = [local("const int", place)]
-            lines.append(local("const int", h_kv=self.h_kv))
-        else:
-            lines = ["const int b = tile / row_tiles;"]
-            if not self.one_kv_head:
-                lines = ["const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;"]
-            lines.append(local("const int", q_lo=f"row_lo / {self.group}"))
-        return lines
+        head, heads = self.kernel.walk.head, self.kernel.walk.heads
+        if not head:
+            return ["const int b = tile / row_tiles;", local("const int", q_lo=self.query_of("row_lo"))]
+        place = {"b": f"tile / row_tiles / {heads}", head: f"tile / row_tiles % {heads}"}
+        if self.group:
+            numbers = ", ".join(f"{name} = {value}" for name, value in place.items())
+            return [f"const int {numbers};", local("const int", q_lo=self.query_of("row_lo"))]
+        return [local("const int", place, q_lo="row_lo"), local("const int", h_kv=self.h_kv)]
 
     @property
     def last_row(self) -> list[str]:
@@ -398,7 +395,8 @@ class CudaDecodeText(CudaText):
     @property
     def first_head(self) -> str:
         """The first head of the group, as a summand."""
-        return "" if self.one_kv_head else f"h_kv * {self.group} + "
+        head = self.kernel.walk.head
+        return f"{head} * {self.group} + " if head else ""
 
     @property
     def q_idx(self) -> str:
@@ -420,8 +418,8 @@ class CudaDecodeText(CudaText):
         if not self.group or name not in ("q", "o"):
             return super().place(name)
         first = f"args.{name}_ptr + b * args.stride_{name}b"
-        if not self.one_kv_head:
-            first += f" + h_kv * {self.group} * args.stride_{name}h"
+        if head := self.kernel.walk.head:
+            first += f" + {head} * {self.group} * args.stride_{name}h"
         kind = "Heads<element>" if name == "o" else "Heads<const element>"
         strides = f"args.stride_{name}m, args.stride_{name}h"
         return f"const {kind} {PLACES[name]} = {{{first}, {strides}, {self.group}}};"

@@ -19,7 +19,7 @@ from attnc.model.tensors import DType
 from attnc.plan.access import Sequences, TileWalk
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.plan.ir.backward import Adjoint
-from attnc.plan.signature import Term
+from attnc.plan.signature import RowZero
 from attnc.plan.steps import fetches_for
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText, Printer, Syntax
 
@@ -45,7 +45,14 @@ def sizes_of_call(names: Iterable[str], kind: str = "const int") -> Iterator[str
 
 
 def settle(text: str) -> str:
-    """The text with every offer as a declaration of what is read of it; no line where nothing is."""
+    """Declares of every offer what is read of it, and drops the line where nothing is.
+
+    Who reads a local is known to the text alone: the plan's statements, which printers print, and what
+    templates say in C++ of their own, of which neither the plan nor Jinja knows the names. To write each use
+    as `[[ ... ]]` would let Jinja record it, and nobody could read the kernels in the templates any more. So
+    the words of the printed block are looked at: as many as a C++ compiler would for its warning about unused
+    variables, and by its rules (a name is read until its block ends; fields, comments and strings are not).
+    """
     while (at := text.rfind(_START)) >= 0:  # from the end, so that what only unread locals read goes too
         offer = _OFFER.match(text, at)
         assert offer is not None
@@ -143,9 +150,9 @@ at_row = Printer(SYNTAX, tile=True)
 at_key = Printer(replace(SYNTAX, broadcast={"q": "", "kv": "[r]"}), tile=True)
 
 
-def offset(terms: Iterable[Term]) -> str:
-    """A place in memory, from the first element of a tensor."""
-    return " + ".join(f"{index} * args.{stride}" for index, stride in terms) or "0"
+def offset(place: RowZero) -> str:
+    """Prints how many elements lie before a row, from the first of its tensor."""
+    return " + ".join(f"{index} * args.{stride}" for index, stride in place.terms) or "0"
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:

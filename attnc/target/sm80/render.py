@@ -15,7 +15,7 @@ from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Module, split_of
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
-from attnc.target.declaration import operator_name, tuning
+from attnc.target.declaration import Record, operator_name, printed, tuning
 from attnc.target.header import GLOSSARY, forward_numbers, header
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import Arguments
@@ -71,7 +71,7 @@ def render_host(
     page: Mapping[str, object],
     source: str,
     files: Mapping[str, str],
-    declaration: list[str],
+    declaration: Record,
     tuned: Tuned,
     back: CudaBackward | None,
     *,
@@ -95,8 +95,8 @@ def render_host(
             fixed_split=isinstance(kernel, Decode) and has_fixed_splits(kernel),
             back=back,
             call=Signature(module),
-            declaration=declaration,
-            imports=imports(declaration, target),
+            declaration=printed(declaration, "CALL = "),
+            imports=imports(declaration.classes, target),
             tuning=tuning(module, tuned),
         )
     )

@@ -11,7 +11,7 @@ from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sections import Section
 from attnc.plan.signature import longest
 from attnc.plan.sm90.backward import SECTIONS, TURNS, Sm90Backward
-from attnc.target.declaration import Items, Record, Value, attention_fields, printed, section, tiles
+from attnc.target.declaration import Items, Record, Value, attention_fields, section, tiles
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
@@ -41,8 +41,8 @@ def hopper_declaration(
     text: Sm90Text | Sm90DecodeText,
     back: CudaBackward | None,
     operator: str,
-) -> list[str]:
-    """Lines of `CALL = HopperAttention(...)`."""
+) -> Record:
+    """The value of `CALL`: `HopperAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     names = [arg.tensor.name for arg in text.arguments]
     strides = [text.strides(arg) for arg in text.arguments]
@@ -68,7 +68,7 @@ def hopper_declaration(
     fields["launches"] = Items([launch])
     if back is not None:
         fields["backward"] = back.declared
-    return printed(Record("HopperAttention", fields=fields), "CALL = ")
+    return Record("HopperAttention", fields=fields)
 
 
 def _blocks(kernel: Forward | Decode) -> str:

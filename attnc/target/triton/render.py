@@ -83,8 +83,8 @@ def render_triton(
         common,
         kernels=kernels,
         call=Signature(module),
-        declaration=declaration,
-        imports=imports(declaration, "triton"),
+        declaration=printed(declaration, "CALL = "),
+        imports=imports(declaration.classes, "triton"),
         header=_header(module, path, sha256),
         numbers=tuple(module_numbers(module)),
         tuning={
@@ -193,8 +193,8 @@ _MOST_PROGRAMS = 65535
 
 def triton_declaration(
     module: Module, kernel: Forward | Decode, text: KernelText, back: TritonBackward | None, operator: str
-) -> list[str]:
-    """Lines of `CALL = TritonAttention(...)`."""
+) -> Record:
+    """The value of `CALL`: `TritonAttention(...)`."""
     fields = attention_fields(module, kernel, operator)
     dv = text.dv
     if isinstance(kernel, Decode) and kernel.split is not None:
@@ -206,7 +206,7 @@ def triton_declaration(
     fields["launches"] = Items(list(_launches(module, kernel, text)))
     if back is not None:
         fields["backward"] = back.declared
-    return printed(Record("TritonAttention", fields=fields), "CALL = ")
+    return Record("TritonAttention", fields=fields)
 
 
 def _launches(module: Module, kernel: Forward | Decode, text: KernelText) -> Iterator[Record]:
