@@ -24,7 +24,7 @@ from attnc.distributed.kernels import Kernels, Spec, spec_of
 from attnc.expr.construct import number
 from attnc.expr.nodes import Index, Load
 from attnc.model.attention import Attention
-from attnc.model.tensors import Paged, Role
+from attnc.model.tensors import Role
 from attnc.paging.cache import Spread
 from attnc.support.arguments import DTYPES
 
@@ -133,8 +133,8 @@ class SpreadKeys:
     def _rows(self, attention: Attention, k: torch.Tensor, given: Mapping[str, Any]) -> int:
         """Rows that this rank has room for."""
         storage = attention.k.storage
-        if isinstance(storage, Paged):
-            return int(given[storage.block_table].shape[1]) * storage.page
+        if storage.table:
+            return int(given[storage.table].shape[1]) * storage.rows_of_page
         return k.shape[attention.k.roles.index(Role.KEY)]
 
     def _tables_for(self, rows: int, device: torch.device) -> Mapping[str, torch.Tensor]:

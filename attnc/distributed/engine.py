@@ -31,7 +31,7 @@ from attnc.distributed.plan import Plan, Planner, widths_of
 from attnc.distributed.spans import Sizes
 from attnc.distributed.stages import Stages
 from attnc.model.attention import Attention
-from attnc.model.tensors import Ragged, Role, Tensor
+from attnc.model.tensors import Role, Tensor
 
 # --- DTensors as shards -------------------------------------------------------------------------------------
 
@@ -383,8 +383,8 @@ class ContextParallel:
         attention, reads = kernels.attention, kernels.visibility.reads
         ends = []
         for tensor in (attention.q, attention.k):
-            storage = tensor.storage
-            ends.append(self._host(storage.cu_seqlens, named) if isinstance(storage, Ragged) else None)
+            packed = tensor.storage.ends
+            ends.append(self._host(packed, named) if packed else None)
         batch = len(ends[0]) - 1 if ends[0] is not None else q[attention.q.roles.index(Role.BATCH)]
         dims = {}
         for tensor in attention.extras:

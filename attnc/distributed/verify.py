@@ -22,7 +22,7 @@ from attnc.distributed.estimate import STRATEGIES, Strategy
 from attnc.distributed.group import on_processes
 from attnc.distributed.kernels import Kernels, Spec, spec_of
 from attnc.model.attention import Attention, Variant
-from attnc.model.tensors import DType, Ragged
+from attnc.model.tensors import DType
 from attnc.plan.ir import ErrorBound
 from attnc.plan.ir.backward import GradientBound
 from attnc.verify.case import Case
@@ -65,9 +65,9 @@ def cases(attention: Attention, count: int, scale: int = 1) -> Iterator[RanksCas
 
 def _in_order(attention: Attention, case: Case) -> Case:
     """The case, or the next of its kind that has no packed sequence with more queries than keys."""
-    if not isinstance(attention.q.storage, Ragged) or not isinstance(attention.k.storage, Ragged):
+    ends = attention.q.storage.ends, attention.k.storage.ends
+    if not all(ends):
         return case
-    ends = attention.q.storage.cu_seqlens, attention.k.storage.cu_seqlens
     for seed in range(case.seed, case.seed + 500):
         tried = replace(case, seed=seed)
         inputs = build(attention, tried).inputs

@@ -196,8 +196,8 @@ class Sized:
         attention = module.variant.attention
         self.heads, self.kv_heads = _heads(attention.q, q), _heads(attention.k, k)
         keys = k.shape[attention.k.axis(Role.KEY) or 0]
-        if isinstance(storage := attention.k.storage, Paged):
-            keys = first.tensors[named[storage.block_table]].shape[1] * storage.page
+        if table := attention.k.storage.table:
+            keys = first.tensors[named[table]].shape[1] * attention.k.storage.rows_of_page
         rows = q.shape[attention.q.axis(Role.QUERY) or 0]
         sequences = 1 if attention.q.axis(Role.BATCH) is None else q.shape[0]
         #: What a call is chosen by: M, N, and batch times heads; of packed sequences the rows of all.

@@ -12,7 +12,7 @@ import torch
 
 from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Ragged, Role, Tensor
+from attnc.model.tensors import DType, Role, Tensor
 from attnc.reference import Array, Floats
 from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case, Layout
@@ -185,8 +185,8 @@ def draw_values(
         if tensor.storage.is_part:
             continue  # its rows are those of k, whatever those are stored as
         rows, array = (Role.QUERY if tensor is attention.q else Role.KEY), canonical[tensor.name]
-        if isinstance(tensor.storage, Ragged):
-            known = lengths.rows[tensor.storage.cu_seqlens]
+        if ends := tensor.storage.ends:
+            known = lengths.rows[ends]
             array = pack(array, known, lengths.tail, unused_value(tensor, fill))[None]
         order = (Role.BATCH, rows, Role.HEAD, Role.FEATURE)
         source = [order.index(role) for role in tensor.roles]
@@ -245,9 +245,7 @@ def _in_pages(
     fill: str,
 ) -> dict[str, Floats]:
     """k and v as pools of pages; adds the block table to the values."""
-    storage = attention.k.storage
-    assert isinstance(storage, Paged)
-    page, name = storage.page, storage.block_table
+    page, name = attention.k.storage.rows_of_page, attention.k.storage.table
     keys = kv_lengths(attention, dims, values)
     columns = size(attention.tensor(name).shape[1], dims)
     values[name], count = draw_table(columns, page, keys, generator(case.seed, 1001), fill)
