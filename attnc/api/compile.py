@@ -76,7 +76,7 @@ def family_of(
     attention: str | None = None,
     cache: Cache = True,
 ) -> Family:
-    """The same for a spec that is there already, with what was measured for it."""
+    """Compiles a spec that is read already, with what was measured for it, as `compile_family` does."""
     key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
     key = _key(key, target or "", attention or "", _compiler())
     folder = _cache_folder(cache) / "packages" / key
@@ -226,7 +226,7 @@ def _imported(folder: Path, package: Package) -> Family:
 
 
 def _cache_folder(cache: Cache) -> Path:
-    """Where packages are kept: the user's folder, another one, or one that this process removes."""
+    """Names the folder where packages are kept: the user's, another one, or one that this process removes."""
     if cache is True:
         return cache_folder()
     return own_folder() if cache is False else Path(cache).absolute()

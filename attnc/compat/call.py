@@ -225,7 +225,7 @@ class Call:
 
     @property
     def seed(self) -> torch.Tensor | None:
-        """Of the dropout; None without."""
+        """The seed of the dropout; None without."""
         return self._tensors.get("seed")
 
     def run(self, splits: int = 0, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,7 +256,7 @@ class Call:
         return dq, dk, dv
 
     def _choose(self) -> None:
-        """Whose kernels it runs on."""
+        """Chooses whose kernels the call runs on."""
         target = target_for(*(self._tensors[name] for name in "qkv"))
         if target:
             self._form["target"] = target

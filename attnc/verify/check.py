@@ -185,7 +185,7 @@ def _gradients(subject: Subject, bound: GradientBound, problem: Problem, case: C
 
 
 def _worse(outputs: Verdict, gradients: Verdict) -> Verdict:
-    """Both in one: the gradients' message if they are wrong, and the larger ratio."""
+    """Joins two verdicts: the gradients' message if they are wrong, and the larger ratio."""
     worse = gradients if gradients.worst > outputs.worst else outputs
     return replace(
         outputs,

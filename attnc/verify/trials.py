@@ -279,7 +279,9 @@ _SEQUENCES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Where it ran, on what, how long the call took (with compilation), and whether it was right."""
+    """What a rehearsal found: where it ran, on what, how long the call took (with compilation), and whether
+    it was right.
+    """
 
     device: str
     shapes: str
