@@ -61,7 +61,7 @@ def compile_family(
 
     warn: whether warnings of the compiler become a SpecWarning.
     """
-    family = family_of(*_read(source), target=target, attention=attention, cache=cache)
+    family = family_of(*_read_spec(source), target=target, attention=attention, cache=cache)
     if warn and family.warnings:
         warnings.warn(f"\n{family.warnings}", SpecWarning, stacklevel=3)
     return family
@@ -116,7 +116,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _read(source: Spec) -> tuple[Source, Source | None, Source | None]:
+def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
     """The spec, and what was measured for a file of it. OSError where it cannot be read."""
     if isinstance(source, str) and ("\n" in source or "{" in source):
         found = _NAME.search(source)

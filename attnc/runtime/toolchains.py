@@ -181,14 +181,14 @@ class TritonCompiler(Toolchain):
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage | None:
         """Backward kernels are launched without a gradient of lse."""
-        return compile_offline(*_at(module, kernel, position, device))
+        return compile_offline(*_offline_arguments(module, kernel, position, device))
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
         """Compiles up to the forms of Triton itself."""
-        lower_offline(*_at(module, kernel, position, device))
+        lower_offline(*_offline_arguments(module, kernel, position, device))
 
 
-def _at(
+def _offline_arguments(
     module: ir.Module, kernel: Which, position: int, device: Device
 ) -> tuple[Any, dict[str, str], dict[str, object], int, int, int, int | None]:
     """What `compile_offline` takes of a kernel of a planned module, at one of its configs."""

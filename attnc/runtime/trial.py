@@ -314,7 +314,7 @@ def load_samples(path: Path) -> dict[str, torch.Tensor]:
     return samples
 
 
-def drawn(module: Module) -> Mapping[str, torch.Tensor]:
+def draw_samples(module: Module) -> Mapping[str, torch.Tensor]:
     """N(0, 1) inputs of 1024 keys, on the CPU."""
     problem = problem_for(module, _DRAWN_LENGTH, device="cpu", tokens=_DRAWN_TOKENS)
     names = (arg.tensor.name for arg in module.args)

@@ -102,7 +102,7 @@ class Place(NamedTuple):
         return [at[name] if name in self.memories else -1 for name in tensors]
 
     def with_memories(self, memories: Mapping[str, Memory]) -> "Place":
-        """Returns the place with these layouts, and their strides by name: 0 of tensors that are not given."""
+        """Returns the place with these layouts, and their strides by name: 0 for tensors not given."""
         names = dict(self.names)
         for name, tensor in self.declared.items():
             memory = memories.get(name)

@@ -199,11 +199,11 @@ class _Calls:
         for event in (*fresh, *warm):
             if (message := _is_wrong(event, second.name)) is not None:
                 return f"{second.name}: {message}"
-        if self._same(fresh, warm):
+        if self._launches_agree(fresh, warm):
             return None
         return f"{second.name}: after another call it is not launched as at first"
 
-    def _same(self, fresh: list[Event], warm: list[Event]) -> bool:
+    def _launches_agree(self, fresh: list[Event], warm: list[Event]) -> bool:
         """Whether launches are the same, but for memory that host code takes from torch by itself."""
         held = (*self.memory.values(), *self.base.values())
         known = {x.data_ptr() for x in held if isinstance(x, torch.Tensor)}
