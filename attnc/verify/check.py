@@ -160,7 +160,7 @@ def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verd
     """The verdict on right outputs, and on the gradients of their inputs."""
     assert subject.gradients is not None
     try:
-        both = _worse(verdict, _gradients(subject, subject.gradients, problem, case))
+        both = _join_verdicts(verdict, _gradients(subject, subject.gradients, problem, case))
     except Exception as error:
         return broken(f"backward: {type(error).__name__}: {error}")
     if problem.disturbed() is not None:
@@ -189,8 +189,8 @@ def _gradients(subject: Subject, bound: GradientBound, problem: Problem, case: C
     return check_gradients(attention, subject.module, bound, problem, case)
 
 
-def _worse(outputs: Verdict, gradients: Verdict) -> Verdict:
-    """Both in one: the gradients' message if they are wrong, and the larger ratio."""
+def _join_verdicts(outputs: Verdict, gradients: Verdict) -> Verdict:
+    """Joins two verdicts: the gradients' message if they are wrong, and the larger ratio."""
     worse = gradients if gradients.worst > outputs.worst else outputs
     return replace(
         outputs,

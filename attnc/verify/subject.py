@@ -255,5 +255,5 @@ def atomic_inputs(module: ir.Module) -> frozenset[str]:
 
 
 def place(subject: Subject) -> str:
-    """Where the subject runs, for a reader."""
+    """Says where the subject runs, for a reader."""
     return torch.cuda.get_device_name() if subject.device == "cuda" else runner_of(subject.target).without_gpu
