@@ -144,7 +144,7 @@ WITH_GRADIENTS = frozenset((
 ))  # fmt: skip
 KEYS_FIRST = frozenset(("acc", "l", "m"))
 DECODING = frozenset(("fallbacks", "lse_splits", "splits"))
-#: Tensors that kernels of a target take besides: a counter of tiles.
-OF_TARGETS = {"cuda.sm_90a": frozenset(("counter",))}
+#: Of one whose blocks take tiles from a counter.
+TAKING_TILES = frozenset(("counter",))
 #: What some schedule has, so that no input is called so where any may follow.
-INTERFACE = READ | WITH_GRADIENTS | KEYS_FIRST | DECODING | OF_TARGETS["cuda.sm_90a"] | {"schedule"}
+INTERFACE = READ | WITH_GRADIENTS | KEYS_FIRST | DECODING | TAKING_TILES | {"schedule"}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
-from attnc.model.names import DECODING, KEYS_FIRST, OF_TARGETS, READ, WITH_GRADIENTS
+from attnc.model.names import DECODING, KEYS_FIRST, READ, WITH_GRADIENTS
 from attnc.model.schedule import Schedule, knobs_of
 from attnc.plan.ir.kernel import is_decode
 from attnc.resources import resource
@@ -121,7 +121,6 @@ def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> boo
     loops = knobs_of(schedule, "forward").get("loops")
     if loops is not None and ("kv", "q") in loops.choices:
         own |= KEYS_FIRST
-    own |= OF_TARGETS.get(schedule.target, frozenset())
     return name in (own | DECODING if is_decode(schedule) else own)
 
 

@@ -35,7 +35,8 @@ class Target(ABC):
     those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
-    sections: of heads that are worked at beside each other.
+    sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
+    besides inputs and outputs.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Target(ABC):
     has_lazy_maximum: ClassVar[bool] = False
     has_rows_kernel: ClassVar[bool]
     sections: ClassVar[Section]
+    own_tensors: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def folder(self) -> str:
