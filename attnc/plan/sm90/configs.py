@@ -21,7 +21,6 @@ from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
-from attnc.plan.sm90.columns import COLUMN_BYTES, columns_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
 from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
@@ -37,7 +36,7 @@ from attnc.plan.sm90.layout import (
     registers_left,
     widest_product,
 )
-from attnc.plan.sm90.pairs import PAIR_STAGES, pair_of
+from attnc.plan.sm90.scores import COLUMN_BYTES, PAIR_STAGES, columns_of, pair_of
 from attnc.plan.sm90.softcap import cap_of
 from attnc.plan.softmax import split_scale
 
