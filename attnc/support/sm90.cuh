@@ -164,6 +164,9 @@ __device__ __forceinline__ void await_turn(const int* turn, int mine)
     while (now != mine);
 }
 
+// Whether nobody has come here before; else waits must follow.
+__device__ __forceinline__ bool comes_first(int* turn) { return atomicCAS(turn, 0, 1) == 0; }
+
 // The next turn, once what this thread knows to have been added is there for everybody.
 __device__ __forceinline__ void pass_turn(int* turn, int mine)
 {

@@ -12,9 +12,6 @@ from attnc.plan.steps import of_a_head
 from attnc.target.sm80.backward_rows import FinishText, RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 
-#: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win
-#: beyond (measured on an H200).
-_ADDS_FROM_REGISTERS = 64
 #: Warps that round dq, each what one of those that multiply has added; elements between the rows that they
 #: leave in shared memory.
 FINISH_WARPS, FINISH_PITCH = 8, 8
@@ -36,7 +33,12 @@ class Sm90BackwardText(Sm90TileText):
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
         self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
         self.asks_first = self.takes_turns and self.plan.ends_grow
-        self.adds_by_bulk = self.takes_turns or (bool(self.staged) and self.layout.d > _ADDS_FROM_REGISTERS)
+        self.has_adders = self.chain.adds_dq is not None and self.plan.stores_first
+
+    @property
+    def staged_for(self) -> str:
+        """Which part of what is staged a warpgroup leaves: all add one by turns, and else each its own."""
+        return "0" if self.takes_turns else "consumer"
 
     # -- what changes with the query head, where several share their keys ----------------------------------
 
@@ -63,8 +65,6 @@ class Sm90BackwardText(Sm90TileText):
 class Sm90RowsText(Sm90TileText):
     """Attribute by attribute what `templates/sm90/backward_dq.cu.jinja` and its parts print."""
 
-    adds_by_bulk = False
-
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.q_tiles_ahead, v_tiles = self.plan.dq_tiles
@@ -79,7 +79,7 @@ class Sm90RowsText(Sm90TileText):
 def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
     """How the sums of a q tile of dq lie."""
     size = f"{64 * plan.qk_pieces} * BLOCK_M"
-    if plan.takes_turns:
+    if plan.stores_first:
         yield f"constexpr int TURNS = {TURNS}, DQ_SIZE = {size} + TURNS;"
     else:
         yield f"constexpr int DQ_SIZE = {size};"
@@ -93,12 +93,12 @@ class Sm90PreprocessText(RowsText):
     @property
     def turns(self) -> str:  # type: ignore[override]  # computed here
         return (
-            "((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)" if self.plan.takes_turns else ""
+            "((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)" if self.plan.stores_first else ""
         )
 
     @property
     def clears(self) -> bool:  # type: ignore[override]  # computed here
-        return self.plan.adds_dq and not self.plan.takes_turns
+        return self.plan.adds_dq and not self.plan.stores_first
 
     @property
     def constants(self) -> Iterator[str]:
