@@ -26,19 +26,25 @@ class Sm90BackwardText(Sm90TileText):
         super().__init__(module, arguments, planned)
         self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
         self.k_tiles, self.staged = self.plan.k_tiles(planned.kind), self.plan.staged(planned.kind)
-        self.takes_turns = self.chain.adds_dq is not None and self.plan.takes_turns
+        self.turns = self.plan.turns if self.chain.adds_dq is not None else None
         self.do_tiles = "1" if planned.kind == "dk" else "STAGES"
         is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
         self.clears_values = planned.fills_keys or is_cut
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
         self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
-        self.asks_first = self.takes_turns and self.plan.ends_grow
+        if self.turns is not None and self.turns.first_varies:
+            self.edge = self.lo if self.turns.from_last else self.hi
         self.has_adders = self.chain.adds_dq is not None and self.plan.stores_first
 
     @property
     def staged_for(self) -> str:
         """Which part of what is staged a warpgroup leaves: all add one by turns, and else each its own."""
-        return "0" if self.takes_turns else "consumer"
+        return "0" if self.turns else "consumer"
+
+    @property
+    def tiles_of_head(self) -> str:
+        """How many kv tiles take turns at the sums of a head."""
+        return "(N + BLOCK_N - 1) / BLOCK_N" if self.kernel.grid.sequences is not None else self.walk.tiles
 
     # -- what changes with the query head, where several share their keys ----------------------------------
 

@@ -12,6 +12,7 @@ from attnc.plan.ir import Fetch, Let, Module, Statement, fetch_expressions, stat
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.sm90.turns import Turns
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.locals import sizes_of_call
 from attnc.target.sm80.arguments import Arguments
@@ -52,8 +53,10 @@ class Sm90TileText(CudaBackwardText):
     """
 
     plan: Sm90Backward
-    #: Whether blocks add to dq by turns, and ask whether the first turn is theirs.
-    takes_turns = asks_first = False
+    #: How blocks take turns at adding to dq, if they do; the bound of the loops of the kv tile before that
+    #: tells whether a turn is the first, if one does.
+    turns: Turns | None = None
+    edge = ""
     is_backward, is_decode = True, False
     vectors = ()
     copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
@@ -72,7 +75,15 @@ class Sm90TileText(CudaBackwardText):
 
     @property
     def walk(self) -> CudaWalk:
-        return replace(super().walk, last_rounds=0 if self.plan.takes_turns else LAST_ROUNDS)
+        walk = super().walk
+        if self.turns is None:
+            return replace(walk, last_rounds=LAST_ROUNDS)
+        return replace(walk, walk=replace(walk.walk, last_first=self.turns.from_last))
+
+    @property
+    def ascends(self) -> bool:
+        """Whether tiles of the other axis are walked over from the first to the last."""
+        return self.over_q or (self.turns is not None and self.turns.from_last)
 
     @property
     def searches_together(self) -> bool:
@@ -196,10 +207,10 @@ class Sm90TileText(CudaBackwardText):
         return needed_for({x.name for x in self._statements if self._is_integer(x)}, self._statements)
 
     @property
-    def end_program(self) -> list[Statement]:
-        """What the end of the loops is computed from, as far as it varies from kv tile to kv tile."""
+    def edge_program(self) -> list[Statement]:
+        """What `edge` is computed from, as far as it varies from kv tile to kv tile."""
         found: list[Statement] = []
-        for item in needed_for({self.hi}, self._statements):
+        for item in needed_for({self.edge}, self._statements):
             exprs = statement_expressions(item)
             by_tile = any(Index(name) in walk(expr) for expr in exprs for name in ("kv_lo", "kv_hi"))
             if by_tile or names_in(item) & {x.name for x in found}:
@@ -233,7 +244,7 @@ class Sm90TileText(CudaBackwardText):
             *(["q_first"] if tensors.packs(Role.QUERY) else []),
             *(["k_first"] if tensors.packs(Role.KEY) else []),
         ]
-        before = ["hi_before"] if self.asks_first else []
+        before = ["edge"] if self.edge else []
         sequence = ["sequence"] if self.kernel.grid.sequences is not None and self.over_q else []
         values = [item.name for item in self._statements if self._is_integer(item)]
         wanted = self._wanted

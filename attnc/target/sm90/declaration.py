@@ -108,7 +108,7 @@ class HopperBackward(CudaBackward):
 
     @property
     def section(self) -> Section | None:
-        return super().section if self._plan.takes_turns else SECTIONS
+        return super().section if self._plan.turns else SECTIONS
 
     @property
     def clears_dq(self) -> bool:
@@ -128,7 +128,7 @@ class HopperBackward(CudaBackward):
         same head: they walk over its queries side by side, so what they read is in the cache.
         """
         tiles = super().kv_tiles(keys)
-        return f"min({tiles}, {_TURNS_OF_A_HEAD})" if self._plan.takes_turns else tiles
+        return f"min({tiles}, {_TURNS_OF_A_HEAD})" if self._plan.turns else tiles
 
     def kernel(self, name: str) -> Record:
         if name != finish_name(self.module):
