@@ -28,7 +28,9 @@ NEIGHBOURS: tuple[tuple[str, tuple[bool, bool], dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("mask", "order", "options"), NEIGHBOURS)
-def test_keys_that_see_a_query_are_neighbours(mask: str, order: tuple[bool, bool], options: dict[str, Any]) -> None:
+def test_keys_that_see_a_query_are_neighbours(
+    mask: str, order: tuple[bool, bool], options: dict[str, Any]
+) -> None:
     module = planned(mask, accumulate="ordered", **options)
     assert is_by_wgmma(module)
     assert list(kernels_of(module)) == ["dkdv"]

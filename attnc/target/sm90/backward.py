@@ -26,6 +26,9 @@ class Sm90BackwardText(Sm90TileText):
         super().__init__(module, arguments, planned)
         self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
         self.k_tiles, self.staged = self.plan.k_tiles(planned.kind), self.plan.staged(planned.kind)
+        # dk and dv leave side by side through what a warp stages, if they fit, else dv through its rows of V
+        pieces = self.plan.qk_pieces + self.plan.v_pieces
+        self.through_v = bool(self.staged) and self.makes_dk and self.makes_dv and pieces * 2048 > self.staged
         self.turns = self.plan.turns if self.chain.adds_dq is not None else None
         self.do_tiles = "1" if planned.kind == "dk" else "STAGES"
         is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
