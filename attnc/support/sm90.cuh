@@ -164,8 +164,13 @@ __device__ __forceinline__ void await_turn(const int* turn, int mine)
     while (now != mine);
 }
 
-// Whether nobody has come here before; else waits must follow.
-__device__ __forceinline__ bool comes_first(int* turn) { return atomicCAS(turn, 0, 1) == 0; }
+// Whether it is.
+__device__ __forceinline__ bool is_turn(const int* turn, int mine)
+{
+    int now;
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    return now == mine;
+}
 
 // The next turn, once what this thread knows to have been added is there for everybody.
 __device__ __forceinline__ void pass_turn(int* turn, int mine)

@@ -49,11 +49,8 @@ assert entry_registers(CONSUMERS) * (CONSUMERS + 1) == COPY_REGISTERS + CONSUMER
 #: Warps of a block; bytes that a warp stages results in; columns of dQ that a warpgroup makes.
 WARPS = 4 * (CONSUMERS + 1)
 _STAGED, DQ_COLUMNS = 4096, 64
-#: Floats behind the sums of a q tile of dQ, where it says who has added: a line of the cache.
+#: Floats behind the sums of a q tile of dQ, where it says whose turn it is: a line of the cache.
 TURNS = 32
-#: Columns of q up to which dQ is added from registers, faster than by bulk copies that add, which win beyond
-#: (measured on an H200).
-_ADDS_FROM_REGISTERS = 64
 #: Keys of a tile of the kernel over queries, by the pieces of the wider of Q and V.
 _KEYS_OF_DQ: Mapping[int, int] = {1: 128, 2: 96, 3: 80, 4: 64}
 _STAGES = 2
@@ -89,11 +86,6 @@ class Sm90Backward(CudaBackward):
         """tile.q and tile.kv: what registers leave for S and dP beside the sums."""
         widest = max(self.qk_pieces, self.v_pieces)
         return (ROWS, _KEYS_OF_DQ[widest]) if kernel == "dq" else (128 if widest == 1 else 64, ROWS)
-
-    @property
-    def stores_first(self) -> bool:
-        """Whether threads of their own add dq by bulk copies, and the first stores: sums need no zeros."""
-        return self.adds_dq and (self.turns is not None or self.layout.d > _ADDS_FROM_REGISTERS)
 
     @property
     def boxes(self) -> tuple[int, int]:

@@ -12,6 +12,9 @@ from attnc.plan.steps import of_a_head
 from attnc.target.sm80.backward_rows import FinishText, RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 
+#: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win
+#: beyond (measured on an H200).
+_ADDS_FROM_REGISTERS = 64
 #: Warps that round dq, each what one of those that multiply has added; elements between the rows that they
 #: leave in shared memory.
 FINISH_WARPS, FINISH_PITCH = 8, 8
@@ -37,12 +40,9 @@ class Sm90BackwardText(Sm90TileText):
         self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
         if self.turns is not None and self.turns.first_varies:
             self.edge = self.lo if self.turns.from_last else self.hi
-        self.has_adders = self.chain.adds_dq is not None and self.plan.stores_first
-
-    @property
-    def staged_for(self) -> str:
-        """Which part of what is staged a warpgroup leaves: all add one by turns, and else each its own."""
-        return "0" if self.turns else "consumer"
+        self.adds_by_bulk = self.turns is not None or (
+            bool(self.staged) and self.layout.d > _ADDS_FROM_REGISTERS
+        )
 
     @property
     def tiles_of_head(self) -> str:
@@ -88,7 +88,7 @@ class Sm90RowsText(Sm90TileText):
 def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
     """How the sums of a q tile of dq lie."""
     size = f"{64 * plan.qk_pieces} * BLOCK_M"
-    if plan.stores_first:
+    if plan.turns:
         yield f"constexpr int TURNS = {TURNS}, DQ_SIZE = {size} + TURNS;"
     else:
         yield f"constexpr int DQ_SIZE = {size};"
@@ -101,13 +101,11 @@ class Sm90PreprocessText(RowsText):
 
     @property
     def turns(self) -> str:  # type: ignore[override]  # computed here
-        return (
-            "((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)" if self.plan.stores_first else ""
-        )
+        return "((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)" if self.plan.turns else ""
 
     @property
     def clears(self) -> bool:  # type: ignore[override]  # computed here
-        return self.plan.adds_dq and not self.plan.stores_first
+        return self.plan.adds_dq and self.plan.turns is None
 
     @property
     def constants(self) -> Iterator[str]:

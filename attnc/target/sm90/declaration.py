@@ -112,11 +112,11 @@ class HopperBackward(CudaBackward):
 
     @property
     def clears_dq(self) -> bool:
-        return False  # the first kernel does so, or the first to add stores
+        return False  # the first kernel does so, or the first to have a turn stores
 
     @property
     def size_of_dq(self) -> str:
-        turns = f" + {TURNS}" if self._plan.stores_first else ""
+        turns = f" + {TURNS}" if self._plan.turns else ""
         return f"{64 * self._plan.qk_pieces} * {self.configs[-1]}.BLOCK_M{turns}"
 
     @property
