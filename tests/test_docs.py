@@ -26,9 +26,8 @@ from attnc.cli import main
 from attnc.diagnostics import Diagnostic, DiagnosticError, render
 from attnc.expr.evaluate import Env, evaluate
 from attnc.model.knobs import ACCUMULATE, ACCUMULATE_DQ, KEYS
-from attnc.model.names import RESERVED, SOFT
+from attnc.model.names import INTERFACE, RESERVED, SOFT
 from attnc.model.variants import variants
-from attnc.plan.interface import INTERFACE
 from attnc.plan.names import GLOBALS
 from attnc.source import Source
 from attnc.syntax import ast
@@ -73,8 +72,10 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/cli.md", "commands"): lambda page: documented_commands.commands(),
     ("docs/distributed.md", "explain"): lambda page: documented_commands.ranks_of_a_window(),
     ("docs/flashattention.md", "measured"): lambda page: documented_figures.papers(),
+    ("docs/performance.md", "summary"): lambda page: documented_figures.summary(),
     ("docs/performance.md", "hopper"): lambda page: documented_figures.forward_hopper(),
     ("docs/performance.md", "hopper backward"): lambda page: documented_figures.backward_hopper(),
+    ("docs/performance.md", "hopper deterministic"): lambda page: documented_figures.deterministic_hopper(),
     ("docs/performance.md", "cuda"): lambda page: documented_figures.forward_cuda(),
     ("docs/performance.md", "cuda backward"): lambda page: documented_figures.backward_cuda(),
     ("docs/performance.md", "schedules"): lambda page: documented_figures.schedules(),

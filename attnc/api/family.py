@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnc.build import Planned
     from attnc.model.program import Program
     from attnc.plan import ir
-    from attnc.plan.ir.projection import ProjectionModule
+    from attnc.plan.projection import ProjectionModule
     from attnc.verify.search import Report
 
 
@@ -113,8 +113,7 @@ class Family:
         ValueError for one that there is not, and for projections, of which only attentions are explained.
         """
         from attnc.explain.backward import backward_text, explain_backward
-        from attnc.explain.figures import explain
-        from attnc.explain.text import as_text
+        from attnc.explain.forward import as_text, explain
         from attnc.plan import ir
         from attnc.plan.device import DEVICES
 
@@ -124,7 +123,7 @@ class Family:
         arch = _arch() if arch is None else arch
         if arch not in DEVICES:
             raise ValueError(f"arch: expected one of {', '.join(DEVICES)}, got {arch!r}")
-        if not 0 <= config < (count := len(module.kernels[0].configs)):
+        if not 0 <= config < (count := len(module.kernel.configs)):
             raise ValueError(f"config: expected 0 to {count - 1}, got {config}")
         wanted = (self.name, module.target, module.label)
         schedule = next(s for s in self._program.schedules if (s.name, s.target, s.label) == wanted)
@@ -173,8 +172,7 @@ class Family:
     @cached_property
     def _program(self) -> Program:
         from attnc.model.resolve import resolve
-        from attnc.syntax.parser import parse
-        from attnc.syntax.prelude import prelude
+        from attnc.syntax.parser import parse, prelude
 
         return resolve(parse(Source(self._path, str(self.spec))), prelude())
 

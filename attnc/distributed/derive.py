@@ -18,17 +18,29 @@ from typing import Literal, TypeAlias
 
 from attnc.diagnostics import DiagnosticError, error
 from attnc.expr.affine import Affine, affine, normalize
-from attnc.expr.arithmetic import add, maximum, minimum, sub
-from attnc.expr.logic import compare, conj
-from attnc.expr.nodes import TRUE, Call, Compare, Const, Dim, Expr, Index, Load, Type, children, uses, walk
-from attnc.expr.ranges import POSITION
-from attnc.expr.show import show
+from attnc.expr.construct import add, compare, conj, maximum, minimum, sub
+from attnc.expr.interval import POSITION
+from attnc.expr.nodes import (
+    TRUE,
+    Call,
+    Compare,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    Load,
+    Type,
+    children,
+    show,
+    uses,
+    walk,
+)
 from attnc.expr.simplify import make
 from attnc.model.attention import Attention, ParamValue
 from attnc.model.program import Program
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor
-from attnc.plan.ir.decode import is_decode
+from attnc.plan.ir.kernel import is_decode
 
 #: What an axis of a view is: all of the tensor's, or what the rank has of the heads, keys or queries (`rows`
 #: by their number, `places` by their position among the keys).

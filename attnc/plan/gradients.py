@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from attnc.expr.arithmetic import number
+from attnc.expr.construct import number
 from attnc.expr.derive import derive
 from attnc.expr.functions import REAL
 from attnc.expr.nodes import Binary, Call, Const, Dim, Dot, Expr, Index, Load, Ref, walk
-from attnc.expr.scale import scale_by
-from attnc.expr.simplify import substitute
+from attnc.expr.simplify import scale_by, substitute
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Let
 from attnc.plan.ir.backward import Accumulate, Adjoint, Chain, InMemory, Part, Place
 from attnc.plan.loads import LoadNames, axes_of
 from attnc.plan.names import KERNEL
-from attnc.plan.scores import split_scale
-from attnc.plan.storage import is_plain
+from attnc.plan.signature import is_plain
+from attnc.plan.softmax import split_scale
 
 #: Functions worth evaluating once for the score and its derivatives, and the name of the value.
 _COSTLY = {name: function.short for name, function in REAL.items() if function.short}

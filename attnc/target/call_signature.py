@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from attnc.expr.nodes import TRUE
-from attnc.expr.show import show
+from attnc.expr.nodes import TRUE, show
 from attnc.model.attention import Attention
 from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
 from attnc.plan.ir import Module, unified_of
@@ -135,7 +134,7 @@ class Signature:
     @property
     def counts_fallbacks(self) -> bool:
         """Whether a unified maximum may have to be given up, and the caller may count how often."""
-        unified = unified_of(self.module.kernels[0])
+        unified = unified_of(self.module.kernel)
         return unified is not None and unified.fallback
 
     @property

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attnc.build import digest, front, plan_program
-from attnc.plan.storage import feature
+from attnc.plan.signature import feature
 from attnc.runtime.aot import build_cubins
 from attnc.runtime.loader import load_file
 from attnc.target.files import render_files

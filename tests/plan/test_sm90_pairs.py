@@ -9,8 +9,7 @@ from attnc.model.resolve import resolve
 from attnc.plan.sm90.layout import Sm90Layout
 from attnc.plan.sm90.target import layout_of
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 
 SPEC = """attention a {{
   input q: bf16[B, M, H, {d}]
@@ -38,7 +37,7 @@ def planned(
 ) -> Sm90Layout:
     text = SPEC.format(load=load, bias=bias, d=d, mask=mask, tiles=tiles)
     (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
-    kernel = module.kernels[0]
+    kernel = module.kernel
     layout = layout_of(kernel)
     config = kernel.configs[0]
     assert ("pairs" in layout.shared_memory(config)) == (layout.pair_stages > 0)

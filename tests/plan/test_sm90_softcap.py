@@ -14,8 +14,7 @@ from attnc.model.resolve import resolve
 from attnc.plan.sm90.softcap import LIMIT, POLYNOMIAL, TAIL, Cap, cap_of, polynomial
 from attnc.plan.sm90.target import layout_of
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from attnc.target.sm80.printer import at_row
 
 S = Dot()
@@ -113,5 +112,5 @@ def test_other_scores_stay(score: Expr) -> None:
 def test_the_bound_says_what_is_lost(score: str, softmax: str, tail: float) -> None:
     text = SPEC.format(score=score, softmax=softmax)
     (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
-    assert module.kernels[0].bound.tail == tail
-    assert layout_of(module.kernels[0]).capped == bool(tail)
+    assert module.kernel.bound.tail == tail
+    assert layout_of(module.kernel).capped == bool(tail)

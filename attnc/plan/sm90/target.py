@@ -15,10 +15,9 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, TileConfig
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Module, OutputKernel
-from attnc.plan.ir.decode import is_decode
-from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
+from attnc.plan.ir.kernel import is_decode
+from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
 from attnc.plan.sections import EVEN, Section
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout
@@ -31,13 +30,11 @@ from attnc.plan.sm90.backward import (
     sm90_backward_estimate,
 )
 from attnc.plan.sm90.configs import (
-    CONSUMERS,
     TARGET,
     check_sm90,
     sm90_configs,
     sm90_estimate,
     sm90_layout,
-    tiles_for,
 )
 from attnc.plan.sm90.decode import (
     Sm90DecodeLayout,
@@ -77,10 +74,9 @@ class Sm90a(Target):
 
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         yield "softmax = online(maximum = lazy(20)), order = longest_first"
-        tiles = {"consumers": CONSUMERS, **tiles_for(shape.width).by_key(), **shape.wanted.by_key()}
-        if shape.width > 192 and shape.wanted.tile_kv is None:
-            del tiles["tile.kv"]  # they fill shared memory: the plan takes fewer keys beside dropout
-        yield ", ".join(f"{key} = {value}" for key, value in tiles.items() if key != "warps")
+        # The plan has the other sizes, which depend on the mask and on dropout; warps follow from consumers.
+        if sizes := shape.wanted.without(["warps"]).by_key():
+            yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
         return (sm90_decode_configs if is_decode(schedule) else sm90_configs)(variant, schedule)
@@ -127,7 +123,7 @@ class Sm90a(Target):
 
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
-            layout = _any_layout(module.kernels[0].layout)
+            layout = _any_layout(module.kernel.layout)
             if isinstance(layout, Sm90DecodeLayout):
                 return sm90_decode_estimate(layout, config)
             return sm90_estimate(layout, config)

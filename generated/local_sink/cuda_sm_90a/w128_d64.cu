@@ -26,14 +26,14 @@
 
 // One compilation for each configuration: w128_d64.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 128  // query rows of a tile, 64 for each warpgroup that multiplies
-#define BLOCK_N 128  // keys of a tile
+#define BLOCK_M 192  // query rows of a tile, 64 for each warpgroup that multiplies
+#define BLOCK_N 64  // keys of a tile
 #define STAGES 4  // tiles of K and of V in shared memory
 #define Q_TILES 2  // tiles of Q there
 #define O_TILES 1  // 1: o leaves through a tile of its own, by TMA; 0: from registers
 #define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
-#define COPY_REGISTERS 40  // of a thread that copies,
-#define MULTIPLY_REGISTERS 232  // and of one that multiplies
+#define COPY_REGISTERS 32  // of a thread that copies,
+#define MULTIPLY_REGISTERS 160  // and of one that multiplies
 #endif
 
 #define ELEMENT bf16
@@ -56,6 +56,7 @@ constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
+constexpr int PART = 32 / CONSUMERS;  // of the lanes, which looks for the keys of one warpgroup
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
@@ -82,25 +83,25 @@ struct Args {
 // What is said of a tile of queries.
 struct Record {
     int q_lo;  // its first row; negative: there are no more tiles
-    int kv_lo;  // the last of its key tiles, which comes first; less than `lo`: it sees none
-    int h, b, lo, full_lo, full_hi;
-    int tile;
-    int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again
+    int kv_lo, first_tile;  // the last of its key tiles, which comes first, and the first; less than that: it sees none
+    int last_tile[CONSUMERS];  // of the rows of each warpgroup
+    int h, b;
+    int lo[CONSUMERS], full_lo[CONSUMERS], full_hi[CONSUMERS];
+    int tile, again;  // its number; whether it is computed again
+    u32 failed[4 * CONSUMERS];  // rows of each warp, by bits, whose maximum moved too far
 };
+static_assert(RECORDS * sizeof(Record) <= 384, "records");
 
 #ifndef ATTNC_SHIM
-// d += a b, or d = a b, of 128 columns: both in shared memory, b transposed.
-__device__ __forceinline__ void wgmma(float (&d)[16][4], u64 a, u64 b, bool accumulate)
+// d += a b, or d = a b, of 64 columns: both in shared memory, b transposed.
+__device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accumulate)
 {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 { "
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 { "
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-                 "%64, %65, p, 1, 1, 0, 0; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+                 "%32, %33, p, 1, 1, 0, 0; }"
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -202,19 +203,24 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
+    const int lane = threadIdx.x % 32;
     int tile = blockIdx.x, next = tile;  // `next`: of those that have been claimed, the one that nobody has seen
+    // Of a tile that is done, which rows have to be computed once more: lane w knows those of warp w.
+    auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
         Record& record = records[at.at];
-        // A tile in which a maximum has moved too far is computed once more, under a running maximum.
+        // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
         Record* source = &record;
-        int again = uniform(record.failed);
+        u32 rows = failed_rows(record);
+        bool again = any_lane(rows);
         if (!again && next < 0)
             next = claim();
         if (!again && next >= tiles) {
             mbarrier_wait(barrier_of(base, RECORD_EMPTY, 1 - at.at), at.parity ^ at.at);
             source = &records[1 - at.at];
-            again = uniform(source->failed);
+            rows = failed_rows(*source);
+            again = any_lane(rows);
         }
         tile = again ? uniform(source->tile) : next;
         if (!again && next < tiles)
@@ -229,27 +235,44 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
         const int q_lo = rank / heads * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
-
-        // window(W, 0): which kv tiles are partial, and which are full
-        const int first_pos = q_lo + N - M;
-        const int last_pos = q_hi + N - M;
-        const int lo = max(first_pos - 128, 0) / BLOCK_N * BLOCK_N;
-        const int hi = last_pos + 1;
-        const int full_lo = max(last_pos - 128, 0);
-        const int full_hi = first_pos + 1;
-        const int last_tile = hi > lo ? (hi - 1) / BLOCK_N * BLOCK_N : lo - BLOCK_N;
+        // Each warpgroup has keys of its own, for which a part of the lanes looks.
+        const int first_row = q_lo, lane = threadIdx.x % 32, part = min(lane / PART, CONSUMERS - 1);
+        int last_tile, first_tile;  // of all
+        {
+            const int q_lo = first_row + 64 * part;
+            const int q_hi = min(q_lo + 64, M) - 1;
+            // window(W, 0): which kv tiles are partial, and which are full
+            const int first_pos = q_lo + N - M;
+            const int last_pos = q_hi + N - M;
+            const int lo = max(first_pos - 128, 0) / BLOCK_N * BLOCK_N;
+            const int hi = last_pos + 1;
+            const int full_lo = max(last_pos - 128, 0);
+            const int full_hi = first_pos + 1;
+            const int own = hi > lo ? (hi - 1) / BLOCK_N * BLOCK_N : lo - BLOCK_N;
+            const bool sees = q_lo < M && own >= lo;
+            last_tile = most_of_lanes(sees ? own : -BLOCK_N);
+            first_tile = min(least_of_lanes(sees ? lo : last_tile + BLOCK_N), last_tile + BLOCK_N);
+            if (lane == part * PART) {
+                record.last_tile[part] = sees ? own : first_tile - BLOCK_N;
+                record.lo[part] = sees ? lo : first_tile;
+                record.full_lo[part] = full_lo;
+                record.full_hi[part] = full_hi;
+            }
+            __syncwarp();
+        }
+        if (lane < 4 * CONSUMERS) {
+            source->failed[lane] = 0;
+            record.failed[lane] = rows;
+        }
+        __syncwarp();
         if (leads) {
-            source->failed = 0;
             record.tile = tile;
             record.again = again;
             record.q_lo = q_lo;
             record.kv_lo = last_tile;
             record.h = h;
             record.b = b;
-            record.lo = lo;
-            record.full_lo = full_lo;
-            record.full_hi = full_hi;
+            record.first_tile = first_tile;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
     }
@@ -278,7 +301,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int q_lo = record.q_lo;
         const int h = record.h;
         const int b = record.b;
-        const int lo = record.lo;
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
@@ -288,12 +310,12 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
                      q_lo, h, b);
         q.step();
-        if (kv_lo < lo)
+        if (kv_lo < record.first_tile)
             continue;
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
-            more = kv_lo >= lo;
+            more = kv_lo >= record.first_tile;
             if (more) {
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
                 mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
@@ -328,6 +350,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 0};
     Ring<STAGES> k = {0, 0}, v = {0, 0};
+    int late = 0;  // values that others alone see, and that are not given back yet
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         Record& record = records[at.at];
@@ -336,13 +359,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             break;
         const int h = uniform(record.h);
         const int b = uniform(record.b);
-        const int lo = uniform(record.lo);
-        const int full_lo = uniform(record.full_lo);
-        const int full_hi = uniform(record.full_hi);
+        const int lo = uniform(record.lo[consumer]);
+        const int full_lo = uniform(record.full_lo[consumer]);
+        const int full_hi = uniform(record.full_hi[consumer]);
         const int again = uniform(record.again);
-        bool failed = false;
-        bool approximated = false;
-        int kv_lo = uniform(record.kv_lo);
+        u32 failed = 0;  // rows to be computed again, by bits
+        u32 approximated = 0;  // rows with scores that are by a polynomial
+        int kv_lo = uniform(record.last_tile[consumer]);
         const float sink = args.sink_ptr[h * args.stride_sink_0];
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
@@ -366,6 +389,23 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         auto release_v = [&] {
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
             v.step();
+        };
+        // Gives back tiles that others alone see, each in its turn: a phase later its barrier would not tell which it waits for. Values
+        // may be late as long as there are others for who copies.
+        auto pass_v = [&] {
+            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+            __syncwarp();
+            release_v();
+            --late;
+        };
+        auto pass = [&](int tiles) {
+            for (; tiles > 0; --tiles) {
+                mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+                __syncwarp();
+                release_k(false);
+                if (++late == STAGES)
+                    pass_v();
+            }
         };
         auto start_qk = [&] { multiply_qk(scores[0], q_tiles + q.at * (Q_BYTES / 16), k_tiles + k.at * (K_BYTES / 16)); };
         auto start_pv = [&](bool accumulate) { multiply_pv(acc, p, v_tiles + v.at * (V_BYTES / 16), accumulate); };
@@ -430,19 +470,21 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             if constexpr (!kind.value) {
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
-                // Scores are by a polynomial, if the largest so far are well below what it is good for; that they all were, the sums will say.
-                const bool near = !is_partial(kv_lo) && !any_lane(fmaxf(m[0], m[1]) > NEAR - 3.0f + ABOVE);
+                // Scores of a row are by a polynomial, if its largest so far is well below what that is good for; that they all were, the sums will say.
+                bool near[ROWS];
                 float known[ROWS];
                 #pragma unroll
-                for (int r = 0; r < ROWS; ++r)
-                    known[r] = near ? fminf(exp2_(NEAR - m[r]), 1e30f) : 1e30f;
-                approximated |= near;
+                for (int r = 0; r < ROWS; ++r) {
+                    near[r] = !is_partial(kv_lo) && m[r] < NEAR - 3.0f + ABOVE;
+                    known[r] = near[r] ? fminf(exp2_(NEAR - m[r]), 1e30f) : 1e30f;
+                    approximated |= (u32)near[r] << r;
+                }
                 if (is_partial(kv_lo)) {
                     score(Yes{}, kv_lo);
                     exponentials(scores[0], m, sum);
                 } else {
                     // local_sink.attn:8  score = softcap(dot(q, k) / sqrt(D), 50)
-                    if (near) {
+                    if (!any_lane(!near[0] || !near[1])) {
                         float even[ROWS] = {}, odd[ROWS] = {};
                         #pragma unroll
                         for (int j = 0; j < WARP_N / 8; ++j)
@@ -458,7 +500,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r)
                             sum[r] = even[r] + odd[r];
-                    } else {
+                    } else if (!any_lane(near[0] || near[1])) {
                         float even[ROWS] = {}, odd[ROWS] = {};
                         #pragma unroll
                         for (int j = 0; j < WARP_N / 8; ++j)
@@ -468,6 +510,22 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                                 for (int r = 0; r < ROWS; ++r) {
                                     float& s = scores[0][j][2 * r + c];
                                     s = exp2_(tanh_(s * 0.0025f) * 72.13475204444816f - m[r]);
+                                    (c == 0 ? even : odd)[r] += s;
+                                }
+                            }
+                        #pragma unroll
+                        for (int r = 0; r < ROWS; ++r)
+                            sum[r] = even[r] + odd[r];
+                    } else {
+                        float even[ROWS] = {}, odd[ROWS] = {};
+                        #pragma unroll
+                        for (int j = 0; j < WARP_N / 8; ++j)
+                            #pragma unroll
+                            for (int c = 0; c < 2; ++c) {
+                                #pragma unroll
+                                for (int r = 0; r < ROWS; ++r) {
+                                    float& s = scores[0][j][2 * r + c];
+                                    s = exp2_(near[r] ? s * (0.18033562523437824f + s * s * (-3.7511800754185016e-07f + s * s * 8.708165597642082e-13f)) - m[r] : tanh_(s * 0.0025f) * 72.13475204444816f - m[r]);
                                     (c == 0 ? even : odd)[r] += s;
                                 }
                             }
@@ -484,7 +542,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
                         // The exponentials say no more: once more, under a running maximum.
-                        failed |= !(most < known[r]);
+                        failed |= (u32)(!(most < known[r])) << r;
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
                         const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
                         factor[r] = exp2_(-up);
@@ -559,6 +617,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             accumulate = true;
         };
 
+        pass((uniform(record.kv_lo) - kv_lo) / BLOCK_N);
         mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
         if (kv_lo >= lo) {
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
@@ -569,6 +628,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             release_k(previous(kv_lo) < lo);
 
             first_p(kv_lo);
+            while (late > 0)
+                pass_v();
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.
             auto all_meet = [&](int kv_lo) { return max(kv_lo, full_lo) < min(kv_lo + BLOCK_N, full_hi); };
@@ -592,14 +653,14 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             const int q_lo = uniform(record.q_lo);
             const int h = uniform(record.h);
             const int b = uniform(record.b);
-            const int lo = uniform(record.lo);
+            const int lo = uniform(record.lo[consumer]);
             const float keys = uniform(record.kv_lo) + BLOCK_N - lo;  // of all tiles
             float scale[ROWS];
             bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 l[r] = row_sum(l[r]);
-                failed |= approximated && !(l[r] >= exp2_(LEAST - m[r]) * keys);
+                failed |= approximated & (u32)!(l[r] >= exp2_(LEAST - m[r]) * keys) << r;
                 sees[r] = l[r] != 0.0f;
                 // the sink joins the denominator as a key without a value
                 const float joins = sink * 1.4426950408889634f, top = fmaxf(m[r], joins), shift = top == -INF ? 0.0f : top;
@@ -608,23 +669,25 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 m[r] = top;
                 scale[r] = 1.0f * before / (l[r] == 0.0f ? 1.0f : l[r]);
             }
-            // A tile that is computed again is written by those warps alone that could not before.
-            failed = any_lane(failed);
-            if (failed && lane == 0)
-                atomicAdd(&record.failed, 1 << (4 * consumer + warp));
-            const bool writes = !failed && (!again || again >> (4 * consumer + warp) & 1);
+            // Rows that failed are left to the next time, which writes them alone: what the others are does not depend on them.
+            u32& marks = record.failed[4 * consumer + warp];
+            const u32 failing = which_lanes(t < ROWS && failed >> t & 1);  // bit 4 g + r: row 8 r + g
+            const u32 written = again ? uniform(marks) : ~failing;
+            if (lane == 0 && (again || failing))
+                marks = failing;
+            auto writes = [&](int r) { return (written >> (4 * g + r) & 1) != 0; };
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 // line 13: lse = m + log(l), natural logarithm
                 const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                if (writes && t == 0 && row < M)
+                if (writes(r) && t == 0 && row < M)
                     args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                         (m[r] + log2f(l[r])) * LN2;
             }
             wgmma_wait<0>();  // the last p v has run meanwhile
             pin(acc);
             pin(p);
-            if (uniform(record.kv_lo) >= lo)
+            if (uniform(record.last_tile[consumer]) >= lo)
                 release_v();
             q.step();
             u32 rounded[DV / 8][ROWS];
@@ -633,24 +696,58 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            // Each warp stores its own 16 rows, so that none waits for another.
-            const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
-            const u32 o_at = base + O_AT;
-            if (lane == 0)
-                tma_wait_read();
-            __syncwarp();
-            #pragma unroll
-            for (int j = 0; j < DV / 8; j += 2)
-                store_pieces(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
-                             rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
-            proxy_fence();
-            __syncwarp();
-            if (lane == 0 && writes) {
+            // A box that has rows that are not written leaves row by row.
+            if (written == ~0u) {
+                // Each warp stores its own 16 rows, so that none waits for another.
+                const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
+                const u32 o_at = base + O_AT;
+                if (lane == 0)
+                    tma_wait_read();
+                __syncwarp();
                 #pragma unroll
-                for (int piece = 0; piece < V_PIECES; ++piece)
-                    tma_store(args.o_map, o_at + (piece * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
-                tma_commit();
+                for (int j = 0; j < DV / 8; j += 2)
+                    store_pieces(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                                 rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
+                proxy_fence();
+                __syncwarp();
+                if (lane == 0) {
+                    #pragma unroll
+                    for (int piece = 0; piece < V_PIECES; ++piece)
+                        tma_store(args.o_map, o_at + (piece * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
+                    tma_commit();
+                }
+            } else {
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+                    const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                    element* const o_row = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om;
+                    const bool exists = writes(r) && row < M;
+                    // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+                    #pragma unroll
+                    for (int j = 0; j + 3 < DV / 8; j += 4) {
+                        u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                        #pragma unroll
+                        for (int i = 0; i < 4; i += 2) {
+                            const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
+                            x[i] = t & 1 ? other : x[i];
+                            x[i + 1] = t & 1 ? x[i + 1] : other;
+                        }
+                        #pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
+                            x[i] = t & 2 ? other : x[i];
+                            x[i + 2] = t & 2 ? x[i + 2] : other;
+                        }
+                        if (exists)
+                            store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                    }
+                    #pragma unroll
+                    for (int j = DV / 32 * 4; j < DV / 8; ++j)
+                        if (exists)
+                            *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
+                }
             }
+            pass((lo - uniform(record.first_tile)) / BLOCK_N);
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
     }
@@ -668,7 +765,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) local_sink_forward(cons
         for (int i = 0; i < RECORDS; ++i) {
             mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
             mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
-            records[i].failed = 0;
+            for (int w = 0; w < 4 * CONSUMERS; ++w)
+                records[i].failed[w] = 0;
         }
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
