@@ -66,8 +66,9 @@ class Sm90TileText(CudaBackwardText):
         self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv}
         self.sum_columns = list(dict.fromkeys(width.get(name, self.layout.d) for name in planned.makes))
-        derives = planned.chain.slope is not None or planned.chain.shared or planned.chain.adjoints
-        self.p_first = not derives and self.kernel.softmax.dropout is None
+        self.p_first = not planned.chain.adjoints  # which want scores and ds of an element together
+        apart = planned.chain.slope is not None or self.kernel.softmax.dropout is not None
+        self.packs_p = self.p_first and apart and {"dk", "dv"} <= set(planned.makes)
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 
     searching_lanes = "32"
