@@ -12,8 +12,8 @@ import torch
 
 from attnc.build import digest, front, plan_program
 from attnc.plan.signature import feature
-from attnc.runtime.aot import build_cubins
 from attnc.runtime.loader import load_file
+from attnc.runtime.toolchains import build_cubins
 from attnc.target.files import render_files
 
 SPECS = Path(__file__).parents[2] / "specs"
