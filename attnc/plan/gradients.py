@@ -144,6 +144,12 @@ def chain_rule(
     )
 
 
+def has_constant_slope(attention: Attention) -> bool:
+    """Whether d score / d dot is one constant."""
+    _, slope = _split_factor(derive(_natural(attention)).dot)
+    return slope is None
+
+
 def adjoint_of(entry: Wanted, value: Expr, accumulate: Accumulate, names: LoadNames) -> Adjoint:
     """The adjoint of a load, once its value is in the kernel's names."""
     named = names.replace(entry.load)

@@ -151,6 +151,7 @@ _TASKS = {
     "backward_preprocess": "what the other kernels need of each row",
     "backward_dq": "a block of threads per q tile",
     "backward_dkdv": "a block of threads per kv tile",
+    "backward_dkdv_wide": "a block of threads per kv tile",
     "backward_finish": "dq rounded",
 }
 

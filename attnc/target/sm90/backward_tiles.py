@@ -21,6 +21,9 @@ from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
 from attnc.target.sm90.boxes import coordinates
 from attnc.target.sm90.wgmma import wgmma
 
+#: Queries of a tile, at most, whose p lies in registers both rounded and as a factor of ds.
+_QUERIES_BESIDE_P = 64
+
 
 class Sm90Arguments(Arguments):
     """As for `cuda.sm_80`, behind tensor maps, and with the counter that blocks take tiles from."""
@@ -29,9 +32,7 @@ class Sm90Arguments(Arguments):
         super().__init__(module)
         layout = self._backward.layout
         assert isinstance(layout, Sm90Backward)
-        owners = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",)}
-        by_wgmma = {name for kernel in layout.by_wgmma for name in owners.get(kernel, ())}
-        leave = by_wgmma & {"dq", *self.as_elements}
+        leave = {"dk", "dv"} & {*self.as_elements} if layout.stores_boxes else set()
         self.maps = ("q", "k", "v", "do", *(name for name in self.made if name in leave))
 
     @property
@@ -56,6 +57,8 @@ class Sm90TileText(CudaBackwardText):
     #: tells whether a turn is the first, if one does.
     turns: Turns | None = None
     edge = ""
+    #: Whether dv and dk have a warpgroup each, of which one gives p to the other.
+    gives_p = False
     is_backward, is_decode = True, False
     vectors = ()
     copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
@@ -66,9 +69,14 @@ class Sm90TileText(CudaBackwardText):
         self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv}
         self.sum_columns = list(dict.fromkeys(width.get(name, self.layout.d) for name in planned.makes))
-        self.p_first = not planned.chain.adjoints  # which want scores and ds of an element together
+        # p is rounded at once where something stands between p and ds: if there are registers for it, of fewer queries
         apart = planned.chain.slope is not None or self.kernel.softmax.dropout is not None
-        self.packs_p = self.p_first and apart and {"dk", "dv"} <= set(planned.makes)
+        self.packs_p = apart and {"dk", "dv"} <= set(planned.makes)
+        has_room = not self.packs_p or self.plan.tile(planned.kind)[0] <= _QUERIES_BESIDE_P
+        self.p_first = (
+            has_room and not planned.chain.adjoints
+        )  # which want scores and ds of an element together
+        self.packs_p = self.packs_p and self.p_first
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 
     searching_lanes = "32"
