@@ -69,7 +69,7 @@ class Sm90TileText(CudaBackwardText):
         self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv}
         self.sum_columns = list(dict.fromkeys(width.get(name, self.layout.d) for name in planned.makes))
-        # p is rounded at once where something stands between p and ds: if there are registers for it, of fewer queries
+        # p is rounded at once where something stands between it and ds, if there are registers for that
         apart = planned.chain.slope is not None or self.kernel.softmax.dropout is not None
         self.packs_p = apart and {"dk", "dv"} <= set(planned.makes)
         has_room = not self.packs_p or self.plan.tile(planned.kind)[0] <= _QUERIES_BESIDE_P
