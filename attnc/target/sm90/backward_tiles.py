@@ -73,9 +73,8 @@ class Sm90TileText(CudaBackwardText):
         apart = planned.chain.slope is not None or self.kernel.softmax.dropout is not None
         self.packs_p = apart and {"dk", "dv"} <= set(planned.makes)
         has_room = not self.packs_p or self.plan.tile(planned.kind)[0] <= _QUERIES_BESIDE_P
-        self.p_first = (
-            has_room and not planned.chain.adjoints
-        )  # which want scores and ds of an element together
+        # adjoints want scores and ds of an element together
+        self.p_first = has_room and not planned.chain.adjoints
         self.packs_p = self.packs_p and self.p_first
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 
