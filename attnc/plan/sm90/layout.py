@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 from attnc.model.schedule import HopperConfig, TileConfig
 from attnc.plan.sm80.layout import MMA, CudaLayout
-from attnc.plan.sm90.columns import COLUMN_BYTES
+from attnc.plan.sm90.scores import COLUMN_BYTES
 
 #: Rows of a wgmma, and columns of a piece of a tile of 16 bits: 128 bytes.
 WGMMA_ROWS, PIECE, PIECE_BYTES = 64, 64, 128

@@ -8,15 +8,21 @@ from functools import cached_property
 from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.plan.ir import Arg, Fetch, Forward, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
-from attnc.plan.sm90.columns import Column
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, Shape, Sm90Layout, widest_product
-from attnc.plan.sm90.pairs import is_pair
+from attnc.plan.sm90.scores import Column, is_pair
 from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.printer import STORED, at_row, local, scalar, sizes_of_call, statement, value_type
 from attnc.target.sm90.boxes import BoxText
-from attnc.target.sm90.mask import Ends, row_ends
-from attnc.target.sm90.score import Score, exponent, in_columns, product_exponent, shared_score
+from attnc.target.sm90.score import (
+    Ends,
+    Score,
+    exponent,
+    in_columns,
+    product_exponent,
+    row_ends,
+    shared_score,
+)
 from attnc.target.sm90.wgmma import parts_of, wgmma
 
 #: What is copied by TMA.
