@@ -9,9 +9,9 @@ from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
 from attnc.plan.triton.resources import estimate
 from attnc.runtime.toolchains import tool
+from tests.plans import SPECS
 from tests.processes import compiling
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
 PROGRAM = """
 import json, sys
 from pathlib import Path
