@@ -246,7 +246,7 @@ def _section(section: Section | None) -> list[str]:
         return []
     part, whole = section.cache
     count = f"{section.least} to {section.most}" if section.most else f"{section.least} or more"
-    rounds = [f"{section.rounds} tiles for each multiprocessor"] * (section.rounds > 0)
+    rounds = [f"tiles for each multiprocessor: {section.rounds} or more"] * (section.rounds > 0)
     return [f"sections of {count} heads in {part}/{whole} of the L2 cache", *rounds]
 
 
@@ -421,7 +421,7 @@ def _fields(made: Any) -> list[str]:
 
 
 def _unusual(made: Any) -> list[str]:
-    """Those of them that are not as by default."""
+    """The fields of a dataclass that are not as by default."""
     named = zip(fields(made), _fields(made), strict=True)
     return [told for field, told in named if getattr(made, field.name) != field.default]
 
