@@ -15,8 +15,7 @@ from attnc.plan.signature import feature
 from attnc.runtime.loader import load_file
 from attnc.runtime.toolchains import build_cubins
 from attnc.target.files import render_files
-
-SPECS = Path(__file__).parents[2] / "specs"
+from tests.plans import SPECS
 
 _PROGRAM = """
 import sys
