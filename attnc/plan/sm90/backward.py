@@ -30,11 +30,11 @@ from attnc.expr.nodes import Dim, Index, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig, knobs_of
+from attnc.plan.access import Section
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
 from attnc.plan.gradients import has_constant_slope, wanted_loads
 from attnc.plan.layout import Buffer, Estimate, KernelName
-from attnc.plan.sections import Section
 from attnc.plan.signature import feature, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import CudaBackward, CudaLayout, over_rows
