@@ -1,9 +1,9 @@
-"""Which configs of a schedule are kept, whatever the target: those that some GPU of the target can run.
+"""Which configs of a schedule are kept, whatever the target: those that some GPU of the target can run; and
+what a schedule is chosen by for an attention that has none.
 
-Where a schedule says nothing of tiles, a target has groups of them, which take their turns.
-
-Schedules of attentions that have none: what is fastest on an H200 first, then less and less shared memory,
-for the first that fits the device is taken. Each target has its own (`Target.default_schedule`).
+Where a schedule says nothing of tiles, a target has groups of them, which take their turns. Schedules of
+attentions that have none are each target's own (`Target.default_schedule`): what is fastest on an H200
+first, then less and less shared memory, for the first that fits the device is taken.
 """
 
 from __future__ import annotations
