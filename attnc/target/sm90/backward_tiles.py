@@ -11,15 +11,13 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, fetch_expressions, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
-from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward
-from attnc.plan.sm90.turns import Turns
+from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward, Turns
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
-from attnc.target.sm90.boxes import coordinates
-from attnc.target.sm90.wgmma import wgmma
+from attnc.target.sm90.tiles import coordinates, wgmma
 
 #: Queries of a tile, at most, whose p lies in registers both rounded and as a factor of ds.
 _QUERIES_BESIDE_P = 64
