@@ -25,7 +25,7 @@ from typing import Any
 
 from attnc.expr.nodes import Expr, Load, show
 from attnc.model.tensors import Tensor
-from attnc.plan.access import Rows, Sequences
+from attnc.plan.access import Rows, Section, Sequences
 from attnc.plan.ir import (
     Arg,
     Axis,
@@ -57,7 +57,6 @@ from attnc.plan.ir.backward import (
     Prologue,
 )
 from attnc.plan.layout import BackwardLayout
-from attnc.plan.sections import Section
 from attnc.source import Span
 
 _WIDTH = 110
@@ -246,7 +245,7 @@ def _section(section: Section | None) -> list[str]:
         return []
     part, whole = section.cache
     count = f"{section.least} to {section.most}" if section.most else f"{section.least} or more"
-    rounds = [f"{section.rounds} tiles for each multiprocessor"] * (section.rounds > 0)
+    rounds = [f"tiles for each multiprocessor: {section.rounds} or more"] * (section.rounds > 0)
     return [f"sections of {count} heads in {part}/{whole} of the L2 cache", *rounds]
 
 
