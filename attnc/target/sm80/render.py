@@ -78,7 +78,7 @@ def render_host(
     target: str = "cuda",
     constants: str = "cuda/_host_constants.py.jinja",
 ) -> str:
-    """The Python module beside a `.cu` text and those of the backward. target: as for `support.imports`;
+    """The Python module beside a `.cu` text and those of the backward. target: as for `target.support.imports`;
     constants: the template of its configs.
     """
     kernel = module.kernel
