@@ -176,6 +176,8 @@ _STAGES = 2
 #: What a section of heads has of the L2 cache: much less than all, for blocks are at several sections. (A
 #: kernel that reads from memory twice is as many cycles long, but at a lower clock: power is limited.)
 SECTIONS = Section(cache=(1, 8))
+#: The same where blocks take turns: larger, so that fewer of them are at the same head.
+SECTIONS_OF_TURNS = Section(cache=(2, 5))
 #: Tiles for each block in the last section.
 LAST_ROUNDS = 3
 #: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.

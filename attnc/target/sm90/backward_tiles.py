@@ -67,12 +67,11 @@ class Sm90TileText(CudaBackwardText):
         self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv}
         self.sum_columns = list(dict.fromkeys(width.get(name, self.layout.d) for name in planned.makes))
-        # p is rounded at once where something stands between it and ds, if there are registers for that
-        apart = planned.chain.slope is not None or self.kernel.softmax.dropout is not None
-        self.packs_p = apart and {"dk", "dv"} <= set(planned.makes)
+        # p is rounded at once where a slope stands between it and ds, if there are registers for that
+        self.packs_p = planned.chain.slope is not None and {"dk", "dv"} <= set(planned.makes)
         has_room = not self.packs_p or self.plan.tile(planned.kind)[0] <= _QUERIES_BESIDE_P
-        # adjoints want scores and ds of an element together
-        self.p_first = has_room and not planned.chain.adjoints
+        # adjoints want scores and ds of an element together; bits of what dropout keeps would take registers
+        self.p_first = has_room and not planned.chain.adjoints and self.kernel.softmax.dropout is None
         self.packs_p = self.packs_p and self.p_first
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 
