@@ -273,6 +273,9 @@ class CudaWalk:
     def _heads_in_turn(self) -> Iterator[str]:
         """The rank of the tile in its head, or in the last section."""
         tiles = self.walk.tiles
+        if self.walk.sequences is not None:  # which come in turn: blocks are at all heads of a few
+            yield f"const int first_head = 0, heads = {self.all_heads}, rank = tile;"
+            return
         if not self.last_rounds:
             yield f"const int first_head = tile / {tiles}, heads = 1, rank = tile % {tiles};"
             return

@@ -88,14 +88,14 @@ class Sm90Text(BoxText):
     @property
     def claims_late(self) -> bool:
         """Whether a tile is taken from the counter late in the one before, so that it goes to the block that
-        is free first: where the longest come first.
+        is free first: where the longest come first, and not the last rows of packed sequences.
         """
-        return self.kernel.grid.longest_first
+        return self.kernel.grid.longest_first and self.kernel.grid.sequences is None
 
     @property
     def claims_ahead(self) -> int:
         """How many key tiles are left to be copied when the next tile is claimed: searches take time."""
-        return _SEARCHED_AHEAD if self.searches or self.kernel.grid.sequences is not None else 1
+        return _SEARCHED_AHEAD if self.searches else 1
 
     def _check_room(self) -> None:
         """Raises ValueError where the text would use more shared memory than the plan has laid out."""
