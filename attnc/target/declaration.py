@@ -22,6 +22,9 @@ from attnc.plan.signature import feature, is_plain, longest
 from attnc.target.quote import literal
 from attnc.tuned.choices import Buckets, Tuned
 
+# --- text of declarations
+
+
 WIDTH = 110
 
 
@@ -147,6 +150,9 @@ def _classes(value: Value) -> Iterator[str]:
     if isinstance(value, Items | Table | Record):
         for _, part in _parts(value):
             yield from _classes(part)
+
+
+# --- the call
 
 
 def operator_name(module: Module, code: str) -> str:
@@ -372,6 +378,9 @@ def _part(part: Part) -> Record:
     along = Items([quoted(axis) for axis in part.along])
     places = Items([quoted(place) if isinstance(place, str) else str(place) for place in part.places])
     return Record("Part", [quoted(part.name)], {"along": along, "places": places})
+
+
+# --- configs, and measured choices among them
 
 
 def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
