@@ -69,6 +69,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
         split = Split(
             lo=loops.loops[0].start,
             hi=loops.loops[-1].stop,
+            in_turn=target.splits_in_turn,
             max_visible_keys=max_visible_keys(attention.mask),
             staged=staged,
             staging=_STAGING if any(staged) else (),

@@ -37,6 +37,7 @@ class Target(ABC):
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other.
+    splits_in_turn: splits of a sequence take its tiles in turn (`ir.decode.Split`).
     """
 
     name: str
@@ -49,6 +50,7 @@ class Target(ABC):
     has_lazy_maximum: ClassVar[bool] = False
     has_rows_kernel: ClassVar[bool]
     sections: ClassVar[Section]
+    splits_in_turn: ClassVar[bool] = False
 
     @property
     def folder(self) -> str:

@@ -109,8 +109,8 @@ BUGS: tuple[HopperBug, ...] = (
     HopperBug(
         name="pages of the tile before",
         attention="hopper_gqa",
-        story="pages are looked up a tile ahead, and were not looked up again",
-        anchor="page = page_of(kv_lo + lane * BOX);",
+        story="pages are looked up two tiles ahead, and were not handed on",
+        anchor="page = next_page;",
         patch="",
     ),
     HopperBug(
@@ -176,7 +176,7 @@ BUGS: tuple[HopperBug, ...] = (
         name="a lane announces before the others have waited",
         attention="hopper_gqa",
         story="a warp with nothing to copy waited for nobody",
-        anchor="const u32 full = barrier_of(base, FULL, PARTS * stage.at + part); __syncwarp();",
-        patch="const u32 full = barrier_of(base, FULL, PARTS * stage.at + part);",
+        anchor="const u32 full = barrier_of(base, FULL, PARTS * next_stage.at + part); __syncwarp();",
+        patch="const u32 full = barrier_of(base, FULL, PARTS * next_stage.at + part);",
     ),
 )

@@ -24,6 +24,7 @@ def text_of(
     score: str = "dot(q, k) / sqrt(64)",
     normalize: str = "softmax",
     schedule: str = "",
+    splits: str = "auto, 3",
     dtype: str = "bf16",
     more: tuple[str, ...] = (),
 ) -> str:
@@ -51,7 +52,7 @@ def text_of(
         f"output lse: f32[B, {'G' if shared else 'Hkv * G'}, M]",
     ]
     consumers = "consumers = 2, " if shared else ""
-    knobs = f"loops = [kv], pack = gqa, {consumers}tile.kv = 32, stages = 2, split.kv in {{auto, 3}}"
+    knobs = f"loops = [kv], pack = gqa, {consumers}tile.kv = 32, stages = 2, split.kv in {{{splits}}}"
     return spec(lines, f"{knobs}\n  {schedule}", target="cuda.sm_90a")
 
 
@@ -63,6 +64,8 @@ KINDS = {
         score="softcap(dot(q, k) / sqrt(192), 30)",
         schedule="softmax = online(rescale = lazy(8))",
     ),
+    "dense": text_of(splits="3, 7"),
+    "fixed": text_of(page=16, splits="3, fixed(64)"),
     "sink": text_of(
         "window(40, 0)", page=32, normalize="softmax(sink = sink[h])", more=("input sink: f32[Hkv * G]",)
     ),

@@ -156,6 +156,7 @@ def _splits(kernel: Decode) -> Iterator[str]:
         split = kernel.split
         visible = "all" if split.max_visible_keys is None else split.max_visible_keys
         told = [f"max_visible_keys = {visible}", f"at most {split.most}", f"idle_gain = {split.idle_gain}"]
+        told += ["in turn"] if split.in_turn else []
         told += [f"staging on {list(split.staging)}"] if split.staging else []
         yield _list(f"split keys {show(split.lo)} .. {show(split.hi)}", told)
     parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)

@@ -62,6 +62,7 @@ class Sm90a(Target):
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
     sections: ClassVar = EVEN
+    splits_in_turn: ClassVar = True
 
     def section(self, *, longest_first: bool) -> Section | None:
         return EVEN if longest_first else None

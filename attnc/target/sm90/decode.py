@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice, takewhile
 
+from attnc.expr.arithmetic import ZERO
 from attnc.plan.ir import Arg, Decode, Let, Module
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
 from attnc.plan.sm90.layout import widest_product
 from attnc.target.sm80.decode import CudaDecodeText
+from attnc.target.sm80.printer import scalar
 from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.wgmma import parts_of
 
@@ -67,6 +70,62 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         return self.kernel.step.kept is not None or any(
             isinstance(item, Let) and item.name == "N" for item in self.kernel.program
         )
+
+    # -- splits --------------------------------------------------------------------------------------------
+
+    @property
+    def tile_step(self) -> str:
+        return "split_step" if self.is_split else super().tile_step
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether the first tile of a block is known before any length is, and what is copied of it."""
+        split, loops = self.kernel.split, self.kernel.regions.loops
+        first = loops[0].start if split is None else split.lo
+        return first == ZERO and not self.guard and self.rows("k").first is None and "N" in self.kernel.dims
+
+    @property
+    def start_of_split(self) -> list[str]:
+        """Which tiles are this block's."""
+        split = self.kernel.split
+        if split is None:
+            return []
+        assert split.in_turn
+        lo = "" if split.lo == ZERO else f"{scalar(split.lo)} + "
+        if not self.has_fixed_splits:
+            return [
+                "// this block's split: every so many-th tile",
+                f"const int split_step = args.SPLITS * BLOCK_N, split_lo = {lo}split * BLOCK_N;",
+            ]
+        return [
+            "// this block's split: so many keys, or every so many-th tile",
+            "const int split_size = args.SPLIT_SIZE, split_step = split_size > 0 ? BLOCK_N : args.SPLITS * BLOCK_N;",
+            f"const int split_lo = {lo}split * (split_size > 0 ? split_size : BLOCK_N);",
+        ]
+
+    @property
+    def end_of_split(self) -> list[str]:
+        split = self.kernel.split
+        if split is None:
+            return []
+        end = hi = scalar(split.hi)
+        if self.has_fixed_splits:
+            end = f"split_size > 0 ? min(split_lo + split_size, {hi}) : {hi}"
+        return [f"const int split_hi = {end};"]
+
+    @property
+    def own_split(self) -> list[str]:
+        return [*([] if self.starts_early else self.start_of_split), *self.end_of_split]
+
+    @property
+    def loads(self) -> list[str]:
+        """The first lines of `program`, which ask memory and wait for nothing: where rows lie, lengths."""
+        found = takewhile(lambda item: not isinstance(item, Let), self.kernel.program)
+        return [self.statement(item) for item in found]
+
+    @property
+    def program(self) -> Iterator[str]:
+        yield from islice(super().program, len(self.loads), None)
 
     # -- arguments -----------------------------------------------------------------------------------------
 
