@@ -99,7 +99,8 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
             ]
         return [
             "// this block's split: so many keys, or every so many-th tile",
-            "const int split_size = args.SPLIT_SIZE, split_step = split_size > 0 ? BLOCK_N : args.SPLITS * BLOCK_N;",
+            "const int split_size = args.SPLIT_SIZE;",
+            "const int split_step = split_size > 0 ? BLOCK_N : args.SPLITS * BLOCK_N;",
             f"const int split_lo = {lo}split * (split_size > 0 ? split_size : BLOCK_N);",
         ]
 
