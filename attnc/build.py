@@ -18,7 +18,7 @@ from pathlib import Path
 from attnc.diagnostics import Diagnostic, DiagnosticError, warning
 from attnc.effort import limited, renew, spend
 from attnc.model.configs import schedule_of
-from attnc.model.expansion import charged
+from attnc.model.elaborate import charged
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
@@ -32,14 +32,13 @@ from attnc.plan.mask_findings import check_mask
 from attnc.plan.projection import plan_projection
 from attnc.plan.targets import INSTEAD, TARGETS, target_of
 from attnc.source import Source, Span
-from attnc.syntax.parser import load, parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import load, parse, prelude
 from attnc.target.dispatch import render_dispatch, render_projection_dispatch
 from attnc.target.files import render_files
 from attnc.target.one_import import render_one_import
 from attnc.target.projection import render_projection
 from attnc.target.support import support_files
-from attnc.tuned.choices import load_tuned, tuned_choices
+from attnc.tuned.choices import Choice, load_tuned, tuned_choices
 from attnc.tuned.tables import Table, load_tables, projection_rows, schedule_rows, target_rows
 
 #: What a module costs whatever its expressions are, and a character of its text.
@@ -206,8 +205,7 @@ def diagnose(path: Path) -> tuple[Diagnostic, ...]:
     """Everything to say about a spec, errors and warnings: what is planned can be printed. Raises OSError."""
     try:
         planned = plan_program(front(path))
-        if tuned := tuned_source(path):
-            load_tuned(tuned)
+        tuned_of(path)
         if dispatch := dispatch_source(path):
             load_tables(dispatch)
     except DiagnosticError as failure:
@@ -247,6 +245,14 @@ def dispatch_path(path: Path) -> Path:
 def tuned_source(path: Path) -> Source | None:
     """The text of the tuned choices of a spec file, if there is one. Raises OSError."""
     return _text_of(tuned_path(path))
+
+
+def tuned_of(path: Path) -> tuple[Choice, ...]:
+    """Reads the tuned choices of a spec file, none where nobody has measured. Raises OSError, and
+    DiagnosticError (E0603) for a malformed file.
+    """
+    source = tuned_source(path)
+    return () if source is None else load_tuned(source)
 
 
 def dispatch_source(path: Path) -> Source | None:

@@ -23,8 +23,7 @@ from attnc.model.tensors import DType
 from attnc.source import Source, Span
 from attnc.syntax import ast
 from attnc.syntax.format import format_file
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 
 Kind: TypeAlias = Literal["keyword", "function", "variable", "type", "property", "value"]
 
@@ -183,7 +182,7 @@ def _meaning(source: Source, word: Span, block: tuple[str, str, int] | None) -> 
 
 def _tiles(source: Source, name: str) -> str:
     """A picture of the tiles of an attention, as Markdown; empty where it is wrong or has no kernel."""
-    from attnc.explain.figures import tiles_of
+    from attnc.explain.forward import tiles_of
     from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 
     try:

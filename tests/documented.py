@@ -11,13 +11,13 @@ from collections.abc import Mapping, Set
 from attnc.build import plan_program
 from attnc.diagnostics import CODES, DiagnosticError
 from attnc.effort import MAX_STEPS
-from attnc.expr.ranges import SIZE
+from attnc.expr.interval import SIZE
 from attnc.model.configs import MAX_CONFIGS
-from attnc.model.expansion import MAX_CALLS, MAX_NODES
-from attnc.model.expansion import MAX_DEPTH as MAX_LEVELS
+from attnc.model.declarations import MAX_HEAD_DIM
+from attnc.model.elaborate import MAX_CALLS, MAX_NODES
+from attnc.model.elaborate import MAX_DEPTH as MAX_LEVELS
 from attnc.model.knobs import ACCUMULATE, ACCUMULATE_DQ, KEYS, Key
 from attnc.model.names import RESERVED
-from attnc.model.params import MAX_HEAD_DIM
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Choice, Value, whole_of
@@ -26,9 +26,7 @@ from attnc.model.variants import MAX_VARIANTS
 from attnc.plan.interface import DECODING, KEYS_FIRST, READ, WITH_GRADIENTS
 from attnc.plan.names import GLOBALS
 from attnc.source import Source
-from attnc.syntax.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME, MAX_TOKENS
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME, MAX_TOKENS, parse, prelude
 from tests.documentation import ROOT, cells, region, table
 
 #: Columns of the tables of what is compiled.

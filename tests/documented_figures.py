@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from math import ceil, floor
+from statistics import geometric_mean
 from typing import Any
 
 from attnc.bench import ranks_report
@@ -12,6 +14,10 @@ from attnc.bench.papers import markdown, read_papers
 from attnc.source import Source
 from attnc.tuned.tables import admits, load_tables
 from tests.documentation import ROOT, table
+
+#: The cells of the plain grid, and those beside it, by their names.
+_GRID = r"^d(64|128|256) h\d+ n(1024|4096|16384) (full|causal)$"
+_FURTHER = rf"(?!{_GRID})^d.* (full|causal)$"
 
 
 def training() -> str:
@@ -41,6 +47,39 @@ def papers() -> str:
     return markdown(read_papers(record))
 
 
+#: The rows of `summary`: kernels, their record, a pattern of its cells, and the peers.
+_STANDINGS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
+    ("Hopper, forward", "forward_hopper_h200", _GRID, {"cudnn": "cuDNN", "fa3": "FA3", "fa4": "FA4"}),
+    ("Hopper, forward: d64 at n512 and n2048, d96, d192/128", "forward_hopper_h200", _FURTHER,
+     {"cudnn": "cuDNN", "fa3": "FA3", "fa4": "FA4"}),
+    ("Hopper, gradients", "backward_hopper_h200", _GRID, {"cudnn": "cuDNN", "fa3": "FA3"}),
+    ("Triton, forward", "forward_h200", _GRID, {"cudnn": "cuDNN", "fa2": "FA2"}),
+    ("Triton, forward, masks and scores too", "forward_h200", "", {"flex": "FlexAttention"}),
+    ("Triton, gradients", "backward_h200", _GRID, {"cudnn": "cuDNN", "fa2": "FA2"}),
+    ("Triton, gradients, masks and scores too", "backward_h200", "", {"flex": "FlexAttention"}),
+    ("Triton, decoding", "decode_h200", "", {"cudnn": "cuDNN", "fa2": "FA2", "flex": "FlexAttention"}),
+    ("`cuda.sm_80`, forward", "forward_cuda_h200", _GRID, {"fa2": "FA2"}),
+    ("`cuda.sm_80`, gradients", "backward_cuda_h200", _GRID, {"fa2": "FA2"}),
+)  # fmt: skip
+
+
+def summary() -> str:
+    """How many times as fast as the best peer of each cell: least, geometric mean and most of each table."""
+    titles = ("kernels", "beside the best of", "cells", "slowest", "geometric mean", "fastest")
+    rows: list[tuple[str, ...]] = [titles, ("---",) * len(titles)]
+    for kernels, figure, pattern, peers in _STANDINGS:
+        path = ROOT / "docs" / "figures" / f"{figure}.json"
+        ratios = []
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            times = {name: its.get("ms", its.get("us")) for name, its in cell["results"].items()}
+            best = min((times[peer] for peer in peers if peer in times), default=None)
+            if best is not None and re.search(pattern, cell["name"]):
+                ratios.append(best / times["attnc"])
+        shown = (_ratio(ratio, 1.0) for ratio in (min(ratios), geometric_mean(ratios), max(ratios)))
+        rows.append((kernels, ", ".join(peers.values()), str(len(ratios)), *shown))
+    return table(rows)
+
+
 def forward_cuda() -> str:
     """The forward benchmark of the CUDA target: TFLOP/s, and attnc's ratio to FlashAttention-2."""
     peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex", "triton": "attnc on Triton"}
@@ -61,6 +100,23 @@ def forward_hopper() -> str:
 def backward_hopper() -> str:
     """The same of the gradients of q, k and v."""
     return _beside_flash("backward_hopper_h200")
+
+
+def deterministic_hopper() -> str:
+    """Gradients that are the same bits in every run beside those of the table before, TFLOP/s."""
+    path = ROOT / "docs" / "figures" / "backward_hopper_h200.json"
+    kinds = {"ordered": "`ordered`", "two_pass": "`two_pass`"}
+    titles = ("cell", "attnc", *kinds.values(), "the faster to attnc", "to cuDNN", "to FA3")
+    rows: list[tuple[str, ...]] = [titles, ("---",) * len(titles)]
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        found = cell["results"]
+        if measured := [name for name in kinds if name in found]:
+            best = min(found[name]["ms"] for name in measured)
+            shown, others = ("attnc", *kinds), ("attnc", "cudnn", "fa3")
+            speeds = (f"{found[name]['tflops']:.0f}" if name in found else "n/a" for name in shown)
+            ratios = (_ratio(found[name]["ms"], best) if name in found else "n/a" for name in others)
+            rows.append((cell["name"], *speeds, *ratios))
+    return table(rows)
 
 
 def _beside_flash(figure: str) -> str:

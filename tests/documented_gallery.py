@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnc.build import front
-from attnc.explain.figures import tiles_of
+from attnc.explain.forward import tiles_of
 from attnc.model.variants import labelled, variants
 from attnc.plan import ir
 from attnc.plan.lower import plan

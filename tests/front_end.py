@@ -11,8 +11,7 @@ from attnc.model.resolve import resolve
 from attnc.model.schedule import PHASES
 from attnc.model.variants import variants
 from attnc.plan.mask_findings import mask_notes
-from attnc.syntax.parser import load, parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import load, parse, prelude
 
 # The codes that the passes below can report. A new pass is a line in `_warnings` and its range here.
 CODE_RANGES = ("E01", "E02", "E03", "E04", "E05", "E06", "W02", "W07", "W08")

@@ -25,8 +25,7 @@ from jinja2.environment import Environment
 from attnc.build import front, plan_program
 from attnc.model.resolve import resolve
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from attnc.target import environment
 from attnc.target.files import render_files
 from attnc.target.sm80 import render as cuda

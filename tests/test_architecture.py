@@ -96,7 +96,7 @@ KNOWS_FAMILIES = {
 
 # Where a target is still asked for by name, and why; all else asks `plan.targets` and the lists by family.
 NAMES_TARGETS = {
-    "attnc.model.schedules": "projections are made for one target",
+    "attnc.model.resolve_schedule": "projections are made for one target",
     "attnc.tune.schedules": "so are tables of schedules",
     "attnc.verify.calls": "stands in for the two ways in which host code launches",
     "attnc.bench.decode": "kernels for another target may be timed beside Triton's",

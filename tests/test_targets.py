@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from attnc.diagnostics import DiagnosticError
+from attnc.model.resolve_schedule import TARGETS as NAMES
 from attnc.model.schedule import Schedule
-from attnc.model.schedules import TARGETS as NAMES
 from attnc.plan.device import DEVICES
 from attnc.plan.lowerable import check_differentiable
 from attnc.plan.targets import TARGETS, target_of

@@ -10,16 +10,16 @@ import pytest
 
 from attnc.build import dispatch_path, dispatch_source, tuned_path
 from attnc.diagnostics import DiagnosticError
-from attnc.model.projection import Impl
+from attnc.model.program import Impl
 from attnc.plan.ir.projection import ProjectionModule
 from attnc.runtime.timing import summarise
 from attnc.tune import configs, projections, schedules, targets
 from attnc.tune.configs import fastest
+from attnc.tune.projections import crossovers
 from attnc.tune.projections import table_of as projection_table
 from attnc.tune.schedules import Point
 from attnc.tune.schedules import table_of as schedule_table
 from attnc.tune.targets import TargetPoint
-from attnc.tuned.crossover import crossovers
 from attnc.tuned.tables import Table, admits, load_tables, projection_rows
 from tests.plans import plans_of
 

@@ -108,8 +108,7 @@ def kernel(wanted: Wanted) -> Kernel:
     from attnc.model.resolve import resolve
     from attnc.runtime.loader import load_module
     from attnc.source import Source
-    from attnc.syntax.parser import parse
-    from attnc.syntax.prelude import prelude
+    from attnc.syntax.parser import parse, prelude
 
     program = resolve(parse(Source(f"{wanted.name}.attn", wanted.text)), prelude())
     (module,) = plan_program(program).modules

@@ -141,8 +141,7 @@ def _package(
     from attnc.build import compile_program
     from attnc.model.resolve import resolve
     from attnc.plan.targets import TARGETS, target_of
-    from attnc.syntax.parser import parse
-    from attnc.syntax.prelude import prelude
+    from attnc.syntax.parser import parse, prelude
 
     program = resolve(parse(text), prelude())
     name = _choose(program, attention)

@@ -113,8 +113,7 @@ class Family:
         ValueError for one that there is not, and for projections, of which only attentions are explained.
         """
         from attnc.explain.backward import backward_text, explain_backward
-        from attnc.explain.figures import explain
-        from attnc.explain.text import as_text
+        from attnc.explain.forward import as_text, explain
         from attnc.plan import ir
         from attnc.plan.device import DEVICES
 
@@ -173,8 +172,7 @@ class Family:
     @cached_property
     def _program(self) -> Program:
         from attnc.model.resolve import resolve
-        from attnc.syntax.parser import parse
-        from attnc.syntax.prelude import prelude
+        from attnc.syntax.parser import parse, prelude
 
         return resolve(parse(Source(self._path, str(self.spec))), prelude())
 

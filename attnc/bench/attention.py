@@ -113,11 +113,12 @@ class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[
                 IN_TFLOPS,
                 "Launches follow one another; flushed: one at a time, with nothing of its inputs in L2.",
             ],
-            table(head, (self._row(result, [peer.name for peer in others]) for result in results)),
+            table(head, (self._row(result, others) for result in results)),
             gaps(reasons),
         )
 
-    def _row(self, result: Result[Cell], others: Sequence[str]) -> list[str]:
+    def _row(self, result: Result[Cell], others: Sequence[Peer]) -> list[str]:
+        libraries = [peer.name for peer in others if not peer.ours]
         flops = result.cell.flops_of(self.phase)
         speed, ceiling = result.rate(flops, OURS), _ceiling(result)
         flushed = result.flushed.get(OURS)
@@ -125,11 +126,11 @@ class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[
             result.cell.name,
             figure(speed),
             spread(result.timings.get(OURS)),
-            *(figure(result.rate(flops, name)) for name in others),
-            to_the_best(result.timings, OURS, others),
+            *(figure(result.rate(flops, peer.name)) for peer in others),
+            to_the_best(result.timings, OURS, libraries),
             figure(100 * speed / ceiling if speed and ceiling else None, unit=" %"),
             figure(flops / flushed.median * 1e-9 if flushed else None),
-            to_the_best(result.flushed, OURS, others),
+            to_the_best(result.flushed, OURS, libraries),
         ]
 
     def _figures(self, result: Result[Cell]) -> dict[str, Any]:

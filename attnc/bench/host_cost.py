@@ -22,7 +22,7 @@ from attnc.bench.run import Benchmark, Job, Report
 from attnc.build import front, plan_program
 from attnc.plan import ir
 from attnc.runtime.loader import load_module
-from attnc.runtime.timing import Launch, Which, host_ms, orders
+from attnc.runtime.timing import Launch, Which, host_ms, take_turns
 from attnc.runtime.trial import problem_for
 
 #: Of the inputs; a decode kernel gets one row of q.
@@ -121,19 +121,16 @@ def _differentiated(
 
 
 def measure_calls(calls: Mapping[Which, Launch], rounds: int, report: Report) -> dict[Which, float]:
-    """Microseconds of the host for a call, of the fastest burst. `report` is called with the number of each
-    round.
+    """Measures the microseconds of the host for a call, of the fastest burst. `report` is called with the
+    number of each round.
     """
     for call in calls.values():
         for _ in range(3):
             call()
-    samples: dict[Which, list[float]] = {which: [] for which in calls}
-    for number, order in enumerate(orders(calls, rounds), 1):
-        report(f"round {number}")
-        for which in order:
-            samples[which].append(1e3 * host_ms(calls[which], _BURST))
+    samplers = {which: partial(host_ms, call, _BURST) for which, call in calls.items()}
+    samples = take_turns(samplers, rounds, report)
     torch.cuda.synchronize()
-    return {which: min(found) for which, found in samples.items()}
+    return {which: 1e3 * min(found) for which, found in samples.items()}
 
 
 @dataclass(frozen=True)

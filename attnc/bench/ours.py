@@ -11,12 +11,11 @@ from typing import Any
 from attnc.bench.cells import Cell, Inputs
 from attnc.bench.peers import Peer
 from attnc.bench.run import Unavailable
-from attnc.build import front, plan_program, tuned_source
+from attnc.build import front, plan_program, tuned_of
 from attnc.diagnostics import DiagnosticError
 from attnc.plan.storage import feature
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
-from attnc.tuned.choices import load_tuned
 
 OURS = "attnc"
 _SPECS = Path(__file__).parent / "specs"
@@ -40,8 +39,7 @@ def _modules(target: str, folder: Path) -> dict[tuple[str, int, int, str], Modul
     """Loads the modules of a folder of specs, by name, D, Dv and type."""
     found = {}
     for path in sorted(folder.glob("*.attn")):
-        tuned = tuned_source(path)
-        choices = () if tuned is None else load_tuned(tuned)
+        choices = tuned_of(path)
         for module in plan_program(front(path)).modules:
             if module.target == target:
                 attention = module.variant.attention
@@ -72,7 +70,9 @@ def ours(target: str = "triton") -> Peer:
 
 
 #: The kernels for Triton beside those for another target.
-TRITON = Peer(name="triton", title="attnc on Triton", make=partial(make, "triton", _SPECS), compiles=True)
+TRITON = Peer(
+    name="triton", title="attnc on Triton", make=partial(make, "triton", _SPECS), compiles=True, ours=True
+)
 #: Ways to sum dq by which gradients are the same bits in every run, with the folders of their specs.
 _SAME_BITS = {"two_pass": _SPECS / "deterministic", "ordered": _SPECS / "ordered"}
 
@@ -81,6 +81,6 @@ def same_bits(target: str) -> tuple[Peer, ...]:
     """CUDA kernels whose gradients are the same bits in every run, beside those that add dq atomically."""
     cuda = target if target.startswith("cuda.") else "cuda.sm_80"
     return tuple(
-        Peer(name=way, title=f"attnc, {way}", make=partial(make, cuda, folder), compiles=True)
+        Peer(name=way, title=f"attnc, {way}", make=partial(make, cuda, folder), compiles=True, ours=True)
         for way, folder in _SAME_BITS.items()
     )

@@ -65,7 +65,7 @@ def demo(
 
 
 def _show_mask(module: ir.Module) -> None:
-    from attnc.expr.show import show
+    from attnc.expr.nodes import show
     from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 
     decodes = module.kernels[0].structure == "decode"

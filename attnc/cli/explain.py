@@ -75,10 +75,9 @@ def explain(
     from attnc.build import front, plan_program
     from attnc.effort import limited, renew
     from attnc.explain.backward import backward_dict, backward_text, explain_backward
-    from attnc.explain.figures import as_dict
-    from attnc.explain.figures import explain as explain_plan
-    from attnc.explain.text import as_text
-    from attnc.model.expansion import charged
+    from attnc.explain.forward import as_dict, as_text
+    from attnc.explain.forward import explain as explain_plan
+    from attnc.model.elaborate import charged
     from attnc.plan.device import DEVICES
     from attnc.plan.ir.text import module_text
 

@@ -60,8 +60,7 @@ def _rename_starter(name: str, starter: Path) -> str:
     from attnc.model.resolve import resolve
     from attnc.source import Source
     from attnc.syntax import ast
-    from attnc.syntax.parser import load, parse
-    from attnc.syntax.prelude import prelude
+    from attnc.syntax.parser import load, parse, prelude
 
     if not _NAME.fullmatch(name):
         proposed = re.sub(r"\W", "_", Path(name).stem, flags=re.ASCII).strip("_")

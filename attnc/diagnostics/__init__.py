@@ -5,9 +5,19 @@ that is raised is a bug in the compiler.
 """
 
 from attnc.diagnostics.codes import CODES, CodeInfo
-from attnc.diagnostics.diagnostic import Details, Diagnostic, DiagnosticError, Label, Severity, error, warning
-from attnc.diagnostics.render import render, to_json
-from attnc.diagnostics.suggest import did_you_mean, suggest
+from attnc.diagnostics.diagnostic import (
+    Details,
+    Diagnostic,
+    DiagnosticError,
+    Label,
+    Severity,
+    did_you_mean,
+    error,
+    render,
+    suggest,
+    to_json,
+    warning,
+)
 
 __all__ = [
     "CODES",

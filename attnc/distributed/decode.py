@@ -21,7 +21,7 @@ from attnc.diagnostics import DiagnosticError, error
 from attnc.distributed.derive import View
 from attnc.distributed.group import Group, Ranks
 from attnc.distributed.kernels import Kernels, Spec, spec_of
-from attnc.expr.arithmetic import number
+from attnc.expr.construct import number
 from attnc.expr.nodes import Index, Load
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Role

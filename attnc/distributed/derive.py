@@ -18,11 +18,23 @@ from typing import Literal, TypeAlias
 
 from attnc.diagnostics import DiagnosticError, error
 from attnc.expr.affine import Affine, affine, normalize
-from attnc.expr.arithmetic import add, maximum, minimum, sub
-from attnc.expr.logic import compare, conj
-from attnc.expr.nodes import TRUE, Call, Compare, Const, Dim, Expr, Index, Load, Type, children, uses, walk
-from attnc.expr.ranges import POSITION
-from attnc.expr.show import show
+from attnc.expr.construct import add, compare, conj, maximum, minimum, sub
+from attnc.expr.interval import POSITION
+from attnc.expr.nodes import (
+    TRUE,
+    Call,
+    Compare,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    Load,
+    Type,
+    children,
+    show,
+    uses,
+    walk,
+)
 from attnc.expr.simplify import make
 from attnc.model.attention import Attention, ParamValue
 from attnc.model.program import Program

@@ -19,7 +19,7 @@ from attnc.build import digest, plan_program, tuned_source
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.distributed.derive import Derived, Form, derive
 from attnc.distributed.spans import Visibility
-from attnc.expr.arithmetic import number
+from attnc.expr.construct import number
 from attnc.model.attention import Attention, ParamValue, Variant
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
@@ -28,8 +28,7 @@ from attnc.model.variants import variants
 from attnc.plan import ir
 from attnc.runtime.dtypes import TORCH
 from attnc.source import Source, Span
-from attnc.syntax.parser import load, parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import load, parse, prelude
 
 
 @dataclass(frozen=True)

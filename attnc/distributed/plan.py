@@ -385,7 +385,7 @@ def _key(sizes: Sizes) -> object:
 
 def widths_of(visibility: Visibility) -> Widths:
     """Returns the widths of rows of q, k and v of a variant's attention, whose sizes are numbers."""
-    from attnc.expr.arithmetic import number
+    from attnc.expr.construct import number
 
     attention = visibility.attention
     d, dv = (int(number(tensor.shape[-1]) or 0) for tensor in (attention.q, attention.v))

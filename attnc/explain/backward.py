@@ -6,10 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnc.explain.figures import tiles_of
-from attnc.explain.kernel import Usage, bounds_dict, grid_line, loop_lines, resource_dict, resource_lines
-from attnc.explain.roofline import Roofline, roofline_dict, roofline_lines, roofline_of
-from attnc.expr.show import show
+from attnc.explain.forward import tiles_of
+from attnc.explain.kernel import (
+    Roofline,
+    Usage,
+    bounds_dict,
+    grid_line,
+    loop_lines,
+    resource_dict,
+    resource_lines,
+    roofline_dict,
+    roofline_lines,
+    roofline_of,
+)
+from attnc.expr.nodes import show
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.plan import ir

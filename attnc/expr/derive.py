@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnc.expr.arithmetic import add, div, floordiv, mul, neg
+from attnc.expr.construct import add, div, floordiv, mul, neg, where
 from attnc.expr.functions import REAL
-from attnc.expr.logic import where
 from attnc.expr.nodes import Binary, Call, Compare, Const, Dot, Expr, Load, Neg
 from attnc.expr.simplify import simplify
 

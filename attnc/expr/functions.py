@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from attnc.expr.arithmetic import div, mul, neg, sub
+from attnc.expr.construct import div, mul, neg, sub
 from attnc.expr.nodes import Call, Const, Expr
 
 _ONE = Const(1.0)

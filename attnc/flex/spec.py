@@ -12,8 +12,21 @@ from typing import Any
 
 import torch
 
-from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Dot, Expr, Load, Ref, children, rebuild, walk
-from attnc.expr.show import show
+from attnc.expr.nodes import (
+    TRUE,
+    Binary,
+    Call,
+    Const,
+    Dim,
+    Dot,
+    Expr,
+    Load,
+    Ref,
+    children,
+    rebuild,
+    show,
+    walk,
+)
 from attnc.flex.expressions import Expressions, conjunction, split
 from attnc.flex.tape import Capture
 from attnc.flex.trace import Trace

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from attnc.expr.nodes import Dim, Expr
-from attnc.model.products import group_size
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.tensors import DType, Role, Tensor, group_size
 from attnc.source import Source, Span
 
 ParamValue: TypeAlias = DType | bool | int | float

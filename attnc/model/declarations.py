@@ -1,24 +1,164 @@
-"""Inputs and outputs of an attention: element types, shapes, facts, and the role of each axis of q, k, v and
-the outputs.
+"""What an attention declares: `param`s and their choices, sizes, and inputs and outputs with their element
+types, shapes, facts, and the role of each axis.
+
+A size is a product or sum of dimensions, params and integers, e.g. `Hkv * G` or `B + 1`. A name that is
+not reserved and not declared is a dimension of its own, known at run time from the tensors that have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from attnc.diagnostics import Label, did_you_mean
-from attnc.expr.nodes import Const, Dim, Expr, Param, walk
-from attnc.model import attention
-from attnc.model.elsewhere import type_here
-from attnc.model.names import DIMS, OUTPUTS
-from attnc.model.products import group_size, is_static, same_size
+from attnc.expr.nodes import Binary, Const, Dim, Expr, walk
+from attnc.expr.nodes import Param as ParamNode
+from attnc.expr.simplify import make
+from attnc.model.attention import Param
+from attnc.model.names import DIMS, OUTPUTS, PARAM_DIMS, RESERVED, type_here
 from attnc.model.report import Report
 from attnc.model.scope import WRONG, Scope, Wrong
-from attnc.model.sizes import Sizes
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.tensors import DType, Role, Tensor, group_size, is_static, same_size
 from attnc.source import Span
 from attnc.syntax import ast
+
+DEFAULT_HEAD_DIMS = (64, 128)
+MAX_HEAD_DIM = 1024
+
+
+def resolve_param(tree: ast.Param, report: Report) -> Param | Wrong:
+    """The param with its choices, which are all element types, all numbers, or all true or false."""
+    name, before = tree.name.id, report.errors
+    choices: dict[tuple[str, DType | bool | int | float], DType | bool | int | float] = {}
+    for choice in tree.choices:
+        value = _choice(choice)
+        if value is None:
+            label = "a number, an element type, true or false"
+            report.error("E0307", "not a choice of a param", choice.span, f"must be {label}")
+        elif (_kind(value), value) in choices:
+            report.error("E0307", f"'{choice.span.text}' is listed twice", choice.span, "second time")
+        else:
+            choices[_kind(value), value] = value
+    values = tuple(choices.values())
+    if len({kind for kind, _ in choices}) > 1:
+        report.error("E0307", f"choices of param '{name}' are of different kinds", tree.span, "mixed")
+    elif len({value.is_float for value in values if isinstance(value, DType)}) > 1:
+        report.error("E0307", f"choices of param '{name}' mix floats and integers", tree.span, "mixed")
+    elif name in DIMS and not all(type(value) is int and value > 0 for value in values):
+        report.error("E0307", f"'{name}' is a size", tree.span, "its choices must be positive integers")
+    return WRONG if report.errors > before else Param(name=name, choices=values, span=tree.span)
+
+
+def _choice(tree: ast.Expr) -> DType | bool | int | float | None:
+    match tree:
+        case ast.Bool(value=value):
+            return value
+        case ast.Number(value=value) if abs(value) < 2**63:
+            return value
+        case ast.UnaryOp(operand=ast.Number(value=value)) if abs(value) < 2**63:
+            return -value
+        case ast.Name(id=name) if name in list(DType):
+            return DType(name)
+        case _:
+            return None
+
+
+def _kind(value: DType | bool | int | float) -> str:
+    return "number" if type(value) in (int, float) else type(value).__name__
+
+
+def raw_dims(attention: ast.Attention, params: dict[str, Param | Wrong]) -> dict[str, Expr]:
+    """What the reserved dimensions stand for in the shapes of q, k and v.
+
+    D is the last axis of q and Dv that of v, whatever is written there; those that the spec leaves open
+    become params with `is_default`, added to `params`. The others are params if declared so, else run-time
+    sizes.
+    """
+    shapes = {
+        name.id: item.shape for item in attention.items if isinstance(item, ast.Input) for name in item.names
+    }
+    dims: dict[str, Expr] = {}
+    for name in DIMS:
+        if name not in params and name not in ("D", "Dv"):
+            dims[name] = Dim(name)
+        elif isinstance(params.get(name), Param) and name in PARAM_DIMS:
+            dims[name] = ParamNode(name, "int")
+    for name, tensor in (("D", "q"), ("Dv", "v")):
+        last = shapes[tensor][-1] if shapes.get(tensor) else None
+        if name in params:
+            continue
+        fixed = _stated_size(last, dims, params)
+        if fixed is None and (name == "D" or (isinstance(last, ast.Name) and last.id == "Dv")):
+            params[name] = Param(name=name, choices=DEFAULT_HEAD_DIMS, is_default=True)
+            fixed = ParamNode(name, "int")
+        dims[name] = fixed or dims.get("D", Dim("D"))
+    return dims
+
+
+def _stated_size(
+    tree: ast.Expr | None, dims: dict[str, Expr], params: dict[str, Param | Wrong]
+) -> Expr | None:
+    """Returns the head dimension that a last axis states: a number, or a name with a known meaning."""
+    match tree:
+        case ast.Number(value=int() as value):
+            return Const(value)
+        case ast.Name(id=name) if isinstance(params.get(name), Param):
+            return ParamNode(name, "int")
+        case ast.Name(id="D") if "D" in dims:
+            return dims["D"]
+        case _:
+            return None
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Makes the sizes of one attention; adds the free dimensions that it meets to the scope."""
+
+    scope: Scope
+    report: Report
+    #: Other names of the attention and what they are, for the message when one is used as a size.
+    declared: Mapping[str, str]
+
+    def size(self, tree: ast.Expr) -> Expr | None:
+        """The size, or None after reporting what is wrong with it."""
+        match tree:
+            case ast.Name():
+                return self._name(tree)
+            case ast.Number(value=int() as value) if 1 <= value < 2**31:
+                return Const(value, span=tree.span)
+            case ast.BinaryOp(op="+" | "-" | "*" | "//" as op):
+                left, right = self.size(tree.left), self.size(tree.right)
+                if left is None or right is None:
+                    return None
+                return make(Binary(op, left, right, span=tree.span), (left, right))
+        self.report.error(
+            "E0308", "not a size", tree.span, "an axis is a name, a positive integer, or + - * // of these"
+        )
+        return None
+
+    def _name(self, tree: ast.Name) -> Expr | None:
+        name, scope = tree.id, self.scope
+        if name in scope.dims:
+            return replace(scope.dims[name], span=tree.span)
+        param = scope.params.get(name)
+        if isinstance(param, Wrong):
+            return None
+        if isinstance(param, Param):
+            if all(type(choice) is int for choice in param.choices):
+                return ParamNode(name, "int", span=tree.span)
+            self.report.error(
+                "E0308", f"param '{name}' is not a size", tree.span, "its choices are not integers"
+            )
+            return None
+        what = self.declared.get(name) or RESERVED.get(name)
+        if what is not None:
+            self.report.error(
+                "E0308", f"'{name}' is not a size", tree.span, f"{what}", hints=did_you_mean(name, DIMS)
+            )
+            return None
+        scope.dims[name] = Dim(name)
+        return Dim(name, span=tree.span)
+
 
 FACTS = ("sorted",)
 _QKV = ("q", "k", "v")
@@ -91,7 +231,7 @@ class Declarations:
         if tree.id in list(DType):
             return DType(tree.id)
         param = self.scope.params.get(tree.id)
-        if isinstance(param, attention.Param) and isinstance(param.choices[0], DType):
+        if isinstance(param, Param) and isinstance(param.choices[0], DType):
             return tree.id
         if not isinstance(param, Wrong):
             types = [*DType, *(name for name, p in self.scope.params.items() if _is_dtype_param(p))]
@@ -130,7 +270,7 @@ class Declarations:
         if isinstance(dtype, DType):
             return dtype.is_float
         param = self.scope.params[dtype]
-        return isinstance(param, attention.Param) and DType(str(param.choices[0])).is_float
+        return isinstance(param, Param) and DType(str(param.choices[0])).is_float
 
     def _is_ragged(self, tree: ast.Input) -> bool:
         """Whether the rows follow each other, directly or as the prefix of an input whose rows do."""
@@ -173,7 +313,7 @@ class Declarations:
             self._bind_heads(q, k)
         for tensor, dim in ((q, "D"), (v, "Dv")):
             fixed = self.scope.dims.get(dim)
-            if tensor and isinstance(fixed, Param) and not same_size(fixed, tensor.shape[-1]):
+            if tensor and isinstance(fixed, ParamNode) and not same_size(fixed, tensor.shape[-1]):
                 self.report.error(
                     "E0311",
                     f"param {dim} is not the head dimension of {tensor.name}",
@@ -279,8 +419,8 @@ class Declarations:
         return True
 
 
-def _is_dtype_param(param: attention.Param | Wrong) -> bool:
-    return isinstance(param, attention.Param) and isinstance(param.choices[0], DType)
+def _is_dtype_param(param: Param | Wrong) -> bool:
+    return isinstance(param, Param) and isinstance(param.choices[0], DType)
 
 
 _ROWS = {"q": Role.QUERY, "k": Role.KEY, "v": Role.KEY, "o": Role.QUERY, "lse": Role.QUERY}

@@ -1,17 +1,19 @@
 """Expressions as written -> typed expressions: names looked up, lets and defs inlined, sugar removed.
 
-None stands for an expression in which a mistake has been reported. What contains it is None too, silently:
-one mistake is one diagnostic. Nodes carry spans of the attention's own text; a node from the body of a def
-has the span of the call.
+None stands for an expression in which a mistake has been reported. What contains it is None too,
+silently: one mistake is one diagnostic. Nodes carry spans of the attention's own text; a node from the
+body of a def has the span of the call. What lets and defs expand to is limited, and all that a file costs
+(`Expansion`): a short hostile spec must not make a long or deep expression, nor much work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from attnc.diagnostics import Label, did_you_mean
-from attnc.effort import spend
+from attnc.diagnostics import DiagnosticError, Label, did_you_mean, error
+from attnc.effort import MAX_STEPS, Exhausted, spend
 from attnc.expr.nodes import (
     MAX_INTEGER,
     And,
@@ -27,16 +29,81 @@ from attnc.expr.nodes import (
     Or,
     Param,
     Type,
+    children,
 )
 from attnc.model import attention
-from attnc.model.definitions import Definition
-from attnc.model.elsewhere import called_here
-from attnc.model.expansion import MAX_CALLS, MAX_DEPTH, Expansion, report_expansion
-from attnc.model.names import CALLABLE, OUTPUTS, RESERVED
+from attnc.model.names import CALLABLE, OUTPUTS, RESERVED, called_here
 from attnc.model.report import Report
-from attnc.model.scope import WRONG, Argument, Context, Scope, Wrong
+from attnc.model.scope import WRONG, Argument, Context, Definition, Scope, Wrong
 from attnc.model.tensors import DType, Tensor
+from attnc.source import Span
 from attnc.syntax import ast
+
+MAX_NODES = 4096
+#: Levels of the result, and of expressions inside of expressions on the way: far from Python's own limit.
+MAX_DEPTH = 96
+#: Calls of defs that one attention may expand to.
+MAX_CALLS = 10_000
+
+
+@dataclass(slots=True)
+class Expansion:
+    """What one attention has expanded to so far."""
+
+    calls: int = 0
+    level: int = 0
+    #: Operations and levels of nodes by id; each entry keeps its node alive, so that ids stay unique.
+    _extents: dict[int, tuple[Expr, int, int]] = field(default_factory=dict)
+
+    def fits(self, expr: Expr) -> bool:
+        """Whether the tree is small enough to walk."""
+        size, depth = self._extent(expr)
+        return size <= MAX_NODES and depth <= MAX_DEPTH
+
+    def _extent(self, expr: Expr) -> tuple[int, int]:
+        """Operations and levels of a tree; shared parts count each time, as a walk sees them."""
+        if id(expr) not in self._extents:
+            parts = [self._extent(child) for child in children(expr)]
+            size, depth = 1 + sum(part[0] for part in parts), 1 + max((part[1] for part in parts), default=0)
+            self._extents[id(expr)] = (expr, size, depth)
+        return self._extents[id(expr)][1:]
+
+
+def report_expansion(tree: ast.Expr, at: Context) -> None:
+    at.error(
+        "E0506",
+        "expression that expands too far",
+        tree.span,
+        "lets and defs are expanded where they are used",
+        notes=(f"the limits are {MAX_NODES} operations, {MAX_DEPTH} levels and {MAX_CALLS} calls of defs",),
+    )
+
+
+_NOTE = (
+    f"a file may cost {MAX_STEPS:,} steps, each about one operation of an expression that is looked at; "
+    "variants, schedules and configs are looked at one by one"
+)
+
+
+@contextmanager
+def charged(what: str, span: Span) -> Iterator[None]:
+    """Makes a diagnostic of it when the steps that a file may cost are spent in the block."""
+    try:
+        yield
+    except Exhausted:
+        raise DiagnosticError(
+            [
+                error(
+                    "E0510",
+                    "the file is too much work",
+                    span,
+                    f"the limit was reached in {what}",
+                    notes=(_NOTE,),
+                    hints=("divide the file, or have fewer params, choices or terms",),
+                )
+            ]
+        ) from None
+
 
 _NUMBERS: tuple[Type, ...] = ("int", "float")
 _A: dict[Type, str] = {"bool": "true or false", "int": "an integer", "float": "a number"}

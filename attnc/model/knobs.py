@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from attnc.model.projection import IMPLS
+from attnc.model.program import IMPLS
 from attnc.model.schedule import PHASES, PROJECTION_PHASES, Choice, Phase, Value
 from attnc.syntax import ast
 

@@ -16,22 +16,17 @@ from attnc.diagnostics import Label, did_you_mean
 from attnc.effort import limited
 from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
 from attnc.model.attention import Attention, Param, Softmax
-from attnc.model.declarations import Declarations
-from attnc.model.definitions import Definition, collect
-from attnc.model.elaborate import Elaborator
-from attnc.model.expansion import charged
+from attnc.model.declarations import Declarations, Sizes, raw_dims, resolve_param
+from attnc.model.elaborate import Elaborator, charged
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
-from attnc.model.params import raw_dims, resolve_param
-from attnc.model.program import Program
-from attnc.model.projection import Projection
+from attnc.model.program import Program, Projection
 from attnc.model.report import Report
 from attnc.model.resolve_projection import resolve_projection
+from attnc.model.resolve_schedule import resolve_projection_schedule, resolve_schedule
 from attnc.model.rules import ATTENTION_RULES, SCHEDULE_RULES
 from attnc.model.schedule import Schedule
-from attnc.model.schedules import resolve_projection_schedule, resolve_schedule
-from attnc.model.scope import WRONG, Scope
-from attnc.model.sizes import Sizes
+from attnc.model.scope import WRONG, Definition, Scope, collect
 from attnc.model.storage import Storages
 from attnc.model.tensors import DType, Tensor
 from attnc.source import Span

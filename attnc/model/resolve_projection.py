@@ -9,10 +9,9 @@ from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import Const, Dim, Expr
 from attnc.expr.nodes import Param as ParamNode
 from attnc.model.attention import Param
-from attnc.model.elsewhere import type_here
-from attnc.model.names import PYTHON, Taken
-from attnc.model.params import resolve_param
-from attnc.model.projection import SHAPES, Projection
+from attnc.model.declarations import resolve_param
+from attnc.model.names import PYTHON, Taken, type_here
+from attnc.model.program import SHAPES, Projection
 from attnc.model.report import Report
 from attnc.model.tensors import DType, Tensor
 from attnc.source import Span

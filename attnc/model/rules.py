@@ -10,10 +10,10 @@ from typing import TypeAlias
 from attnc.diagnostics import Label
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, Param, walk
 from attnc.model.attention import Attention
-from attnc.model.definitions import mentioned
-from attnc.model.params import MAX_HEAD_DIM
+from attnc.model.declarations import MAX_HEAD_DIM
 from attnc.model.report import Report
 from attnc.model.schedule import PARTS, Schedule
+from attnc.model.scope import mentioned
 from attnc.model.tensors import DType, Tensor
 from attnc.syntax import ast
 

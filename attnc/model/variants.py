@@ -10,17 +10,15 @@ from itertools import product
 from math import inf, prod
 
 from attnc.diagnostics import DiagnosticError, Label, error
-from attnc.expr.arithmetic import number
+from attnc.expr.construct import number
 from attnc.expr.derive import derive
 from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, children, walk
 from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, ParamValue, Variant
-from attnc.model.products import is_static
-from attnc.model.program import Program
-from attnc.model.projection import Projection, ProjectionVariant
+from attnc.model.program import Program, Projection, ProjectionVariant
 from attnc.model.report import Report
-from attnc.model.tensors import DType, Paged, Tensor
+from attnc.model.tensors import DType, Paged, Tensor, is_static
 from attnc.source import Span
 
 MAX_VARIANTS = 256

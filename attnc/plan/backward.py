@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from attnc.expr.derive import derive
 from attnc.expr.nodes import TRUE, Dim, Expr
-from attnc.expr.scale import scale_by
+from attnc.expr.simplify import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Schedule

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attnc.expr.affine import affine
-from attnc.expr.arithmetic import ZERO
-from attnc.expr.facts import Q_HI, Q_LO, larger, smaller
+from attnc.expr.affine import Q_HI, Q_LO, affine, larger, smaller
+from attnc.expr.construct import ZERO
+from attnc.expr.interval import SIZE
 from attnc.expr.nodes import TRUE, Call, Const, Dim, Expr, Index, Ref
-from attnc.expr.ranges import SIZE
 from attnc.expr.simplify import substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attnc.expr.arithmetic import ZERO, add, floordiv, maximum, minimum, mul, sub
-from attnc.expr.facts import N, larger, smaller
-from attnc.expr.logic import conj, disj
+from attnc.expr.affine import N, larger, smaller
+from attnc.expr.construct import ZERO, add, conj, disj, floordiv, maximum, minimum, mul, sub
 from attnc.expr.nodes import TRUE, And, Const, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.expr.simplify import nnf
 from attnc.expr.solve import solve

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from attnc.expr.arithmetic import number
+from attnc.expr.construct import number
 from attnc.expr.derive import derive
 from attnc.expr.functions import REAL
 from attnc.expr.nodes import Binary, Call, Const, Dim, Dot, Expr, Index, Load, Ref, walk
-from attnc.expr.scale import scale_by
-from attnc.expr.simplify import substitute
+from attnc.expr.simplify import scale_by, substitute
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Let
 from attnc.plan.ir.backward import Accumulate, Adjoint, Chain, InMemory, Part, Place

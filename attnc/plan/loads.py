@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from attnc.expr.logic import compare, conj
+from attnc.expr.construct import compare, conj
 from attnc.expr.nodes import (
     TRUE,
     Binary,

@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from attnc.diagnostics import Diagnostic, Label, warning
-from attnc.expr.affine import Affine, affine
-from attnc.expr.facts import KV_LO, Q_LO, at_least
-from attnc.expr.logic import negate
-from attnc.expr.nodes import TRUE, And, Compare, Const, Dim, Expr, Index, Or
-from attnc.expr.show import show
+from attnc.expr.affine import KV_LO, Q_LO, Affine, affine, at_least
+from attnc.expr.construct import negate
+from attnc.expr.nodes import TRUE, And, Compare, Const, Dim, Expr, Index, Or, show
 from attnc.expr.simplify import nnf, simplify, substitute
 from attnc.expr.solve import Ranges, solve
 from attnc.model.attention import Variant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from attnc.expr.arithmetic import number
+from attnc.expr.construct import number
 from attnc.expr.functions import REAL
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Load, Neg, Ref, walk
 from attnc.expr.simplify import substitute

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from attnc.diagnostics import DiagnosticError, error
 from attnc.model.configs import impls_of, projection_configs
-from attnc.model.projection import Impl, ProjectionVariant
+from attnc.model.program import Impl, ProjectionVariant
 from attnc.model.schedule import ProductConfig, ProjectionConfig, Schedule
 from attnc.plan.device import DEVICES
 from attnc.plan.ir.projection import MOST_ROWS, ProjectionModule, impl_of

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attnc.expr.arithmetic import add, floordiv, minimum, mul, sub
-from attnc.expr.facts import at_least, larger, smaller
-from attnc.expr.logic import compare, disj, where
+from attnc.expr.affine import at_least, larger, smaller
+from attnc.expr.construct import add, compare, disj, floordiv, minimum, mul, sub, where
 from attnc.expr.nodes import TRUE, Call, Const, Dim, Expr, Index, Ref, Search, walk
 from attnc.expr.simplify import substitute
 from attnc.expr.solve import Ranges, Var, solve

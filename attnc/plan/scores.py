@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from attnc.expr.nodes import Binary, Const, Dot, Expr
-from attnc.expr.scale import scale_by
-from attnc.expr.simplify import simplify
+from attnc.expr.simplify import scale_by, simplify
 
 LOG2E = math.log2(math.e)
 

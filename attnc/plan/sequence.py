@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from attnc.expr.interval import I32, SIZE
 from attnc.expr.nodes import TRUE, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Ref
-from attnc.expr.ranges import I32, SIZE
 from attnc.model.attention import Attention
 from attnc.model.tensors import Paged, Ragged, Role
 from attnc.plan.access import Rows, Sequences

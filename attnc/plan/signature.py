@@ -15,8 +15,7 @@ from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, children, rebuild, 
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.names import DIMS
-from attnc.model.products import same_size
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.tensors import DType, Role, Tensor, same_size
 from attnc.plan.ir import Arg, Bind
 from attnc.plan.names import own_sizes
 from attnc.plan.storage import PAGES, capacity

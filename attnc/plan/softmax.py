@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnc.diagnostics import Diagnostic
-from attnc.expr.arithmetic import add
+from attnc.expr.construct import add
 from attnc.expr.nodes import Dot, Expr, Index
-from attnc.expr.scale import scale_by
+from attnc.expr.simplify import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
 from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, knobs_of

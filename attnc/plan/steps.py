@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from attnc.expr.arithmetic import minimum
-from attnc.expr.logic import conj
+from attnc.expr.construct import conj, minimum
 from attnc.expr.nodes import TRUE, Binary, Compare, Const, Dim, Expr, Index, Ref, Search, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention

@@ -13,7 +13,7 @@ from attnc.plan.triton import TRITON
 
 _ALL: tuple[Target, ...] = (TRITON, *SM80, SM90A)
 
-#: By name; `model.schedules.TARGETS` has those too for which there are no kernels yet.
+#: By name; `model.resolve_schedule.TARGETS` has those too for which there are no kernels yet.
 TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target in _ALL})
 #: What to write in place of a target that is not compiled yet.
 INSTEAD = "a schedule for 'cuda.sm_80' runs on this architecture too"

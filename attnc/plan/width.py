@@ -1,4 +1,4 @@
-"""Which integers of a kernel take 64 bits, from what they can be (`expr.ranges`): positions, lengths and
+"""Which integers of a kernel take 64 bits, from what they can be (`expr.interval`): positions, lengths and
 bounds of loops have 32, loaded values what their tensor has, and a result that may leave 32 bits has 64.
 
 A comparison of positions with one loaded integer needs no more than 32 even if that integer has 64: no two
@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from attnc.expr.affine import affine
-from attnc.expr.facts import larger, smaller
+from attnc.expr.affine import affine, larger, smaller
+from attnc.expr.interval import I32, NEAR, range_of, range_of_sum
 from attnc.expr.nodes import Binary, Call, Compare, Const, Expr, Load, Neg, Ref, children, rebuild, walk
-from attnc.expr.ranges import I32, NEAR, range_of, range_of_sum
 from attnc.expr.solve import solve
 
 

@@ -37,7 +37,7 @@ class Nvrtc(Toolchain):
         return Usage(registers=cubin.registers, stack=cubin.stack, shared=planned.shared[position])
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
-        """To PTX that nobody has optimized, at the first config for rows that are not of 16 bytes too;
+        """Compiles a kernel to PTX, without ptxas, at the first config for rows that are not of 16 bytes too;
         beside the forward kernel those that its plan does not name.
         """
         planned, program = _planned(module, kernel), program_of(load_module(module))

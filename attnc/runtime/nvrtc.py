@@ -74,8 +74,8 @@ def compile_cubin(source: str, options: Sequence[str]) -> Cubin:
 
 
 def compile_ptx(source: str, options: Sequence[str]) -> str:
-    """PTX that nobody has optimized, in a tenth of the time of `compile_cubin` and with no word of registers.
-    Raises as it does.
+    """Compiles a source to optimized PTX, without ptxas: in about half the time of `compile_cubin`, with no
+    word of registers. Raises as it does.
     """
     options = [option.replace("-arch=sm_", "-arch=compute_") for option in options]
     library = _library()

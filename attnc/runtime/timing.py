@@ -81,10 +81,15 @@ def interleave_flushed(launches: Mapping[Which, Launch], rounds: int = 15) -> di
     return {which: summarise(samples) for which, samples in take_turns(samplers, rounds).items()}
 
 
-def take_turns(samplers: Mapping[Which, Sampler], rounds: int) -> dict[Which, list[float]]:
-    """A sample of each in every round, in another order each time."""
+def take_turns(
+    samplers: Mapping[Which, Sampler], rounds: int, report: Callable[[str], None] = lambda round_: None
+) -> dict[Which, list[float]]:
+    """Takes a sample of each in every round, in another order each time. `report` is called with the number
+    of each round before it starts.
+    """
     samples: dict[Which, list[float]] = {which: [] for which in samplers}
-    for order in orders(samplers, rounds):
+    for number, order in enumerate(orders(samplers, rounds), 1):
+        report(f"round {number}")
         for which in order:
             samples[which].append(samplers[which]())
     return samples

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Dim, Expr, walk
-from attnc.expr.show import show
+from attnc.expr.nodes import Dim, Expr, show, walk
 from attnc.model.tensors import DType, Paged, Ragged, Role
 from attnc.plan import ir
 from attnc.plan.layout import KernelName

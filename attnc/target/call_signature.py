@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from attnc.expr.nodes import TRUE
-from attnc.expr.show import show
+from attnc.expr.nodes import TRUE, show
 from attnc.model.attention import Attention
 from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
 from attnc.plan.ir import Module, unified_of

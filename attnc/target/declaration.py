@@ -7,10 +7,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from attnc.expr.nodes import Const, Load
-from attnc.expr.show import show
-from attnc.model.products import group_size, is_static
-from attnc.model.tensors import DType, Role
+from attnc.expr.nodes import Const, Load, show
+from attnc.model.tensors import DType, Role, group_size, is_static
 from attnc.plan.decode import MOST_SPLITS, has_fixed_splits
 from attnc.plan.ir import Arg, Bind, Decode, Forward, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, Gradient, Part

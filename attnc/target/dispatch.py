@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from attnc.expr import nodes
 from attnc.model.attention import Attention, Param
-from attnc.model.projection import Projection
+from attnc.model.program import Projection
 from attnc.model.tensors import DType, Paged, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir import Module

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from attnc.expr.nodes import Const, Dim, Index
-from attnc.expr.show import show
+from attnc.expr.nodes import Const, Dim, Index, show
 from attnc.model.tensors import Role
 from attnc.plan.access import Rows
 from attnc.plan.ir import Arg, Decode, Forward, Kernel, Module

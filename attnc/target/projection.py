@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from attnc.model.projection import Impl
+from attnc.model.program import Impl
 from attnc.model.schedule import ProductConfig
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.ir.projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of

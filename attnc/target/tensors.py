@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnc.expr.show import show
+from attnc.expr.nodes import show
 from attnc.model.tensors import Role, Tensor
 from attnc.plan.ir import Module
 from attnc.plan.signature import Term, row_zero, stride_name

@@ -1,1 +1,17 @@
 """`attnc tune`: measures what is fastest here, and writes it beside the spec for `attnc.tuned` to read."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+
+def in_processes(function: Callable[..., None], jobs: Sequence[tuple[Any, ...]], most: int) -> None:
+    """Calls the function with the arguments of every job, in at most so many processes at a time."""
+    workers = min(most, os.cpu_count() or 2, len(jobs))
+    if workers:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(function, *zip(*jobs, strict=True)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from attnc.build import front, plan_program, tuned_path, tuned_source
+from attnc.build import front, plan_program, tuned_of, tuned_path
 from attnc.output import write_text
 from attnc.plan import ir
 from attnc.plan.ir import kernels_of
@@ -29,8 +29,8 @@ from attnc.runtime.trial import (
     synchronize,
     trial,
 )
-from attnc.tune.processes import in_processes
-from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel, load_tuned
+from attnc.tune import in_processes
+from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel
 
 #: A kernel whose configs are measured.
 Tunable: TypeAlias = Literal["forward"] | KernelName
@@ -64,7 +64,7 @@ def tune(
     Raises DiagnosticError for a wrong spec or tuned file, RuntimeError where no config runs. Needs a CUDA
     device.
     """
-    _known(path)  # before anything is measured that could not be written
+    tuned_of(path)  # before anything is measured that could not be written
     planned = [module for module in plan_program(front(path)).modules if module.target == target]
     _compile_all(path, planned, kernels)
     winners: list[Winner] = []
@@ -74,14 +74,8 @@ def tune(
             for kernel in _configs_of(module, kernels):
                 report(f"{module.variant.attention.name} {module.variant.name} n<={bucket or 'any'} {kernel}")
                 winners.append(_tune_kernel(module, kernel, problem, bucket, rounds))
-    write_text(tuned_path(path), dump_tuned([*_known(path), *(winner.choice for winner in winners)]))
+    write_text(tuned_path(path), dump_tuned([*tuned_of(path), *(winner.choice for winner in winners)]))
     return tuple(winners)
-
-
-def _known(path: Path) -> tuple[Choice, ...]:
-    """The choices that a spec has. Raises DiagnosticError where their file is malformed."""
-    source = tuned_source(path)
-    return () if source is None else load_tuned(source)
 
 
 def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Tunable, ir.Kernel]:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnc.build import dispatch_path, front, plan_program, tuned_source
+from attnc.build import dispatch_path, front, plan_program, tuned_of
 from attnc.plan import ir
 from attnc.runtime.sized import Sized
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name
-from attnc.tuned.choices import Choice, load_tuned
+from attnc.tuned.choices import Choice
 from attnc.tuned.tables import ATTENTION_SIZES, Row, Table, joined, known_tables, merge_tables, plain_name
 
 #: The sizes that are measured: query rows, keys, sequences.
@@ -63,8 +63,7 @@ def tune_schedules(path: Path, rounds: int, report: Callable[[str], None]) -> tu
     Raises DiagnosticError for a wrong spec or file. Needs a CUDA device.
     """
     known_tables(dispatch_path(path))  # before anything is measured that could not be written
-    source = tuned_source(path)
-    choices = () if source is None else load_tuned(source)
+    choices = tuned_of(path)
     tuned = [_tune(family, choices, rounds, report) for family in families(path)]
     merge_tables(dispatch_path(path), [found.table for found in tuned])
     return tuple(tuned)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import isqrt
 from pathlib import Path
 
-from attnc.build import dispatch_path, front, plan_program, tuned_source
+from attnc.build import dispatch_path, front, plan_program, tuned_of
 from attnc.model.tensors import Ragged
 from attnc.plan import ir
 from attnc.runtime.sized import Sized
@@ -23,8 +23,8 @@ from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name
 from attnc.support.by_target import Needs, runs
 from attnc.target.one_import import fastest_first, needs_of
-from attnc.tune.processes import in_processes
-from attnc.tuned.choices import Choice, load_tuned
+from attnc.tune import in_processes
+from attnc.tuned.choices import Choice
 from attnc.tuned.tables import (
     ANY_TARGET,
     TARGET_SIZES,
@@ -96,7 +96,7 @@ def tune_targets(path: Path, rounds: int, report: Callable[[str], None]) -> tupl
     Raises DiagnosticError for a wrong spec or file. Needs a CUDA device.
     """
     known_tables(dispatch_path(path))  # before anything is measured that could not be written
-    choices = _choices(path)
+    choices = tuned_of(path)
     families = target_families(path)
     report("compiling")
     jobs = [(path, at, module.target) for at, family in enumerate(families) for module in family]
@@ -169,11 +169,6 @@ def _decodes(family: Sequence[ir.Module]) -> bool:
     return all(module.kernels[0].structure == "decode" for module in family)
 
 
-def _choices(path: Path) -> tuple[Choice, ...]:
-    source = tuned_source(path)
-    return () if source is None else load_tuned(source)
-
-
 def _measure(family: Sequence[ir.Module], choices: Iterable[Choice], size: Size, rounds: int) -> TargetPoint:
     sized = Sized(family[0], size.M, size.N, size.B)
     launches = {
@@ -192,7 +187,7 @@ def _measure(family: Sequence[ir.Module], choices: Iterable[Choice], size: Size,
 def _compile(path: Path, at: int, target: str) -> None:
     """Fills the compilers' caches with the kernels that one module takes at all sizes."""
     family = target_families(path)[at]
-    module, choices = next(module for module in family if module.target == target), _choices(path)
+    module, choices = next(module for module in family if module.target == target), tuned_of(path)
     for size in sizes_of(family):
         with suppress(Exception):  # the measurement meets the same failure
             sized = Sized(module, size.M, size.N, size.B, most=1)

@@ -20,7 +20,7 @@ from attnc.output import write_text
 from attnc.plan import ir
 from attnc.plan.ir.projection import ProjectionModule
 from attnc.source import Source
-from attnc.tuned.files import read_measured, version_of
+from attnc.tuned.choices import read_measured, version_of
 
 FORMAT = 1
 #: What a projection is chosen by, and an attention.

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from attnc.expr.interval import Range, range_of
 from attnc.expr.nodes import Const, Expr, Load, Ref, walk
-from attnc.expr.ranges import Range, range_of
 from attnc.expr.simplify import substitute
 from attnc.model.tensors import DType
 from attnc.reference_arrays import Array, Floats

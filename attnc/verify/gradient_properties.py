@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from attnc.expr.arithmetic import number
+from attnc.expr.construct import number
 from attnc.expr.derive import derive
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from attnc.build import digest
-from attnc.model.projection import KERNELS, ProjectionVariant
+from attnc.model.program import KERNELS, ProjectionVariant
 from attnc.model.tensors import DType
 from attnc.plan.ir.projection import MOST_ROWS, DotBound, ProjectionModule
 from attnc.runtime.dtypes import TORCH

@@ -12,8 +12,7 @@ from math import prod
 from hypothesis import strategies as st
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Const, Dim, Expr, Load, walk
-from attnc.expr.show import show
+from attnc.expr.nodes import Const, Dim, Expr, Load, show, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
 from attnc.verify.case import Case, Fit, Layout

@@ -1,6 +1,7 @@
 """Forward and backward: the table, the JSON, and gaps in both."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,15 @@ def test_a_table_without_our_kernel() -> None:
     broken = Result(cell=CELL, timings=timings, missing={"attnc": "no variant"})
     row = written(broken, "flex").markdown.splitlines()[7]
     assert row == "| d128 h16 n4096 full | n/a | n/a | 400 | n/a | n/a | n/a | n/a |"
+
+
+def test_the_best_peer_is_of_a_library() -> None:
+    """Other kernels of attnc's have columns, but nobody asks how far it is behind itself."""
+    own = {"triton": timing(700), "ordered": timing(800)}
+    result = replace(RESULT, timings={**RESULT.timings, **own}, flushed={**RESULT.flushed, **own})
+    row = written(result, "triton", "ordered", "cudnn", "flex", phase="backward").markdown.splitlines()[7]
+    assert [cell.strip() for cell in row.split("|")[4:8]] == ["1750", "2000", "1500", "1000"]
+    assert [cell for cell in row.split("|") if "x " in cell] == [" 0.83x cudnn ", " 1.20x cudnn "]
 
 
 def test_json_holds_all_figures(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from attnc.distributed.derive import Form, derive
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 
 OURS = {
     "strategy": "need", "groups": 4, "owners": "longest first", "imbalance": 1.0, "bytes": 780_140_544,

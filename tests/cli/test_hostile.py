@@ -19,8 +19,7 @@ from attnc.diagnostics import DiagnosticError
 from attnc.effort import MAX_STEPS, Exhausted, limited, memo, renew, spend
 from attnc.model.resolve import resolve
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from tests.hostile.files import HEAD, TAIL, HostileFile, hostile_file
 from tests.hostile.run import DIRECTIVE, check_file
 from tests.tokens import tokens_of

@@ -8,8 +8,7 @@ import pytest
 
 from attnc.build import front, plan_program
 from attnc.explain.backward import backward_dict, backward_text, explain_backward
-from attnc.explain.figures import Explanation, as_dict, explain
-from attnc.explain.text import as_text
+from attnc.explain.forward import Explanation, as_dict, as_text, explain
 from attnc.plan.device import DEVICES
 from attnc.plan.ir import kernels_of
 from tests.plans import plans_of

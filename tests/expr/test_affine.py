@@ -3,7 +3,7 @@
 import pytest
 
 from attnc.expr.affine import affine, normalize
-from attnc.expr.show import show
+from attnc.expr.nodes import show
 from tests.expr.spell import spell
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from attnc.expr.derive import derive
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Expr
-from attnc.expr.show import show
+from attnc.expr.nodes import Expr, show
 from tests.expr.spell import spell
 
 M_, N_ = 4, 6

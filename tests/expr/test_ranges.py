@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.expr.evaluate import evaluate
+from attnc.expr.interval import I32, I64, POSITION, SIZE, range_of
 from attnc.expr.nodes import Compare, Expr, Load, walk
-from attnc.expr.ranges import I32, I64, POSITION, SIZE, range_of
 from attnc.plan.width import is_wide, saturated
 from tests.expr.masks import Case, cases, ints, masks
 from tests.expr.spell import spell

@@ -2,8 +2,7 @@
 
 import pytest
 
-from attnc.expr.nodes import Dim, Index, Search
-from attnc.expr.show import show
+from attnc.expr.nodes import Dim, Index, Search, show
 from tests.expr.spell import spell
 
 

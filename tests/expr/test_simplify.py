@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import FALSE, TRUE, Const, Dim, Expr, Index, Load, Param
-from attnc.expr.scale import scale_by
-from attnc.expr.show import show
-from attnc.expr.simplify import nnf, simplify, substitute
+from attnc.expr.nodes import FALSE, TRUE, Const, Dim, Expr, Index, Load, Param, show
+from attnc.expr.simplify import nnf, scale_by, simplify, substitute
 from tests.expr.spell import spell
 
 

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from attnc.expr.arithmetic import ZERO
+from attnc.expr.affine import larger, smaller
+from attnc.expr.construct import ZERO
 from attnc.expr.evaluate import evaluate
-from attnc.expr.facts import larger, smaller
 from attnc.expr.interval import classify
-from attnc.expr.nodes import Dim, Expr
-from attnc.expr.show import show
+from attnc.expr.nodes import Dim, Expr, show
 from attnc.expr.solve import Ranges, Var, solve
 from tests.expr.masks import case
 from tests.expr.soundness import check_classify, check_solve

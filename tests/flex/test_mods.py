@@ -12,8 +12,7 @@ from attnc.build import plan_program
 from attnc.flex import FlexError, flex_attention, to_spec
 from attnc.model.resolve import resolve
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from tests.flex.mods import CASES, Case, Setting
 from tests.flex.oracle import gradients, torch_flex
 from tests.targets import TARGETS

@@ -9,8 +9,7 @@ from attnc.model.attention import Attention
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.source import Source
-from attnc.syntax.parser import load, parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import load, parse, prelude
 
 ROOT = Path(__file__).parent.parent.parent
 SPECS = sorted((ROOT / "specs").glob("*.attn"))

@@ -7,6 +7,7 @@ import typing
 import pytest
 
 from attnc.model.knobs import keys_of
+from attnc.model.resolve_schedule import TARGETS
 from attnc.model.schedule import (
     PHASES,
     PROJECTION_PHASES,
@@ -18,7 +19,6 @@ from attnc.model.schedule import (
     Value,
     config_type,
 )
-from attnc.model.schedules import TARGETS
 
 
 def defaults(phase: Phase, target: str) -> dict[str, Value]:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from attnc.build import plan_program
 from attnc.diagnostics import DiagnosticError, render
-from attnc.explain.figures import explain
-from attnc.explain.text import as_text
+from attnc.explain.forward import as_text, explain
 from attnc.model.configs import configs
 from attnc.model.resolve import resolve
 from attnc.model.schedule import PHASES
@@ -17,8 +16,7 @@ from attnc.model.variants import variants
 from attnc.plan.device import DEVICES
 from attnc.source import Source
 from attnc.syntax import ast
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
 from tests.model.resolving import EXAMPLES, ROOT, SPECS
 

@@ -11,8 +11,7 @@ from attnc.model.variants import projection_variants
 from attnc.plan.ir.projection import ProjectionModule
 from attnc.source import Source
 from attnc.syntax.format import format_file
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 
 LAYER = """\
 projection layer {

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnc.expr.nodes import Binary, Call, Const, Dim, Expr, Load, Param, walk
-from attnc.expr.show import show
+from attnc.expr.nodes import Binary, Call, Const, Dim, Expr, Load, Param, show, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role
 from tests.model.resolving import EXAMPLES, SPECS, attention_of, plain, resolve_path, resolve_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.expr.show import show
+from attnc.expr.nodes import show
 from attnc.model.names import CALLABLE, RESERVED, SOFT
 from tests.model.resolving import plain, resolve_text
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.expr.nodes import Const, Param, walk
-from attnc.expr.show import show
+from attnc.expr.nodes import Const, Param, show, walk
 from attnc.model.attention import Variant
 from attnc.model.tensors import DType
 from attnc.model.variants import variants

@@ -11,8 +11,7 @@ from attnc.model.variants import variants
 from attnc.plan.ir import Module
 from attnc.plan.lower import plan
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 
 FRAME = """attention under_test {{
   input q: {dtype}[B, H, M, {d}]

@@ -19,8 +19,7 @@ from attnc.plan.sm80.forward import cuda_estimate
 from attnc.plan.sm80.layout import Swizzle
 from attnc.plan.sm80.traffic import traffic
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from tests.targets import TARGETS
 
 SPECS = Path(__file__).parents[2] / "specs"

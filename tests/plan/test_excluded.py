@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnc.expr.nodes import Compare, Index
-from attnc.expr.show import show
+from attnc.expr.nodes import Compare, Index, show
 from attnc.plan import ir
 from attnc.plan.excluded import kept_by_some
 from attnc.plan.verify import verify_module

@@ -124,6 +124,39 @@ def test_warpgroups_have_key_tiles_of_their_own_where_one_may_not_see_a_tile() -
     assert apart not in kernel("consumers = 2, tile.kv = 64", "kv_idx < 100")
 
 
+_BIAS = ("bias: f32[M, N]",)
+
+
+@pytest.mark.parametrize("d", [16, 64, 80, 128])
+@pytest.mark.parametrize(
+    ("mask", "options", "is_short"),
+    [
+        ("window(100, 0)", {}, True),
+        ("doc[b, q_pos] == doc[b, kv_idx]", {"inputs": ("doc: i32[B, N] is sorted",)}, True),
+        ("causal", {}, False),
+        ("kv_idx >= q_pos", {}, False),
+        ("window(100, 0) and kv_idx % 192 < 64", {}, False),
+        ("window(100, 0)", {"score": "dot(q, k) + bias[q_idx, kv_idx]", "inputs": _BIAS}, False),
+        ("window(100, 0)", {"softmax": "softmax(dropout = 0.5, seed = s)", "inputs": ("s: i64[]",)}, False),
+    ],
+)
+def test_masks_that_end_on_both_sides_get_warpgroups_with_keys_of_their_own(
+    mask: str, options: dict[str, Any], is_short: bool, d: int
+) -> None:
+    module = planned(mask=mask, d=d, **options)
+    config = hopper(module.kernels[0].configs[0])
+    assert ((config.consumers, config.tile_kv, config.stages) == (3, 64, 4)) == is_short
+    if is_short:
+        assert "int last_tile[CONSUMERS];" in render_files(module, path="a.attn", sha256="")["default.cu"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "d"), [("", 192), ("stages = 2, consumers = 2", 128), ("tile.kv = 64", 64)]
+)
+def test_what_is_chosen_or_too_wide_stays_as_it_is(schedule: str, d: int) -> None:
+    assert hopper(planned(schedule, mask="window(100, 0)", d=d).kernels[0].configs[0]).consumers == 2
+
+
 def test_keys_follow_from_each_other() -> None:
     def sizes(schedule: str, d: int = 64) -> tuple[object, ...]:
         config = hopper(planned(schedule, d=d).kernels[0].configs[0])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.expr.nodes import Binary, BinaryOp, Call, Compare, Const, Dot, Expr, Index, Load, Neg, Ref
-from attnc.expr.show import show
+from attnc.expr.nodes import Binary, BinaryOp, Call, Compare, Const, Dot, Expr, Index, Load, Neg, Ref, show
 from attnc.plan.sm90.columns import columns_of
 
 S = Dot()

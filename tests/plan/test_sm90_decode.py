@@ -13,8 +13,7 @@ from attnc.plan.sm90 import SM90A, decode_layout_of
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS
 from attnc.plan.sm90.layout import hopper
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 
 ROOM = 232448
 #: Of a multiprocessor, in bytes; what the system takes of each block.

@@ -9,8 +9,7 @@ from attnc.model.resolve import resolve
 from attnc.plan.sm90.layout import Sm90Layout
 from attnc.plan.sm90.target import layout_of
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 
 SPEC = """attention a {{
   input q: bf16[B, M, H, {d}]

@@ -14,8 +14,7 @@ from attnc.model.resolve import resolve
 from attnc.plan.sm90.softcap import LIMIT, POLYNOMIAL, TAIL, Cap, cap_of, polynomial
 from attnc.plan.sm90.target import layout_of
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from attnc.target.sm80.printer import at_row
 
 S = Dot()

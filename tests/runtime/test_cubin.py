@@ -76,7 +76,7 @@ from attnc.plan.triton.resources import estimate
 from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import prelude
 found = []
 for name, arch, text in json.load(sys.stdin):
     (module,), device = plan_program(resolve(parse(Source(name, text)), prelude())).modules, DEVICES[arch]

@@ -45,7 +45,7 @@ from attnc.plan.ir import kernels_of
 from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import prelude
 found, compile = [], triton.compile
 def noting(*arguments, **options):
     made = compile(*arguments, **options)

@@ -20,8 +20,7 @@ from attnc.runtime.loader import load_file, program_of
 from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, compile_ptx, nvrtc_version
 from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
 from tests.plans import plans_of
 from tests.verify.judging import modules_of, spec

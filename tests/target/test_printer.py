@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnc.expr.construct import conj, disj
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.logic import conj, disj
 from attnc.expr.nodes import Binary, BinaryOp, Compare, CompareOp, Const, Dim, Expr, Index, Not
 from attnc.target.sm80.printer import scalar as cuda_scalar
 from attnc.target.triton.printer import scalar, tiled

@@ -14,8 +14,7 @@ from attnc.build import compile_program, plan_program
 from attnc.model.resolve import resolve
 from attnc.source import Source, joined
 from attnc.syntax.format import format_file
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from attnc.target.layout import tidy
 from attnc.target.quote import comment, literal
 from attnc.tuned.choices import Choice, dump_tuned, knobs_of_kernel

@@ -6,8 +6,8 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnc.model.projection import IMPLS, Impl
-from attnc.tuned.crossover import crossovers
+from attnc.model.program import IMPLS, Impl
+from attnc.tune.projections import crossovers
 
 ROWS = (1, 2, 4, 8)
 

@@ -13,8 +13,7 @@ from attnc.model.attention import Attention
 from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from attnc.verify.case import Case, Layout
 from attnc.verify.check import Rules, check
 from attnc.verify.covering import edges

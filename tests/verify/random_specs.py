@@ -17,8 +17,7 @@ from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.plan.sm90.layout import FEWEST_REGISTERS, entry_registers, registers_left
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from tests.targets import TARGETS
 from tests.verify.random_words import Extra, Words
 

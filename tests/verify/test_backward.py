@@ -23,8 +23,7 @@ from attnc.reference_gradients import gradients
 from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"

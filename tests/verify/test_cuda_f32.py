@@ -10,8 +10,7 @@ from attnc.model.variants import variants
 from attnc.plan.error_bound import TF32X3_PRODUCT_ERROR
 from attnc.plan.lower import plan
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from attnc.verify.rounding import Array, f32_to_tf32
 from attnc.verify.simt import available
 from attnc.verify.subjects import subject_of

@@ -12,8 +12,7 @@ from attnc.model.resolve import resolve
 from attnc.model.tensors import Paged
 from attnc.runtime.trial import problem_for, trial
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from attnc.target.dispatch import render_dispatch
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter

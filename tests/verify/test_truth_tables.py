@@ -23,8 +23,7 @@ from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.reference import reference
 from attnc.source import Source
-from attnc.syntax.parser import parse
-from attnc.syntax.prelude import prelude
+from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
 from attnc.target.support import with_headers
 from attnc.verify.subject import Subject

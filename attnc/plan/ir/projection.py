@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from attnc.model.projection import IMPLS, Impl, ProjectionVariant
+from attnc.model.program import IMPLS, Impl, ProjectionVariant
 from attnc.model.schedule import ProductConfig, ProjectionConfig
 
 #: Most rows of x that one program of each kernel takes; fewer are padded to a power of two, for `flat` of at

@@ -23,8 +23,7 @@ from enum import Enum
 from textwrap import wrap
 from typing import Any
 
-from attnc.expr.nodes import Expr, Load
-from attnc.expr.show import show
+from attnc.expr.nodes import Expr, Load, show
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Rows, Sequences
 from attnc.plan.ir import (

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnc.expr.affine import Affine, affine
-from attnc.expr.arithmetic import add, mul, neg
+from attnc.expr.construct import add, mul, neg
 from attnc.expr.nodes import (
     TRUE,
     And,

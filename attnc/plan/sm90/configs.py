@@ -9,6 +9,7 @@ from math import gcd
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Expr, Load, walk
+from attnc.expr.solve import solve
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
@@ -53,6 +54,12 @@ _TILES: Sequence[tuple[int, Tiles]] = (
 )
 #: The same of `consumers`.
 CONSUMERS = 2
+#: And of masks that end on both sides (windows, documents), where the registers of three warpgroups hold rows
+#: as wide: a tile of queries sees few keys, and each warpgroup walks over those that its own rows see.
+_SHORT_TILES = Tiles(tile_q=192, tile_kv=64, stages=4)
+_WIDEST_SHORT = 128
+#: Keys with which a schedule has chosen between the two.
+_CHOOSING = {"consumers", "tile.q", "tile.kv", "registers", "warps"}
 #: Registers of a thread that does not multiply, beside two warpgroups that do.
 _HELPING = 40
 _REMEDIES: Mapping[str, Sequence[Value]] = {
@@ -218,7 +225,7 @@ def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConf
     """
     knobs = knobs_of(schedule, "forward")
     found = [hopper(config) for config in configs(schedule, "forward", variant)]
-    for tiles in _tiles_of(variant):
+    for tiles in _tiles_of(variant, knobs):
         yield tuple(dict.fromkeys(_completed(config, tiles, knobs, variant) for config in found))
 
 
@@ -226,15 +233,32 @@ def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConf
 _MOST_BOXES = 64
 
 
-def _tiles_of(variant: Variant) -> Iterator[Tiles]:
+def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
     """What a schedule gets for the keys that it does not mention: the first that fits beside what masks and
     dropout take.
     """
-    first = tiles_for(max(feature(variant.attention.q), feature(variant.attention.v)))
+    width = _width_of(variant)
+    first = next(tiles for widest, tiles in _TILES if width <= widest)
+    if width <= _WIDEST_SHORT and not knobs.keys() & _CHOOSING and _has_short_loops(variant):
+        yield _SHORT_TILES
     yield first
     for keys in (64, 48, 32):
         if keys < (first.tile_kv or 0):
             yield replace(first, tile_kv=keys)
+
+
+def _has_short_loops(variant: Variant) -> bool:
+    """Whether a row sees a run of keys that ends on both sides, and each warpgroup can walk over a run of its
+    own (`Sm90Text.own_ranges`): nothing is skipped inside it, drawn or copied for all of them together.
+    """
+    attention = normalise(variant.attention)
+    ranges = solve(attention.mask)
+    if ranges.may_lo is None or ranges.may_hi is None or ranges.tile_may is not None:
+        return False
+    dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
+    together = attention.softmax.dropout is not None or isinstance(attention.q.storage, Ragged)
+    alone = not together and not page_of(attention)
+    return alone and pair_of(attention.score, attention.mask, dtypes) is None
 
 
 def _completed(
@@ -243,10 +267,9 @@ def _completed(
     """The config with these tiles for the keys that the schedule leaves open: rows and warpgroups follow from
     each other.
     """
-    widest = max(feature(variant.attention.q), feature(variant.attention.v))
-    helpers = helpers_of(variant)
+    widest, helpers = _width_of(variant), helpers_of(variant)
     config = tiles.without(knobs).of(config)
-    rows = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * CONSUMERS
+    rows = config.tile_q if "tile.q" in knobs else tiles.tile_q or WGMMA_ROWS * CONSUMERS
     consumers = config.consumers or min(max(2, rows // WGMMA_ROWS), 4)
     tile_q = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * consumers
     registers = config.registers
@@ -260,9 +283,9 @@ def _completed(
     return config if "warps" in knobs else _with_warps(config, helpers)
 
 
-def tiles_for(width: int) -> Tiles:
-    """What a schedule gets for the keys that it does not mention; width: the larger of D and Dv."""
-    return next((tiles for widest, tiles in _TILES if width <= widest), _TILES[-1][1])
+def _width_of(variant: Variant) -> int:
+    """The larger of D and Dv."""
+    return max(feature(variant.attention.q), feature(variant.attention.v))
 
 
 def _with_warps(config: HopperConfig, helpers: int) -> HopperConfig:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from attnc.expr.arithmetic import add, mul
+from attnc.expr.construct import add, mul
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Neg
 
 #: P(x) = x (a + b x^2 + c x^4), within 2^-21.5 of tanh for |x| <= X: the best such polynomial (Remez).

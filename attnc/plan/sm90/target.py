@@ -31,13 +31,11 @@ from attnc.plan.sm90.backward import (
     sm90_backward_estimate,
 )
 from attnc.plan.sm90.configs import (
-    CONSUMERS,
     TARGET,
     check_sm90,
     sm90_configs,
     sm90_estimate,
     sm90_layout,
-    tiles_for,
 )
 from attnc.plan.sm90.decode import (
     Sm90DecodeLayout,
@@ -78,10 +76,9 @@ class Sm90a(Target):
 
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         yield "softmax = online(maximum = lazy(20)), order = longest_first"
-        tiles = {"consumers": CONSUMERS, **tiles_for(shape.width).by_key(), **shape.wanted.by_key()}
-        if shape.width > 192 and shape.wanted.tile_kv is None:
-            del tiles["tile.kv"]  # they fill shared memory: the plan takes fewer keys beside dropout
-        yield ", ".join(f"{key} = {value}" for key, value in tiles.items() if key != "warps")
+        # The plan has the other sizes, which depend on the mask and on dropout; warps follow from consumers.
+        if sizes := shape.wanted.without(["warps"]).by_key():
+            yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
         return (sm90_decode_configs if is_decode(schedule) else sm90_configs)(variant, schedule)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from attnc.expr.show import show
+from attnc.expr.nodes import show
 from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from attnc.expr.nodes import Const, Ref, walk
-from attnc.expr.show import show
+from attnc.expr.nodes import Const, Ref, show, walk
 from attnc.model.tensors import Role
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Module

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from attnc.expr.affine import affine
-from attnc.expr.arithmetic import add, maximum, minimum
-from attnc.expr.logic import MIRRORED
+from attnc.expr.construct import MIRRORED, add, maximum, minimum
 from attnc.expr.nodes import And, Compare, CompareOp, Const, Expr, Index, Or
 from attnc.plan.loads import axes_of
 from attnc.plan.width import is_wide

@@ -14,10 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from attnc.expr.affine import affine
-from attnc.expr.arithmetic import add, mul, sub
+from attnc.expr.construct import add, mul, sub
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg, Ref, children, walk
-from attnc.expr.scale import scale_by
-from attnc.expr.simplify import make, substitute
+from attnc.expr.simplify import make, scale_by, substitute
 from attnc.plan.ir import Fetch, Let
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90.columns import Column, columns_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnc.expr.logic import conj
+from attnc.expr.construct import conj
 from attnc.expr.nodes import FALSE, TRUE, Dot, Expr, Index, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Loop, Module, Statement

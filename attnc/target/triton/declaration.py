@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from attnc.expr.show import show
+from attnc.expr.nodes import show
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.storage import longest

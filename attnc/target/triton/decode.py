@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from attnc.expr.nodes import Const
-from attnc.expr.show import show
+from attnc.expr.nodes import Const, show
 from attnc.model.tensors import Role
 from attnc.plan.access import Rows
 from attnc.plan.decode import has_fixed_splits

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from attnc.expr.nodes import Load, Search, walk
-from attnc.expr.show import show
+from attnc.expr.nodes import Load, Search, show, walk
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Fetch, Let, Module, Row, Statement
 from attnc.plan.ir.backward import Adjoint, BackwardKernel

@@ -26,14 +26,14 @@
 
 // One compilation for each configuration: w128_d64.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 128  // query rows of a tile, 64 for each warpgroup that multiplies
-#define BLOCK_N 128  // keys of a tile
+#define BLOCK_M 192  // query rows of a tile, 64 for each warpgroup that multiplies
+#define BLOCK_N 64  // keys of a tile
 #define STAGES 4  // tiles of K and of V in shared memory
 #define Q_TILES 2  // tiles of Q there
 #define O_TILES 1  // 1: o leaves through a tile of its own, by TMA; 0: from registers
 #define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
-#define COPY_REGISTERS 40  // of a thread that copies,
-#define MULTIPLY_REGISTERS 232  // and of one that multiplies
+#define COPY_REGISTERS 32  // of a thread that copies,
+#define MULTIPLY_REGISTERS 160  // and of one that multiplies
 #endif
 
 #define ELEMENT bf16
@@ -56,6 +56,7 @@ constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
+constexpr int PART = 32 / CONSUMERS;  // of the lanes, which looks for the keys of one warpgroup
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
@@ -82,25 +83,24 @@ struct Args {
 // What is said of a tile of queries.
 struct Record {
     int q_lo;  // its first row; negative: there are no more tiles
-    int kv_lo;  // the last of its key tiles, which comes first; less than `lo`: it sees none
-    int h, b, lo, full_lo, full_hi;
+    int kv_lo, first_tile;  // the last of its key tiles, which comes first, and the first; less than that: it sees none
+    int last_tile[CONSUMERS];  // of the rows of each warpgroup
+    int h, b;
+    int lo[CONSUMERS], full_lo[CONSUMERS], full_hi[CONSUMERS];
     int tile;
     int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again
 };
 
 #ifndef ATTNC_SHIM
-// d += a b, or d = a b, of 128 columns: both in shared memory, b transposed.
-__device__ __forceinline__ void wgmma(float (&d)[16][4], u64 a, u64 b, bool accumulate)
+// d += a b, or d = a b, of 64 columns: both in shared memory, b transposed.
+__device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accumulate)
 {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 { "
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 { "
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-                 "%64, %65, p, 1, 1, 0, 0; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+                 "%32, %33, p, 1, 1, 0, 0; }"
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -229,16 +229,31 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
         const int q_lo = rank / heads * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
-
-        // window(W, 0): which kv tiles are partial, and which are full
-        const int first_pos = q_lo + N - M;
-        const int last_pos = q_hi + N - M;
-        const int lo = max(first_pos - 128, 0) / BLOCK_N * BLOCK_N;
-        const int hi = last_pos + 1;
-        const int full_lo = max(last_pos - 128, 0);
-        const int full_hi = first_pos + 1;
-        const int last_tile = hi > lo ? (hi - 1) / BLOCK_N * BLOCK_N : lo - BLOCK_N;
+        // Each warpgroup has keys of its own, for which a part of the lanes looks.
+        const int first_row = q_lo, lane = threadIdx.x % 32, part = min(lane / PART, CONSUMERS - 1);
+        int last_tile, first_tile;  // of all
+        {
+            const int q_lo = first_row + 64 * part;
+            const int q_hi = min(q_lo + 64, M) - 1;
+            // window(W, 0): which kv tiles are partial, and which are full
+            const int first_pos = q_lo + N - M;
+            const int last_pos = q_hi + N - M;
+            const int lo = max(first_pos - 128, 0) / BLOCK_N * BLOCK_N;
+            const int hi = last_pos + 1;
+            const int full_lo = max(last_pos - 128, 0);
+            const int full_hi = first_pos + 1;
+            const int own = hi > lo ? (hi - 1) / BLOCK_N * BLOCK_N : lo - BLOCK_N;
+            const bool sees = q_lo < M && own >= lo;
+            last_tile = most_of_lanes(sees ? own : -BLOCK_N);
+            first_tile = min(least_of_lanes(sees ? lo : last_tile + BLOCK_N), last_tile + BLOCK_N);
+            if (lane == part * PART) {
+                record.last_tile[part] = sees ? own : first_tile - BLOCK_N;
+                record.lo[part] = sees ? lo : first_tile;
+                record.full_lo[part] = full_lo;
+                record.full_hi[part] = full_hi;
+            }
+            __syncwarp();
+        }
         if (leads) {
             source->failed = 0;
             record.tile = tile;
@@ -247,9 +262,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             record.kv_lo = last_tile;
             record.h = h;
             record.b = b;
-            record.lo = lo;
-            record.full_lo = full_lo;
-            record.full_hi = full_hi;
+            record.first_tile = first_tile;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
     }
@@ -278,7 +291,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int q_lo = record.q_lo;
         const int h = record.h;
         const int b = record.b;
-        const int lo = record.lo;
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
@@ -288,12 +300,12 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
                      q_lo, h, b);
         q.step();
-        if (kv_lo < lo)
+        if (kv_lo < record.first_tile)
             continue;
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
-            more = kv_lo >= lo;
+            more = kv_lo >= record.first_tile;
             if (more) {
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
                 mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
@@ -328,6 +340,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 0};
     Ring<STAGES> k = {0, 0}, v = {0, 0};
+    int late = 0;  // values that others alone see, and that are not given back yet
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         Record& record = records[at.at];
@@ -336,13 +349,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             break;
         const int h = uniform(record.h);
         const int b = uniform(record.b);
-        const int lo = uniform(record.lo);
-        const int full_lo = uniform(record.full_lo);
-        const int full_hi = uniform(record.full_hi);
+        const int lo = uniform(record.lo[consumer]);
+        const int full_lo = uniform(record.full_lo[consumer]);
+        const int full_hi = uniform(record.full_hi[consumer]);
         const int again = uniform(record.again);
         bool failed = false;
         bool approximated = false;
-        int kv_lo = uniform(record.kv_lo);
+        int kv_lo = uniform(record.last_tile[consumer]);
         const float sink = args.sink_ptr[h * args.stride_sink_0];
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
@@ -366,6 +379,23 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         auto release_v = [&] {
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
             v.step();
+        };
+        // Gives back tiles that others alone see, each in its turn: a phase later its barrier would not tell which it waits for. Values
+        // may be late as long as there are others for who copies.
+        auto pass_v = [&] {
+            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+            __syncwarp();
+            release_v();
+            --late;
+        };
+        auto pass = [&](int tiles) {
+            for (; tiles > 0; --tiles) {
+                mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+                __syncwarp();
+                release_k(false);
+                if (++late == STAGES)
+                    pass_v();
+            }
         };
         auto start_qk = [&] { multiply_qk(scores[0], q_tiles + q.at * (Q_BYTES / 16), k_tiles + k.at * (K_BYTES / 16)); };
         auto start_pv = [&](bool accumulate) { multiply_pv(acc, p, v_tiles + v.at * (V_BYTES / 16), accumulate); };
@@ -559,6 +589,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             accumulate = true;
         };
 
+        pass((uniform(record.kv_lo) - kv_lo) / BLOCK_N);
         mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
         if (kv_lo >= lo) {
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
@@ -569,6 +600,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             release_k(previous(kv_lo) < lo);
 
             first_p(kv_lo);
+            while (late > 0)
+                pass_v();
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.
             auto all_meet = [&](int kv_lo) { return max(kv_lo, full_lo) < min(kv_lo + BLOCK_N, full_hi); };
@@ -592,7 +625,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             const int q_lo = uniform(record.q_lo);
             const int h = uniform(record.h);
             const int b = uniform(record.b);
-            const int lo = uniform(record.lo);
+            const int lo = uniform(record.lo[consumer]);
             const float keys = uniform(record.kv_lo) + BLOCK_N - lo;  // of all tiles
             float scale[ROWS];
             bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
@@ -624,7 +657,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();  // the last p v has run meanwhile
             pin(acc);
             pin(p);
-            if (uniform(record.kv_lo) >= lo)
+            if (uniform(record.last_tile[consumer]) >= lo)
                 release_v();
             q.step();
             u32 rounded[DV / 8][ROWS];
@@ -651,6 +684,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     tma_store(args.o_map, o_at + (piece * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
                 tma_commit();
             }
+            pass((lo - uniform(record.first_tile)) / BLOCK_N);
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
     }

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 from attnc.diagnostics import Label, did_you_mean
 from attnc.expr.nodes import Dim
-from attnc.model.conditions import check_condition
-from attnc.model.definitions import mentioned
+from attnc.model.configs import check_condition
 from attnc.model.knobs import ACCUMULATE_DQ, KEYS, PROJECTION_KEYS, Key, Kind, keys_of
-from attnc.model.projection import Projection
+from attnc.model.program import Projection
 from attnc.model.report import Report
 from attnc.model.schedule import (
     PARTS,
@@ -28,6 +27,7 @@ from attnc.model.schedule import (
     When,
     whole_of,
 )
+from attnc.model.scope import mentioned
 from attnc.model.tensors import DType
 from attnc.syntax import ast
 
