@@ -74,6 +74,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
             staging=_STAGING if any(staged) else (),
             idle_gain=target.idle_gain(attention),
             most=MOST_SPLITS,
+            few=target.few_tiles(layout),
         )
     softmax, score = plan_softmax(attention, default, names)
     unified = unified_max(attention, default)

@@ -148,6 +148,10 @@ class Target(ABC):
         """How much faster a multiprocessor reads keys while others idle."""
         return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
 
+    def few_tiles(self, layout: Layout | None) -> int:
+        """Tiles of keys for each multiprocessor below which blocks that decode share the columns of o."""
+        return 0
+
     def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         """The most results of parts of a row's keys that one program joins."""
         return 0

@@ -1,6 +1,7 @@
 """How many programs share the keys of a sequence in decoding."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ class Split:
     idle_gain: how much faster a multiprocessor reads while others idle; staging: major capabilities on
     which a block takes `config.staged` bytes of shared memory; most: splits that a grid has room for;
     counted: that are considered.
+
+    columns: of a result, of which a block has `config.BLOCK_D`, 0: all; few: fewer tiles of keys for each
+    multiprocessor than which are for blocks that share them.
     """
 
     tiles: str
@@ -33,6 +37,17 @@ class Split:
     staging: tuple[int, ...] = ()
     most: int | None = None
     counted: int = 128
+    columns: int = 0
+    few: int = 0
+
+    def in_order(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
+        """The configs, those first whose blocks suit the number of tiles of a call."""
+        if not self.few:
+            return configs
+        sizes = {**names, "BLOCK_M": configs[0].BLOCK_M, "BLOCK_N": configs[0].BLOCK_N}
+        keys = evaluate(self.tiles, sizes) * evaluate(self.key_tiles, sizes)
+        is_few = keys < self.few * gpu.multiprocessors
+        return sorted(configs, key=lambda config: (self.columns > config.BLOCK_D) != is_few)
 
     def sizes(self, names: Names, config: Any, gpu: Gpu) -> dict[str, int]:
         """tiles, rows, SPLITS and SPLIT_ROWS (rows * SPLITS) of a call. ValueError for too many splits."""
@@ -44,7 +59,7 @@ class Split:
             fixed
             or config.splits
             or count_splits(
-                tiles,
+                tiles * (self.columns // config.BLOCK_D if self.columns else 1),
                 evaluate(self.key_tiles, names),
                 config.BLOCK_N * self.key_bytes,
                 rows * 4 * self.width,

@@ -112,6 +112,8 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
         fields["staging"] = Items([str(major) for major in split.staging])
     if most is not None and has_fixed_splits(kernel):
         fields["most"] = str(most)
+    if split.few:
+        fields |= {"columns": str(dv), "few": str(split.few)}
     if split.most != MOST_SPLITS:
         fields["counted"] = str(split.most)
     return Record("Split", fields=fields)

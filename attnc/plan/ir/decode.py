@@ -34,7 +34,8 @@ class Split:
     none if no config takes more.
 
     Into how many splits keys are cut follows from a model of time (`support.splits.count_splits`): idle_gain
-    is how much faster a multiprocessor reads while others idle, most the splits that are considered.
+    is how much faster a multiprocessor reads while others idle, most the splits that are considered. few:
+    where a call has fewer tiles of keys for each multiprocessor, blocks share the columns of o; 0: never.
     """
 
     lo: Expr
@@ -45,6 +46,7 @@ class Split:
     staging: tuple[int, ...]
     idle_gain: float
     most: int
+    few: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,6 +155,7 @@ def _splits(kernel: Decode) -> Iterator[str]:
         split = kernel.split
         visible = "all" if split.max_visible_keys is None else split.max_visible_keys
         told = [f"max_visible_keys = {visible}", f"at most {split.most}", f"idle_gain = {split.idle_gain}"]
+        told += [f"few = {split.few}"] if split.few else []
         told += ["in turn"] if split.in_turn else []
         told += [f"staging on {list(split.staging)}"] if split.staging else []
         yield _list(f"split keys {show(split.lo)} .. {show(split.hi)}", told)

@@ -38,6 +38,7 @@ from attnc.plan.sm90.configs import (
     sm90_layout,
 )
 from attnc.plan.sm90.decode import (
+    FEW_TILES,
     Sm90DecodeLayout,
     sm90_decode_configs,
     sm90_decode_estimate,
@@ -119,6 +120,9 @@ class Sm90a(Target):
             return {}
         keys = max(config.tile_kv for config in configs)
         return {"columns": keys, "columns_factor": min(layout.columns_factor, 1.0)}
+
+    def few_tiles(self, layout: Layout | None) -> int:
+        return FEW_TILES if isinstance(layout, Sm90DecodeLayout) and layout.shares else 0
 
     def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         return layout.consumers if isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1 else 0

@@ -31,8 +31,11 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     def __init__(self, module: Module, kernel: Decode, layout: Sm90DecodeLayout) -> None:
         super().__init__(module, kernel, layout)
         self.shares_columns = layout.consumers == 2
-        self.sum_parts = parts_of(layout.columns, widest_product(layout.entry_registers))
-        self.keeps_rest = self.shares_columns and layout.rest > 0
+        widths = dict.fromkeys(map(layout.columns, kernel.configs))
+        parts = [parts_of(columns, widest_product(layout.entry_registers)) for columns in widths]
+        self.sum_parts, self.all_parts = parts[0], parts
+        self.keeps_rest = self.shares_columns and any(map(layout.rest, kernel.configs))
+        self.blocks_share = layout.shares
         self.registers, self.blocks = REGISTERS[layout.consumers], BLOCKS[layout.consumers]
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"
         self.v_bytes = "K_BYTES" if layout.v_in_k else "V_BYTES"
@@ -55,14 +58,30 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         return f"s[j][2 * r + c]{self.times_scale} - m[r]"
 
     @property
+    def sum_columns(self) -> list[int]:
+        return list(dict.fromkeys(columns for parts in self.all_parts for _, columns in parts))
+
+    @property
     def first_column(self) -> str:
         """Of o, as a summand."""
-        return "consumer * COLUMNS + " if self.shares_columns else ""
+        block = "sharer * BLOCK_D + " if self.blocks_share else ""
+        return f"{block}consumer * COLUMNS + " if self.shares_columns else ""
 
     @property
     def first_lane(self) -> str:
         lane = super().first_lane
         return f"consumer == 0 && {lane}" if self.shares_columns else lane
+
+    @property
+    def has_statistics(self) -> str:
+        """Who stores those of a row, as an operand: not all who have columns of it."""
+        block = "sharer == 0 && " if self.blocks_share else ""
+        return f"{block}consumer == 0 && " if self.shares_columns else ""
+
+    @property
+    def number_of_tile(self) -> str:
+        """Of rows and splits."""
+        return "blockIdx.x / SHARERS" if self.blocks_share else "blockIdx.x"
 
     @property
     def clears_values(self) -> bool:
