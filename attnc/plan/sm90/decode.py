@@ -46,7 +46,7 @@ from attnc.plan.storage import feature
 REGISTERS: Mapping[int, tuple[int, int]] = {1: (40, 216), 2: (40, 232)}
 BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
 #: Tiles of keys for each multiprocessor below which two blocks share the columns of o; measured on an H200.
-FEW_TILES = 4
+FEW_TILES = 1
 #: Bytes of a row of a piece of a tile, and of a barrier.
 _ROW, _BARRIER = 128, 8
 #: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.
