@@ -25,17 +25,14 @@ from attnc.model.schedule import Schedule
 from attnc.model.variants import MAX_VARIANTS, labelled, projection_variants, variants
 from attnc.output import Output
 from attnc.plan import ir
-from attnc.plan.ir.projection import ProjectionModule
-from attnc.plan.lower import plan
-from attnc.plan.lowerable import check_differentiable
+from attnc.plan.lower import check_differentiable, plan
 from attnc.plan.mask_findings import check_mask
-from attnc.plan.projection import plan_projection
+from attnc.plan.projection import ProjectionModule, plan_projection
 from attnc.plan.targets import INSTEAD, TARGETS, target_of
 from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse, prelude
-from attnc.target.dispatch import render_dispatch, render_projection_dispatch
+from attnc.target.dispatch import render_dispatch, render_one_import, render_projection_dispatch
 from attnc.target.files import render_files
-from attnc.target.one_import import render_one_import
 from attnc.target.projection import render_projection
 from attnc.target.support import support_files
 from attnc.tuned.choices import Choice, load_tuned, tuned_choices

@@ -20,7 +20,7 @@ from attnc.model.attention import Attention
 from attnc.model.schedule import Choice, Knob, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.ir import Module
-from attnc.plan.unified_max import bounds_of, safe_range
+from attnc.plan.softmax import bounds_of, safe_range
 from attnc.reference import heads
 from attnc.reference_arrays import Floats, Input, to_arrays
 from attnc.runtime.samples import drawn, load_samples

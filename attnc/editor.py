@@ -192,7 +192,7 @@ def _tiles(source: Source, name: str) -> str:
     module = next((module for module in modules if module.variant.attention.name == name), None)
     if module is None:
         return ""
-    kernel = module.kernels[0]
+    kernel = module.kernel
     queries, keys = _PICTURED[kernel.structure == "decode"]
     drawn = picture(kernel, queries, keys, *tiles_of(kernel.configs[0]))
     note = f" ({drawn.note})" if drawn.note else ""

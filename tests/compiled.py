@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.ir import Kernel, Module, kernels_of
+from attnc.plan.ir import Module
 from attnc.plan.layout import Which
 from attnc.runtime.toolchains import lower, usage_of
 
@@ -31,9 +31,7 @@ def refusals(module: Module, *, whole: bool = False) -> dict[str, str]:
 def _each(module: Module) -> Iterator[tuple[Which, int, Device]]:
     """Every kernel, config and architecture: Triton's text asks which it is, CUDA's is of one."""
     archs = ("sm_90", "sm_80") if module.target == "triton" else ("sm_90",)
-    kernels: dict[Which, Kernel] = {"forward": module.kernels[0]}
-    kernels.update(kernels_of(module).items())
-    for name, kernel in kernels.items():
+    for name, kernel in module.kernels.items():
         for position in range(len(kernel.configs)):
             for arch in archs:
                 yield name, position, DEVICES[arch]

@@ -61,7 +61,7 @@ def _entry(spec: str, attention: str, title: str, program_of_flex: str) -> Itera
     module = plan(labelled(first, schedule.label), schedule)
     yield f"\n## {title}\n\n[`specs/{spec}.attn`](../specs/{spec}.attn)\n"
     yield f"\n```attn\n{_declared(load(path), attention)}```\n"
-    kernel = module.kernels[0]
+    kernel = module.kernel
     tile_q, tile_kv = tiles_of(kernel.configs[0])
     length = 16 * max(tile_q, tile_kv) * (2 if spec == "window" else 1)  # a window is 1023 keys
     drawn = picture(kernel, length, length, tile_q, tile_kv)
@@ -110,7 +110,7 @@ def masks() -> str:
         schedule = next(s for s in program.schedules if (s.name, s.target) == (spec, "triton"))
         kernel = plan(
             labelled(variants(program, program.attention(spec))[0], schedule.label), schedule
-        ).kernels[0]
+        ).kernel
         drawn = picture(kernel, 2560, 2560, 256, 256)
         rows = ["".join(2 * tile for tile in row).translate(_BLOCKS) for row in drawn.rows]
         columns.append([f"{title:20}", *rows, f"{f'{_ratio(name)} FlexAttention':20}"])

@@ -26,7 +26,7 @@ from attnc.build import front, plan_program
 from attnc.model.resolve import resolve
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
-from attnc.target import environment
+from attnc.target import templates
 from attnc.target.files import render_files
 from attnc.target.sm80 import render as cuda
 
@@ -94,7 +94,7 @@ def watching(branches: Branches) -> type[Environment]:
 def watched() -> Iterator[Branches]:
     """Within it, templates are read anew, and say which branches they take."""
     branches = Branches()
-    caches = (environment.python_environment, cuda.cuda_environment)
+    caches = (templates.python_environment, cuda.cuda_environment)
     for known in caches:
         known.cache_clear()
     try:

@@ -10,7 +10,7 @@ from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve_schedule import TARGETS as NAMES
 from attnc.model.schedule import Schedule
 from attnc.plan.device import DEVICES
-from attnc.plan.lowerable import check_differentiable
+from attnc.plan.lower import check_differentiable
 from attnc.plan.targets import TARGETS, target_of
 from attnc.plan.triton import Triton
 from attnc.runtime.toolchains import toolchain_of
@@ -46,7 +46,7 @@ def test_a_target_without_backward_kernels_says_so(monkeypatch: pytest.MonkeyPat
 
 def test_a_block_may_take_what_the_devices_of_its_target_allow() -> None:
     tiles = "tile.q = 64, tile.kv = 128, stages = 2"  # 144 KiB at D = 128
-    assert planned(schedule=tiles, d=128, target="cuda.sm_80").kernels[0].shared[0] > 99 << 10
+    assert planned(schedule=tiles, d=128, target="cuda.sm_80").kernel.shared[0] > 99 << 10
     with pytest.raises(DiagnosticError, match=r"fits cuda\.sm_120"):
         planned(schedule=tiles, d=128, target="cuda.sm_120")
 

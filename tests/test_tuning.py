@@ -11,7 +11,7 @@ import pytest
 from attnc.build import dispatch_path, dispatch_source, tuned_path
 from attnc.diagnostics import DiagnosticError
 from attnc.model.program import Impl
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from attnc.runtime.timing import summarise
 from attnc.tune import configs, projections, schedules, targets
 from attnc.tune.configs import fastest

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnc.build import Planned
     from attnc.model.program import Program
     from attnc.plan import ir
-    from attnc.plan.ir.projection import ProjectionModule
+    from attnc.plan.projection import ProjectionModule
     from attnc.verify.search import Report
 
 
@@ -123,7 +123,7 @@ class Family:
         arch = _arch() if arch is None else arch
         if arch not in DEVICES:
             raise ValueError(f"arch: expected one of {', '.join(DEVICES)}, got {arch!r}")
-        if not 0 <= config < (count := len(module.kernels[0].configs)):
+        if not 0 <= config < (count := len(module.kernel.configs)):
             raise ValueError(f"config: expected 0 to {count - 1}, got {config}")
         wanted = (self.name, module.target, module.label)
         schedule = next(s for s in self._program.schedules if (s.name, s.target, s.label) == wanted)

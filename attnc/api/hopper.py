@@ -9,7 +9,7 @@ import torch
 from attnc.support.by_target import Needs, runs
 
 HOPPER = "cuda.sm_90a"
-#: `attnc.target.one_import.needs_of` this target, without the compiler, which a kept kernel does not need.
+#: `attnc.target.dispatch.needs_of` this target, without the compiler, which a kept kernel does not need.
 NEEDS = Needs("cupy", 90, 90, interprets=False)
 
 

@@ -71,7 +71,7 @@ def calls_of(module: ir.Module) -> dict[Call, Launch]:
     """The call itself, and where there are gradients also with what they need, and they by autograd."""
     name, grads = module.variant.attention.name, module.variant.attention.grads
     function = getattr(load_module(module), name)
-    sizes = SIZES | ({"M": 1} if module.kernels[0].structure == "decode" else {})
+    sizes = SIZES | ({"M": 1} if module.kernel.structure == "decode" else {})
     tensors = problem_for(module, SIZES["N"], sizes=sizes).tensors
     calls: dict[Call, Launch] = {Call(name, module.target): lambda: function(*tensors)}
     if grads:

@@ -13,7 +13,7 @@ from attnc.bench.peers import Peer
 from attnc.bench.run import Unavailable
 from attnc.build import front, plan_program, tuned_of
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.storage import feature
+from attnc.plan.signature import feature
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
 

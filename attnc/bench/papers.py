@@ -138,7 +138,7 @@ def predict(cell: Cell, candidate: str) -> Bytes | None:
         tensors = 4 * length * cell.width
         return Bytes(asked=None, device=2 * heads * (tensors + 6 * length**2), shared=None)
     module = _planned(cell, candidate)
-    kernel = module.kernels[0]
+    kernel = module.kernel
     config = kernel.configs[0]
     tiles = picture(kernel, length, length, config.tile_q, config.tile_kv)
     counted = target_of(module.target).traffic(kernel, config, tiles, heads, _device())

@@ -68,9 +68,9 @@ def _show_mask(module: ir.Module) -> None:
     from attnc.expr.nodes import show
     from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 
-    decodes = module.kernels[0].structure == "decode"
+    decodes = module.kernel.structure == "decode"
     sizes = "M = 1, N = 512" if decodes else "M = N = 512"
-    found = picture(module.kernels[0], 1 if decodes else 512, 512, 64, 64)
+    found = picture(module.kernel, 1 if decodes else 512, 512, 64, 64)
     say(paint("mask", "1"), f"      {show(module.variant.attention.mask)}")
     say(
         f"          {found.count(SKIP)} of {found.tiles} tiles are skipped, {found.count(FULL)} need no mask,"

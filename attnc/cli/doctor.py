@@ -182,7 +182,7 @@ def _targets() -> Iterator[Finding]:
     except ImportError:
         return  # said above
     from attnc.plan.targets import TARGETS
-    from attnc.target.one_import import fastest_first, needs_of
+    from attnc.target.dispatch import fastest_first, needs_of
 
     names = fastest_first(TARGETS)
     for index, gpu in enumerate(gpus()):

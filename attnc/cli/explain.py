@@ -105,7 +105,7 @@ def explain(
             if shows_ir:
                 say_lines(module_text(module).rstrip())
                 return
-            count = len(module.kernels[0].configs)
+            count = len(module.kernel.configs)
             if config >= count:
                 raise Mistake(f"there is no config {config}", f"the schedule has {count}, counted from 0")
             device = _device(module, arch)
@@ -150,11 +150,10 @@ def _schedule(program: Program, module: ir.Module) -> Schedule:
 def _backward_usages(module: ir.Module, device: Device) -> dict[KernelName, Usage | None]:
     """Registers and spills of each backward kernel under its default config."""
     from attnc.explain.backward import default_position
-    from attnc.plan.ir import kernels_of
 
     return {
         name: _compiled(module, default_position(planned, device), device, name)
-        for name, planned in kernels_of(module).items()
+        for name, planned in module.backward_kernels.items()
     }
 
 

@@ -14,7 +14,7 @@ from attnc.cli.console import Mistake, counted, loading, paint, progress, say, s
 
 if TYPE_CHECKING:
     from attnc.plan import ir
-    from attnc.plan.ir.projection import ProjectionModule
+    from attnc.plan.projection import ProjectionModule
     from attnc.verify.case import Case
     from attnc.verify.cover import Summary
     from attnc.verify.search import Report, Trial
@@ -121,7 +121,7 @@ class Judge:
 
     @property
     def is_projection(self) -> bool:
-        from attnc.plan.ir.projection import ProjectionModule
+        from attnc.plan.projection import ProjectionModule
 
         return isinstance(self.module, ProjectionModule)
 

@@ -40,7 +40,7 @@ from attnc.model.attention import Attention, ParamValue
 from attnc.model.program import Program
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor
-from attnc.plan.ir.decode import is_decode
+from attnc.plan.ir.kernel import is_decode
 
 #: What an axis of a view is: all of the tensor's, or what the rank has of the heads, keys or queries (`rows`
 #: by their number, `places` by their position among the keys).

@@ -108,7 +108,7 @@ def run_case(cp: ContextParallel, variant: Variant, made: RanksCase, device: str
     names = [tensor.name for tensor in attention.outputs]
     whole = {name: cp.unshard(x, name) for name, x in zip(names, results, strict=True)}
     module = kernels.module
-    verdict = judge(attention, expect(attention, problem.inputs, module.kernels[0].bound), whole)
+    verdict = judge(attention, expect(attention, problem.inputs, module.kernel.bound), whole)
     if not verdict.ok or not wanted or module.backward is None:
         return verdict
     arrays = {name: to_float64(x) for name, x in whole.items()}
@@ -224,5 +224,5 @@ def joined_bound(spec: Spec, ranks: int) -> ErrorBound:
     partial result for each, and o in its own type at the end.
     """
     variant = spec.variants[0]
-    bound = Kernels(spec, variant, "keys").module.kernels[0].bound
+    bound = Kernels(spec, variant, "keys").module.kernel.bound
     return replace(bound, splits=bound.splits + ranks, o_dtype=DType(variant.attention.o.dtype))

@@ -24,12 +24,10 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
-from attnc.plan.estimate import Estimate
-from attnc.plan.ir import kernels_of
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.layout import KernelName
+from attnc.plan.layout import Estimate, KernelName
 from attnc.plan.picture import picture
-from attnc.plan.storage import feature
+from attnc.plan.signature import feature
 from attnc.plan.targets import target_of
 from attnc.tuned.choices import knobs_of_kernel
 
@@ -53,7 +51,7 @@ def explain_backward(
     compiler says of each.
     """
     found = []
-    for name, planned in kernels_of(module).items():
+    for name, planned in module.backward_kernels.items():
         position = default_position(planned, device)
         config = planned.configs[position]
         shape = picture(planned, length, length, *tiles_of(config))

@@ -31,12 +31,12 @@ from attnc.model.schedule import Schedule, TileConfig, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
-from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.ir import Decode
-from attnc.plan.ir.decode import UnifiedMax
+from attnc.plan.ir.kernel import UnifiedMax
+from attnc.plan.layout import DeviceMemory, Estimate, Traffic
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
-from attnc.plan.storage import feature
+from attnc.plan.signature import feature
 from attnc.plan.targets import target_of
 from attnc.source import Span, visible
 
@@ -65,7 +65,7 @@ class Explanation:
 
     @property
     def kernel(self) -> ir.Forward | ir.Decode:
-        return self.module.kernels[0]
+        return self.module.kernel
 
     @property
     def config(self) -> TileConfig:
@@ -101,7 +101,7 @@ def explain(
     """Explains the config at `position`; pictures at (M, N) `shapes`, the roofline at N = `length`. What is
     left out is taken from a prompt, or from a decode step where the kernel is for those.
     """
-    kernel = module.kernels[0]
+    kernel = module.kernel
     tiles = tiles_of(kernel.configs[position])
     decodes = kernel.structure == "decode"
     if shapes is None:
@@ -197,7 +197,7 @@ def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
     """Work of one head times enough heads and sequences for 16k tokens at hidden size 2048; where query heads
     share a tile, of K and V.
     """
-    attention, kernel = module.variant.attention, module.kernels[0]
+    attention, kernel = module.variant.attention, module.kernel
     d, dv = feature(attention.q), feature(attention.v)
     dtype = DType(attention.q.dtype)
     of_key = d if attention.v.storage.is_part else d + dv

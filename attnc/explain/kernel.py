@@ -12,7 +12,7 @@ from attnc.expr.nodes import show
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
-from attnc.plan.estimate import Estimate
+from attnc.plan.layout import Estimate
 from attnc.plan.picture import Picture
 
 

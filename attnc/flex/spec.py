@@ -30,8 +30,7 @@ from attnc.expr.nodes import (
 from attnc.flex.expressions import Expressions, conjunction, split
 from attnc.flex.tape import Capture
 from attnc.flex.trace import Trace
-from attnc.model.names import NOT_FUNCTIONS, RESERVED
-from attnc.plan.interface import INTERFACE
+from attnc.model.names import INTERFACE, NOT_FUNCTIONS, RESERVED
 
 #: Element types of q, k and v.
 DTYPES: Mapping[torch.dtype, str] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}

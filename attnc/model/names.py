@@ -3,7 +3,8 @@ of Python, PyTorch and CUDA.
 
 A name means one thing: nothing declared may reuse a reserved word or a name that is already taken in its
 attention. Names of `def`s are looser: an attention's own names hide them, and a file may redefine a def
-of the prelude. So are `SOFT` names, which came to the language when specs were already using them.
+of the prelude. So are `SOFT` names, which came to the language when specs were already using them. What
+the functions of generated modules have or read (`INTERFACE`) is no name for an input.
 """
 
 from __future__ import annotations
@@ -133,3 +134,16 @@ class Taken:
                 related=(Label(first.span, "first definition"),),
             )
         return first is name
+
+
+#: What the function beside the modules reads, which takes their inputs too.
+READ = frozenset(("CALL", "isinstance", "iter", "list", "next", "options", "ValueError", "VARIANTS"))
+#: Parameters and tensors of a function with gradients, of one whose outer loop runs over keys, and of one
+#: that decodes.
+WITH_GRADIENTS = frozenset((
+    "backward_config", "delta", "dk", "dlse", "do", "dq", "dq_sum", "dv", "lse2",
+))  # fmt: skip
+KEYS_FIRST = frozenset(("acc", "l", "m"))
+DECODING = frozenset(("fallbacks", "splits"))
+#: What some schedule has, so that no input is called so where any may follow.
+INTERFACE = READ | WITH_GRADIENTS | KEYS_FIRST | DECODING | {"schedule"}

@@ -46,22 +46,25 @@ class TileWalk:
     """What the number of a tile says: the batch entry, the head and the first row.
 
     Tiles are numbered section of heads by section (`sections.Section`), and in one by `rank`: a tile of every
-    head, then the next of each; the last ones first where they have the most work (`last_first`).
+    head, then the next of each; the last ones first where they have the most work (`last_first`). Those of a
+    decode kernel are few, and numbered head by head.
 
     axis: of the tiles; rows: of a head, which tiles divide where they are padded, of all sequences if
     `sequences` are packed; head: the index that numbers heads with tiles of their own, of which a sequence
-    has `heads`; writes_all_rows: a program writes all rows of its tile that are in memory, also those behind
-    the end of its sequence.
+    has `heads`, "" where it has one; group: so many query heads of a KV head fill its tiles, row = query *
+    group + head of the group, None where a row is a query; writes_all_rows: a program writes all rows of its
+    tile that are in memory, also those behind the end of its sequence.
     """
 
     axis: Literal["q", "kv"]
     rows: Expr
     is_padded: bool
-    head: Literal["h", "h_kv"]
+    head: Literal["h", "h_kv", ""]
     heads: Literal["H", "Hkv"]
     sequences: Sequences | None
     last_first: bool
     writes_all_rows: bool
+    group: Expr | None = None
 
     @property
     def size(self) -> str:

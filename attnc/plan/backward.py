@@ -24,7 +24,6 @@ from attnc.expr.simplify import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Schedule
-from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.gradients import Wanted, adjoint_of, chain_rule, wanted_loads
 from attnc.plan.ir import (
     Axis,
@@ -49,16 +48,24 @@ from attnc.plan.ir.backward import (
 )
 from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.plan.loads import LoadNames
-from attnc.plan.regions import regions
-from attnc.plan.scores import LOG2E
-from attnc.plan.sequence import key_lengths, outruns, sequences, sizes
-from attnc.plan.sequence import lengths as lengths_of
-from attnc.plan.sequence import program as program_of
-from attnc.plan.sequence import rows as rows_of
-from attnc.plan.signature import kv_heads
-from attnc.plan.softmax import plan_dropout
-from attnc.plan.steps import IN_BOUNDS, dims_of, kv_head_of, make_step, named_bounds, other_axis
-from attnc.plan.storage import are_wide, block, feature, has_descriptors, is_plain
+from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
+from attnc.plan.signature import are_wide, block, feature, has_descriptors, is_plain, kv_heads
+from attnc.plan.softmax import LOG2E, plan_dropout
+from attnc.plan.steps import (
+    IN_BOUNDS,
+    dims_of,
+    key_lengths,
+    kv_head_of,
+    make_step,
+    named_bounds,
+    other_axis,
+    outruns,
+    sequences,
+    sizes,
+)
+from attnc.plan.steps import lengths as lengths_of
+from attnc.plan.steps import program as program_of
+from attnc.plan.steps import rows as rows_of
 from attnc.plan.target import Target
 from attnc.plan.targets import target_of
 

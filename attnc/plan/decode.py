@@ -22,19 +22,26 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, ForwardConfig, Schedule
 from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
-from attnc.plan.excluded import kept_by_some, with_fills
 from attnc.plan.ir import Decode, Grid, Regions, expressions_of
-from attnc.plan.ir.decode import Pack, Split
+from attnc.plan.ir.kernel import Pack, Split
 from attnc.plan.loads import LoadNames
-from attnc.plan.regions import regions
-from attnc.plan.sequence import lengths, outruns, rows, sizes, stored
-from attnc.plan.sequence import program as program_of
-from attnc.plan.signature import kv_heads
-from attnc.plan.softmax import plan_softmax
-from attnc.plan.steps import IN_BOUNDS, dims_of, kv_head_of, make_step, named_bounds
-from attnc.plan.storage import parts
+from attnc.plan.regions import kept_by_some, regions, with_fills
+from attnc.plan.signature import kv_heads, parts
+from attnc.plan.softmax import LONGEST, plan_softmax, unified_max
+from attnc.plan.steps import (
+    IN_BOUNDS,
+    dims_of,
+    kv_head_of,
+    lengths,
+    make_step,
+    named_bounds,
+    outruns,
+    rows,
+    sizes,
+    stored,
+)
+from attnc.plan.steps import program as program_of
 from attnc.plan.targets import target_of
-from attnc.plan.unified_max import LONGEST, unified_max
 
 #: The query head of each row of a tile.
 ROW_HEAD = Ref("h", "int", ("q",), natural=True, within=(0, SIZE))

@@ -33,9 +33,9 @@ from attnc.model.attention import Attention
 from attnc.model.schedule import TileConfig
 from attnc.model.tensors import DType, Tensor
 from attnc.plan.ir import ErrorBound, Softmax
-from attnc.plan.ir.decode import UnifiedMax
+from attnc.plan.ir.kernel import UnifiedMax
+from attnc.plan.signature import feature
 from attnc.plan.softmax import shift_of
-from attnc.plan.storage import feature
 
 #: Relative error of a product of f32 in three of tf32.
 TF32X3_PRODUCT_ERROR = 2.0**-20

@@ -12,15 +12,26 @@ from attnc.expr.nodes import TRUE
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
 from attnc.plan.error_bound import error_bound
-from attnc.plan.excluded import kept_by_some, with_edges, with_fills
 from attnc.plan.ir import Axis, Forward, Grid, expressions_of
 from attnc.plan.loads import LoadNames
-from attnc.plan.regions import regions
-from attnc.plan.sequence import lengths, outruns, rows, sequences, sizes, stored
-from attnc.plan.sequence import program as program_of
+from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
+from attnc.plan.signature import has_descriptors
 from attnc.plan.softmax import plan_softmax
-from attnc.plan.steps import IN_BOUNDS, dims_of, kv_head_of, make_step, named_bounds, other_axis
-from attnc.plan.storage import has_descriptors
+from attnc.plan.steps import (
+    IN_BOUNDS,
+    dims_of,
+    kv_head_of,
+    lengths,
+    make_step,
+    named_bounds,
+    other_axis,
+    outruns,
+    rows,
+    sequences,
+    sizes,
+    stored,
+)
+from attnc.plan.steps import program as program_of
 from attnc.plan.targets import target_of
 
 

@@ -15,8 +15,8 @@ from attnc.plan.ir import Axis, Let
 from attnc.plan.ir.backward import Accumulate, Adjoint, Chain, InMemory, Part, Place
 from attnc.plan.loads import LoadNames, axes_of
 from attnc.plan.names import KERNEL
-from attnc.plan.scores import split_scale
-from attnc.plan.storage import is_plain
+from attnc.plan.signature import is_plain
+from attnc.plan.softmax import split_scale
 
 #: Functions worth evaluating once for the score and its derivatives, and the name of the value.
 _COSTLY = {name: function.short for name, function in REAL.items() if function.short}

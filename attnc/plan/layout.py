@@ -1,8 +1,11 @@
-"""How kernels lie on a machine, where the plan decides it and no compiler: what every layout says."""
+"""How kernels lie on a machine where the plan decides it and no compiler, what a block of one takes, and what
+a launch moves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from attnc.model.schedule import TileConfig
@@ -34,3 +37,71 @@ class BackwardLayout(Protocol):
 
     def registers(self, config: TileConfig, kernel: KernelName) -> Mapping[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """A piece of shared memory: `shape` is for the reader, e.g. "2 x 64x128"."""
+
+    name: str
+    shape: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one block of a config needs on one device: shared memory by buffer, registers of a thread by
+    value.
+    """
+
+    buffers: tuple[Buffer, ...]
+    registers: Mapping[str, int]
+
+    @property
+    def shared(self) -> int:
+        return sum(buffer.bytes for buffer in self.buffers)
+
+    @property
+    def registers_per_thread(self) -> int:
+        return sum(self.registers.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes of one launch for one head: asked of and given to global memory, read from and written to
+    shared memory.
+    """
+
+    global_read: int
+    global_written: int
+    shared_read: int
+    shared_written: int
+
+    def times(self, heads: int) -> Traffic:
+        """Of so many heads."""
+        return Traffic(
+            global_read=heads * self.global_read,
+            global_written=heads * self.global_written,
+            shared_read=heads * self.shared_read,
+            shared_written=heads * self.shared_written,
+        )
+
+    @property
+    def moved(self) -> int:
+        """Between the multiprocessors and the L2 cache."""
+        return self.global_read + self.global_written
+
+    @property
+    def shared(self) -> int:
+        return self.shared_read + self.shared_written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Bytes that have to come from device memory and go to it, for all heads of a launch.
+
+    spills: o, l and m of the heads that run at once do not fit the L2 cache between two visits."""
+
+    read: int
+    written: int
+    spills: bool

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
+from attnc.model.names import DECODING, KEYS_FIRST, READ, WITH_GRADIENTS
 from attnc.model.schedule import Schedule, knobs_of
-from attnc.plan.interface import DECODING, KEYS_FIRST, READ, WITH_GRADIENTS
-from attnc.plan.ir.decode import is_decode
+from attnc.plan.ir.kernel import is_decode
 from attnc.resources import resource
 
 #: Parameters and variables of kernels and of their steps, where values loaded from inputs have names too.

@@ -1,26 +1,125 @@
-"""The callable's arguments: which axis binds which size, which strides a kernel takes.
+"""The callable's arguments: which tensor is passed for a q, k, v or o, which axis binds which size, which
+strides a kernel takes.
 
-The number of query heads is always the size H in a kernel, however the spec spells it (`H`, `Hkv * G`, or `G`
-over one KV head);
-G is then H // Hkv. `normalise` rewrites the attention's expressions accordingly.
+dense    row i of sequence b is row i of batch entry b.
+ragged   the sequences follow each other; row i of sequence b is row cu_seqlens[b] + i.
+paged    the tensor passed holds pages: its batch axis counts pages, its key axis the rows of a page, whatever
+         the order of the axes. Declared as k: [B, N, Hkv, D], it is [pages, page, Hkv, D]; declared as
+         [B, Hkv, N, D], it is [pages, Hkv, page, D]. Row j of sequence b is row j % page of page
+         block_table[b, j // page]; N is the number of table columns times the page size.
+prefix   v is the first columns of k: no argument, no memory of its own.
+
+Every stride is free but that of the features, so any view of a cache that an engine hands over will do.
+
+The number of query heads is always the size H in a kernel, however the spec spells it (`H`, `Hkv * G`, or
+`G` over one KV head); G is then H // Hkv. `normalise` rewrites the attention's expressions accordingly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, children, rebuild, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.names import DIMS
-from attnc.model.tensors import DType, Role, Tensor, same_size
-from attnc.plan.ir import Arg, Bind
+from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor, same_size
+from attnc.plan.ir import Arg, Bind, Let
+from attnc.plan.ir.kernel import Part
 from attnc.plan.names import own_sizes
-from attnc.plan.storage import PAGES, capacity
-from attnc.plan.storage import memory as memory_of
 from attnc.plan.width import saturated
+
+
+def feature(tensor: Tensor) -> int:
+    """D of q or k, Dv of v or o: a constant in a variant."""
+    axis = tensor.axis(Role.FEATURE)
+    size = None if axis is None else tensor.shape[axis]
+    if not (isinstance(size, Const) and isinstance(size.value, int)):
+        raise ValueError(f"the feature axis of {tensor.name} is not a constant: {size}")
+    return size.value
+
+
+def block(size: int) -> int:
+    """Columns of a Triton tile that holds so many: a power of two, and the 16 that a dot needs at least."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def are_wide(d: int, dv: int) -> bool:
+    """Whether the accumulators of dk and dv cannot share a kernel: then each gets its own, at the price of
+    one more dot (on an H200 1.3 to 1.5 times faster at 256 columns than small tiles).
+    """
+    return d + dv > 256
+
+
+PAGES = Dim("pages")
+
+
+def memory(tensor: Tensor) -> Tensor | None:
+    """The tensor as it is passed, None for one that has no memory of its own."""
+    match tensor.storage:
+        case Prefix():
+            return None
+        case Paged(page=page):
+            size: dict[Role, Expr] = {Role.BATCH: PAGES, Role.KEY: Const(page)}
+            pairs = zip(tensor.roles, tensor.shape, strict=True)
+            return replace(tensor, shape=tuple(size.get(role, axis) for role, axis in pairs))
+        case _:
+            return tensor
+
+
+def is_plain(attention: Attention) -> bool:
+    """Whether q, k and v are ordinary tensors, whose sequences all have M and N rows of memory."""
+    return all(t.storage.is_plain for t in (attention.q, attention.k, attention.v))
+
+
+def has_descriptors(attention: Attention) -> bool:
+    """Whether tiles of q, k and v may come through tensor descriptors: of ordinary tensors, but for wide f32.
+
+    Of f32, tensor cores multiply tiles in two parts. What a descriptor brought Triton parts in registers,
+    which then spill at 128 columns; what pointers brought it parts in shared memory, where `wgmma` reads it
+    (on an H200 the forward is 1.2 times as fast so; at 64 columns descriptors are 1.1 times as fast).
+    """
+    is_wide = max(block(feature(tensor)) for tensor in (attention.q, attention.v)) > 64
+    return is_plain(attention) and not (DType(attention.q.dtype) is DType.F32 and is_wide)
+
+
+def has_rows(attention: Attention) -> bool:
+    """Whether q, k and v are ordinary or packed tensors, whose rows can have gradients."""
+    return all(t.storage.has_gradients for t in (attention.q, attention.k, attention.v))
+
+
+def capacity(attention: Attention) -> tuple[Let, ...]:
+    """Sizes that the host computes from the others: N of paged keys."""
+    match attention.k.storage:
+        case Paged(block_table=table, page=page):
+            columns = attention.tensor(table).shape[1]
+            return (Let(name="N", value=Binary("*", columns, Const(page))),)
+        case _:
+            return ()
+
+
+def longest(attention: Attention, role: Role) -> Expr:
+    """The most rows that a sequence can have: M or N, or all rows of a ragged tensor."""
+    tensor = attention.q if role is Role.QUERY else attention.k
+    return tensor.size(role) if tensor.storage.is_packed else Dim("M" if role is Role.QUERY else "N")
+
+
+def parts(attention: Attention) -> tuple[Part, ...]:
+    """One part, unless v is a prefix of k that ends at a power of two: then its columns are a part."""
+    d, dv = feature(attention.k), feature(attention.v)
+    rest = d - dv
+    is_tile = attention.v.storage.is_part and dv >= 16 and dv & (dv - 1) == 0
+    if is_tile and rest >= 16 and rest & (rest - 1) == 0:
+        return (Part(first=0, width=dv), Part(first=dv, width=rest))
+    return (Part(first=0, width=d),)
+
+
+def tile_columns(attention: Attention) -> int:
+    """Of a tile of q or k, in all parts."""
+    return sum(block(part.width) for part in parts(attention))
+
 
 H, HKV = Dim("H"), Dim("Hkv")
 
@@ -90,7 +189,7 @@ def arguments(declared: Attention) -> tuple[Arg, ...]:
         for name, size in (("H", _heads(declared.q)), ("Hkv", _heads(declared.k)))
         if isinstance(size, Const)
     }
-    passed = [memory for t in attention.inputs if (memory := memory_of(t)) is not None]
+    passed = [found for t in attention.inputs if (found := memory(t)) is not None]
     made = {t.name: _argument(t, bound, fixed) for t in sorted(passed, key=lambda t: not t.roles)}
     return tuple(made[t.name] for t in passed)
 
@@ -158,17 +257,37 @@ def stride_name(tensor: Tensor, axis: int) -> str:
 Term: TypeAlias = tuple[str, str]
 
 
-def row_zero(tensor: Tensor, *, head: str, first: str | None) -> tuple[Term, ...]:
-    """Where row 0 of the sequence and head at hand lies: products of indices and strides to be added.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowZero:
+    """Where row 0 of the sequence and head at hand lies in a tensor; of rows in pages, where the head lies in
+    a page.
 
     head: the index of the head, "" where all heads have the same rows; first: the number of the sequence's
-    first row, None where sequences have a batch entry each. Of rows in pages: where the head lies in a page.
+    first row, None where sequences have a batch entry each.
     """
-    rows = Role.QUERY if tensor.axis(Role.KEY) is None else Role.KEY
-    sequence = [] if tensor.storage.is_paged else [("b", Role.BATCH)] if first is None else [(first, rows)]
-    terms = [*sequence, *([(head, Role.HEAD)] if head else [])]
-    axes = ((index, tensor.axis(role)) for index, role in terms)
-    return tuple((index, stride_name(tensor, axis)) for index, axis in axes if axis is not None)
+
+    tensor: Tensor
+    head: str
+    first: str | None
+
+    @property
+    def rows(self) -> Role:
+        """The axis along which rows lie."""
+        return Role.QUERY if self.tensor.axis(Role.KEY) is None else Role.KEY
+
+    @property
+    def indices(self) -> dict[Role, str]:
+        """The index along each axis of the tensor; those left out are 0."""
+        found = {Role.BATCH: "b"} if self.first is None else {self.rows: self.first}
+        found = {} if self.tensor.storage.is_paged else found
+        found |= {Role.HEAD: self.head} if self.head else {}
+        return {role: index for role, index in found.items() if self.tensor.axis(role) is not None}
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """Products of indices and strides, to be added."""
+        axes = ((index, self.tensor.axis(role)) for role, index in self.indices.items())
+        return tuple((index, stride_name(self.tensor, axis)) for index, axis in axes if axis is not None)
 
 
 def unbound(args: tuple[Arg, ...]) -> frozenset[str]:

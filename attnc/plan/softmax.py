@@ -1,7 +1,16 @@
 """Strategies of the softmax: which a kernel can take, what each is in the plan, how far exponents are off.
 
-A new one is spelled in `model.knobs`, is told here what it means, has fields in `ir.Softmax` for what kernels
-have to know, and steps in the templates of the targets that lower it; the others refuse it in their `check`.
+A new one is spelled in `model.knobs`, is told here what it means, has fields in `ir.Softmax` for what
+kernels have to know, and steps in the templates of the targets that lower it; the others refuse it in
+their `check`.
+
+Scores are in base 2, exp(x) = exp2(x * log2 e), with every constant folded where it costs nothing.
+
+A unified maximum is FlashDecoding++'s (arXiv 2311.01282): one phi for all rows. With exp(s - phi) in
+place of exp(s - m) partial sums need no maximum, no rescaling and no exchange: they are added. That is
+right while the largest exponent of a row stays in a range [a, b]: above it sums overflow, below it
+probabilities underflow in their own type. A split of the keys in which it does not is computed again with
+a running maximum.
 """
 
 from __future__ import annotations
@@ -10,22 +19,133 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnc.diagnostics import Diagnostic
+from attnc.diagnostics import Diagnostic, error
 from attnc.expr.construct import add
-from attnc.expr.nodes import Dot, Expr, Index
-from attnc.expr.simplify import scale_by
+from attnc.expr.functions import REAL
+from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg
+from attnc.expr.simplify import scale_by, simplify
 from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
 from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.fitting import unsupported
 from attnc.plan.ir import Dropout, Softmax
-from attnc.plan.ir.decode import UnifiedMax, is_decode
+from attnc.plan.ir.kernel import UnifiedMax, is_decode
 from attnc.plan.loads import LoadNames
 from attnc.plan.poles import may_exclude
-from attnc.plan.scores import LOG2E, split_scale
 from attnc.plan.target import Target
-from attnc.plan.unified_max import check_bounds
+
+LOG2E = math.log2(math.e)
+
+
+def split_scale(score: Expr) -> tuple[float | None, Expr]:
+    """(scale, s) with score * log2(e) == scale * s; scale is None when the whole score carries the factor
+    itself.
+
+    A positive constant factor of the whole score stays out of s: exp2(scale * s - m) is one fused
+    multiply-add and one exp2, and max(scale * s) = scale * max(s). A negative factor would turn the maximum
+    into a minimum, so it is multiplied in first; one that a normal float32 cannot hold would be 0 or infinite
+    there, and 0 * -inf is no maximum.
+    """
+    match simplify(scale_by(score, LOG2E)):
+        case Dot() as dot:
+            return LOG2E, dot
+        case (
+            Binary(op="*", left=rest, right=Const(value=factor))
+            | Binary(op="*", left=Const(value=factor), right=rest)
+        ) if 2.0**-126 <= factor < 2.0**128:
+            return float(factor), rest
+        case scaled:
+            return None, scaled
+
+
+#: What sums are laid out for: keys of a sequence, and the size of a value.
+LONGEST, LARGEST_VALUE = 2.0**20, 2.0**16
+#: Factors below a row's largest probability that must still be exact in its type.
+HEADROOM = 2.0**8
+_LARGEST = {DType.F16: 65504.0, DType.BF16: 3.38e38, DType.F32: 3.4e38}
+_SMALLEST_NORMAL = {DType.F16: 2.0**-14, DType.BF16: 2.0**-126, DType.F32: 2.0**-126}
+
+
+def safe_range(dtype: DType) -> tuple[float, float]:
+    """The exponents between which a row's largest may lie, for probabilities and values of this type."""
+    sums = math.log(_LARGEST[DType.F32]) - math.log(LONGEST) - math.log(LARGEST_VALUE)
+    return math.log(_SMALLEST_NORMAL[dtype] * HEADROOM), min(math.log(_LARGEST[dtype]), sums)
+
+
+def check_bounds(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
+    """E0604 where the bounds that a schedule gives are not safe for the type of P and V."""
+    dtype = DType(variant.attention.v.dtype)
+    low, high = safe_range(dtype)
+    for choice in knob.choices:
+        if isinstance(choice, Choice) and choice.name == "unified_max" and knob.span is not None:
+            a, b = bounds_of(choice)
+            if a < low or b > high:
+                shown = f"[{math.ceil(low * 10) / 10:g}, {math.floor(high * 10) / 10:g}]"
+                yield error(
+                    "E0604",
+                    f"bounds = [{a:g}, {b:g}] are not safe with probabilities in {dtype}",
+                    knob.span,
+                    "exp(s - phi) overflows or loses its digits there",
+                    hints=(f"{shown} is safe for up to 2**20 keys and values up to 65536",),
+                )
+
+
+def unified_max(attention: Attention, config: ForwardConfig) -> UnifiedMax | None:
+    """The unified maximum that a config asks for; its fallback is dropped where the score cannot leave the
+    bounds.
+    """
+    choice = config.softmax
+    if choice.name != "unified_max":
+        return None
+    phi = choice.args["phi"]
+    assert isinstance(phi, float)
+    a, b = bounds_of(choice)
+    low, high = score_range(attention.score)
+    inside = phi + a <= low and high <= phi + b and attention.softmax.sink is None
+    return UnifiedMax(phi=phi * LOG2E, low=a * LOG2E, high=b * LOG2E, fallback=not inside)
+
+
+def bounds_of(choice: Choice) -> tuple[float, float]:
+    """Where a row's largest exponent may lie, in natural units."""
+    bounds = choice.args["bounds"]
+    assert isinstance(bounds, tuple)
+    a, b = bounds
+    assert isinstance(a, float)
+    assert isinstance(b, float)
+    return a, b
+
+
+def score_range(score: Expr) -> tuple[float, float]:
+    """Between which numbers the score lies, whatever its inputs; infinite where nothing bounds it."""
+    match score:
+        case Const(value=int() | float() as value):
+            return float(value), float(value)
+        case Call(function=function) if function in REAL:
+            return REAL[function].low, REAL[function].high
+        case Neg(operand=operand):
+            low, high = score_range(operand)
+            return -high, -low
+        case Binary(op="+" | "-" as op, left=left, right=right):
+            (a, b), (c, d) = score_range(left), score_range(right)
+            return (a + c, b + d) if op == "+" else (a - d, b - c)
+        case Binary(op="*", left=left, right=right):
+            ends = [_product(x, y) for x in score_range(left) for y in score_range(right)]
+            return min(ends), max(ends)
+        case Binary(op="/", left=left, right=Const(value=int() | float() as value)) if value != 0:
+            ends = [x / value for x in score_range(left)]
+            return min(ends), max(ends)
+        case Call(function="min" | "max" as function, args=args):
+            choose = min if function == "min" else max
+            lows, highs = zip(*map(score_range, args), strict=True)
+            return choose(lows), choose(highs)
+        case _:
+            return -math.inf, math.inf
+
+
+def _product(x: float, y: float) -> float:
+    return 0.0 if 0.0 in (x, y) else x * y
+
 
 #: log2 of how far a maximum of f16 probabilities may grow unseen: they reach 2^14, and the row's largest
 #: should have all of its bits even before that.

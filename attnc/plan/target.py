@@ -17,11 +17,10 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, TileConfig
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.fitting import unsupported
 from attnc.plan.ir import Module, OutputKernel
-from attnc.plan.ir.decode import IDLE_GAIN, PAGED_IDLE_GAIN
-from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
+from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN
+from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
 from attnc.plan.picture import Picture
 from attnc.plan.sections import Section
 
@@ -37,7 +36,7 @@ class Target(ABC):
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other.
-    splits_in_turn: splits of a sequence take its tiles in turn (`ir.decode.Split`).
+    splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`).
     """
 
     name: str

@@ -48,10 +48,9 @@ def scopes_of(kernel: Kernel) -> Scopes:
 
 def verify_module(module: Module) -> None:
     """Raises ValueError, naming the kernel and the expression, when an invariant of `ir` does not hold."""
-    backward = () if module.backward is None else module.backward.kernels
-    for planned in backward:
+    for planned in module.backward_kernels.values():
         _verify_chain(planned)
-    for kernel in (*module.kernels, *backward):
+    for kernel in module.kernels.values():
         _verify_scopes(kernel)
         _verify_regions(kernel)
         if not kernel.configs:

@@ -10,7 +10,6 @@ from typing import Any
 
 from attnc.plan import ir
 from attnc.plan.device import Device
-from attnc.plan.ir import kernels_of
 from attnc.plan.layout import Which
 from attnc.runtime.cache import store_bytes
 from attnc.runtime.loader import load_file, load_module, program_of
@@ -31,7 +30,7 @@ class Nvrtc(Toolchain):
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage:
         """For rows that are aligned to 16 bytes."""
-        planned, program = _planned(module, kernel), program_of(load_module(module))
+        planned, program = module.kernels[kernel], program_of(load_module(module))
         options = program.options(program.kernels[planned.name].configs[position], True, device.arch)
         cubin = compile_cubin(program.source(planned.name), options)
         return Usage(registers=cubin.registers, stack=cubin.stack, shared=planned.shared[position])
@@ -40,8 +39,8 @@ class Nvrtc(Toolchain):
         """Compiles a kernel to PTX, without ptxas, at the first config for rows that are not of 16 bytes too;
         beside the forward kernel those that its plan does not name.
         """
-        planned, program = _planned(module, kernel), program_of(load_module(module))
-        known = {module.kernels[0].name, *(other.name for other in kernels_of(module).values())}
+        planned, program = module.kernels[kernel], program_of(load_module(module))
+        known = {planned.name for planned in module.kernels.values()}
         chosen = [(planned.name, program.kernels[planned.name].configs[position])]
         if kernel == "forward" and position == 0:
             chosen += [
@@ -50,10 +49,6 @@ class Nvrtc(Toolchain):
         for name, config in chosen:
             for aligned in (True, False)[: 1 + (position == 0)]:
                 compile_ptx(program.source(name), program.options(config, aligned, device.arch))
-
-
-def _planned(module: ir.Module, kernel: Which) -> ir.Kernel:
-    return module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel]
 
 
 def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:

@@ -18,9 +18,9 @@ from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.decode import keys_of_split
 from attnc.plan.device import Device
-from attnc.plan.ir import kernels_of, split_of
+from attnc.plan.ir import split_of
 from attnc.plan.layout import Which
-from attnc.plan.storage import block, feature
+from attnc.plan.signature import block, feature
 from attnc.runtime.loader import load_module
 from attnc.runtime.toolchain import Toolchain, Usage
 from attnc.target.triton.kernel import MATRICES
@@ -150,7 +150,7 @@ def _at(
     module: ir.Module, kernel: Which, position: int, device: Device
 ) -> tuple[Any, dict[str, str], dict[str, object], int, int, int, int | None]:
     """What `compile_offline` takes of a kernel of a planned module, at one of its configs."""
-    planned = module.kernels[0] if kernel == "forward" else kernels_of(module)[kernel]
+    planned = module.kernels[kernel]
     config = planned.configs[position]
     constants: dict[str, object] = {
         "BLOCK_M": config.tile_q,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from attnc.runtime.dtypes import TORCH
 from attnc.runtime.graphs import replayed
 from attnc.runtime.loader import load_text

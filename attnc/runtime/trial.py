@@ -13,7 +13,7 @@ from attnc.expr.nodes import Dim, Expr, show, walk
 from attnc.model.tensors import DType, Paged, Ragged, Role
 from attnc.plan import ir
 from attnc.plan.layout import KernelName
-from attnc.plan.storage import PAGES
+from attnc.plan.signature import PAGES
 from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
@@ -48,7 +48,7 @@ def problem_for(
     it. Packed sequences are all as long, pages lie in random order; a decode kernel gets M = 1 and, on a GPU,
     sixteen times as many sequences. sizes: dims that are to be something else.
     """
-    decodes = module.kernels[0].structure == "decode"
+    decodes = module.kernel.structure == "decode"
     tokens *= 16 if decodes and device != "cpu" else 1
     dims = {**_DIMS, "B": max(1, tokens // length), "M": 1 if decodes else length, "N": length}
     dims |= sizes or {}

@@ -134,7 +134,7 @@ class Signature:
     @property
     def counts_fallbacks(self) -> bool:
         """Whether a unified maximum may have to be given up, and the caller may count how often."""
-        unified = unified_of(self.module.kernels[0])
+        unified = unified_of(self.module.kernel)
         return unified is not None and unified.fallback
 
     @property

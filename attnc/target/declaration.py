@@ -1,20 +1,151 @@
-"""ir.Module -> the declaration of its call, as `attnc.support.call.Attention` takes it, whatever the
-target.
+"""ir.Module -> what its file declares, whatever the target: the call, as `attnc.support.call.Attention` takes
+it, the configs of its kernels, and the measured choices among them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import TypeAlias
 
 from attnc.expr.nodes import Const, Load, show
+from attnc.model.schedule import DkDvConfig
 from attnc.model.tensors import DType, Role, group_size, is_static
-from attnc.plan.decode import MOST_SPLITS, has_fixed_splits
-from attnc.plan.ir import Arg, Bind, Decode, Forward, Module, unified_of
-from attnc.plan.ir.backward import Adjoint, Gradient, Part
-from attnc.plan.ir.decode import IDLE_GAIN, Split
-from attnc.plan.storage import feature, is_plain, longest
-from attnc.target.declared import Items, Record, Table, Value, in_words, quoted
+from attnc.plan.decode import MOST_SPLITS, has_fixed_splits, keys_of_split
+from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, unified_of
+from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, Part
+from attnc.plan.ir.kernel import IDLE_GAIN, Split
+from attnc.plan.sections import Section
+from attnc.plan.signature import feature, is_plain, longest
+from attnc.target.quote import literal
+from attnc.tuned.choices import Buckets, Tuned
+
+WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A string literal of words, over as many lines as it takes."""
+
+    words: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A tuple."""
+
+    items: Sequence[Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A dict with strings as keys."""
+
+    items: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A call of a class: arguments by position and by name."""
+
+    name: str
+    values: Sequence[Value] = ()
+    fields: Mapping[str, Value] | None = None
+
+    @property
+    def classes(self) -> set[str]:
+        """Names of the classes that it calls, also inside of its arguments."""
+        return set(_classes(self))
+
+
+#: A plain str is code as it is.
+Value: TypeAlias = str | Words | Items | Table | Record
+
+
+def printed(value: Value, first: str = "", last: str = "", indent: int = 0) -> list[str]:
+    """The lines of `{first}{value}{last}`."""
+    room, space = WIDTH - indent, " " * indent
+    line = f"{first}{_flat(value)}{last}"
+    if len(line) <= room or isinstance(value, str):
+        return [f"{space}{line}"]
+    if isinstance(value, Words):
+        lines = wrap(" ".join(value.words), room - 7, break_long_words=False)
+        inner = [f'{space}    "{text} "' for text in lines[:-1]] + [f'{space}    "{lines[-1]}"']
+        return [f"{space}{first}(", *inner, f"{space}){last}"]
+    opening, closing = _brackets(value)
+    inner = [text for name, part in _parts(value) for text in printed(part, name, ",", indent + 4)]
+    return [f"{space}{first}{opening}", *inner, f"{space}{closing}{last}"]
+
+
+def quoted(text: str) -> str:
+    """A string literal of words that need no escapes."""
+    return f'"{text}"'
+
+
+def in_words(text: str) -> Words:
+    """A string literal of words with one blank between them."""
+    return Words(text.split(" "))
+
+
+def section(
+    planned: Section | None, heads: str, rows: str, row_bytes: int, *, shared: str = "", tiles: str = "1"
+) -> str:
+    """How many of the heads a section has: a size, as text. rows: of the matrices that its programs read of a
+    head; shared: what divides them among heads; tiles: of a head.
+    """
+    if planned is None:
+        return "1"
+    if planned.least == planned.most:
+        return f"min({heads}, {planned.least})"
+    part, whole = planned.cache
+    room = f"l2() * {part} // {whole}" if part > 1 else f"l2() // {whole}"
+    found = f"{heads}, {rows} * {row_bytes}{shared}, {room}"
+    if planned.rounds:
+        return f"even_section({found}, {planned.rounds} * multiprocessors(), {tiles})"
+    limits = f", {planned.least}, {planned.most}" if planned.most is not None else ""
+    return f"section({found}{limits})"
+
+
+def _flat(value: Value) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Words):
+        return quoted(" ".join(value.words))
+    opening, closing = _brackets(value)
+    parts = [f"{name}{_flat(part)}" for name, part in _parts(value)]
+    comma = "," if isinstance(value, Items) and len(parts) == 1 else ""
+    return f"{opening}{', '.join(parts)}{comma}{closing}"
+
+
+def _brackets(value: Items | Table | Record) -> tuple[str, str]:
+    match value:
+        case Items():
+            return "(", ")"
+        case Table():
+            return "{", "}"
+        case Record(name=name):
+            return f"{name}(", ")"
+
+
+def _parts(value: Items | Table | Record) -> Iterator[tuple[str, Value]]:
+    match value:
+        case Items(items=items):
+            yield from (("", item) for item in items)
+        case Table(items=items):
+            yield from ((f"{quoted(name)}: ", item) for name, item in items.items())
+        case Record(values=values, fields=fields):
+            yield from (("", item) for item in values)
+            yield from ((f"{name}=", item) for name, item in (fields or {}).items())
+
+
+def _classes(value: Value) -> Iterator[str]:
+    if isinstance(value, Record):
+        yield value.name
+    if isinstance(value, Items | Table | Record):
+        for _, part in _parts(value):
+            yield from _classes(part)
 
 
 def operator_name(module: Module, code: str) -> str:
@@ -121,10 +252,9 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
 
 def tiles(module: Module, kernel: Decode) -> str:
     """Tiles of the rows of all K/V heads, before a length shortens them."""
-    keys = module.variant.attention.k
-    rows, heads = "M", "H"
-    if kernel.pack is not None:
-        rows, heads = f"M * {show(kernel.pack.group)}", show(keys.size(Role.HEAD))
+    walk, kv_heads = kernel.walk, module.variant.attention.k.size(Role.HEAD)
+    heads = show(kv_heads) if walk.group is not None else walk.heads
+    rows = show(walk.rows) if walk.group is None else f"{show(walk.rows)} * {show(walk.group)}"
     each = f"cdiv({rows}, BLOCK_M)"
     return f"{each} * B" + ("" if heads == "1" else f" * {heads}")
 
@@ -243,3 +373,46 @@ def _part(part: Part) -> Record:
     along = Items([quoted(axis) for axis in part.along])
     places = Items([quoted(place) if isinstance(place, str) else str(place) for place in part.places])
     return Record("Part", [quoted(part.name)], {"along": along, "places": places})
+
+
+def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
+    """What the templates of every target print; tuned: of each kernel."""
+    kernel, backward = module.kernel, module.backward_kernels
+    return {
+        "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
+        "backward": {
+            name: [backward_config_text(planned, at) for at in range(len(planned.configs))]
+            for name, planned in backward.items()
+        },
+        "table": tuned_table(tuned.get("forward", {})),
+        "backward_tables": {name: tuned_table(tuned.get(name, {})) for name in backward},
+    }
+
+
+def config_text(kernel: Kernel, position: int) -> str:
+    config, shared = kernel.configs[position], kernel.shared[position]
+    values = [str(x) for x in (config.tile_q, config.tile_kv, config.warps, config.stages, shared)]
+    if not isinstance(kernel, BackwardKernel) and kernel.layout is not None:
+        values += map(str, kernel.layout.chosen(config))
+    if isinstance(kernel, Decode) and kernel.split is not None:
+        count = kernel.configs[position].split_kv
+        values.append(str(count if isinstance(count, int) else 0))
+        if has_fixed_splits(kernel):
+            values.append(str(keys_of_split(kernel.configs[position])))
+        if any(kernel.split.staged) and kernel.split.staged[position]:
+            values.append(f"staged={kernel.split.staged[position]}")
+    return ", ".join(values)
+
+
+def backward_config_text(planned: BackwardKernel, position: int) -> str:
+    """`config_text`, with what only kernels of a backward choose."""
+    config, text = planned.configs[position], config_text(planned, position)
+    if config.maxnreg is not None:
+        text += f", maxnreg={config.maxnreg}"
+    late = isinstance(config, DkDvConfig) and config.dp == "late"
+    return f"{text}, early_dp=False" if planned.dp_order == "both" and late else text
+
+
+def tuned_table(tuned: Mapping[str, Buckets]) -> str:
+    rows = ", ".join(f"{literal(device)}: {tuned[device]!r}" for device in sorted(tuned))
+    return f"{{{rows}}}"

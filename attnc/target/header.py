@@ -1,12 +1,18 @@
-"""What stands at the top of a generated file, whatever its target: the spec's own words, and where it is."""
+"""What stands at the top of a generated file, whatever its target: the spec's own words, where it is, and
+named constants.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
+from typing import TypeAlias
 
+from attnc.expr.nodes import Call, walk
 from attnc.model.attention import Attention
-from attnc.plan.ir import Module
+from attnc.plan.ir import Kernel, Module, unified_of
+from attnc.plan.softmax import LOG2E, top_of
 from attnc.target.call_signature import signature
 from attnc.target.quote import command, comment, statement
 from attnc.version import __version__
@@ -31,7 +37,7 @@ def header(module: Module, target: str, what: str, path: str, sha256: str) -> di
     the spec, as the header shows it; sha256: of the spec's text.
     """
     attention = module.variant.attention
-    order = ORDERS[module.kernels[0].structure]
+    order = ORDERS[module.kernel.structure]
     title = f"{title_of(attention.name, module.variant.params)} for {target}: {order}{what}."
     tensors = (*attention.inputs, *attention.outputs)
     return {
@@ -62,3 +68,51 @@ def mathematics(attention: Attention) -> Iterator[str]:
         yield from lines[:MAX_LINES]
         if len(lines) > MAX_LINES:
             yield "    ..."
+
+
+#: Name, value, comment.
+Number: TypeAlias = tuple[str, str, str]
+
+#: What rows of a backward read: the lse of a call.
+ROW_NUMBERS: tuple[Number, ...] = (("LOG2E", repr(LOG2E), "log2(e): lse comes in natural units"),)
+
+
+def score_numbers(kernel: Kernel) -> Iterator[Number]:
+    """What turns scores into exponents, in a forward and in a backward kernel."""
+    if kernel.softmax.scale is not None:
+        yield "SCALE", repr(kernel.softmax.scale), "factor of the raw score in base-2 units"
+
+
+def forward_numbers(module: Module) -> Iterator[Number]:
+    """The same, what the softmax knows of its maxima, and what the lse takes that leaves."""
+    kernel = module.kernel
+    yield from score_numbers(kernel)
+    softmax, unified = kernel.softmax, unified_of(kernel)
+    if softmax.rescale == "lazy":
+        what = "growth of the maximum, in base-2 units, that forces a rescale"
+        yield "LAZY", repr(softmax.threshold), what
+    if softmax.headroom:
+        top = top_of(kernel.bound.p_dtype)
+        above = "what exponents subtract lies so far above the maximum, in base-2 units"
+        yield "ABOVE", repr(softmax.headroom - top), above
+        limit = f"sum of p by which the maximum has grown by about {softmax.headroom:g}"
+        yield "LIMIT", repr(2.0**top), limit
+    if unified is not None:
+        yield "PHI", repr(unified.phi), "the maximum that every row subtracts, in base-2 units"
+        if unified.fallback:
+            low = "least exponent that a row's largest may have, in base-2 units"
+            yield "LOW", repr(unified.low), low
+            yield "HIGH", repr(unified.high), "and the largest"
+    if any(arg.tensor.name == "lse" for arg in (*module.outputs, *module.kept)):
+        yield "LN2", repr(math.log(2)), "log(2): lse leaves in natural units"
+
+
+def module_numbers(module: Module) -> Iterator[Number]:
+    """All of a module whose kernels are in one file."""
+    yield from forward_numbers(module)
+    if module.backward is not None:
+        yield from ROW_NUMBERS
+    attention = module.variant.attention
+    exprs = (attention.score, attention.mask, *([attention.softmax.sink] if attention.softmax.sink else []))
+    if any(isinstance(node, Call) and node.function == "tanh" for expr in exprs for node in walk(expr)):
+        yield "TWO_LOG2E", repr(2 * LOG2E), "exp(2 x) = exp2(2 log2(e) x)"

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from attnc.model.program import Impl
 from attnc.model.schedule import ProductConfig
 from attnc.model.tensors import DType, Tensor
-from attnc.plan.ir.projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
+from attnc.plan.projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
 from attnc.target.call_signature import signature
 from attnc.target.dispatch import TORCH_DTYPES
-from attnc.target.environment import template_environment
 from attnc.target.header import origin, title_of
-from attnc.target.layout import tidy
 from attnc.target.quote import comment, literal
+from attnc.target.templates import template_environment, tidy
 from attnc.target.triton.printer import TL_DTYPES
 
 #: device -> (largest M, position), and what to say about it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 
 from attnc.resources import resource
@@ -39,17 +39,15 @@ def support_files() -> dict[str, str]:
     }
 
 
-def imports(declaration: Iterable[str], target: str) -> str:
-    """The lines by which a module in OUT/NAME/TARGET/ imports what its declaration mentions. target:
+def imports(classes: Collection[str], target: str) -> str:
+    """The lines by which a module in OUT/NAME/TARGET/ imports these classes of its declaration. target:
     "triton", "cuda" or "hopper".
     """
-    text = "\n".join(declaration)
-    lines = []
-    for file, names in sorted({**_PLACES["all"], **_PLACES[target]}.items()):
-        used = [name for name in names if re.search(rf"\b{name}\(", text)]
-        if used:
-            lines.append(f"from ...{FOLDER}.{file} import {', '.join(used)}")
-    return "\n".join(lines)
+    places = sorted({**_PLACES["all"], **_PLACES[target]}.items())
+    used = {file: [name for name in names if name in classes] for file, names in places}
+    return "\n".join(
+        f"from ...{FOLDER}.{file} import {', '.join(names)}" for file, names in used.items() if names
+    )
 
 
 def beside(text: str) -> str:

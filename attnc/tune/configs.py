@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from attnc.build import front, plan_program, tuned_of, tuned_path
 from attnc.output import write_text
 from attnc.plan import ir
-from attnc.plan.ir import kernels_of
-from attnc.plan.layout import KernelName
+from attnc.plan.layout import Which
 from attnc.runtime.timing import Launch, Timing, interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import (
@@ -32,9 +30,8 @@ from attnc.runtime.trial import (
 from attnc.tune import in_processes
 from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel
 
-#: A kernel whose configs are measured.
-Tunable: TypeAlias = Literal["forward"] | KernelName
-TUNABLE: tuple[Tunable, ...] = ("forward", "dq", "dkdv", "dk", "dv")
+#: Kernels whose configs are measured.
+TUNABLE: tuple[Which, ...] = ("forward", "dq", "dkdv", "dk", "dv")
 #: The key length that stands for each bucket.
 _LENGTHS = {1024: 1024, 4096: 4096, None: 16384}
 #: A config that gains no more than this share of the time over the default is not faster, but lucky.
@@ -78,15 +75,13 @@ def tune(
     return tuple(winners)
 
 
-def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Tunable, ir.Kernel]:
+def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Which, ir.Kernel]:
     """The kernels of a module that are to be measured."""
-    found: dict[Tunable, ir.Kernel] = {"forward": module.kernels[0]}
-    found |= kernels_of(module).items()
-    return {name: kernel for name, kernel in found.items() if name in kernels}
+    return {name: kernel for name, kernel in module.kernels.items() if name in kernels}
 
 
 def _tune_kernel(
-    module: ir.Module, kernel: Tunable, problem: Problem, bucket: int | None, rounds: int
+    module: ir.Module, kernel: Which, problem: Problem, bucket: int | None, rounds: int
 ) -> Winner:
     configs = _configs_of(module, (kernel,))[kernel].configs
     launches = _launches(module, kernel, problem, len(configs))
@@ -122,7 +117,7 @@ def _default(timings: Mapping[str, Timing]) -> str:
     return min(timings, key=int)
 
 
-def _launches(module: ir.Module, kernel: Tunable, problem: Problem, count: int) -> dict[str, Launch]:
+def _launches(module: ir.Module, kernel: Which, problem: Problem, count: int) -> dict[str, Launch]:
     launches: dict[str, Launch] = {}
     for position in range(count):
         try:
@@ -135,7 +130,7 @@ def _launches(module: ir.Module, kernel: Tunable, problem: Problem, count: int) 
     return launches
 
 
-def _trial(module: ir.Module, kernel: Tunable, problem: Problem, position: int) -> Launch:
+def _trial(module: ir.Module, kernel: Which, problem: Problem, position: int) -> Launch:
     if kernel == "forward":
         return trial(module, problem, position)
     return backward_trial(module, problem, kernel, position)
@@ -152,7 +147,7 @@ def _compile_all(path: Path, planned: Sequence[ir.Module], kernels: Collection[s
     in_processes(_compile_one, jobs, _WORKERS)
 
 
-def _compile_one(path: Path, target: str, variant: int, kernel: Tunable, position: int) -> None:
+def _compile_one(path: Path, target: str, variant: int, kernel: Which, position: int) -> None:
     module = [module for module in plan_program(front(path)).modules if module.target == target][variant]
     try:
         _trial(module, kernel, problem_for(module, min(_LENGTHS.values())), position)()

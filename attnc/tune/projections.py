@@ -21,7 +21,7 @@ from pathlib import Path
 
 from attnc.build import digest, dispatch_path, front, plan_program
 from attnc.model.program import IMPLS, Impl
-from attnc.plan.ir.projection import ProjectionModule, impl_of
+from attnc.plan.projection import ProjectionModule, impl_of
 from attnc.runtime.layers import Layer
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of

@@ -22,7 +22,7 @@ from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import device_name
 from attnc.support.by_target import Needs, runs
-from attnc.target.one_import import fastest_first, needs_of
+from attnc.target.dispatch import fastest_first, needs_of
 from attnc.tune import in_processes
 from attnc.tuned.choices import Choice
 from attnc.tuned.tables import (
@@ -166,7 +166,7 @@ def _limits(measured: Iterable[int]) -> dict[int, int]:
 
 
 def _decodes(family: Sequence[ir.Module]) -> bool:
-    return all(module.kernels[0].structure == "decode" for module in family)
+    return all(module.kernel.structure == "decode" for module in family)
 
 
 def _measure(family: Sequence[ir.Module], choices: Iterable[Choice], size: Size, rounds: int) -> TargetPoint:

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias, TypeVar
 from attnc.diagnostics import DiagnosticError, error
 from attnc.model.schedule import Config
 from attnc.plan import ir
-from attnc.plan.ir import kernels_of
 from attnc.source import Source
 
 Parsed = TypeVar("Parsed")
@@ -126,13 +125,11 @@ def dump_tuned(choices: Iterable[Choice]) -> str:
 
 def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> Tuned:
     """What the module embeds for each of its kernels. Of several toolchains the newest one speaks."""
-    kernels: dict[str, ir.Kernel] = {"forward": module.kernels[0]}
-    kernels |= kernels_of(module).items()
     mine = (module.variant.attention.name, module.target, module.variant.name)
     own = [choice for choice in choices if mine == (choice.attention, choice.target, choice.variant)]
     return {
         name: _by_device(name, kernel, [choice for choice in own if choice.kernel == name])
-        for name, kernel in kernels.items()
+        for name, kernel in module.kernels.items()
     }
 
 

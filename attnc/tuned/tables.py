@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from attnc.model.variants import variant_name
 from attnc.output import write_text
 from attnc.plan import ir
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from attnc.source import Source
 from attnc.tuned.choices import read_measured, version_of
 
@@ -176,7 +176,7 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     """For a device that nobody has measured: decode kernels up to as many rows as a tile has, then the first
     other schedule.
     """
-    labels = {module.label: module.kernels[0].structure == "decode" for module in family}
+    labels = {module.label: module.kernel.structure == "decode" for module in family}
     decode = next((label for label, is_decode in labels.items() if is_decode), None)
     other = next((label for label, is_decode in labels.items() if not is_decode), None)
     anything = (None,) * len(ATTENTION_SIZES)

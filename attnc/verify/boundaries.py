@@ -17,8 +17,7 @@ from attnc.model.schedule import ProductConfig
 from attnc.model.tensors import Paged, Ragged
 from attnc.plan import ir
 from attnc.plan.decode import MOST_SPLITS, keys_of_split
-from attnc.plan.ir import kernels_of
-from attnc.plan.ir.projection import MOST_ROWS, ProjectionModule, impl_of
+from attnc.plan.projection import MOST_ROWS, ProjectionModule, impl_of
 from attnc.verify.runners import runner_of
 
 #: What is counted. rows, keys: of one sequence; packed: rows of one KV head; heads: of all sequences;
@@ -100,10 +99,10 @@ class Facts:
 
 def boundaries_of(module: ir.Module, processors: int = PROCESSORS) -> tuple[Boundary, ...]:
     """All of a module, each once. processors: of the device, as many as a persistent grid has programs."""
-    (forward,) = module.kernels
+    forward = module.kernel
     runner = runner_of(module.target)
     found = [*_empty(), *_kernel("forward", forward, runner.stages), *_mask(module), *_storage(module)]
-    for makes, planned in kernels_of(module).items():
+    for makes, planned in module.backward_kernels.items():
         found += _kernel(makes, planned, runner.stages)
     found += _searches(module)
     section = forward.grid.section
@@ -186,10 +185,9 @@ def _storage(module: ir.Module) -> Iterator[Boundary]:
 
 
 def _searches(module: ir.Module) -> Iterator[Boundary]:
-    kernels = [*module.kernels, *(planned for planned in kernels_of(module).values())]
     exprs = [
         value
-        for kernel in kernels
+        for kernel in module.kernels.values()
         for item in kernel.regions.bounds
         if isinstance(item, ir.Let)
         for value in (item.value,)

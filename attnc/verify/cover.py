@@ -18,7 +18,6 @@ from attnc.expr.nodes import Expr, Load, Search, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
 from attnc.plan import ir
-from attnc.plan.ir import kernels_of
 from attnc.verify.boundaries import PROCESSORS, Boundary, Facts, boundaries_of
 from attnc.verify.case import Case, Layout
 from attnc.verify.data import ORDINARY, SPECIALS, VALUES
@@ -285,8 +284,12 @@ class Space:
         """Lengths of what is searched."""
         if self.plan is None:
             return ()
-        kernels = (*self.plan.kernels, *(planned for planned in kernels_of(self.plan).values()))
-        lets = (item.value for k in kernels for item in k.regions.bounds if isinstance(item, ir.Let))
+        lets = (
+            item.value
+            for k in self.plan.kernels.values()
+            for item in k.regions.bounds
+            if isinstance(item, ir.Let)
+        )
         return tuple({node.extents[-1] for e in lets for node in walk(e) if isinstance(node, Search)})
 
     @cached_property

@@ -259,7 +259,7 @@ def _diagonal(space: Space, config: int) -> dict[str, int]:
     stands at the first key of a tile.
     """
     shape = space.configs[config]
-    packs = space.plan is not None and any(pack_of(kernel) is not None for kernel in space.plan.kernels)
+    packs = space.plan is not None and pack_of(space.plan.kernel) is not None
     group = 5 if packs else 1
     last = (shape.BLOCK_M - 1) // group
     return {"M": last + 2, "N": shape.BLOCK_N + 2, "G": group}
@@ -267,8 +267,8 @@ def _diagonal(space: Space, config: int) -> dict[str, int]:
 
 def _is_lazy(space: Space) -> bool:
     """Whether a forward kernel keeps a maximum, or what was scaled by it, while scores rise."""
-    softmaxes = () if space.plan is None else tuple(kernel.softmax for kernel in space.plan.kernels)
-    return any(softmax.headroom or softmax.rescale == "lazy" for softmax in softmaxes)
+    softmax = None if space.plan is None else space.plan.kernel.softmax
+    return softmax is not None and bool(softmax.headroom or softmax.rescale == "lazy")
 
 
 def _full(space: Space) -> str:

@@ -1,6 +1,6 @@
 """What lies in memory for keys that no query keeps has no influence, NaN and infinities included.
 
-Which keys these are is what docs/language.md promises and `plan.excluded` plans; that no query sees them is
+Which keys these are is what docs/language.md promises and `plan.regions` plans; that no query sees them is
 asked of the reference.
 """
 
@@ -14,7 +14,7 @@ import torch
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import TRUE, Expr
 from attnc.model.attention import Attention
-from attnc.plan.excluded import kept_by_some
+from attnc.plan.regions import kept_by_some
 from attnc.reference import Head, heads
 from attnc.reference_arrays import Array, Bools, Integers, rows, to_arrays
 from attnc.verify.check import same_bits

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from attnc.plan import ir
-from attnc.plan.ir.decode import UnifiedMax
-from attnc.plan.scores import LOG2E
+from attnc.plan.ir.kernel import UnifiedMax
+from attnc.plan.softmax import LOG2E
 from attnc.reference import heads
 from attnc.reference_arrays import to_arrays
 from attnc.verify.case import Case
@@ -32,7 +32,7 @@ _MARGIN = 2.0**-7
 
 def fallback_violations(subject: Subject) -> Iterator[str]:
     """`fallbacks: what is wrong` of the counter; none for a module without one."""
-    kernel = None if subject.plan is None else subject.plan.kernels[0]
+    kernel = None if subject.plan is None else subject.plan.kernel
     if not isinstance(kernel, ir.Decode) or kernel.unified is None or not kernel.unified.fallback:
         return
     config = next((c for c in subject.configs if getattr(c, "splits", 1) == 0), subject.configs[0])

@@ -39,7 +39,7 @@ def large_cases(space: Space) -> Iterator[Case]:
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
     lengths = "full" if "full" in space.factors.get("lengths", ()) else "drawn"
     found: list[tuple[dict[str, int], int]] = []
-    decodes = space.plan is not None and space.plan.kernels[0].structure == "decode"
+    decodes = space.plan is not None and space.plan.kernel.structure == "decode"
     shapes = ((1, _LONG), (3, 65552)) if decodes else ((_REAL, _REAL), (129, _LONG), (_LONG, 129))
     found += [({"M": m, "N": n, "G": 2, "Hkv": 2 if decodes else 1}, space.usable[0]) for m, n in shapes]
     found.append(({"M": 300, "N": 700, "B": 3, "H": 12, "Hkv": 4, "G": 3}, space.usable[-1]))

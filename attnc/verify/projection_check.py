@@ -1,6 +1,6 @@
 """Runs a projection's module on cases and judges every element against the float64 product.
 
-A case passes when y is within the bound that the plan promises for its config (`ir.projection.DotBound`),
+A case passes when y is within the bound that the plan promises for its config (`plan.projection.DotBound`),
 does not depend on what surrounds the tensors in memory, and nothing but y was written.
 """
 
@@ -21,7 +21,7 @@ from hypothesis.strategies import SearchStrategy
 from attnc.build import digest
 from attnc.model.program import KERNELS, ProjectionVariant
 from attnc.model.tensors import DType
-from attnc.plan.ir.projection import MOST_ROWS, DotBound, ProjectionModule
+from attnc.plan.projection import MOST_ROWS, DotBound, ProjectionModule
 from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_text
 from attnc.target.projection import render_projection

@@ -42,7 +42,7 @@ def rehearse(module: ir.Module) -> Outcome:
     seconds = time.perf_counter() - begin
     outputs = result if isinstance(result, tuple) else (result,)
     arguments = dict(zip((arg.tensor.name for arg in module.args), problem.tensors, strict=True))
-    expected = expect(attention, arguments, module.kernels[0].bound)
+    expected = expect(attention, arguments, module.kernel.bound)
     named = dict(zip((arg.tensor.name for arg in module.outputs), outputs, strict=True))
     return Outcome(
         device=place(subject) if device == "cuda" else f"{place(subject)} (there is no GPU)",

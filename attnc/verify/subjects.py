@@ -37,12 +37,12 @@ def subject_of(module: ir.Module, text: str | Mapping[str, str] | None = None) -
         runner.attach(loaded)
     return Subject(
         variant=module.variant,
-        bound=module.kernels[0].bound,
+        bound=module.kernel.bound,
         module=loaded,
         target=module.target,
         device=device,
         gradients=None if module.backward is None else module.backward.bound,
-        split=split_of(module.kernels[0]) is not None,
+        split=split_of(module.kernel) is not None,
         warps_matter=runner.warps_matter,
         atomic=atomic_inputs(module),
         plan=module,

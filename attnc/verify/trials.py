@@ -19,7 +19,7 @@ import numpy as np
 
 from attnc.model.attention import Variant
 from attnc.plan import ir
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from attnc.verify.case import Case, Fit
 from attnc.verify.check import Rules
 from attnc.verify.large import LargeTrial

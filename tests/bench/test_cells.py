@@ -17,7 +17,7 @@ from attnc.bench.cells import (
     standard,
 )
 from attnc.bench.ours import SPECS
-from attnc.plan.storage import feature
+from attnc.plan.signature import feature
 from tests.plans import plans_of
 from tests.targets import TARGETS
 

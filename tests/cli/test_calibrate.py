@@ -10,7 +10,7 @@ import torch
 
 from attnc.calibrate import calibrate, choose
 from attnc.model.tensors import DType
-from attnc.plan.unified_max import safe_range
+from attnc.plan.softmax import safe_range
 from tests.cli.conftest import Run
 
 SPEC = """\

@@ -10,7 +10,6 @@ from attnc.build import front, plan_program
 from attnc.explain.backward import backward_dict, backward_text, explain_backward
 from attnc.explain.forward import Explanation, as_dict, as_text, explain
 from attnc.plan.device import DEVICES
-from attnc.plan.ir import kernels_of
 from tests.plans import plans_of
 from tests.targets import TARGETS
 
@@ -89,7 +88,7 @@ def test_every_backward_can_be_explained(path: Path) -> None:
     for module in plans_of(path).modules:
         found = explain_backward(module, DEVICES["sm_90"], {}, length=512)
         text = backward_text(found)
-        for name, e in zip(kernels_of(module), found, strict=True):
+        for name, e in zip(module.backward_kernels, found, strict=True):
             assert f"backward kernel {name}, config {e.position} of " in text
         assert len(backward_dict(found)) == text.count("roofline at M = N = 512")
 
@@ -111,7 +110,7 @@ def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: s
     modules = plans_of(SPECS / "varlen.attn").modules
     module = next(module for module in modules if module.target == target)
     launched = (GENERATED / "varlen" / target.replace(".", "_") / "d128.py").read_text(encoding="utf-8")
-    tile = module.kernels[0].configs[0].tile_q
+    tile = module.kernel.configs[0].tile_q
     schedule = next(s for s in front(SPECS / "varlen.attn").schedules if s.target == target)
     text = as_text(explain(module, schedule, DEVICES["sm_90"]))
     assert f"of a sequence, and head: (T // {tile} + B + 1) * H" in text

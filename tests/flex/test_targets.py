@@ -16,7 +16,7 @@ from attnc.flex import family_of, flex_attention, programs
 from attnc.flex.targets import TRITON, targets_of
 from attnc.source import Source
 from attnc.support.by_target import Needs
-from attnc.target.one_import import needs_of
+from attnc.target.dispatch import needs_of
 from tests.flex.mods import causal
 
 

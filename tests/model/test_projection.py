@@ -8,7 +8,7 @@ from attnc.model.configs import projection_configs
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.variants import projection_variants
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from attnc.source import Source
 from attnc.syntax.format import format_file
 from attnc.syntax.parser import parse, prelude

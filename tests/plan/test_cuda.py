@@ -11,13 +11,12 @@ from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.plan import ir
-from attnc.plan.estimate import Traffic
+from attnc.plan.layout import Traffic
 from attnc.plan.lower import plan
 from attnc.plan.picture import picture
 from attnc.plan.sm80 import layout_of
 from attnc.plan.sm80.forward import cuda_estimate
-from attnc.plan.sm80.layout import Swizzle
-from attnc.plan.sm80.traffic import traffic
+from attnc.plan.sm80.layout import Swizzle, traffic
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from tests.targets import TARGETS
@@ -56,8 +55,8 @@ def refusal(knobs: str, **options: object) -> str:
 @pytest.mark.parametrize("target", [name for name in TARGETS if name != "cuda.sm_90a"])
 def test_flash_attention_1_renormalises_in_every_step(target: str) -> None:
     knobs = "loops = [kv, q], tile.q = 64, tile.kv = 64, warps = 4"
-    implied = planned(knobs, target=target).kernels[0]
-    said = planned(f"{knobs}, softmax = online(rescale = every_step)", target=target).kernels[0]
+    implied = planned(knobs, target=target).kernel
+    said = planned(f"{knobs}, softmax = online(rescale = every_step)", target=target).kernel
     assert implied.softmax == said.softmax
     assert implied.bound == said.bound
     assert implied.bound.renormalised
@@ -81,17 +80,17 @@ def test_eight_rows_of_a_column_of_chunks_lie_in_different_banks(width: int, chu
 
 def test_shared_memory_is_counted_by_buffer() -> None:
     module = planned("tile.q = 64, tile.kv = 128, warps = 4, stages = 2")
-    estimate = cuda_estimate(layout_of(module.kernels[0]), module.kernels[0].configs[0])
+    estimate = cuda_estimate(layout_of(module.kernel), module.kernel.configs[0])
     assert {buffer.name: buffer.bytes for buffer in estimate.buffers} == {
         "q": 64 * 64 * 2,
         "k": 2 * 128 * 64 * 2,
         "v": 2 * 128 * 64 * 2,
     }
-    assert module.kernels[0].shared == (estimate.shared,)
+    assert module.kernel.shared == (estimate.shared,)
 
 
 def test_head_dimensions_are_padded_to_the_depth_of_an_mma() -> None:
-    layout = layout_of(planned("tile.q = 64", d=72).kernels[0])
+    layout = layout_of(planned("tile.q = 64", d=72).kernel)
     assert (layout.d, layout.qk.width) == (72, 80)
 
 
@@ -108,7 +107,7 @@ def test_where_no_config_fits_one_that_does_is_named() -> None:
 
 def test_configs_that_cannot_run_are_dropped() -> None:
     module = planned("tile.q in {32, 64}, warps in {4, 2}, tile.kv in {64, 1024}")
-    tiles = [(c.tile_q, c.warps, c.tile_kv) for c in module.kernels[0].configs]
+    tiles = [(c.tile_q, c.warps, c.tile_kv) for c in module.kernel.configs]
     assert tiles == [(32, 2, 64), (64, 4, 64), (64, 2, 64)]
 
 
@@ -146,11 +145,11 @@ def four_orders(length: int) -> dict[str, Traffic]:
     """By attention of specs/warp_split.attn at D = 64: 64 x 64 tiles, 4 warps."""
     found = {}
     for module in plan_program(front(SPECS / "warp_split.attn")).modules:
-        kernel = module.kernels[0]
-        if layout_of(module.kernels[0]).d == 64:
+        kernel = module.kernel
+        if layout_of(module.kernel).d == 64:
             tiles = picture(kernel, length, length, 64, 64)
             name = module.variant.attention.name
-            found[name] = traffic(kernel, layout_of(module.kernels[0]), kernel.configs[0], tiles)
+            found[name] = traffic(kernel, layout_of(module.kernel), kernel.configs[0], tiles)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.ir import Module, kernels_of
+from attnc.plan.ir import Module
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.sm80.backward import cuda_backward_estimate
 from attnc.plan.sm80.layout import CudaBackward
@@ -30,13 +30,13 @@ def refusal(backward: str, **options: int) -> str:
 
 
 def test_dq_has_a_kernel_of_its_own_unless_it_is_added_atomically() -> None:
-    assert list(kernels_of(module_of())) == ["dq", "dkdv"]
-    assert list(kernels_of(module_of("accumulate.dq = atomic"))) == ["dkdv"]
-    assert list(kernels_of(module_of(d=256))) == ["dq", "dkdv"]  # one kernel, however wide
+    assert list(module_of().backward_kernels) == ["dq", "dkdv"]
+    assert list(module_of("accumulate.dq = atomic").backward_kernels) == ["dkdv"]
+    assert list(module_of(d=256).backward_kernels) == ["dq", "dkdv"]  # one kernel, however wide
 
 
 def test_a_sequential_dq_has_one_block_for_each_head() -> None:
-    kernels = kernels_of(module_of("accumulate.dq = sequential"))
+    kernels = module_of("accumulate.dq = sequential").backward_kernels
     assert [(name, planned.grid.over) for name, planned in kernels.items()] == [("dkdv", "head")]
 
 
@@ -45,7 +45,7 @@ def test_warps_share_keys_where_accumulators_are_wide(d: int, exchange: bool) ->
     module = module_of(d=d)
     layout = layout_of(module)
     assert layout.exchange is exchange
-    config = kernels_of(module)["dkdv"].configs[0]
+    config = module.backward_kernels["dkdv"].configs[0]
     assert layout.registers(config, "dkdv")["acc"] <= 128
     assert layout.parts(config) > 1 or not exchange
 
@@ -59,7 +59,7 @@ def test_the_schedule_may_say_how_warps_share() -> None:
 def test_shared_memory_is_counted_by_buffer() -> None:
     tiles = "dkdv {\n tile.q = 64, tile.kv = 128, warps = 8, stages = 2\n }"
     module = module_of(f"accumulate.dq = atomic, warp_split = q\n{tiles}", d=128)
-    kernel = kernels_of(module)["dkdv"]
+    kernel = module.backward_kernels["dkdv"]
     estimate = cuda_backward_estimate(layout_of(module), kernel.configs[0], "dkdv")
     assert {buffer.name: buffer.bytes for buffer in estimate.buffers} == {
         "k": 128 * 128 * 2,
@@ -78,7 +78,7 @@ def test_configs_that_cannot_run_are_dropped() -> None:
         "warp_split = kv\n"
         "dkdv {\n tile.q in {32, 48, 64}, tile.kv in {32, 128}, warps = 4, stages in {1, 8}\n }"
     )
-    tiles = [(c.tile_q, c.tile_kv, c.stages) for c in kernels_of(module)["dkdv"].configs]
+    tiles = [(c.tile_q, c.tile_kv, c.stages) for c in module.backward_kernels["dkdv"].configs]
     assert tiles == [(32, 128, 1), (32, 128, 8)]
 
 

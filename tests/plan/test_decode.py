@@ -31,7 +31,7 @@ SCHEDULES = {
 )
 def test_the_keys_a_row_can_see(mask: str, inputs: tuple[str, ...], keys: int | None, target: str) -> None:
     module = planned(mask, inputs=inputs, schedule=SCHEDULES[target], target=target)
-    split = split_of(module.kernels[0])
+    split = split_of(module.kernel)
     assert split is not None
     assert split.max_visible_keys == keys
 

@@ -39,7 +39,7 @@ def test_the_bound_covers_what_tensor_cores_cut_off(module: ir.Module) -> None:
     """Products that lose almost a unit each, and every sum another: beyond (D + 3) u and the error of the
     products, which rounding to nearest keeps to.
     """
-    bound = module.kernels[0].bound
+    bound = module.kernel.bound
     almost = 1 - 2.0**-10
     small = [(1 + almost) * U] * 3 + [almost * U]
     products = [1.0, 0.0, 0.0, 0.0, *small * (bound.head_dim // 4 - 1)]

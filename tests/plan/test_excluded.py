@@ -9,7 +9,7 @@ import pytest
 
 from attnc.expr.nodes import Compare, Index, show
 from attnc.plan import ir
-from attnc.plan.excluded import kept_by_some
+from attnc.plan.regions import kept_by_some
 from attnc.plan.verify import verify_module
 from tests.plan.planning import planned
 from tests.targets import TARGETS
@@ -54,7 +54,7 @@ def test_what_follows_from_a_mask(mask: str, expected: str | None) -> None:
 
 
 def kernel(mask: str, target: str = "triton") -> ir.Kernel:
-    return planned(mask, inputs=inputs(mask), target=target).kernels[0]
+    return planned(mask, inputs=inputs(mask), target=target).kernel
 
 
 def fills(mask: str, target: str = "triton") -> list[tuple[bool, bool]]:
@@ -116,23 +116,23 @@ def test_a_mask_that_is_always_true_excludes_nothing() -> None:
 
 def test_what_is_known_of_a_head_or_a_query_alone_is_refused() -> None:
     module = planned("kv_idx < end[b]", inputs=inputs("end["), grads="q, k, v")
-    (forward,) = module.kernels
+    forward = module.kernel
     for name in ("h", "q_idx"):
         kept = Compare("<", Index("kv_idx"), Index(name))
         wrong = replace(forward, step=replace(forward.step, kept=kept))
         with pytest.raises(ValueError, match=f"'{name}' has no value here"):
-            verify_module(replace(module, kernels=(wrong,)))
+            verify_module(replace(module, kernel=wrong))
     unmasked = replace(forward, step=replace(forward.step, keep=None))
     with pytest.raises(ValueError, match="no tile is masked"):
-        verify_module(replace(module, kernels=(unmasked,)))
+        verify_module(replace(module, kernel=unmasked))
 
 
 def test_a_row_of_a_head_is_refused() -> None:
     """Rows of v are the same for all heads that share them, a pointer to a head's numbers is not."""
     made = planned("valid[b, kv_idx]", inputs=inputs("valid["))
-    (forward,) = made.kernels
+    forward = made.kernel
     program = tuple(
         replace(item, indices=(Index("h"),)) if isinstance(item, ir.Row) else item for item in forward.program
     )
     with pytest.raises(ValueError, match="changes with the head"):
-        verify_module(replace(made, kernels=(replace(forward, program=program),)))
+        verify_module(replace(made, kernel=replace(forward, program=program)))

@@ -18,8 +18,8 @@ SHAPES = [(128, 128, 64, 64), (100, 300, 64, 32), (200, 70, 32, 64), (1, 257, 64
 
 
 def test_only_what_the_loops_read_is_made_up() -> None:
-    assert picture(planned("local_sink").kernels[0], 64, 64, 64, 64).note == ""
-    assert picture(planned("padding").kernels[0], 64, 64, 64, 64).note == "kv_len = N / 4"
+    assert picture(planned("local_sink").kernel, 64, 64, 64, 64).note == ""
+    assert picture(planned("padding").kernel, 64, 64, 64, 64).note == "kv_len = N / 4"
 
 
 def planned(name: str) -> ir.Module:
@@ -31,7 +31,7 @@ def planned(name: str) -> ir.Module:
 def test_tiles_are_what_the_mask_says(name: str, shape: tuple[int, int, int, int]) -> None:
     queries, keys, tile_q, tile_kv = shape
     module = planned(name)
-    found = picture(module.kernels[0], *shape)
+    found = picture(module.kernel, *shape)
     indices: dict[str, Any] = {
         "b": 0,
         "h": 0,
@@ -50,7 +50,7 @@ def test_tiles_are_what_the_mask_says(name: str, shape: tuple[int, int, int, int
 
 
 def test_causal_square() -> None:
-    found = picture(planned("causal_gqa").kernels[0], 256, 256, 64, 64)
+    found = picture(planned("causal_gqa").kernel, 256, 256, 64, 64)
     assert found.rows == ("/...", "#/..", "##/.", "###/")
     assert (found.count(SKIP), found.count(PARTIAL), found.count(FULL)) == (6, 4, 6)
     assert (found.tiles, found.visited) == (16, 10)
@@ -59,6 +59,6 @@ def test_causal_square() -> None:
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda path: path.stem)
 def test_every_spec_has_a_picture(path: Path) -> None:
     for module in plans_of(path).modules[:1]:
-        found = picture(module.kernels[0], 192, 192, 64, 64)
+        found = picture(module.kernel, 192, 192, 64, 64)
         assert {*"".join(found.rows)} <= {SKIP, PARTIAL, FULL}
         assert found.visited > 0

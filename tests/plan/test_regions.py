@@ -43,30 +43,30 @@ def bounds(kernel: Kernel) -> list[str]:
 
 @pytest.mark.parametrize("mask", BOUNDS)
 def test_bounds_read_as_a_person_would_write_them(mask: str) -> None:
-    (kernel,) = planned(mask).kernels
+    kernel = planned(mask).kernel
     assert bounds(kernel) == BOUNDS[mask]
 
 
 def test_one_side_partial_makes_a_full_loop_and_a_partial_one() -> None:
-    (kernel,) = planned("causal").kernels
+    kernel = planned("causal").kernel
     assert [loop.masked for loop in kernel.regions.loops] == [False, True]
 
 
 def test_two_sides_partial_make_one_loop_that_tests_its_tiles() -> None:
-    (kernel,) = planned("window(128, 0)").kernels
+    kernel = planned("window(128, 0)").kernel
     (loop,) = kernel.regions.loops
     assert not isinstance(loop.masked, bool)
     assert scalar(loop.masked) == "(kv_lo < full_lo) | (kv_lo + BLOCK_N > full_hi)"
 
 
 def test_a_mask_without_full_tiles_has_only_a_partial_loop() -> None:
-    (kernel,) = planned("(q_pos - kv_idx) % 2 == 0").kernels
+    kernel = planned("(q_pos - kv_idx) % 2 == 0").kernel
     assert [loop.masked for loop in kernel.regions.loops] == [True]
 
 
 def test_the_end_of_the_keys_is_tested_only_where_the_mask_does_not_imply_it() -> None:
     def keep(mask: str) -> str:
-        (kernel,) = planned(mask).kernels
+        kernel = planned(mask).kernel
         assert kernel.step.keep is not None
         return scalar(kernel.step.keep)
 
@@ -93,7 +93,7 @@ def test_every_kept_element_is_visited_once_and_full_tiles_keep_all(
     mask: str, m: int, n: int, order: str
 ) -> None:
     softmax = "" if order == "[q, kv]" else ", softmax = online(rescale = every_step)"
-    (kernel,) = planned(mask, schedule=f"  loops = {order}{softmax}").kernels
+    kernel = planned(mask, schedule=f"  loops = {order}{softmax}").kernel
     bm, bn = 16, 32
     kept = MASKS[mask](np.arange(m)[:, None] + n - m, np.arange(n)[None, :])
     visited = np.zeros((m, n), int)

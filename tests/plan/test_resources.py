@@ -16,9 +16,9 @@ from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles
 from attnc.plan.layout import KernelName
-from attnc.plan.storage import has_descriptors
-from attnc.plan.triton.configs import portable, triton_backward_configs
+from attnc.plan.signature import has_descriptors
 from attnc.plan.triton.resources import estimate, misfit, room, staged
+from attnc.plan.triton.target import portable, triton_backward_configs
 from attnc.source import Source
 
 SPEC = Source("specs/huge.attn", "schedule huge for triton {\n  tile.q = 128, tile.kv = 256, stages = 4\n}\n")

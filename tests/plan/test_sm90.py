@@ -37,7 +37,7 @@ def refusal(schedule: str, **options: Any) -> str:
 
 @pytest.mark.parametrize("d", [16, 64, 80, 96, 128, 192, 256])
 def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int) -> None:
-    kernel = planned(d=d).kernels[0]
+    kernel = planned(d=d).kernel
     (config,), layout = kernel.configs, layout_of(kernel)
     shape = layout.shape(config)
     assert config.tile_q == 64 * shape.consumers
@@ -64,7 +64,7 @@ def test_tiles_that_nobody_chose_leave_room_for_what_dropout_keeps() -> None:
         "softmax": "softmax(dropout = p, seed = seed)",
         "inputs": ("p: f32[]", "seed: i64[]"),
     }
-    assert [planned(d=256, **more).kernels[0].configs[0].tile_kv for more in ({}, drops)] == [80, 64]
+    assert [planned(d=256, **more).kernel.configs[0].tile_kv for more in ({}, drops)] == [80, 64]
     assert "B of shared memory" in refusal("tile.kv = 80", d=256, **drops)
 
 
@@ -82,17 +82,17 @@ def test_a_load_with_an_end_of_its_own_has_room_of_its_own() -> None:
     """One comparison wants the number brought near, the other as it is: two values of each key."""
     mask = "q_idx <= at[kv_idx, b] + 3 and at[kv_idx, b] <= 4 * q_idx * H"
     module = planned("consumers = 2, tile.kv = 32", mask=mask, inputs=("at: i32[N, B]",))
-    kernel = module.kernels[0]
+    kernel = module.kernel
     assert layout_of(kernel).vectors == len(kernel.step.masked_fetches) == 2
     assert render_files(module, path="a.attn", sha256="")
     small = replace(kernel, layout=replace(layout_of(kernel), vectors=1))
     with pytest.raises(ValueError, match="room for 1 of"):
-        render_files(replace(module, kernels=(small,)), path="a.attn", sha256="")
+        render_files(replace(module, kernel=small), path="a.attn", sha256="")
 
 
 def test_buffers_are_doubled_as_far_as_they_fit() -> None:
     def shape(schedule: str, **options: Any) -> tuple[int, int]:
-        kernel = planned(schedule, **options).kernels[0]
+        kernel = planned(schedule, **options).kernel
         found = layout_of(kernel).shape(kernel.configs[0])
         return found.q_tiles, found.o_tiles
 
@@ -103,7 +103,7 @@ def test_buffers_are_doubled_as_far_as_they_fit() -> None:
 
 def test_o_leaves_through_q_where_it_has_no_room_and_there_are_two() -> None:
     def through(schedule: str, **options: Any) -> bool:
-        kernel = planned(schedule, **options).kernels[0]
+        kernel = planned(schedule, **options).kernel
         return layout_of(kernel).through_q(kernel.configs[0])
 
     assert not through("tile.kv = 128", d=128)
@@ -144,7 +144,7 @@ def test_masks_that_end_on_both_sides_get_warpgroups_with_keys_of_their_own(
     mask: str, options: dict[str, Any], is_short: bool, d: int
 ) -> None:
     module = planned(mask=mask, d=d, **options)
-    config = hopper(module.kernels[0].configs[0])
+    config = hopper(module.kernel.configs[0])
     assert ((config.consumers, config.tile_kv, config.stages) == (3, 64, 4)) == is_short
     if is_short:
         assert "int last_tile[CONSUMERS];" in render_files(module, path="a.attn", sha256="")["default.cu"]
@@ -154,12 +154,12 @@ def test_masks_that_end_on_both_sides_get_warpgroups_with_keys_of_their_own(
     ("schedule", "d"), [("", 192), ("stages = 2, consumers = 2", 128), ("tile.kv = 64", 64)]
 )
 def test_what_is_chosen_or_too_wide_stays_as_it_is(schedule: str, d: int) -> None:
-    assert hopper(planned(schedule, mask="window(100, 0)", d=d).kernels[0].configs[0]).consumers == 2
+    assert hopper(planned(schedule, mask="window(100, 0)", d=d).kernel.configs[0]).consumers == 2
 
 
 def test_keys_follow_from_each_other() -> None:
     def sizes(schedule: str, d: int = 64) -> tuple[object, ...]:
-        config = hopper(planned(schedule, d=d).kernels[0].configs[0])
+        config = hopper(planned(schedule, d=d).kernel.configs[0])
         return config.tile_q, config.consumers, config.warps, config.registers
 
     assert sizes("tile.q = 192") == (192, 3, 16, 160)
@@ -231,7 +231,7 @@ def test_other_targets_refuse_what_is_hoppers(schedule: str, said: str, target: 
 @pytest.mark.parametrize(("dtype", "headroom", "above"), [("bf16", 20.0, "20.0"), ("f16", 12.0, "-2.0")])
 def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float, above: str) -> None:
     module = planned("softmax = online(maximum = lazy(20))", dtype=dtype)
-    kernel = module.kernels[0]
+    kernel = module.kernel
     assert kernel.softmax.headroom == headroom
     assert kernel.bound.largest_shift >= headroom
     assert kernel.bound.least_probability < 2.0 ** (14 if dtype == "f16" else 0) * 2.0**-headroom
@@ -241,4 +241,4 @@ def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float
 
 def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule() -> None:
     lines = "\n  ".join(SM90A.default_schedule(Shape("bf16", 128, gradients=False, masked=True)))
-    assert planned(lines, d=128).kernels[0].grid.longest_first
+    assert planned(lines, d=128).kernel.grid.longest_first

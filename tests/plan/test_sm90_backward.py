@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.ir import Module, kernels_of
+from attnc.plan.ir import Module
 from attnc.plan.layout import KernelName
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
@@ -39,7 +39,7 @@ def is_by_wgmma(module: Module, kernel: KernelName = "dkdv") -> bool:
 def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> None:
     module = planned(d=d)
     assert is_by_wgmma(module)
-    planned_kernel = kernels_of(module)["dkdv"]
+    planned_kernel = module.backward_kernels["dkdv"]
     (config,) = planned_kernel.configs
     assert module.backward is not None
     assert module.backward.layout is not None
@@ -59,7 +59,7 @@ def test_the_kernel_over_queries_fits_too(d: int, keys: int, tiles: tuple[int, i
     module = planned(d=d, accumulate="two_pass")
     assert is_by_wgmma(module, "dq")
     assert module.backward is not None
-    layout, kernel = module.backward.layout, kernels_of(module)["dq"]
+    layout, kernel = module.backward.layout, module.backward_kernels["dq"]
     assert isinstance(layout, Sm90Backward)
     (config,) = kernel.configs
     assert [config.tile_q, config.tile_kv, config.warps, config.stages] == [128, keys, 12, 2]
@@ -71,12 +71,12 @@ def test_the_kernel_over_queries_fits_too(d: int, keys: int, tiles: tuple[int, i
 @pytest.mark.parametrize("d", [192, 256])
 def test_wide_heads_have_a_kernel_for_dk_and_one_for_dv(d: int) -> None:
     module = planned(d=d, accumulate="two_pass")
-    assert list(kernels_of(module)) == ["dq", "dv", "dk"]
+    assert list(module.backward_kernels) == ["dq", "dv", "dk"]
     assert module.backward is not None
     layout = module.backward.layout
     assert isinstance(layout, Sm90Backward)
     for name in ("dv", "dk"):
-        kernel = kernels_of(module)[name]
+        kernel = module.backward_kernels[name]
         assert is_by_wgmma(module, name)
         (config,) = kernel.configs
         assert [config.tile_q, config.tile_kv, config.warps, config.stages] == [64, 128, 12, 2]

@@ -69,7 +69,7 @@ def refusal(schedule: str, **options: object) -> str:
     [(64, 0, 0, 1), (128, 0, 16, 1), (256, 0, 64, 1), (192, 128, 0, 1), (576, 512, 64, 2), (576, 512, 16, 2)],
 )
 def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int, dv: int, page: int, consumers: int) -> None:
-    kernel = planned(d=d, dv=dv, page=page).kernels[0]
+    kernel = planned(d=d, dv=dv, page=page).kernel
     config, layout = kernel.configs[0], decode_layout_of(kernel)
     assert (config.tile_q, hopper(config).consumers, config.warps) == (64, consumers, 4 * (consumers + 1))
     assert sum(layout.shared_memory(config).values()) == kernel.shared[0] <= ROOM
@@ -78,20 +78,20 @@ def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int, dv: int, page:
 
 
 def test_blocks_can_share_the_columns_of_o() -> None:
-    kernel = planned(d=576, dv=512, page=64).kernels[0]
+    kernel = planned(d=576, dv=512, page=64).kernel
     layout = decode_layout_of(kernel)
     assert [config.tile_d for config in kernel.configs] == [512, 256]
     assert [layout.sharers(config) for config in kernel.configs] == [1, 2]
     assert [layout.rest(config) for config in kernel.configs] == [1, 5]
-    assert len(planned("tile.d = 512", d=576, dv=512).kernels[0].configs) == 1
-    assert len(planned(d=192, dv=128).kernels[0].configs) == 1  # 64 columns for each warpgroup already
+    assert len(planned("tile.d = 512", d=576, dv=512).kernel.configs) == 1
+    assert len(planned(d=192, dv=128).kernel.configs) == 1  # 64 columns for each warpgroup already
     for config in kernel.configs:
         assert sum(sm90_decode_registers(layout, config).values()) <= REGISTERS[2][1]
 
 
 def test_two_blocks_of_one_warpgroup_live_on_a_multiprocessor() -> None:
     for d in (64, 128):
-        (shared,) = planned(d=d).kernels[0].shared
+        (shared,) = planned(d=d).kernel.shared
         assert 2 * (shared + RESERVED) <= ALL
 
 
@@ -105,7 +105,7 @@ def test_registers_of_both_roles_are_those_that_the_launch_holds(consumers: int)
 
 @pytest.mark.parametrize(("page", "box"), [(0, 64), (16, 16), (48, 16), (64, 64), (256, 64)])
 def test_keys_that_are_copied_at_once_lie_in_one_page(page: int, box: int) -> None:
-    assert decode_layout_of(planned(page=page).kernels[0]).box(64) == box
+    assert decode_layout_of(planned(page=page).kernel).box(64) == box
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_what_cannot_run_is_refused_with_the_reason(
 
 
 def test_roles_are_explained() -> None:
-    (kernel,) = planned(d=576, dv=512, page=64).kernels
+    kernel = planned(d=576, dv=512, page=64).kernel
     lines = list(SM90A.roles(kernel, kernel.configs[0]))
     assert (
         lines[2]

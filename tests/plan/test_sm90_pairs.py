@@ -37,7 +37,7 @@ def planned(
 ) -> Sm90Layout:
     text = SPEC.format(load=load, bias=bias, d=d, mask=mask, tiles=tiles)
     (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
-    kernel = module.kernels[0]
+    kernel = module.kernel
     layout = layout_of(kernel)
     config = kernel.configs[0]
     assert ("pairs" in layout.shared_memory(config)) == (layout.pair_stages > 0)

@@ -112,5 +112,5 @@ def test_other_scores_stay(score: Expr) -> None:
 def test_the_bound_says_what_is_lost(score: str, softmax: str, tail: float) -> None:
     text = SPEC.format(score=score, softmax=softmax)
     (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
-    assert module.kernels[0].bound.tail == tail
-    assert layout_of(module.kernels[0]).capped == bool(tail)
+    assert module.kernel.bound.tail == tail
+    assert layout_of(module.kernel).capped == bool(tail)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.ir import kernels_of
 from attnc.plan.sm90.backward import Sm90Backward
 from tests.plan import planning
 from tests.plan.test_sm90_backward import CAUSAL, is_by_wgmma, planned
@@ -31,7 +30,7 @@ NEIGHBOURS: tuple[tuple[str, bool, dict[str, Any]], ...] = (
 def test_keys_that_see_a_query_are_neighbours(mask: str, grows: bool, options: dict[str, Any]) -> None:
     module = planned(mask, accumulate="ordered", **options)
     assert is_by_wgmma(module)
-    assert list(kernels_of(module)) == ["dkdv"]
+    assert list(module.backward_kernels) == ["dkdv"]
     assert module.backward is not None
     layout = module.backward.layout
     assert isinstance(layout, Sm90Backward)

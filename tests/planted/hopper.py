@@ -126,8 +126,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="no proxy fence before o is stored",
         attention="hopper",
         story="stmatrix writes by another way than TMA reads",
-        anchor="proxy_fence(); __syncwarp(); if (lane == 0 && writes)",
-        patch="__syncwarp(); if (lane == 0 && writes)",
+        anchor="proxy_fence(); __syncwarp(); if (lane == 0) {",
+        patch="__syncwarp(); if (lane == 0) {",
     ),
     HopperBug(
         name="barriers not shown to the copy engine",
@@ -184,8 +184,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="o stored before all lanes have written it",
         attention="hopper",
         story="lane 0 was through first",
-        anchor="proxy_fence(); __syncwarp(); if (lane == 0 && writes)",
-        patch="proxy_fence(); if (lane == 0 && writes)",
+        anchor="proxy_fence(); __syncwarp(); if (lane == 0) {",
+        patch="proxy_fence(); if (lane == 0) {",
     ),
     HopperBug(
         name="stores not committed",
@@ -257,7 +257,7 @@ BUGS: tuple[HopperBug, ...] = (
         name="a jump past all exponents not noticed",
         attention="hopper",
         story="the exponentials had overflowed, and said nothing of how far",
-        anchor="failed |= !(most < 1e30f);",
+        anchor="failed |= (u32)(!(most < 1e30f)) << r;",
         patch="",
     ),
 )

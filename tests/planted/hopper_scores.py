@@ -119,7 +119,7 @@ BUGS: tuple[HopperBug, ...] = (
         name="scores beyond a polynomial not told",
         attention="hopper_capped",
         story="the limit of sums was that of a lazy maximum, which is far above",
-        anchor="known[r] = near ? fminf(exp2_(NEAR - m[r]), 1e30f) : 1e30f;",
+        anchor="known[r] = near[r] ? fminf(exp2_(NEAR - m[r]), 1e30f) : 1e30f;",
         patch="known[r] = 1e30f;",
     ),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnc.build import Planned
 from attnc.plan import ir
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from tests.plans import plans_of
 from tests.planted import (
     cuda_backward,

@@ -7,7 +7,6 @@ import pytest
 
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.plan.ir import kernels_of
 from attnc.plan.triton.resources import estimate
 from attnc.runtime.cubin import tool
 from tests.processes import compiling
@@ -32,7 +31,7 @@ def test_a_kernel_takes_the_shared_memory_that_was_estimated(arch: str) -> None:
     module = plan_program(front(SPECS / "causal_gqa.attn")).modules[0]
     run = compiling(PROGRAM, SPECS / "causal_gqa.attn", arch)
     registers, stack, shared = json.loads(run.stdout)
-    needs = estimate(module.kernels[0].configs[0], module.variant, DEVICES[arch])
+    needs = estimate(module.kernel.configs[0], module.variant, DEVICES[arch])
     assert 0.8 * needs.shared <= shared <= needs.shared
     assert stack < 1024
     assert 32 < registers <= 255
@@ -43,10 +42,9 @@ import json, sys
 from pathlib import Path
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.plan.ir import kernels_of
 from attnc.runtime.toolchains import usage_of
 module = plan_program(front(Path(sys.argv[1]))).modules[int(sys.argv[2])]
-usages = {name: usage_of(module, 0, DEVICES["sm_90"], name) for name in kernels_of(module)}
+usages = {name: usage_of(module, 0, DEVICES["sm_90"], name) for name in module.backward_kernels}
 print(json.dumps({name: [u.registers, u.stack, u.shared] for name, u in usages.items()}))
 """
 
@@ -59,7 +57,7 @@ def test_a_backward_kernel_takes_the_shared_memory_that_was_estimated(name: str,
     module = plan_program(front(SPECS / f"{name}.attn")).modules[variant]
     run = compiling(BACKWARD, SPECS / f"{name}.attn", str(variant))
     for kernel, (registers, stack, shared) in json.loads(run.stdout).items():
-        config = kernels_of(module)[kernel].configs[0]
+        config = module.backward_kernels[kernel].configs[0]
         estimated = estimate(config, module.variant, DEVICES["sm_90"], kernel).shared
         assert 0.8 * estimated <= shared <= estimated
         assert stack < 256
@@ -71,7 +69,6 @@ import json, sys
 from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan.device import DEVICES
-from attnc.plan.ir import kernels_of
 from attnc.plan.triton.resources import estimate
 from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
@@ -80,9 +77,9 @@ from attnc.syntax.parser import prelude
 found = []
 for name, arch, text in json.load(sys.stdin):
     (module,), device = plan_program(resolve(parse(Source(name, text)), prelude())).modules, DEVICES[arch]
-    config = module.kernels[0].configs[0]
-    needs = {} if kernels_of(module) else {"forward": (config, usage_of(module, 0, device))}
-    for kernel, planned in kernels_of(module).items():
+    config = module.kernel.configs[0]
+    needs = {} if module.backward_kernels else {"forward": (config, usage_of(module, 0, device))}
+    for kernel, planned in module.backward_kernels.items():
         needs[kernel] = planned.configs[0], usage_of(module, 0, device, kernel)
     for kernel, (config, usage) in needs.items():
         found.append([name, kernel, estimate(config, module.variant, device, kernel).shared, usage.shared])
@@ -219,12 +216,11 @@ import sys
 from pathlib import Path
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.plan.ir import kernels_of
 from attnc.runtime.toolchains import usage_of
 for path in sys.argv[1:]:
     (module,) = plan_program(front(Path(path))).modules
     usage_of(module, 0, DEVICES["sm_90"])
-    for name in kernels_of(module):
+    for name in module.backward_kernels:
         usage_of(module, 0, DEVICES["sm_90"], name)
 """
 
@@ -249,7 +245,6 @@ from pathlib import Path
 import triton
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
-from attnc.plan.ir import kernels_of
 from attnc.runtime.toolchains import usage_of
 
 compiled, compile = [], triton.compile
@@ -259,9 +254,9 @@ assert {m.variant.params["D"] for m in modules} >= {64, 128}
 for module, arch in product((m for m in modules if m.variant.params["D"] in (64, 128)), ("sm_80", "sm_90")):
     before = len(compiled)
     usage_of(module, 0, DEVICES[arch])
-    for name in kernels_of(module):
+    for name in module.backward_kernels:
         usage_of(module, 0, DEVICES[arch], name)
-    assert len(compiled) == before + 1 + len(kernels_of(module))
+    assert len(compiled) == before + 1 + len(module.backward_kernels)
 dot = re.compile(r"(%\\w+)(?::\\d+)? = (?:tt.dot|ttng.warp_group_dot) [^,]+, [^,]+, (%\\w+)")
 for binary in compiled:
     text = binary.asm["ttgir"]

@@ -41,7 +41,6 @@ import triton
 from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan.device import DEVICES
-from attnc.plan.ir import kernels_of
 from attnc.runtime.toolchains import usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse
@@ -54,7 +53,7 @@ def noting(*arguments, **options):
 triton.compile = noting
 (module,) = plan_program(resolve(parse(Source("a.attn", sys.argv[1])), prelude())).modules
 usage_of(module, 0, DEVICES["sm_90"])
-for kernel in kernels_of(module):
+for kernel in module.backward_kernels:
     usage_of(module, 0, DEVICES["sm_90"], kernel)
 print(json.dumps(found))
 """

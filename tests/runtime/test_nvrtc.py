@@ -11,7 +11,6 @@ from attnc.build import plan_program
 from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
-from attnc.plan.ir import kernels_of
 from attnc.plan.sm90.backward import CONSUMERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.sm90.decode import Sm90DecodeLayout
 from attnc.plan.sm90.layout import Sm90Layout, entry_registers
@@ -54,7 +53,7 @@ def test_there_are_modules() -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
     module = planned()[path.parts[-3], path.parts[-2], path.stem]
-    (kernel,) = module.kernels
+    kernel = module.kernel
     assert kernel.layout is not None
     config, cubin = next(compile_configs(path, module.target.removeprefix("cuda.")))
     assert cubin.image.startswith(b"\x7fELF")
@@ -79,7 +78,7 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
 def test_the_backward_compiles_too(path: Path) -> None:
     module = planned()[path.parts[-3], path.parts[-2], path.stem]
     kernels = program_of(load_file(path)).kernels
-    names = {p.name: p for p in kernels_of(module).values()}
+    names = {p.name: p for p in module.backward_kernels.values()}
     assert set(names) <= set(kernels)
     for name in list(kernels)[1:]:
         config, cubin = next(compile_configs(path, "sm_80", name))
@@ -231,7 +230,7 @@ def test_a_front_end_alone_sees_names_that_nothing_declares() -> None:
 
 def test_the_kernels_of_a_cuda_backward_tell_what_they_take() -> None:
     module = planned()["alibi", "cuda_sm_80", "d64"]
-    for name, kernel in kernels_of(module).items():
+    for name, kernel in module.backward_kernels.items():
         usage = usage_of(module, 0, DEVICES["sm_90"], name)
         assert usage is not None
         assert 32 < usage.registers <= 255

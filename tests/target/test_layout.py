@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from attnc.target.layout import tidy, wrap
+from attnc.target.templates import tidy, wrap
 
 LINES = (
     (

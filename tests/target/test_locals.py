@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnc.target.locals import local, settle, sizes_of_call
+from attnc.target.sm80.printer import local, settle, sizes_of_call
 
 GENERATED = Path(__file__).parents[2] / "generated"
 

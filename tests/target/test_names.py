@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from attnc.expr.nodes import INDICES, Dim, walk
-from attnc.model.names import DIMS, INPUTS, OUTPUTS, PYTHON, SOFT
+from attnc.model.names import DIMS, INPUTS, INTERFACE, OUTPUTS, PYTHON, READ, SOFT
 from attnc.plan import ir
-from attnc.plan.interface import INTERFACE, READ
 from attnc.plan.names import (
     GLOBALS,
     cannot_be_called,
@@ -197,7 +196,7 @@ def test_words_of_cpp_can_name_inputs() -> None:
     )
     loaded = load_module(module)
     program = program_of(loaded)
-    source = program.source(module.kernels[0].name)
+    source = program.source(module.kernel.name)
     assert compile_cubin(source, program.options(loaded.CONFIGS[0], True, "sm_80")).image
 
 

@@ -15,8 +15,8 @@ from attnc.model.resolve import resolve
 from attnc.source import Source, joined
 from attnc.syntax.format import format_file
 from attnc.syntax.parser import parse, prelude
-from attnc.target.layout import tidy
 from attnc.target.quote import comment, literal
+from attnc.target.templates import tidy
 from attnc.tuned.choices import Choice, dump_tuned, knobs_of_kernel
 from tests.tokens import cpp_tokens, python_tokens, tokens_of
 
@@ -147,7 +147,7 @@ def test_devices_are_literals() -> None:
     choices = [
         Choice(
             target=module.target, attention="broken", variant="default", device=device, toolchain="",
-            kv_len=None, config=knobs_of_kernel("forward", module.kernels[0].configs[0]), microseconds=1,
+            kv_len=None, config=knobs_of_kernel("forward", module.kernel.configs[0]), microseconds=1,
         )
         for module in modules
     ]  # fmt: skip

@@ -21,8 +21,8 @@ from jinja2 import nodes
 
 from attnc.plan.ir.backward import Chain
 from attnc.resources import resource
-from attnc.target.environment import template_environment
 from attnc.target.files import render_files
+from attnc.target.templates import template_environment
 from tests.plans import plans_of
 
 ROOT = resource("templates")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from attnc.build import compile_program, front
 from attnc.diagnostics import DiagnosticError
 from attnc.plan import ir
-from attnc.plan.ir import kernels_of
 from attnc.plan.layout import KernelName
 from attnc.source import Source
 from attnc.target.files import render_files
@@ -36,7 +35,7 @@ def choice(
         device=H200,
         toolchain=toolchain,
         kv_len=kv_len,
-        config=module.kernels[0].configs[position].texts(),
+        config=module.kernel.configs[position].texts(),
         microseconds=12.345,
     )
 
@@ -55,7 +54,7 @@ def test_choices_survive_the_file(module: ir.Module) -> None:
 
 def test_a_newer_measurement_replaces_the_older(module: ir.Module) -> None:
     (kept,) = load_tuned(source(choice(module, 2, 1024), choice(module, 5, 1024)))
-    assert kept.config == module.kernels[0].configs[5].texts()
+    assert kept.config == module.kernel.configs[5].texts()
 
 
 def test_the_file_does_not_depend_on_the_order(module: ir.Module) -> None:
@@ -87,7 +86,7 @@ def test_a_choice_that_the_spec_no_longer_offers_is_dropped(module: ir.Module) -
 
 
 def backward_choice(module: ir.Module, kernel: KernelName, position: int, kv_len: int | None) -> Choice:
-    knobs = knobs_of_kernel(kernel, kernels_of(module)[kernel].configs[position])
+    knobs = knobs_of_kernel(kernel, module.backward_kernels[kernel].configs[position])
     return replace(choice(module, 0, kv_len), kernel=kernel, config=knobs)
 
 

@@ -10,7 +10,7 @@ import pytest
 from attnc.build import compile_program, front
 from attnc.diagnostics import DiagnosticError
 from attnc.plan import ir
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from attnc.source import Source
 from attnc.tuned.tables import (
     ATTENTION_SIZES,

@@ -156,7 +156,7 @@ def without_fills(module: ir.Module) -> ir.Module:
     kernels = tuple(map(plain, backward.kernels))
     return replace(
         module,
-        kernels=tuple(map(plain, module.kernels)),
+        kernel=plain(module.kernel),
         backward=replace(backward, kernels=kernels),
     )
 

@@ -103,7 +103,7 @@ def test_queries_far_before_the_keys_on_cuda() -> None:
 def test_masks_stay_in_32_bits(name: str, target: str) -> None:
     """One far integer is brought near where it is loaded; no element and no bound is computed in 64 bits."""
     (module,) = modules_of(text(name, "loops = [q, kv]", target))
-    (kernel,) = module.kernels
+    kernel = module.kernel
     assert kernel.step.keep is not None
     assert not is_wide_anywhere(kernel.step.keep)
     bounds = (expr for item in kernel.regions.bounds for expr in statement_expressions(item))

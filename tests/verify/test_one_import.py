@@ -21,7 +21,7 @@ from attnc.support import by_target
 from attnc.support.by_target import ByTarget
 from attnc.support.devices import Gpu
 from attnc.syntax.parser import parse, prelude
-from attnc.target.one_import import fastest_first, needs_of
+from attnc.target.dispatch import fastest_first, needs_of
 from attnc.tuned.tables import ANY_TARGET, TARGET_SIZES, Row, Table, dump_tables
 from attnc.verify.interpreter import ensure_interpreter
 

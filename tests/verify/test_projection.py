@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnc.plan.ir.projection import ProjectionModule
+from attnc.plan.projection import ProjectionModule
 from attnc.runtime.loader import load_text
 from attnc.verify.case import Case
 from attnc.verify.projection_check import (

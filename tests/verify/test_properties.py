@@ -40,7 +40,7 @@ def subject(name: str) -> Subject:
 def case(name: str, **changes: Any) -> Case:
     plan, attention = subject(name).plan, subject(name).variant.attention
     sizes = {dim: SIZES[dim] for dim in free_dims(attention)}
-    if plan is not None and plan.kernels[0].structure == "decode":
+    if plan is not None and plan.kernel.structure == "decode":
         sizes["M"] = DECODED
     return replace(Case(dims=sizes, seed=3), **changes)
 
@@ -63,7 +63,7 @@ def _kind(name: str) -> tuple[object, ...]:
     """What a spec has for rules to hold: a kernel of some structure, storages, and the rules that apply."""
     attention, plan = subject(name).variant.attention, subject(name).plan
     assert plan is not None
-    kernel = plan.kernels[0]
+    kernel = plan.kernel
     rules = [rule.name for rule in PROPERTIES if rule.applies(attention)]
     if plan.backward is not None:
         rules += [rule.name for rule in GRADIENT_PROPERTIES if rule.applies(attention)]

@@ -200,10 +200,10 @@ def test_a_maximum_that_does_not_move_shows(wrong: str, instead: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "instead"),
     [
-        ("failed |= !(most < 1e30f);", ""),
-        ("const bool writes = !failed &&", "const bool writes = again == 0 &&"),
+        ("failed |= (u32)(!(most < 1e30f)) << r;", ""),
+        ("        marks = failing;", "        ;"),
     ],
-    ids=["never_gives_up", "writes_anyway"],
+    ids=["never_gives_up", "never_marked"],
 )
 def test_a_tile_that_is_not_computed_again_shows(wrong: str, instead: str) -> None:
     """What jumps by more than 2^100 has no exponentials to move by."""

@@ -103,7 +103,7 @@ def test_a_tile_ends_where_its_sequence_does(target: str, mask: str, schedule: s
 @pytest.mark.parametrize(("mask", "order"), [(MASKS[0], "rows"), (MASKS[0], "keys"), (MASKS[4], "rows")])
 def test_what_a_tile_test_reads_is_loaded_with_the_tile(mask: str, order: str) -> None:
     (module,) = modules_of(_text(mask, order, "cuda.sm_80"))
-    (kernel,) = module.kernels
+    kernel = module.kernel
     inner = {"q_lo", "q_hi"} if order == "keys" else {"kv_lo", "kv_hi"}
     assert any(_indices(test) & inner for test in kernel.regions.tests)
     assert not any(_indices(item) & inner for item in (*kernel.program, *kernel.regions.bounds))
@@ -118,7 +118,7 @@ def _indices(item: Statement) -> set[str]:
 def test_a_name_before_it_exists_is_refused(name: str) -> None:
     """In the order of the kernel's text: bounds of the loop over keys come before any tile of them."""
     module = planned("kv_idx <= q_pos")
-    (kernel,) = module.kernels
+    kernel = module.kernel
     bad = Compare("<", Index(name), Index("b"))
     if name == "q_hi":  # known to the loops, but not to what a program does first
         program = Let(name="x", value=bad)
@@ -126,12 +126,12 @@ def test_a_name_before_it_exists_is_refused(name: str) -> None:
     else:
         broken = _with_loops(kernel, replace(kernel.regions.loops[0], start=Index(name)))
     with pytest.raises(ValueError, match=f"'{name}' has no value here"):
-        verify_module(replace(module, kernels=(broken,)))
+        verify_module(replace(module, kernel=broken))
 
 
 def test_a_value_of_a_tile_is_not_known_outside_of_it() -> None:
     (module,) = modules_of(_text(MASKS[0], "rows", "triton"))
-    (kernel,) = module.kernels
+    kernel = module.kernel
     (loop,) = (loop for loop in kernel.regions.loops if loop.tests)
     hoisted = replace(
         kernel.regions,
@@ -139,7 +139,7 @@ def test_a_value_of_a_tile_is_not_known_outside_of_it() -> None:
         loops=tuple(replace(loop, tests=()) for loop in kernel.regions.loops),
     )
     with pytest.raises(ValueError, match="has no value here"):
-        verify_module(replace(module, kernels=(replace(kernel, regions=hoisted),)))
+        verify_module(replace(module, kernel=replace(kernel, regions=hoisted)))
 
 
 def _with_loops(kernel: Forward | Decode, first: Loop) -> Forward | Decode:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.plan.ir import kernels_of
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import backward_trial, problem_for
 from tests.plans import plans_of
@@ -18,9 +17,9 @@ SPECS = Path(__file__).parents[2] / "specs"
 def test_a_backward_can_be_tried_with_every_config(name: str) -> None:
     module = plans_of(SPECS / f"{name}.attn").modules[0]
     problem = problem_for(module, 16, device="cpu", tokens=16)
-    assert list(vars(load_module(module))["BACKWARD_CONFIGS"]) == list(kernels_of(module))
+    assert list(vars(load_module(module))["BACKWARD_CONFIGS"]) == list(module.backward_kernels)
     default: Any = backward_trial(module, problem)()
-    for kernel, planned in kernels_of(module).items():
+    for kernel, planned in module.backward_kernels.items():
         last = len(planned.configs) - 1
         found: Any = backward_trial(module, problem, kernel, last)()
         for one, other in zip(default, found, strict=True):

@@ -12,7 +12,7 @@ import torch
 
 from attnc.expr.nodes import Binary, Call, Const, Dot, Neg
 from attnc.model.tensors import DType
-from attnc.plan.unified_max import safe_range, score_range
+from attnc.plan.softmax import safe_range, score_range
 from attnc.verify.case import Case
 from attnc.verify.data import LOGITS
 from attnc.verify.fallbacks import fallback_violations

@@ -9,30 +9,28 @@ Conventions: `q_lo`/`q_hi` are the first and the *last* row of the query tile; l
 from __future__ import annotations
 
 from attnc.plan.ir.kernel import (
+    Axis,
     Decode,
     Dropout,
     ErrorBound,
+    Fetch,
     Forward,
     Grid,
+    Let,
+    Loop,
     OutputKernel,
     Probabilities,
+    Regions,
+    Row,
     Softmax,
+    Statement,
     Step,
     TileKernel,
     expressions_of,
-)
-from attnc.plan.ir.module import Arg, Bind, Kernel, Module, kernels_of, pack_of, split_of, unified_of
-from attnc.plan.ir.statements import (
-    Axis,
-    Fetch,
-    Let,
-    Loop,
-    Regions,
-    Row,
-    Statement,
     fetch_expressions,
     statement_expressions,
 )
+from attnc.plan.ir.module import Arg, Bind, Kernel, Module, pack_of, split_of, unified_of
 
 __all__ = [
     "Arg",
@@ -58,7 +56,6 @@ __all__ = [
     "TileKernel",
     "expressions_of",
     "fetch_expressions",
-    "kernels_of",
     "pack_of",
     "split_of",
     "statement_expressions",

@@ -20,8 +20,7 @@ from attnc.expr.simplify import substitute
 from attnc.model.schedule import BackwardConfig, DkDvConfig
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences, TileWalk
-from attnc.plan.ir.kernel import ErrorBound, TileKernel
-from attnc.plan.ir.statements import Axis, Let, Statement
+from attnc.plan.ir.kernel import Axis, ErrorBound, Let, Statement, TileKernel
 from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.plan.poles import has_pole, is_finite, outgrows
 

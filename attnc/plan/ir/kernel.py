@@ -1,21 +1,247 @@
-"""Kinds of GPU functions: what a program owns, its loops, the step of one tile, and what it promises."""
+"""Kinds of GPU functions and what they are made of: named values, loads and loops over tiles, what a program
+owns, the step of one tile, splits of the keys, and what a kernel promises.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
-from attnc.expr.nodes import Dim, Expr, Index
-from attnc.model.schedule import ForwardConfig, TileConfig
+from attnc.expr.nodes import Const, Dim, Expr, Index, Load
+from attnc.model.schedule import ForwardConfig, Knob, Schedule, TileConfig, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.access import Rows, Sequences, TileWalk
-from attnc.plan.ir.decode import Pack, Part, Split, UnifiedMax
-from attnc.plan.ir.statements import Fetch, Regions, Statement, statement_expressions
 from attnc.plan.layout import Layout
 from attnc.plan.sections import Section
 from attnc.source import Span
+
+Axis: TypeAlias = Literal["q", "kv"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Let:
+    """`name = value`. `comment` says why, and `span` points at the spec line it follows from."""
+
+    name: str
+    value: Expr
+    comment: str = ""
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A pointer into `tensor` at its leading indices, which are the same for the whole program.
+
+    `doc_row = doc + b * stride`.
+    """
+
+    name: str
+    tensor: str
+    indices: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """`name = tensor[indices]`, one element per point of `axes` (none: a scalar), 0 where `guard` is false.
+
+    row: the pointer to start from, with its leading indices already applied; None: the tensor's first
+    element.
+    guard: only the conditions that the plan could not prove; TRUE means a plain load.
+    """
+
+    name: str
+    load: Load
+    axes: tuple[Axis, ...]
+    guard: Expr
+    row: Row | None = None
+
+
+Statement: TypeAlias = Let | Row | Fetch
+
+
+def fetch_expressions(fetches: Iterable[Fetch]) -> tuple[Expr, ...]:
+    """The indices and guards of loads."""
+    return tuple(expr for fetch in fetches for expr in (*fetch.load.indices, fetch.guard))
+
+
+def statement_expressions(statement: Statement) -> tuple[Expr, ...]:
+    """What a statement computes its value from."""
+    match statement:
+        case Let(value=value):
+            return (value,)
+        case Row(indices=indices):
+            return indices
+        case Fetch():
+            return fetch_expressions((statement,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """Tiles of one axis in a region: `for kv_lo in range(start, stop, BLOCK_N)`.
+
+    masked: True, the tiles are *partial* and the step evaluates the mask; False, they are *full* and carry no
+    mask code; an Expr over kv_lo (or q_lo) tells at run time, tile by tile.
+    guard: a condition over the tile's kv_lo, kv_hi (or q_lo, q_hi) under which the tile has work; None:
+    it always has. tests: values that the guard alone reads, of the tile at hand: made anew for every tile.
+    zero_fill: tiles may hold keys without `Step.kept`, and the step makes their rows zero.
+    """
+
+    start: Expr
+    stop: Expr
+    masked: bool | Expr
+    guard: Expr | None = None
+    tests: tuple[Statement, ...] = ()
+    zero_fill: bool = False
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        """Everything that the loop computes."""
+        masked = () if isinstance(self.masked, bool) else (self.masked,)
+        guard = () if self.guard is None else (self.guard,)
+        return (self.start, self.stop, *masked, *guard)
+
+    def rewritten(self, rewrite: Callable[[Expr], Expr]) -> Loop:
+        """The loop with every expression rewritten; it has no tests yet."""
+        return replace(
+            self,
+            start=rewrite(self.start),
+            stop=rewrite(self.stop),
+            masked=self.masked if isinstance(self.masked, bool) else rewrite(self.masked),
+            guard=None if self.guard is None else rewrite(self.guard),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regions:
+    """The mask as control flow: `bounds` are scalars computed once per tile of the outer axis, `loops` run
+    over `axis`.
+    """
+
+    axis: Axis
+    bounds: tuple[Statement, ...]
+    loops: tuple[Loop, ...]
+
+    @property
+    def tests(self) -> tuple[Statement, ...]:
+        """What the guards of all loops read of the tile at hand."""
+        return tuple({test.name: test for loop in self.loops for test in loop.tests}.values())
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """All values that the control flow is made of."""
+        return (*self.bounds, *self.tests)
+
+    @property
+    def are_short(self) -> bool:
+        """Whether the mask ends the ranges on both sides (windows, documents), so that a loop tests its
+        tiles.
+        """
+        return any(not isinstance(loop.masked, bool) for loop in self.loops)
+
+
+def expressions_within(part: object) -> Iterator[Expr]:
+    """The expressions in a part of a plan, and in what it is made of."""
+    if isinstance(part, Expr):
+        yield part
+        return
+    match part:
+        case Span() | None:
+            pass
+        case tuple() | list():
+            for item in part:
+                yield from expressions_within(item)
+        case Mapping():
+            yield from expressions_within(tuple(part.values()))
+        case _ if is_dataclass(part):
+            for one in fields(part):
+                yield from expressions_within(getattr(part, one.name))
+
+
+#: How much faster a multiprocessor reads while others idle, and where rows lie in pages; measured on an H200.
+IDLE_GAIN, PAGED_IDLE_GAIN = 1.3, 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """The query heads of a KV head fill the rows of a tile: row = q_idx * group + h - h_kv * group."""
+
+    group: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Flash-Decoding: programs share the keys lo .. hi - 1 that a row tile visits, whole tiles each.
+
+    The bounds are found on the device, so the number of programs, which is all that a launch fixes, does not
+    depend on any length. A split may be empty.
+
+    in_turn: a split that is counted, and not of a fixed size, has every so many-th tile, so that its first
+    tile is known before any length is; else its tiles follow each other.
+
+    max_visible_keys: the most keys that one row visits, where the mask limits them to a window; None: as many
+    as there are. staged: bytes of shared memory that a block of each config takes where tensor cores read
+    tiles there, 0 if no more than elsewhere (`Target.staged`); staging: major capabilities of such devices,
+    none if no config takes more.
+
+    Into how many splits keys are cut follows from a model of time (`support.splits.count_splits`): idle_gain
+    is how much faster a multiprocessor reads while others idle, most the splits that are considered. few:
+    where a call has fewer tiles of keys for each multiprocessor, blocks share the columns of o; 0: never.
+    """
+
+    lo: Expr
+    hi: Expr
+    in_turn: bool
+    max_visible_keys: int | None
+    staged: tuple[int, ...]
+    staging: tuple[int, ...]
+    idle_gain: float
+    most: int
+    few: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Columns first .. first + width - 1 of q and k: dot(q, k) is the sum over parts.
+
+    A head dimension far from a power of two would otherwise fill tiles with zeros.
+    """
+
+    first: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnifiedMax:
+    """FlashDecoding++: every row subtracts `phi` in place of its maximum.
+
+    low, high: where the row's largest exponent s - phi may lie; fallback: it may lie elsewhere, and the split
+    is then computed again with a running maximum. All in base-2 units.
+    """
+
+    phi: float
+    low: float
+    high: float
+    fallback: bool
+
+
+def is_decode(schedule: Schedule) -> bool:
+    """Whether a schedule asks for what only the decode kernel does."""
+    return bool(decode_knobs(schedule))
+
+
+def decode_knobs(schedule: Schedule) -> tuple[Knob, ...]:
+    """The keys by which it asks for it."""
+    knobs = knobs_of(schedule, "forward")
+    loops, pack, split = (knobs.get(key) for key in ("loops", "pack", "split.kv"))
+    asking = (
+        loops if loops and ("kv",) in loops.choices else None,
+        pack if pack and "gqa" in pack.choices else None,
+        split if split and any(choice != 1 for choice in split.choices) else None,
+    )
+    return tuple(knob for knob in asking if knob)
+
 
 M = Dim("M")
 Structure: TypeAlias = Literal["forward_q_kv", "forward_kv_q", "decode", "backward_dq", "backward_dkdv"]
@@ -80,7 +306,7 @@ class Step:
     fetches: loads made in every step; masked_fetches: those that only a partial tile needs;
     score: Expr of Dot (the text `s`), None when the raw dot product is used as it is;
     keep: the mask of a partial tile, the key sequence's end included; None when no tile is partial;
-    kept: over kv_idx, what every key fulfils that some query of the sequence keeps (see `plan.excluded`); of
+    kept: over kv_idx, what every key fulfils that some query of the sequence keeps (see `plan.regions`); of
     others not even a NaN may count, so that their rows of v, and of k in the backward, are made zero; None
     where the mask implies nothing of the kind; kept_inside: what of it keys before the end of the last loop
     may still lack, and all of it where loops run over queries;
@@ -275,6 +501,14 @@ class Decode(OutputKernel):
 
     #: Rows come by pointers: they are few, or lie in pages.
     tma: ClassVar[bool] = False
+
+    @property
+    def walk(self) -> TileWalk:
+        tiles = self._walk("M", is_padded=False, writes_all_rows=True)
+        if self.pack is None:
+            return tiles
+        head: Literal["h_kv", ""] = "" if self.kv_head == Const(0) else "h_kv"
+        return replace(tiles, head=head, heads="Hkv", group=self.pack.group)
 
     @property
     def structure(self) -> Literal["decode"]:

@@ -9,10 +9,8 @@ from attnc.expr.nodes import Expr
 from attnc.model.attention import Variant
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import Backward, BackwardKernel
-from attnc.plan.ir.decode import Pack, Split, UnifiedMax
-from attnc.plan.ir.kernel import Decode, Forward
-from attnc.plan.ir.statements import Let
-from attnc.plan.layout import KernelName
+from attnc.plan.ir.kernel import Decode, Forward, Let, Pack, Split, UnifiedMax
+from attnc.plan.layout import KernelName, Which
 
 #: Any GPU function over tiles.
 Kernel: TypeAlias = Forward | Decode | BackwardKernel
@@ -59,7 +57,7 @@ class Arg:
 class Module:
     """One file of generated/: a variant, for a target, with its kernels and its callable's signature.
 
-    sizes: what the host computes from the sizes of the arguments.
+    kernel: makes o. sizes: what the host computes from the sizes of the arguments.
     kept: what the kernels can also write, and do when gradients are wanted: lse, where the spec does not ask
     for it. label: of the schedule, where an attention has several for this target.
     """
@@ -68,13 +66,20 @@ class Module:
     target: str
     args: tuple[Arg, ...]
     outputs: tuple[Arg, ...]
-    kernels: tuple[Forward | Decode, ...]
+    kernel: Forward | Decode
     sizes: tuple[Let, ...] = ()
     kept: tuple[Arg, ...] = ()
     label: str = ""
     backward: Backward | None = None
 
+    @property
+    def backward_kernels(self) -> dict[KernelName, BackwardKernel]:
+        """By what they make, in the order of execution; none without gradients."""
+        return {} if self.backward is None else {planned.kind: planned for planned in self.backward.kernels}
 
-def kernels_of(module: Module) -> dict[KernelName, BackwardKernel]:
-    """The backward kernels of a module in the order of execution; none without gradients."""
-    return {} if module.backward is None else {planned.kind: planned for planned in module.backward.kernels}
+    @property
+    def kernels(self) -> dict[Which, Kernel]:
+        """All kernels over tiles by what they make; the first, also one that decodes, is "forward"."""
+        found: dict[Which, Kernel] = {"forward": self.kernel}
+        found.update(self.backward_kernels.items())
+        return found

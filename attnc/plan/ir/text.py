@@ -75,8 +75,7 @@ def _module(module: Module) -> Iterator[str]:
     for word, arguments in (("input", module.args), ("output", module.outputs), ("kept", module.kept)):
         yield from (f"{word} {_argument(arg)}" for arg in arguments)
     yield from (f"size {line}" for let in module.sizes for line in _statement(let))
-    for kernel in module.kernels:
-        yield from _kernel(kernel)
+    yield from _kernel(module.kernel)
     if module.backward is not None:
         yield from _block("backward", _backward(module.backward))
 

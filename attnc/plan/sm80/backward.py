@@ -10,7 +10,6 @@ from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig, knobs_of
 from attnc.plan.device import devices_from
-from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import (
     SIZES,
     Tiles,
@@ -20,10 +19,10 @@ from attnc.plan.fitting import (
     remedy,
     unsupported,
 )
-from attnc.plan.layout import KernelName
+from attnc.plan.layout import Buffer, Estimate, KernelName
+from attnc.plan.signature import feature
 from attnc.plan.sm80.forward import REMEDIES
 from attnc.plan.sm80.layout import MMA, SHARED_KEYS, CudaBackward, CudaLayout, over_rows
-from attnc.plan.storage import feature
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
 _DRAWN = 128

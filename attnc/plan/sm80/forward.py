@@ -14,11 +14,11 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.device import devices_from
-from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy, unsupported
-from attnc.plan.ir.decode import is_decode
+from attnc.plan.ir.kernel import is_decode
+from attnc.plan.layout import Buffer, Estimate
+from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
-from attnc.plan.storage import feature
 
 PREFIX = "cuda."
 #: Columns of o that split-K sums at once: as many as keep its buffer below the tiles' own size.

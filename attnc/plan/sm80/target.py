@@ -14,11 +14,10 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, TileConfig
 from attnc.plan.default_schedule import Shape, choices
 from attnc.plan.device import DEVICES, Device, devices_from
-from attnc.plan.estimate import DeviceMemory, Estimate, Traffic
 from attnc.plan.fitting import Tiles
 from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.backward import Backward
-from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
+from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
 from attnc.plan.picture import Picture
 from attnc.plan.sections import HALF
 from attnc.plan.sm80.backward import (
@@ -28,8 +27,7 @@ from attnc.plan.sm80.backward import (
     plan_cuda_backward,
 )
 from attnc.plan.sm80.forward import check_cuda, cuda_configs, cuda_estimate, cuda_layout
-from attnc.plan.sm80.layout import CudaBackward, CudaLayout
-from attnc.plan.sm80.traffic import device_memory, traffic
+from attnc.plan.sm80.layout import CudaBackward, CudaLayout, device_memory, traffic
 from attnc.plan.target import Target
 
 #: Structures whose traffic is counted.
@@ -85,7 +83,7 @@ class Sm80(Target):
 
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
-            return cuda_estimate(layout_of(module.kernels[0]), config)
+            return cuda_estimate(layout_of(module.kernel), config)
         if module.backward is None:
             raise ValueError(f"'{module.variant.name}' has no backward")
         return cuda_backward_estimate(backward_layout_of(module.backward), config, kernel)

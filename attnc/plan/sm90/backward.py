@@ -27,17 +27,15 @@ from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig, knobs_of
 from attnc.model.tensors import Dense, Ragged
 from attnc.plan.device import DEVICES
-from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
 from attnc.plan.gradients import wanted_loads
-from attnc.plan.layout import KernelName
+from attnc.plan.layout import Buffer, Estimate, KernelName
 from attnc.plan.sections import Section
-from attnc.plan.signature import kv_heads, normalise
+from attnc.plan.signature import feature, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import CudaBackward, CudaLayout, over_rows
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, beyond_shared_memory, entry_registers
 from attnc.plan.sm90.turns import turns_under
-from attnc.plan.storage import feature
 
 #: Warpgroups that multiply; rows of the tile that stays; tiles of K, and of dS, of the kernel over keys.
 CONSUMERS = 2

@@ -15,12 +15,11 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType, Ragged
 from attnc.plan.device import DEVICES
-from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
-from attnc.plan.ir.decode import is_decode
+from attnc.plan.ir.kernel import is_decode
+from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.loads import axes_of
-from attnc.plan.scores import split_scale
-from attnc.plan.signature import normalise
+from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
 from attnc.plan.sm90.columns import COLUMN_BYTES, columns_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
@@ -40,7 +39,7 @@ from attnc.plan.sm90.layout import (
 )
 from attnc.plan.sm90.pairs import PAIR_STAGES, pair_of
 from attnc.plan.sm90.softcap import cap_of
-from attnc.plan.storage import feature
+from attnc.plan.softmax import split_scale
 
 TARGET = "cuda.sm_90a"
 #: Bytes of shared memory of a block.

@@ -27,8 +27,9 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType, Paged
 from attnc.plan.device import DEVICES
-from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
+from attnc.plan.layout import Buffer, Estimate
+from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import MMA, CudaLayout, Swizzle, chunk_of
 from attnc.plan.sm90.layout import (
     FREE_REGISTERS,
@@ -39,7 +40,6 @@ from attnc.plan.sm90.layout import (
     hopper,
     widest_product,
 )
-from attnc.plan.storage import feature
 
 #: Registers of a thread that copies, and of one that multiplies, by the number of warpgroups that multiply:
 #: all that the launch holds, exactly, with as many blocks on a multiprocessor as `_BLOCKS` says.

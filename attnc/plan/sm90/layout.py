@@ -27,8 +27,8 @@ _REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
 WIDEST = 256
 #: Bytes of what the swizzle of a tile repeats by, which tiles begin at a multiple of.
 _SWIZZLED = 1024
-#: Bytes of a barrier; of what is said of a tile of queries, at most.
-_BARRIER, _RECORDS = 8, 256
+#: Bytes of a barrier; of what is said of two tiles of queries, at most.
+_BARRIER, _RECORDS = 8, 384
 #: Keys of which four threads that share a row have what dropout keeps in one word each.
 _KEPT = 128
 #: Registers of a thread that multiplies besides its accumulators: addresses, statistics, positions.
@@ -115,6 +115,11 @@ class Sm90Layout(CudaLayout):
     key_columns: int = 0
     columns_factor: float = 1.0
     capped: bool = False
+
+    @property
+    def record_bytes(self) -> int:
+        """Room for what is said of tiles of queries."""
+        return _RECORDS
 
     @property
     def helpers(self) -> int:

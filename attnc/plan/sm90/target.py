@@ -15,10 +15,9 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, TileConfig
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.estimate import Estimate
 from attnc.plan.ir import Module, OutputKernel
-from attnc.plan.ir.decode import is_decode
-from attnc.plan.layout import BackwardLayout, KernelName, Layout, Which
+from attnc.plan.ir.kernel import is_decode
+from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
 from attnc.plan.sections import EVEN, Section
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout
@@ -129,7 +128,7 @@ class Sm90a(Target):
 
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
-            layout = _any_layout(module.kernels[0].layout)
+            layout = _any_layout(module.kernel.layout)
             if isinstance(layout, Sm90DecodeLayout):
                 return sm90_decode_estimate(layout, config)
             return sm90_estimate(layout, config)

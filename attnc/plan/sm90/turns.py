@@ -14,9 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from attnc.expr.construct import ZERO
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Or, Ref, Search, walk
 from attnc.plan.ir import Let, Regions
-from attnc.plan.regions import ZERO, guard_of, regions
+from attnc.plan.regions import guard_of, regions
 
 #: Of the tile of keys.
 _TILE = (Index("kv_lo"), Index("kv_hi"))

@@ -1,24 +1,208 @@
 """What a config of a Triton kernel takes from a multiprocessor, estimated without a compiler.
 
-Shared memory: the sum of its buffers, never less than the compiler asks for. Registers: the accumulator, the
-scores and the probabilities live through every step, a lower bound that ptxas may exceed (spills show in
-`attnc explain`). Non-goal: ranking the configs that fit; that is measured (`attnc tune`).
+Shared memory: the sum of its buffers, at least what Triton's compiler asks for, since a launch fails
+where there is less, and little more; which buffers it makes was found by compiling kernels of all kinds,
+and tests/runtime/test_cubin.py compiles some again. Registers: the accumulator, the scores and the
+probabilities live through every step, a lower bound that ptxas may exceed (spills show in `attnc
+explain`). Non-goal: ranking the configs that fit; that is measured (`attnc tune`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from attnc.effort import spend
 from attnc.expr.nodes import Load, walk
 from attnc.model.attention import Attention, Variant
-from attnc.model.schedule import TileConfig
+from attnc.model.schedule import BackwardConfig, ForwardConfig, Summation, TileConfig
 from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.estimate import Buffer, Estimate
 from attnc.plan.fitting import phase_of
-from attnc.plan.layout import Which
-from attnc.plan.triton.buffers import SharedMemory
+from attnc.plan.ir import Axis
+from attnc.plan.layout import Buffer, Estimate, Which
+from attnc.plan.loads import axes_of
+from attnc.plan.signature import block, feature, parts, tile_columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemory:
+    """What lies in shared memory at a time. One operand of the loop stays, another is streamed.
+
+    by_mma: tensor cores read their operands there, and so the last tile stays until they are done with it;
+    elsewhere operands go on to registers at once. copies: tiles of what is streamed that are under way or
+    waiting.
+    """
+
+    config: TileConfig
+    attention: Attention
+    device: Device
+    kernel: Which
+
+    @property
+    def buffers(self) -> Iterator[Buffer]:
+        tiles = {name: (rows, width) for name, rows, width in self._matrices}
+        size, is_f32 = self._dtype.bytes, self._dtype is DType.F32
+        for name in self._staying:
+            yield _buffer(name, tiles[name], size, 2 if is_f32 else 1)
+        copies = self._stages - 1 if is_f32 else self._stages if self._by_mma else self._copies
+        for name in self._streamed:
+            yield _buffer(name, tiles[name], size, copies)
+        if is_f32:  # the tile at hand, in two numbers of 11 bits
+            largest = max(self._streamed, key=lambda name: tiles[name][0] * tiles[name][1])
+            yield _buffer(f"{largest} now", tiles[largest], size, 2)
+        yield from self._loads
+        yield from self._passing
+        if self.device.has_tma:
+            yield Buffer(name="barriers", shape="and alignment", bytes=1024)
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Of a tile of q or k, which only the decode kernel takes in parts, and of v."""
+        q, v = self.attention.q, self.attention.v
+        return tile_columns(self.attention) if self._decodes else block(feature(q)), block(feature(v))
+
+    @property
+    def _decodes(self) -> bool:
+        config = self.config
+        splits = isinstance(config, ForwardConfig) and config.split_kv != 1
+        return config.loops == ("kv",) or config.pack == "gqa" or splits
+
+    @property
+    def _shares_v(self) -> bool:
+        """Whether v has no memory of its own: it is the first part of k's columns."""
+        of_k = self.attention.v.storage.is_part
+        return self._decodes and of_k and parts(self.attention)[0].width == feature(self.attention.v)
+
+    @property
+    def _tile(self) -> tuple[int, int]:
+        return self.config.tile_q, self.config.tile_kv
+
+    @property
+    def _dtype(self) -> DType:
+        return DType(self.attention.q.dtype)
+
+    @property
+    def _inner(self) -> Axis:
+        if self.kernel == "forward":
+            return "q" if self.config.loops == ("kv", "q") else "kv"
+        return "kv" if self.kernel in ("dq", "rows") else "q"
+
+    @property
+    def _matrices(self) -> Iterator[tuple[str, int, int]]:
+        """Name, rows and columns of a tile of each matrix."""
+        (tile_q, tile_kv), (d, dv) = self._tile, self.columns
+        yield from (("q", tile_q, d), ("do", tile_q, dv), ("k", tile_kv, d))
+        yield "v", tile_kv, 0 if self._shares_v else dv
+
+    @property
+    def _staying(self) -> tuple[str, ...]:
+        if self._inner == "kv":
+            return ("q",) if self.kernel == "forward" else ("q", "do")
+        return ("k",) if self.kernel == "dv" else ("k", "v")
+
+    @property
+    def _streamed(self) -> tuple[str, ...]:
+        if self._inner == "kv":
+            return ("k", "v")
+        return ("q",) if self.kernel == "forward" else ("q", "do")
+
+    @property
+    def _stages(self) -> int:
+        """A tile whose address comes from a block table waits for two loads, one after the other, and so
+        takes two stages; the decode kernel looks pages up itself, a tile ahead.
+        """
+        stages = max(1, self.config.stages)
+        if self.attention.k.storage.is_paged and not self._decodes:
+            return max(min(stages, 2), (stages + 1) // 2)
+        return stages
+
+    @property
+    def _copies(self) -> int:
+        """Of what is not read by tensor cores from where it lies."""
+        return max(1, self._stages - 1)
+
+    @property
+    def _by_mma(self) -> bool:
+        """Tiles of fewer than 64 rows are for the older instruction."""
+        rows = self._tile[1] if self._inner == "q" and self.kernel != "forward" else self._tile[0]
+        return self.device.has_mma_from_shared and rows >= 64
+
+    @property
+    def _loads(self) -> Iterator[Buffer]:
+        """Streamed besides: what score and mask read at each key, or row, of the inner loop."""
+        rows = dict(zip(("q", "kv"), self._tile, strict=True))
+        nodes = dict.fromkeys(node for e in (self.attention.score, self.attention.mask) for node in walk(e))
+        for load in nodes:
+            if isinstance(load, Load) and self._inner in (axes := axes_of(load)):
+                size = DType(self.attention.tensor(load.tensor).dtype).bytes
+                columns = rows["kv"] if len(axes) == 2 else 1
+                yield _buffer(
+                    load.tensor, (rows["q" if len(axes) == 2 else self._inner], columns), size, self._copies
+                )
+        if self.attention.k.storage.is_paged and self._inner == "kv":
+            yield _buffer("page", (rows["kv"], 1), 4, self._copies)
+        if self._inner == "q":
+            for name in ("m", "l") if self.kernel == "forward" else ("lse", "delta"):
+                yield _buffer(name, (rows["q"], 1), 4, self._copies)
+
+    @property
+    def _passing(self) -> Iterator[Buffer]:
+        """What passes through shared memory on its way to other threads, or to global memory."""
+        (tile_q, tile_kv), size = self._tile, self._dtype.bytes
+        d, dv = self.columns
+        is_f32, outside_in = self._dtype is DType.F32, self.kernel == "forward" and self._inner == "q"
+        if outside_in or not self._by_mma:
+            yield _buffer("p", (tile_q, tile_kv), size, 1)
+        if self.kernel == "forward" and self.config.persistent:
+            # the next tile begins while this one's results are on their way
+            yield _buffer("lse", (tile_q, 1), 4, 1)
+            if self.device.has_tma:
+                yield _buffer("o", (tile_q, dv), DType(self.attention.o.dtype).bytes, 1)
+        if self._shares_v and self._copies == 1 and not self._by_mma:
+            # at most 256 bytes of a thread at a time, from its registers for k to those of another for v; the
+            # other columns of k, and p, are not there then
+            moved = min(tile_kv * dv * size, self.config.warps * 32 * 256)
+            beyond = moved - (tile_kv * (d - dv) + tile_q * tile_kv) * size
+            yield Buffer(name="v", shape="beyond k and p", bytes=max(0, beyond))
+        if self.attention.softmax.dropout is not None and self._by_mma and not self.device.has_tensor_memory:
+            yield _buffer("keep", (tile_q, tile_kv), 1, 1)  # drawn four keys to a thread, and used by rows
+        if outside_in:
+            yield _buffer("acc", (tile_q, dv), 4, 2 if self.device.has_tensor_memory else 1)
+        if self.device.has_tensor_memory:  # what two products read, once by rows and once by columns
+            for name in {"dq": ("k",), "dk": ("q",), "dkdv": ("q", "do")}.get(self.kernel, ()):
+                rows, columns = (tile_kv, d) if name == "k" else (tile_q, d if name == "q" else dv)
+                yield _buffer(f"{name} turned", (rows, columns), size, 1)
+        if self.kernel != "forward" and self._stores_scores:
+            yield _buffer("ds", (tile_q, tile_kv), 4, 1)
+        if self._dq_added in ("atomic", "sequential"):
+            yield _buffer("dq", (tile_q, d), 4, 1 if self._dq_added == "atomic" else self._copies + 1)
+            yield _buffer("ds", (tile_q, tile_kv), size, 2 if self.device.has_tensor_memory else 1)
+            if is_f32:
+                yield _buffer("ds now", (tile_q, tile_kv), size, 2)
+                yield _buffer("k now", (tile_kv, d), size, 2)
+
+    @property
+    def _dq_added(self) -> Summation | None:
+        """How the kernel adds to dq; None where another makes it."""
+        if self.kernel != "dkdv" or "q" not in self.attention.grads:
+            return None
+        return self.config.accumulate("q") if isinstance(self.config, BackwardConfig) else None
+
+    @property
+    def _stores_scores(self) -> bool:
+        """Whether a gradient has an element for each score."""
+        return any(
+            isinstance(node, Load) and node.tensor in self.attention.grads and len(axes_of(node)) == 2
+            for node in walk(self.attention.score)
+        )
+
+
+def _buffer(name: str, tile: tuple[int, int], size: int, count: int) -> Buffer:
+    rows, columns = tile
+    shape = f"{rows}x{columns}" if count == 1 else f"{count} x {rows}x{columns}"
+    return Buffer(name=name, shape=shape, bytes=count * rows * columns * size)
+
 
 _THREADS_PER_WARP = 32
 #: What an estimate costs.

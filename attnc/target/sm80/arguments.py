@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from attnc.model.tensors import DType, Role
 from attnc.plan.ir import Module
 from attnc.plan.ir.backward import Adjoint
+from attnc.target.kernel_view import Tensors
 from attnc.target.sm80.printer import STORED
-from attnc.target.tensors import Tensors
 
 
 class Arguments:

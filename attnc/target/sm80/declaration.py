@@ -9,14 +9,25 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sections import Section
+from attnc.plan.signature import longest
 from attnc.plan.sm80 import backward_layout_of
-from attnc.plan.storage import longest
-from attnc.target.declaration import BackwardDeclaration, attention_fields, split_record, tiles
-from attnc.target.declared import Items, Record, Table, Value, Words, in_words, printed, quoted, section
+from attnc.target.declaration import (
+    BackwardDeclaration,
+    Items,
+    Record,
+    Table,
+    Value,
+    Words,
+    attention_fields,
+    in_words,
+    quoted,
+    section,
+    split_record,
+    tiles,
+)
 from attnc.target.sm80.arguments import Arguments
-from attnc.target.sm80.backward_rows import ROWS_WARPS, finish_name
-from attnc.target.sm80.decode import CudaDecodeText
-from attnc.target.sm80.kernel import CudaText
+from attnc.target.sm80.backward import ROWS_WARPS, finish_name
+from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 
 #: What blocks take tiles from; the support package adds its address to the others.
 COUNTER = "counter"
@@ -28,8 +39,8 @@ def cuda_declaration(
     text: CudaText,
     back: CudaBackward | None,
     operator: str,
-) -> list[str]:
-    """Lines of `CALL = CudaAttention(...)`."""
+) -> Record:
+    """The value of `CALL`: `CudaAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     if text.layout.chunk != 8:
         fields["chunk"] = str(text.layout.chunk)
@@ -60,7 +71,7 @@ def cuda_declaration(
     fields["launches"] = Items([cuda_kernels(kernels, names, strides, text.size_names, sizes)])
     if back is not None:
         fields["backward"] = back.declared
-    return printed(Record("CudaAttention", fields=fields), "CALL = ")
+    return Record("CudaAttention", fields=fields)
 
 
 def cuda_files(module: Module) -> dict[str, Value]:

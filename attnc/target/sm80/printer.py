@@ -1,17 +1,90 @@
-"""The CUDA target: spellings of types, operators, loads and statements in C++."""
+"""The CUDA targets: spellings of types, operators, loads, statements, locals and sums in C++, and the way
+from the number of a block's tile to its place.
+
+What is known of a tile, and how many rows, heads and sequences there are, is offered to kernels of all
+kinds by the same text. `local` prints an offer; `settle` keeps of each the names that the rest of its
+block reads.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from attnc.expr.nodes import TRUE, Const, Expr, Search
+from attnc.expr.construct import conj
+from attnc.expr.nodes import TRUE, Const, Expr, Index, Search
 from attnc.model.tensors import DType
+from attnc.plan.access import Sequences, TileWalk
 from attnc.plan.ir import Fetch, Let, Row, Statement
-from attnc.plan.signature import Term
-from attnc.target.locals import local
-from attnc.target.printer import Printer, Syntax
+from attnc.plan.ir.backward import Adjoint
+from attnc.plan.signature import RowZero
+from attnc.plan.steps import fetches_for
+from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText, Printer, Syntax
+
+#: What stands around an offer, and between its type, names and values: characters that no text has.
+_START, _BETWEEN, _END = "\ue000", "\ue001", "\ue002"
+_OFFER = re.compile(f"{_START}(.*?){_END}")
+#: Words, braces, and what is no code. A field of another thing is no word.
+_TOKEN = re.compile(r"//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|(?<![\w.])[A-Za-z_]\w*|[{}]")
+
+
+def local(kind: str, values: Mapping[str, object] | None = None, /, **named: object) -> str:
+    """`const int x = ..., y = ...;`, as far as it is read. Values have no effects, and may read names before
+    them.
+    """
+    parts = (str(part) for pair in {**(values or {}), **named}.items() for part in pair)
+    return f"{_START}{_BETWEEN.join((kind, *parts))}{_END}"
+
+
+def sizes_of_call(names: Iterable[str], kind: str = "const int") -> Iterator[str]:
+    """`const int M = args.M;`: sizes by their names, as far as they are read."""
+    if values := {name: f"args.{name}" for name in names}:
+        yield local(kind, values)
+
+
+def settle(text: str) -> str:
+    """Declares of every offer what is read of it, and drops the line where nothing is.
+
+    Who reads a local is known to the text alone: the plan's statements, which printers print, and what
+    templates say in C++ of their own, of which neither the plan nor Jinja knows the names. To write each use
+    as `[[ ... ]]` would let Jinja record it, and nobody could read the kernels in the templates any more. So
+    the words of the printed block are looked at: as many as a C++ compiler would for its warning about unused
+    variables, and by its rules (a name is read until its block ends; fields, comments and strings are not).
+    """
+    while (at := text.rfind(_START)) >= 0:  # from the end, so that what only unread locals read goes too
+        offer = _OFFER.match(text, at)
+        assert offer is not None
+        kind, *parts = offer[1].split(_BETWEEN)
+        read = set(_words_of_block(text, offer.end()))
+        kept: list[str] = []
+        for name, value in reversed(list(zip(parts[::2], parts[1::2], strict=True))):
+            if name in read:
+                kept.insert(0, f"{name} = {value}")
+                read.update(_TOKEN.findall(value))
+        if kept:
+            text = f"{text[:at]}{kind} {', '.join(kept)};{text[offer.end() :]}"
+        else:
+            start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+            text = text[:start] + text[end + 1 :]
+    return text
+
+
+def _words_of_block(text: str, at: int) -> Iterator[str]:
+    """Words of the code from a place to the end of the block that it is in."""
+    depth = 0
+    for token in _TOKEN.finditer(text, at):
+        match token[0]:
+            case "{":
+                depth += 1
+            case "}":
+                depth -= 1
+                if depth < 0:
+                    return
+            case word:
+                yield word
+
 
 #: How elements lie in memory. 16-bit floats are bit patterns: arithmetic on them happens in float.
 STORED = {
@@ -77,9 +150,9 @@ at_row = Printer(SYNTAX, tile=True)
 at_key = Printer(replace(SYNTAX, broadcast={"q": "", "kv": "[r]"}), tile=True)
 
 
-def offset(terms: Iterable[Term]) -> str:
-    """A place in memory, from the first element of a tensor."""
-    return " + ".join(f"{index} * args.{stride}" for index, stride in terms) or "0"
+def offset(place: RowZero) -> str:
+    """Prints how many elements lie before a row, from the first of its tensor."""
+    return " + ".join(f"{index} * args.{stride}" for index, stride in place.terms) or "0"
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:
@@ -141,3 +214,226 @@ def statement(
         case Fetch():
             dtype = dtypes[item.load.tensor]
             return local(f"const {value_type(item, dtype)}", {item.name: load(item, dtype, show)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaWalk:
+    """The walk of one kernel as text. of_call: what stands before a size that is an argument of the call, ""
+    where it is a local of the same name; section: the argument with the heads of a section; last_rounds:
+    the last section has so many tiles for each block at least, 0: none is larger than the others.
+    """
+
+    walk: TileWalk
+    of_call: str
+    section: str = "SECTION"
+    last_rounds: int = 0
+
+    @property
+    def tiles(self) -> str:
+        """How many tiles a head has, over all sequences if they are packed."""
+        size, rows = self.walk.size, f"{self.of_call}{scalar(self.walk.rows)}"
+        if self.walk.sequences is not None:
+            return f"{rows} / {size} + {self.of_call}B + 1"
+        return f"{rows} / {size}" if self.walk.is_padded else f"({rows} + {size} - 1) / {size}"
+
+    @property
+    def all_heads(self) -> str:
+        """Heads that have tiles of their own: those of all sequences, unless they are packed."""
+        return self.walk.heads if self.walk.sequences is not None else f"B * {self.walk.heads}"
+
+    @property
+    def place(self) -> Iterator[str]:
+        """From `tile` to b, the head and the first row, and to the length of a packed sequence."""
+        tiles, lo, size, head = self.walk.tiles, self.walk.lo, self.walk.size, self.walk.head
+        section, in_section = f"args.{self.section}", f"{tiles} * args.{self.section}"
+        if self.last_rounds:
+            yield "// The last section is larger, so that what begins last is short, and nobody waits."
+            yield f"const int last = ({self.last_rounds} * (int)gridDim.x + {tiles} - 1) / {tiles};"
+            yield f"const int others = max(({self.all_heads} - last) / {section}, 1) * {section};"
+            yield f"const int first_head = min(tile / ({in_section}) * {section}, others);"
+            yield f"const int heads = first_head < others ? {section} : {self.all_heads} - others;"
+            yield f"const int rank = tile - first_head * {tiles};"
+        else:
+            yield f"const int first_head = tile / ({in_section}) * {section};"
+            heads = f"min({section}, {self.all_heads} - first_head)"
+            yield f"const int heads = {heads}, rank = tile % ({in_section});"
+        if self.walk.sequences is not None:
+            yield f"const int {head} = first_head + rank % heads, number = rank / heads;"
+            yield from self.of_sequence(self.walk.sequences, size)
+            return
+        number = "first_head + rank % heads"
+        tile = f"({tiles} - 1 - rank / heads)" if self.walk.last_first else "rank / heads"
+        yield f"const int {lo} = {tile} * {size};"
+        yield f"const int b = ({number}) / {self.walk.heads}, {head} = ({number}) % {self.walk.heads};"
+
+    def of_sequence(self, sequences: Sequences, size: str) -> Iterator[str]:
+        """From `number` among the tiles of packed sequences, of `size` rows, to the sequence of the tile."""
+        cu, count, lo = sequences.cu_seqlens, f"{self.of_call}B", self.walk.lo
+        first, end = ("q_first", "q_end") if self.walk.axis == "q" else ("k_first", "k_end")
+        begins = f"args.{cu}_ptr[{{}} * args.stride_{cu}_0]"
+        found = f"args.{cu}_ptr, args.stride_{cu}_0, number, {count}, {size}"
+        behind = f"{self.of_call}{scalar(sequences.rows)}" if self.walk.axis == "q" else first
+        yield f"const int sequence = find_sequence({found});"
+        yield f"const int {first} = {begins.format('sequence')};"
+        yield f"const int {end} = sequence < {count} ? {begins.format('(sequence + 1)')} : {behind};"
+        forwards, backwards = f"number - {first} / {size} - sequence", f"{end} / {size} + sequence - number"
+        place = f"{lo} = ({backwards if self.walk.last_first else forwards}) * {size}"
+        entry = local("const int", b=f"min(sequence, {count} - 1)")
+        if self.walk.writes_all_rows:
+            yield f"const int q_rows = {end} - {first}, {place};"
+            yield "// what follows the last sequence has rows to write, but no queries"
+            yield f"int M = sequence < {count} ? q_rows : 0;"
+            yield entry
+            return
+        yield f"const int {place};"
+        yield entry
+        if self.walk.axis == "q":
+            none = "what follows the last sequence has no queries"
+            yield f"int M = sequence < {count} ? {end} - {first} : 0;  // {none}"
+        else:
+            yield f"int N = {end} - {first};  // what follows the last sequence has no keys"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaSums(AdjointText):
+    """The adjoints of one kernel as text.
+
+    An adjoint that varies along the rows at most is a sum for each row of a thread; one that varies along the
+    columns alone is summed column by column and added atomically; any other is written element by element.
+    """
+
+    kept: ClassVar[str] = "(p == 0.0f ? 0.0f : {})"
+
+    #: Values along the keys, and the types of what is loaded.
+    of_keys: tuple[Fetch, ...]
+    dtypes: dict[str, DType]
+
+    def _is_column(self, adjoint: Adjoint) -> bool:
+        return not self.is_vector(adjoint) and adjoint.along != ("q", "kv")
+
+    @property
+    def column_sums(self) -> list[str]:
+        return [f"{adjoint.name}_column" for adjoint in self.adjoints if self._is_column(adjoint)]
+
+    @property
+    def starts(self) -> Iterator[str]:
+        for adjoint in self.adjoints:
+            if self.is_vector(adjoint):
+                yield f"float {adjoint.name}[ROWS] = {{}};"
+            elif adjoint.accumulate == "two_pass":
+                yield f"auto* const {adjoint.name}_tile = args.{adjoint.name}_ptr + first_row * args.N;"
+
+    @property
+    def steps(self) -> Iterator[str]:
+        """For one element, whose ds is the gradient of its score."""
+        inside = scalar_in_tile(self.show, IN_ROWS, IN_KEYS)
+        for adjoint in self.adjoints:
+            sign, term = self.signed(adjoint)
+            value = term if sign == "+" else f"-({term})" if " " in term else f"-{term}"
+            if self.is_vector(adjoint):
+                yield f"{adjoint.name}[r] {sign}= {term};"
+            elif self._is_column(adjoint):
+                yield f"{adjoint.name}_column {sign}= {term};"
+            elif adjoint.accumulate == "two_pass":
+                row = self.show(Index("q_idx"))
+                at = f"{adjoint.name}_tile[(long long){row} * args.N + {self.show(Index('kv_idx'))}]"
+                yield f"if ({inside})"
+                yield f"    round_to({at}, {value});"
+            else:
+                guard = "" if adjoint.guard == TRUE else f" && {_and(self.show(adjoint.guard))}"
+                yield f"if ({inside}{guard})"
+                yield f"    atomic_add(&{self._at(adjoint, self.show)}, {value});"
+
+    @property
+    def column_ends(self) -> Iterator[str]:
+        for adjoint in self.adjoints:
+            if self._is_column(adjoint):
+                name = f"{adjoint.name}_column"
+                yield f"{name} = column_sum({name});"
+                yield f"if (g == 0 && {_and(self.show(conj(IN_ROWS, adjoint.guard)))})"
+                yield f"    atomic_add(&{self._at(adjoint, self.show)}, {name});"
+
+    @property
+    def ends(self) -> Iterator[str]:
+        """After the loops of a head."""
+        for adjoint in self.adjoints:
+            if not self.is_vector(adjoint):
+                continue
+            if not adjoint.along:
+                yield from self._total(adjoint)
+            elif self.over_q:
+                yield from self._rows(adjoint)
+            else:
+                yield from self._keys(adjoint)
+
+    def _total(self, adjoint: Adjoint) -> Iterator[str]:
+        """One number for the whole tile."""
+        name, guard = adjoint.name, scalar(adjoint.guard)
+        count, index = ("q_tiles", "q_lo / BLOCK_M") if self.over_q else ("kv_tiles", "kv_lo / BLOCK_N")
+        inside = "" if self.over_q else "if (kv_idx[r] < N)"
+        yield f"float {name}_total = 0.0f;"
+        yield "for (int r = 0; r < ROWS; ++r)"
+        if inside:  # p is 0 in rows past the end, but not for keys past the end
+            yield f"    {inside}"
+        yield f"    {'    ' if inside else ''}{name}_total += {name}[r];"
+        yield f"{name}_total = block_sum({name}_total, sums);"
+        if adjoint.accumulate == "two_pass":
+            yield "if (threadIdx.x == 0)"
+            yield f"    args.{name}_ptr[(long long)(b * H + h) * {count} + {index}] = {name}_total;"
+        else:
+            yield f"if (threadIdx.x == 0{'' if adjoint.guard == TRUE else f' && {_and(guard)}'})"
+            yield f"    atomic_add(&{self._at(adjoint, scalar)}, {name}_total);"
+
+    def _rows(self, adjoint: Adjoint) -> Iterator[str]:
+        """One number for each query: the four lanes that share a row have all of its keys."""
+        name = adjoint.name
+        guard = "" if adjoint.guard == TRUE else f" && {_and(self.show(adjoint.guard))}"
+        yield "for (int r = 0; r < ROWS; ++r) {"
+        yield f"    {name}[r] = row_sum({name}[r]);"
+        if adjoint.accumulate == "two_pass":
+            yield "    if (t == 0 && q_idx[r] < M)"
+            yield f"        args.{name}_ptr[first_row + q_idx[r]] = {name}[r];"
+        else:
+            yield f"    if (t == 0 && q_idx[r] < M{guard})"
+            yield f"        atomic_add(&{self._at(adjoint, self.show)}, {name}[r]);"
+        yield "}"
+
+    def _keys(self, adjoint: Adjoint) -> Iterator[str]:
+        """One number for each key: warps that share keys have some of its queries each."""
+        name = adjoint.name
+        key = "kv_lo + i"
+        yield "__syncthreads();  // nobody reads the sums before any more"
+        yield "for (int r = 0; r < ROWS; ++r) {"
+        yield f"    {name}[r] = row_sum({name}[r]);"
+        yield "    if (t == 0)"
+        yield f"        sums[WARPS + warp % PARTS * BLOCK_N + first_key + 8 * r + g] = {name}[r];"
+        yield "}"
+        yield "__syncthreads();"
+        yield "for (int i = threadIdx.x; i < BLOCK_N; i += THREADS) {"
+        yield f"    const int kv_idx = {key};"
+        if adjoint.accumulate == "atomic":
+            for fetch in fetches_for(self.of_keys, *adjoint.load.indices, adjoint.guard):
+                yield f"    {statement(fetch, self.dtypes, (), scalar)}"
+        yield "    float total = 0.0f;"
+        yield "    for (int part = 0; part < PARTS; ++part)"
+        yield "        total += sums[WARPS + part * BLOCK_N + i];"
+        if adjoint.accumulate == "two_pass":
+            yield "    if (kv_idx < N)"
+            yield f"        args.{name}_ptr[(long long)(b * H + h) * args.N + kv_idx] = total;"
+        else:
+            yield f"    if ({_and(scalar(conj(IN_KEYS, adjoint.guard)))})"
+            yield f"        atomic_add(&{self._at(adjoint, scalar)}, total);"
+        yield "}"
+
+    def _at(self, adjoint: Adjoint, show: Printer) -> str:
+        """Where in the gradient itself a load points."""
+        return address(f"args.{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, show)
+
+
+def scalar_in_tile(show: Printer, *conditions: Expr) -> str:
+    return " && ".join(show(condition) for condition in conditions)
+
+
+def _and(text: str) -> str:
+    """The text as an operand of &&."""
+    return f"({text})" if " || " in text else text

@@ -15,21 +15,16 @@ from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Module, split_of
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
-from attnc.target.declaration import operator_name
-from attnc.target.environment import python_environment, template_environment
-from attnc.target.header import GLOSSARY, header
-from attnc.target.layout import tidy
-from attnc.target.locals import local, settle
-from attnc.target.numbers import forward_numbers
+from attnc.target.declaration import Record, operator_name, printed, tuning
+from attnc.target.header import GLOSSARY, forward_numbers, header
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import Arguments
-from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
-from attnc.target.sm80.backward_rows import FinishText, RowsText
+from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishText, RowsText
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
-from attnc.target.sm80.decode import CudaDecodeText
-from attnc.target.sm80.kernel import CudaText
+from attnc.target.sm80.kernel import CudaDecodeText, CudaText
+from attnc.target.sm80.printer import local, settle
 from attnc.target.support import imports, with_headers
-from attnc.target.tuning import tuning
+from attnc.target.templates import python_environment, template_environment, tidy
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
@@ -43,7 +38,7 @@ def render_cuda(
     """The Python module, the `.cu` file that it reads from beside it, and those of the kernels that make
     gradients. Arguments as for `files.render_files`.
     """
-    (kernel,) = module.kernels
+    kernel = module.kernel
     text: CudaText
     if isinstance(kernel, Decode):
         text = CudaDecodeText(module, kernel, layout_of(kernel))
@@ -76,7 +71,7 @@ def render_host(
     page: Mapping[str, object],
     source: str,
     files: Mapping[str, str],
-    declaration: list[str],
+    declaration: Record,
     tuned: Tuned,
     back: CudaBackward | None,
     *,
@@ -86,7 +81,7 @@ def render_host(
     """The Python module beside a `.cu` text and those of the backward. target: as for `support.imports`;
     constants: the template of its configs.
     """
-    (kernel,) = module.kernels
+    kernel = module.kernel
     hashes = {"kernel_sha256": _sha256((source,))}
     if back is not None:
         hashes["backward_sha256"] = _sha256(files.values())
@@ -102,8 +97,8 @@ def render_host(
             fixed_split=isinstance(kernel, Decode) and has_fixed_splits(kernel),
             back=back,
             call=Signature(module),
-            declaration=declaration,
-            imports=imports(declaration, target),
+            declaration=printed(declaration, "CALL = "),
+            imports=imports(declaration.classes, target),
             tuning=tuning(module, tuned),
         )
     )
@@ -144,7 +139,7 @@ def backward_source(
 ) -> str:
     """A kernel's file, from the template of the kernel and that of all that is around it."""
     environment = cuda_environment()
-    kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernels[0]
+    kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernel
     chain = text.chain if isinstance(text, CudaBackwardText) else None
     common = {"module": text.module, "kernel": kernel, "chain": chain, "text": text}
     body = environment.get_template(f"{template}.cu.jinja").render(common)
@@ -172,7 +167,7 @@ def cuda_environment() -> jinja2.Environment:
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
-    kernel = module.kernels[0]
+    kernel = module.kernel
     split = "split-K" if layout_of(kernel).warp_split == "kv" else "split-Q"
     return {
         **header(module, f"{module.target} and newer", f", {split} between warps", path, sha256),

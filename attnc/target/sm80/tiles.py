@@ -12,8 +12,7 @@ from attnc.model.tensors import DType
 from attnc.plan.ir import Decode, Forward, Let, Module
 from attnc.plan.sm80.layout import CudaLayout, Swizzle
 from attnc.target.kernel_view import OutputView
-from attnc.target.sm80.printer import STORED, offset, scalar, statement
-from attnc.target.sm80.walk import CudaWalk
+from attnc.target.sm80.printer import STORED, CudaWalk, offset, scalar, statement
 
 # --- elements of 16 bits, or f32
 

@@ -9,7 +9,7 @@ from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90.backward import DS_TILES, TURNS, Sm90Backward
 from attnc.plan.steps import of_a_head
-from attnc.target.sm80.backward_rows import FinishText, RowsText
+from attnc.target.sm80.backward import FinishText, RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 
 #: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win

@@ -6,20 +6,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from attnc.expr.nodes import Const, Expr, Index, Search, walk
+from attnc.expr.nodes import Expr, Index, Search, walk
 from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, fetch_expressions, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
-from attnc.target.locals import sizes_of_call
+from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
-from attnc.target.sm80.printer import load, value_type
-from attnc.target.sm80.walk import CudaWalk
+from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
+from attnc.target.sm90.boxes import coordinates
 from attnc.target.sm90.wgmma import wgmma
-from attnc.target.tensors import BY_QUERY
 
 
 class Sm90Arguments(Arguments):
@@ -92,13 +91,7 @@ class Sm90TileText(CudaBackwardText):
 
     def coordinates(self, name: str, row: str) -> str:
         """Row, head and batch of a box."""
-        tensor = self.arguments.tensors.by_name["o" if name == "do" else name.removeprefix("d")]
-        by_query = name in BY_QUERY
-        packed = self.arguments.tensors.packs(Role.QUERY if by_query else Role.KEY)
-        row = f"{'q_first' if by_query else 'k_first'} + {row}" if packed else row
-        has_head = tensor.axis(Role.HEAD) is not None and (by_query or self.kernel.kv_head != Const(0))
-        head = ("h" if by_query else self.kv_name) if has_head else "0"
-        return f"{row}, {head}, {'b' if tensor.axis(Role.BATCH) is not None and not packed else '0'}"
+        return coordinates(self.row_zero(name), row)
 
     @property
     def end_of_own(self) -> str:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from math import gcd
 
-from attnc.expr.nodes import Const
 from attnc.model.tensors import Role
+from attnc.plan.signature import RowZero
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm90.wgmma import Parts, products, wgmma
+
+
+def coordinates(place: RowZero, row: str, page: str = "") -> str:
+    """Row, head and batch of a box that begins at a row, as TMA takes them. page: in the place of the batch,
+    where rows lie in pages.
+    """
+    indices = place.indices
+    first, head, batch = (indices.get(role, "") for role in (place.rows, Role.HEAD, Role.BATCH))
+    return f"{first + ' + ' if first else ''}{row}, {head or '0'}, {page or batch or '0'}"
 
 
 class BoxText(CudaText):
@@ -49,12 +58,4 @@ class BoxText(CudaText):
 
     def coordinates(self, name: str, row: str, page: str = "") -> str:
         """Row, head and batch, or page, of a box."""
-        rows = self.rows(name)
-        tensors = (arg.tensor for arg in (*self.module.args, *self.module.outputs))
-        tensor = next(tensor for tensor in tensors if tensor.name == rows.tensor)
-        row = row if rows.first is None else f"{rows.first} + {row}"
-        is_key = name in ("k", "v")
-        has_head = tensor.axis(Role.HEAD) is not None and not (is_key and self.kernel.kv_head == Const(0))
-        head = ("h" if not is_key or self.h_kv == "h" else "h_kv") if has_head else "0"
-        has_batch = tensor.axis(Role.BATCH) is not None and rows.first is None
-        return f"{row}, {head}, {page or ('b' if has_batch else '0')}"
+        return coordinates(self.row_zero(name), row, page)

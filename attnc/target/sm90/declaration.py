@@ -9,11 +9,10 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sections import Section
+from attnc.plan.signature import longest
 from attnc.plan.sm90.backward import SECTIONS, TURNS, Sm90Backward
-from attnc.plan.storage import longest
-from attnc.target.declaration import attention_fields, tiles
-from attnc.target.declared import Items, Record, Value, printed, section
-from attnc.target.sm80.backward_rows import finish_name
+from attnc.target.declaration import Items, Record, Value, attention_fields, section, tiles
+from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
     cuda_files,
@@ -42,8 +41,8 @@ def hopper_declaration(
     text: Sm90Text | Sm90DecodeText,
     back: CudaBackward | None,
     operator: str,
-) -> list[str]:
-    """Lines of `CALL = HopperAttention(...)`."""
+) -> Record:
+    """The value of `CALL`: `HopperAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     names = [arg.tensor.name for arg in text.arguments]
     strides = [text.strides(arg) for arg in text.arguments]
@@ -69,7 +68,7 @@ def hopper_declaration(
     fields["launches"] = Items([launch])
     if back is not None:
         fields["backward"] = back.declared
-    return printed(Record("HopperAttention", fields=fields), "CALL = ")
+    return Record("HopperAttention", fields=fields)
 
 
 def _blocks(kernel: Forward | Decode) -> str:

@@ -13,8 +13,7 @@ from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, Shape, Sm90Layout, widest_
 from attnc.plan.sm90.pairs import is_pair
 from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
-from attnc.target.locals import local, sizes_of_call
-from attnc.target.sm80.printer import STORED, at_row, scalar, statement, value_type
+from attnc.target.sm80.printer import STORED, at_row, local, scalar, sizes_of_call, statement, value_type
 from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.mask import Ends, row_ends
 from attnc.target.sm90.score import Score, exponent, in_columns, product_exponent, shared_score
@@ -248,8 +247,8 @@ class Sm90Text(BoxText):
         if self.own_names:
             yield f"int {', '.join(f'{name}[CONSUMERS]' for name in self.own_names)};"
         if self.has_headroom:
-            yield "int tile;"
-            yield "int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again"
+            yield "int tile, again;  // its number; whether it is computed again"
+            yield "u32 failed[4 * CONSUMERS];  // rows of each warp, by bits, whose maximum moved too far"
 
     def _read_by(self, statements: Iterable[Statement]) -> set[str]:
         """Names that loops and these statements read, and what of the program these are computed from."""
@@ -517,6 +516,22 @@ class Sm90Text(BoxText):
     @property
     def copied_sizes(self) -> list[str]:
         return self._sizes(self._made)
+
+    # -- what leaves ---------------------------------------------------------------------------------------
+
+    @property
+    def is_whole_box(self) -> str:
+        """Whether a warp's rows of o leave as one box; empty where they always do."""
+        inside = f"q_lo + 64 * consumer + 16 * warp + 16 <= {self.stored}"
+        conditions = [inside] if self.kernel.grid.sequences is not None else []
+        return " && ".join([*conditions, *(["written == ~0u"] if self.has_headroom else [])])
+
+    @property
+    def is_no_box(self) -> str:
+        """What stands against that."""
+        reaches = ["would reach into the rows of the next sequence"]
+        reasons = reaches if self.kernel.grid.sequences is not None else []
+        return ", or ".join([*reasons, *(["has rows that are not written"] if self.has_headroom else [])])
 
     # -- rows ----------------------------------------------------------------------------------------------
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from attnc.plan.ir import Decode, Module
 from attnc.plan.sm90 import decode_layout_of, layout_of
 from attnc.plan.sm90.backward import Sm90Backward
-from attnc.target.header import GLOSSARY, header
-from attnc.target.numbers import forward_numbers
+from attnc.target.header import GLOSSARY, forward_numbers, header
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
 from attnc.target.sm80.declaration import CudaBackward
 from attnc.target.sm80.render import (
@@ -30,7 +29,7 @@ from attnc.tuned.choices import NOT_TUNED, Tuned
 
 def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TUNED) -> dict[str, str]:
     """The texts of one variant. Arguments as for `files.render_files`."""
-    (kernel,) = module.kernels
+    kernel = module.kernel
     text: Sm90Text | Sm90DecodeText
     if isinstance(kernel, Decode):
         text, frame = Sm90DecodeText(module, kernel, decode_layout_of(kernel)), "sm90/decode_module.cu.jinja"

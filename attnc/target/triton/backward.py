@@ -11,15 +11,13 @@ from attnc.expr.nodes import FALSE, TRUE, Dot, Expr, Index, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Loop, Module, Statement
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
+from attnc.plan.signature import block
 from attnc.plan.steps import kept_fetches, of_a_head
-from attnc.plan.storage import block
-from attnc.target.adjoints import IN_KEYS, IN_ROWS, AdjointText
-from attnc.target.tensors import BY_QUERY
-from attnc.target.triton.kernel import typed, unique
-from attnc.target.triton.parameters import Parameters
+from attnc.target.kernel_view import BY_QUERY
+from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText
+from attnc.target.triton.kernel import ProgramText, typed, unique
+from attnc.target.triton.parameters import Parameters, PrologueText, TritonTensors
 from attnc.target.triton.printer import TL_DTYPES, address, load, scalar, score, tiled, transposed
-from attnc.target.triton.program import ProgramText
-from attnc.target.triton.prologue import PrologueText, TritonTensors
 
 # --- sums of gradients
 

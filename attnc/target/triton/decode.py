@@ -7,13 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from attnc.expr.nodes import Const, show
-from attnc.model.tensors import Role
+from attnc.expr.construct import ZERO
 from attnc.plan.access import Rows
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Fetch, Loop, Module, Statement
-from attnc.plan.regions import ZERO
-from attnc.plan.storage import block
+from attnc.plan.signature import block
 from attnc.target.triton.kernel import MATRICES, KernelText, PartText
 from attnc.target.triton.printer import scalar
 
@@ -74,8 +72,7 @@ class DecodeText(KernelText):
         self._columns = kernel.parts
         widths = [*(part.width for part in kernel.parts), self.dv]
         self.padded = any(width != block(width) for width in widths)
-        self.group = None if kernel.pack is None else scalar(kernel.pack.group)
-        self.kv_heads = show(module.variant.attention.k.size(Role.HEAD))
+        self.group = None if kernel.walk.group is None else scalar(kernel.walk.group)
 
     @property
     def summary(self) -> str:
@@ -93,16 +90,16 @@ class DecodeText(KernelText):
     @property
     def heads(self) -> list[str]:
         """From the number of a tile to b, the head, and the first q row."""
-        if self.group is None:
-            lines = ["head = tile // row_tiles", "b = head // H", "h = head % H"]
-            if self.h_kv != "h":
-                lines.append(f"h_kv = {self.h_kv}")
-            return [*lines, *(["q_lo = row_lo"] if self.reads("q_lo") else [])]
-        if self.kernel.kv_head == Const(0):
-            lines = ["b = tile // row_tiles"]
-        else:
-            lines = ["head = tile // row_tiles", "b = head // Hkv", "h_kv = head % Hkv"]
-        return [*lines, *([f"q_lo = row_lo // {self.group}"] if self.reads("q_lo") else [])]
+        head, heads = self.kernel.walk.head, self.kernel.walk.heads
+        lines = ["b = tile // row_tiles"]
+        if head:
+            lines = ["head = tile // row_tiles", f"b = head // {heads}", f"{head} = head % {heads}"]
+        if head == "h" and self.h_kv != "h":
+            lines.append(f"h_kv = {self.h_kv}")
+        return [*lines, *([f"q_lo = {self._query_of('row_lo')}"] if self.reads("q_lo") else [])]
+
+    def _query_of(self, row: str) -> str:
+        return row if self.group is None else f"{row} // {self.group}"
 
     @property
     def last_row(self) -> list[str]:
@@ -129,11 +126,12 @@ class DecodeText(KernelText):
     def rows_of_tile(self) -> list[str]:
         """q_idx, h and whether the row exists, row by row."""
         rows = scalar(self.kernel.stored)
-        exists = f"exists = row < {rows if self.group is None else f'{rows} * {self.group}'}"
         if self.group is None:
-            return ["q_idx = row", exists]
-        first = "" if self.kernel.kv_head == Const(0) else f"h_kv * {self.group} + "
-        return [f"q_idx = row // {self.group}", f"h = {first}row % {self.group}", exists]
+            return ["q_idx = row", f"exists = row < {rows}"]
+        head = self.kernel.walk.head
+        first = f"{head} * {self.group} + " if head else ""
+        exists = f"exists = row < {rows} * {self.group}"
+        return [f"q_idx = {self._query_of('row')}", f"h = {first}row % {self.group}", exists]
 
     @property
     def advance(self) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
-from attnc.plan.signature import Term
+from attnc.plan.signature import RowZero
 from attnc.plan.width import is_wide
 from attnc.target.printer import Printer, Syntax
 
@@ -67,9 +67,9 @@ def score(expr: Expr, show: Printer = tiled, read: Expr | None = None) -> str:
     return show(expr) if is_tile else f"tl.zeros_like(s) + ({show(expr)})"
 
 
-def offset(terms: Iterable[Term]) -> str:
-    """A place in memory, from the first element of a tensor; empty if it is that."""
-    return " + ".join(f"{index}.to(tl.int64) * {stride}" for index, stride in terms)
+def offset(place: RowZero) -> str:
+    """Prints how many elements lie before a row, from the first of its tensor; empty if none do."""
+    return " + ".join(f"{index}.to(tl.int64) * {stride}" for index, stride in place.terms)
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:

@@ -1,30 +1,44 @@
-"""ir.Module -> text, through the target's templates. Strict: an undefined name in a template is an error."""
+"""ir.Module -> text, through the target's templates, with the declaration of its call. Strict: an undefined
+name in a template is an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 import jinja2
 
-from attnc.expr.nodes import Binary, Call, Expr, Index, Search, walk
+from attnc.expr.nodes import Binary, Call, Expr, Index, Search, show, walk
+from attnc.model.tensors import DType, Role
 from attnc.plan.decode import has_fixed_splits
-from attnc.plan.ir import Decode, Kernel, Module, kernels_of, split_of
-from attnc.plan.ir.statements import expressions_within
+from attnc.plan.ir import Decode, Forward, Kernel, Module, split_of
+from attnc.plan.ir.kernel import expressions_within
+from attnc.plan.signature import longest
 from attnc.target.call_signature import Signature
-from attnc.target.declaration import operator_name
-from attnc.target.environment import python_environment
-from attnc.target.header import GLOSSARY, header
-from attnc.target.layout import tidy
-from attnc.target.numbers import module_numbers
+from attnc.target.declaration import (
+    BackwardDeclaration,
+    Items,
+    Record,
+    Table,
+    attention_fields,
+    operator_name,
+    printed,
+    quoted,
+    section,
+    split_record,
+    tiles,
+    tuning,
+)
+from attnc.target.header import GLOSSARY, header, module_numbers
 from attnc.target.quote import without_comments
 from attnc.target.support import imports
+from attnc.target.templates import python_environment, tidy
 from attnc.target.triton.backward import BackwardText
-from attnc.target.triton.declaration import TritonBackward, triton_declaration
 from attnc.target.triton.decode import CombineText, DecodeText
-from attnc.target.triton.kernel import KernelText
+from attnc.target.triton.kernel import KernelText, triton_kernel
+from attnc.target.triton.parameters import PreprocessText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled
-from attnc.target.tuning import tuning
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 _OF_THE_BACKWARD = """\
@@ -40,7 +54,7 @@ def render_triton(
     tuned: Tuned = NOT_TUNED,
 ) -> dict[str, str]:
     """The one file of a variant. Arguments as for `files.render_files`."""
-    (kernel,) = module.kernels
+    kernel = module.kernel
     text = DecodeText(module, kernel) if isinstance(kernel, Decode) else KernelText(module, kernel)
     environment = _environment()
     common = {
@@ -69,15 +83,15 @@ def render_triton(
         common,
         kernels=kernels,
         call=Signature(module),
-        declaration=declaration,
-        imports=imports(declaration, "triton"),
+        declaration=printed(declaration, "CALL = "),
+        imports=imports(declaration.classes, "triton"),
         header=_header(module, path, sha256),
         numbers=tuple(module_numbers(module)),
         tuning={
             **tuning(module, tuned),
             "splits": split is not None,
-            "maxnreg": any(planned.limits_registers for planned in kernels_of(module).values()),
-            "early_dp": any(planned.dp_order == "both" for planned in kernels_of(module).values()),
+            "maxnreg": any(planned.limits_registers for planned in module.backward_kernels.values()),
+            "early_dp": any(planned.dp_order == "both" for planned in module.backward_kernels.values()),
             "fixed_split": isinstance(kernel, Decode) and has_fixed_splits(kernel),
             "staged": split is not None and any(split.staged),
         },
@@ -136,10 +150,8 @@ def _counter(number: Expr) -> str:
 
 def device_functions(module: Module) -> frozenset[str]:
     """Their names. What expressions call follows from the plan's; the rest from how rows lie in memory."""
-    (forward,) = module.kernels
-    backward = module.backward
-    kernels = [forward, *(planned for planned in (backward.kernels if backward else ()))]
-    called = {name for expr in expressions_within((module.kernels, backward)) for name in _called_by(expr)}
+    forward, backward, kernels = module.kernel, module.backward, module.kernels.values()
+    called = {name for expr in expressions_within((forward, backward)) for name in _called_by(expr)}
     called.update(*map(_moves_rows, kernels))
     if any(kernel.grid.sequences is not None for kernel in kernels):
         called.add("_find_sequence")
@@ -173,3 +185,86 @@ def _called_by(expr: Expr) -> Iterator[str]:
                 yield function
             case Search(side=side):
                 yield f"_{side}_bound"
+
+
+#: Of the second axis of a grid, along which the splits of a sequence lie.
+_MOST_PROGRAMS = 65535
+
+
+def triton_declaration(
+    module: Module, kernel: Forward | Decode, text: KernelText, back: TritonBackward | None, operator: str
+) -> Record:
+    """The value of `CALL`: `TritonAttention(...)`."""
+    fields = attention_fields(module, kernel, operator)
+    dv = text.dv
+    if isinstance(kernel, Decode) and kernel.split is not None:
+        fields["split"] = split_record(module, kernel, kernel.split, _MOST_PROGRAMS)
+        fields["scratch"] = Table({"splits": quoted(f"SPLIT_ROWS * {dv + 1}")})
+    elif kernel.grid.over == "head":
+        scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
+        fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
+    fields["launches"] = Items(list(_launches(module, kernel, text)))
+    if back is not None:
+        fields["backward"] = back.declared
+    return Record("TritonAttention", fields=fields)
+
+
+def _launches(module: Module, kernel: Forward | Decode, text: KernelText) -> Iterator[Record]:
+    tensors = text.parameter_lines[0]
+    others = [name.removesuffix("_ptr") for name in tensors[len(text.matrices) :]]
+    yield triton_kernel(
+        kernel.name,
+        _grid(module, kernel, text),
+        tiles=text.matrices,
+        pointers=others,
+        sizes={"SECTION": _section(module, text)} if "SECTION" in text.size_names else {},
+    )
+    if isinstance(kernel, Decode) and kernel.split is not None:
+        combine = CombineText(module, kernel)
+        names = [name.removesuffix("_ptr").replace("O", "o") for name in combine.parameter_lines[0]]
+        # So many warps that a thread holds a row of two splits at most; more only wait for each other.
+        warps = min(max(text.block_dv // 64, 2), 8)
+        yield triton_kernel(combine.name, "rows", pointers=names, warps=warps, joins=True)
+
+
+def _grid(module: Module, kernel: Forward | Decode, text: KernelText) -> str:
+    if isinstance(kernel, Decode):
+        return tiles(module, kernel) if kernel.split is None else "tiles, SPLITS"
+    if kernel.grid.over == "head":
+        return "B * H"
+    sequences = kernel.grid.sequences
+    count = "cdiv(M, BLOCK_M) * B * H"
+    if sequences is not None:
+        count = f"({show(sequences.rows)} // BLOCK_M + B + 1) * H"
+    return f"min({count}, multiprocessors())" if kernel.grid.persistent else count
+
+
+def _section(module: Module, text: KernelText) -> str:
+    attention = module.variant.attention
+    keys = show(longest(attention, Role.KEY))
+    row_bytes = (text.d + text.dv) * DType(attention.q.dtype).bytes
+    return section(
+        text.kernel.grid.section, text.all_heads, "N" if keys == "N" else f"{keys} // B", row_bytes
+    )
+
+
+class TritonBackward(BackwardDeclaration):
+    """The backward of a Triton module. texts: of its kernels, in the order of execution."""
+
+    def __init__(self, module: Module, texts: Sequence[BackwardText]) -> None:
+        super().__init__(module, [name for text in texts for name in text.makes])
+        self._texts = texts
+        preprocess = self._backward.preprocess
+        self.preprocess = PreprocessText(module, preprocess, self.configs[0]) if preprocess else None
+
+    @property
+    def declared(self) -> Record:
+        """`Backward(...)`."""
+        first = [] if self.preprocess is None else [self.preprocess.launch]
+        launches = Items([*first, *(text.parameters.launch for text in self._texts)])
+        return self.fields({} if self.packs_queries else {"M_padded": self._padded}, launches)
+
+    @property
+    def _padded(self) -> str:
+        """M rounded up to whole q tiles of every kernel, all powers of two."""
+        return f"whole_tiles(M, {', '.join(f'{config}.BLOCK_M' for config in self.configs)})"

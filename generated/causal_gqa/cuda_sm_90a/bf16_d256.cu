@@ -82,6 +82,7 @@ struct Record {
     int h, b;
     int full_hi[CONSUMERS];
 };
+static_assert(RECORDS * sizeof(Record) <= 384, "records");
 
 #ifndef ATTNC_SHIM
 // d += a b, or d = a b, of 64 columns: both in shared memory, b transposed.
@@ -442,12 +443,12 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 top[r] = top[r] * SCALE;
-            // m grows only when p could exceed 2^LAZY, and then the whole warp rescales.
+            // m of a row grows only when its p could exceed 2^LAZY.
             const bool grows = any_lane(top[0] > m[0] + LAZY || top[1] > m[1] + LAZY);
             if (grows)
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                top[r] = fmaxf(top[r], m[r]);
+                top[r] = top[r] > m[r] + LAZY ? top[r] : m[r];
                 factor[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));
                 m[r] = top[r];
                 l[r] *= factor[r];

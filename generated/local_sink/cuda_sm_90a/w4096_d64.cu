@@ -87,9 +87,10 @@ struct Record {
     int last_tile[CONSUMERS];  // of the rows of each warpgroup
     int h, b;
     int lo[CONSUMERS], full_lo[CONSUMERS], full_hi[CONSUMERS];
-    int tile;
-    int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again
+    int tile, again;  // its number; whether it is computed again
+    u32 failed[4 * CONSUMERS];  // rows of each warp, by bits, whose maximum moved too far
 };
+static_assert(RECORDS * sizeof(Record) <= 384, "records");
 
 #ifndef ATTNC_SHIM
 // d += a b, or d = a b, of 64 columns: both in shared memory, b transposed.
@@ -202,19 +203,24 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
+    const int lane = threadIdx.x % 32;
     int tile = blockIdx.x, next = tile;  // `next`: of those that have been claimed, the one that nobody has seen
+    // Of a tile that is done, which rows have to be computed once more: lane w knows those of warp w.
+    auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
         Record& record = records[at.at];
-        // A tile in which a maximum has moved too far is computed once more, under a running maximum.
+        // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
         Record* source = &record;
-        int again = uniform(record.failed);
+        u32 rows = failed_rows(record);
+        bool again = any_lane(rows);
         if (!again && next < 0)
             next = claim();
         if (!again && next >= tiles) {
             mbarrier_wait(barrier_of(base, RECORD_EMPTY, 1 - at.at), at.parity ^ at.at);
             source = &records[1 - at.at];
-            again = uniform(source->failed);
+            rows = failed_rows(*source);
+            again = any_lane(rows);
         }
         tile = again ? uniform(source->tile) : next;
         if (!again && next < tiles)
@@ -254,8 +260,12 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             }
             __syncwarp();
         }
+        if (lane < 4 * CONSUMERS) {
+            source->failed[lane] = 0;
+            record.failed[lane] = rows;
+        }
+        __syncwarp();
         if (leads) {
-            source->failed = 0;
             record.tile = tile;
             record.again = again;
             record.q_lo = q_lo;
@@ -353,8 +363,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         const int full_lo = uniform(record.full_lo[consumer]);
         const int full_hi = uniform(record.full_hi[consumer]);
         const int again = uniform(record.again);
-        bool failed = false;
-        bool approximated = false;
+        u32 failed = 0;  // rows to be computed again, by bits
+        u32 approximated = 0;  // rows with scores that are by a polynomial
         int kv_lo = uniform(record.last_tile[consumer]);
         const float sink = args.sink_ptr[h * args.stride_sink_0];
 
@@ -460,19 +470,21 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             if constexpr (!kind.value) {
                 // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
                 // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
-                // Scores are by a polynomial, if the largest so far are well below what it is good for; that they all were, the sums will say.
-                const bool near = !is_partial(kv_lo) && !any_lane(fmaxf(m[0], m[1]) > NEAR - 3.0f + ABOVE);
+                // Scores of a row are by a polynomial, if its largest so far is well below what that is good for; that they all were, the sums will say.
+                bool near[ROWS];
                 float known[ROWS];
                 #pragma unroll
-                for (int r = 0; r < ROWS; ++r)
-                    known[r] = near ? fminf(exp2_(NEAR - m[r]), 1e30f) : 1e30f;
-                approximated |= near;
+                for (int r = 0; r < ROWS; ++r) {
+                    near[r] = !is_partial(kv_lo) && m[r] < NEAR - 3.0f + ABOVE;
+                    known[r] = near[r] ? fminf(exp2_(NEAR - m[r]), 1e30f) : 1e30f;
+                    approximated |= (u32)near[r] << r;
+                }
                 if (is_partial(kv_lo)) {
                     score(Yes{}, kv_lo);
                     exponentials(scores[0], m, sum);
                 } else {
                     // local_sink.attn:8  score = softcap(dot(q, k) / sqrt(D), 50)
-                    if (near) {
+                    if (!any_lane(!near[0] || !near[1])) {
                         float even[ROWS] = {}, odd[ROWS] = {};
                         #pragma unroll
                         for (int j = 0; j < WARP_N / 8; ++j)
@@ -488,7 +500,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r)
                             sum[r] = even[r] + odd[r];
-                    } else {
+                    } else if (!any_lane(near[0] || near[1])) {
                         float even[ROWS] = {}, odd[ROWS] = {};
                         #pragma unroll
                         for (int j = 0; j < WARP_N / 8; ++j)
@@ -498,6 +510,22 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                                 for (int r = 0; r < ROWS; ++r) {
                                     float& s = scores[0][j][2 * r + c];
                                     s = exp2_(tanh_(s * 0.0025f) * 72.13475204444816f - m[r]);
+                                    (c == 0 ? even : odd)[r] += s;
+                                }
+                            }
+                        #pragma unroll
+                        for (int r = 0; r < ROWS; ++r)
+                            sum[r] = even[r] + odd[r];
+                    } else {
+                        float even[ROWS] = {}, odd[ROWS] = {};
+                        #pragma unroll
+                        for (int j = 0; j < WARP_N / 8; ++j)
+                            #pragma unroll
+                            for (int c = 0; c < 2; ++c) {
+                                #pragma unroll
+                                for (int r = 0; r < ROWS; ++r) {
+                                    float& s = scores[0][j][2 * r + c];
+                                    s = exp2_(near[r] ? s * (0.18033562523437824f + s * s * (-3.7511800754185016e-07f + s * s * 8.708165597642082e-13f)) - m[r] : tanh_(s * 0.0025f) * 72.13475204444816f - m[r]);
                                     (c == 0 ? even : odd)[r] += s;
                                 }
                             }
@@ -514,7 +542,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
                         // The exponentials say no more: once more, under a running maximum.
-                        failed |= !(most < known[r]);
+                        failed |= (u32)(!(most < known[r])) << r;
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
                         const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
                         factor[r] = exp2_(-up);
@@ -632,7 +660,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 l[r] = row_sum(l[r]);
-                failed |= approximated && !(l[r] >= exp2_(LEAST - m[r]) * keys);
+                failed |= approximated & (u32)!(l[r] >= exp2_(LEAST - m[r]) * keys) << r;
                 sees[r] = l[r] != 0.0f;
                 // the sink joins the denominator as a key without a value
                 const float joins = sink * 1.4426950408889634f, top = fmaxf(m[r], joins), shift = top == -INF ? 0.0f : top;
@@ -641,16 +669,18 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 m[r] = top;
                 scale[r] = 1.0f * before / (l[r] == 0.0f ? 1.0f : l[r]);
             }
-            // A tile that is computed again is written by those warps alone that could not before.
-            failed = any_lane(failed);
-            if (failed && lane == 0)
-                atomicAdd(&record.failed, 1 << (4 * consumer + warp));
-            const bool writes = !failed && (!again || again >> (4 * consumer + warp) & 1);
+            // Rows that failed are left to the next time, which writes them alone: what the others are does not depend on them.
+            u32& marks = record.failed[4 * consumer + warp];
+            const u32 failing = which_lanes(t < ROWS && failed >> t & 1);  // bit 4 g + r: row 8 r + g
+            const u32 written = again ? uniform(marks) : ~failing;
+            if (lane == 0 && (again || failing))
+                marks = failing;
+            auto writes = [&](int r) { return (written >> (4 * g + r) & 1) != 0; };
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 // line 13: lse = m + log(l), natural logarithm
                 const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                if (writes && t == 0 && row < M)
+                if (writes(r) && t == 0 && row < M)
                     args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                         (m[r] + log2f(l[r])) * LN2;
             }
@@ -666,23 +696,56 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            // Each warp stores its own 16 rows, so that none waits for another.
-            const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
-            const u32 o_at = base + O_AT;
-            if (lane == 0)
-                tma_wait_read();
-            __syncwarp();
-            #pragma unroll
-            for (int j = 0; j < DV / 8; j += 2)
-                store_pieces(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
-                             rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
-            proxy_fence();
-            __syncwarp();
-            if (lane == 0 && writes) {
+            // A box that has rows that are not written leaves row by row.
+            if (written == ~0u) {
+                // Each warp stores its own 16 rows, so that none waits for another.
+                const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
+                const u32 o_at = base + O_AT;
+                if (lane == 0)
+                    tma_wait_read();
+                __syncwarp();
                 #pragma unroll
-                for (int piece = 0; piece < V_PIECES; ++piece)
-                    tma_store(args.o_map, o_at + (piece * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
-                tma_commit();
+                for (int j = 0; j < DV / 8; j += 2)
+                    store_pieces(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                                 rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
+                proxy_fence();
+                __syncwarp();
+                if (lane == 0) {
+                    #pragma unroll
+                    for (int piece = 0; piece < V_PIECES; ++piece)
+                        tma_store(args.o_map, o_at + (piece * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
+                    tma_commit();
+                }
+            } else {
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+                    const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                    element* const o_row = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om;
+                    const bool exists = writes(r) && row < M;
+                    // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+                    #pragma unroll
+                    for (int j = 0; j + 3 < DV / 8; j += 4) {
+                        u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                        #pragma unroll
+                        for (int i = 0; i < 4; i += 2) {
+                            const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
+                            x[i] = t & 1 ? other : x[i];
+                            x[i + 1] = t & 1 ? x[i + 1] : other;
+                        }
+                        #pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
+                            x[i] = t & 2 ? other : x[i];
+                            x[i + 2] = t & 2 ? x[i + 2] : other;
+                        }
+                        if (exists)
+                            store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                    }
+                    #pragma unroll
+                    for (int j = DV / 32 * 4; j < DV / 8; ++j)
+                        if (exists)
+                            *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
+                }
             }
             pass((lo - uniform(record.first_tile)) / BLOCK_N);
         }
@@ -702,7 +765,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) local_sink_forward(cons
         for (int i = 0; i < RECORDS; ++i) {
             mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
             mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
-            records[i].failed = 0;
+            for (int w = 0; w < 4 * CONSUMERS; ++w)
+                records[i].failed[w] = 0;
         }
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);

@@ -85,9 +85,10 @@ struct Record {
     int q_lo;  // its first row; negative: there are no more tiles
     int kv_lo;  // the last of its key tiles, which comes first; less than `lo`: it sees none
     int h, b, q_first, q_rows, M, N, k_first, hi, full_hi, met_hi;
-    int tile;
-    int failed, again;  // warps, by bits: whose maximum moved too far, that compute it again
+    int tile, again;  // its number; whether it is computed again
+    u32 failed[4 * CONSUMERS];  // rows of each warp, by bits, whose maximum moved too far
 };
+static_assert(RECORDS * sizeof(Record) <= 384, "records");
 
 #ifndef ATTNC_SHIM
 // d += a b, or d = a b, of 128 columns: both in shared memory, b transposed.
@@ -207,19 +208,24 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
+    const int lane = threadIdx.x % 32;
     int tile = blockIdx.x, next = tile;  // `next`: of those that have been claimed, the one that nobody has seen
+    // Of a tile that is done, which rows have to be computed once more: lane w knows those of warp w.
+    auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
         Record& record = records[at.at];
-        // A tile in which a maximum has moved too far is computed once more, under a running maximum.
+        // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
         Record* source = &record;
-        int again = uniform(record.failed);
+        u32 rows = failed_rows(record);
+        bool again = any_lane(rows);
         if (!again && next < 0)
             next = claim();
         if (!again && next >= tiles) {
             mbarrier_wait(barrier_of(base, RECORD_EMPTY, 1 - at.at), at.parity ^ at.at);
             source = &records[1 - at.at];
-            again = uniform(source->failed);
+            rows = failed_rows(*source);
+            again = any_lane(rows);
         }
         tile = again ? uniform(source->tile) : next;
         if (!again && next < tiles)
@@ -253,8 +259,12 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int full_hi = min(max(first_pos + 1, 0) / BLOCK_N * BLOCK_N, N);
         const int met_hi = min(max(first_pos + 1, 0), N);  // keys before it are kept by all rows
         const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+        if (lane < 4 * CONSUMERS) {
+            source->failed[lane] = 0;
+            record.failed[lane] = rows;
+        }
+        __syncwarp();
         if (leads) {
-            source->failed = 0;
             record.tile = tile;
             record.again = again;
             record.q_lo = q_lo;
@@ -360,7 +370,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         const int full_hi = uniform(record.full_hi);
         const int met_hi = uniform(record.met_hi);
         const int again = uniform(record.again);
-        bool failed = false;
+        u32 failed = 0;  // rows to be computed again, by bits
         int kv_lo = uniform(record.kv_lo);
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
@@ -460,7 +470,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
                         // The exponentials say no more: once more, under a running maximum.
-                        failed |= !(most < 1e30f) && record.q_lo + 64 * consumer + 16 * warp + 8 * r + g < record.M;
+                        failed |= (u32)(!(most < 1e30f) && record.q_lo + 64 * consumer + 16 * warp + 8 * r + g < record.M) << r;
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
                         const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
                         factor[r] = exp2_(-up);
@@ -582,16 +592,18 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 // line 12: o = diag(l)^-1 acc
                 scale[r] = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
             }
-            // A tile that is computed again is written by those warps alone that could not before.
-            failed = any_lane(failed);
-            if (failed && lane == 0)
-                atomicAdd(&record.failed, 1 << (4 * consumer + warp));
-            const bool writes = !failed && (!again || again >> (4 * consumer + warp) & 1);
+            // Rows that failed are left to the next time, which writes them alone: what the others are does not depend on them.
+            u32& marks = record.failed[4 * consumer + warp];
+            const u32 failing = which_lanes(t < ROWS && failed >> t & 1);  // bit 4 g + r: row 8 r + g
+            const u32 written = again ? uniform(marks) : ~failing;
+            if (lane == 0 && (again || failing))
+                marks = failing;
+            auto writes = [&](int r) { return (written >> (4 * g + r) & 1) != 0; };
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 // line 13: lse = m + log(l), natural logarithm
                 const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                if (writes && t == 0 && row < q_rows)
+                if (writes(r) && t == 0 && row < q_rows)
                     args.lse_ptr[q_first * args.stride_lsem + h * args.stride_lseh + row * args.stride_lsem] =
                         row < M ? (m[r] + log2f(l[r])) * LN2 : -INF;
             }
@@ -607,8 +619,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            // A box that would reach into the rows of the next sequence leaves row by row.
-            if (q_lo + 64 * consumer + 16 * warp + 16 <= q_rows) {
+            // A box that would reach into the rows of the next sequence, or has rows that are not written leaves row by row.
+            if (q_lo + 64 * consumer + 16 * warp + 16 <= q_rows && written == ~0u) {
                 // Each warp stores its own 16 rows, so that none waits for another.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
                 const u32 o_at = base + O_AT;
@@ -621,7 +633,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                                  rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
                 proxy_fence();
                 __syncwarp();
-                if (lane == 0 && writes) {
+                if (lane == 0) {
                     #pragma unroll
                     for (int piece = 0; piece < V_PIECES; ++piece)
                         tma_store(args.o_map, o_at + (piece * BLOCK_M + first) * 128, 64 * piece, q_first + q_lo + first, h, 0);
@@ -632,7 +644,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 for (int r = 0; r < ROWS; ++r) {
                     const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
                     element* const o_row = args.o_ptr + q_first * args.stride_om + h * args.stride_oh + row * args.stride_om;
-                    const bool exists = writes && row < q_rows;
+                    const bool exists = writes(r) && row < q_rows;
                     // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
                     #pragma unroll
                     for (int j = 0; j + 3 < DV / 8; j += 4) {
@@ -675,7 +687,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) varlen_forward(const __
         for (int i = 0; i < RECORDS; ++i) {
             mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
             mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
-            records[i].failed = 0;
+            for (int w = 0; w < 4 * CONSUMERS; ++w)
+                records[i].failed[w] = 0;
         }
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
