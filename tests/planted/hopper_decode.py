@@ -109,9 +109,9 @@ BUGS: tuple[HopperBug, ...] = (
     HopperBug(
         name="pages of the tile before",
         attention="hopper_gqa",
-        story="pages are looked up two tiles ahead, and were not handed on",
-        anchor="page = next_page;",
-        patch="",
+        story="lanes have the pages of several tiles, and those of the first were taken for all",
+        anchor="of_lane(pages, taken++ * BOXES + lane % BOXES)",
+        patch="of_lane(pages, lane % BOXES)",
     ),
     HopperBug(
         name="boxes without keys announced",

@@ -30,8 +30,8 @@ def text_of(
     dtype: str = "bf16",
     more: tuple[str, ...] = (),
 ) -> str:
-    """shared: one KV head, for two warpgroups, whose first `width` columns are the values and which has `rest`
-    more; else heads with K and V of 64.
+    """shared: one KV head, for two warpgroups, whose first `width` columns are the values, with `rest` more;
+    else heads with K and V of 64.
     """
     paged = f" via paged(table, page = {page})" if page else ""
     if shared:
@@ -69,7 +69,7 @@ KINDS = {
         score="softcap(dot(q, k) / sqrt(192), 30)",
         schedule="softmax = online(rescale = lazy(8))",
     ),
-    "halves": text_of(shared=True, width=256, page=16, splits="3"),
+    "halves": text_of(shared=True, width=256, page=16, splits="2"),
     "halves_alone": text_of(shared=True, width=256, rest=0, splits="1", schedule="tile.d = 128"),
     "dense": text_of(splits="3, 7"),
     "fixed": text_of(page=16, splits="3, fixed(64)"),
@@ -99,6 +99,15 @@ def test_masks_and_scores_are_right(kind: str, sizes: tuple[int, int, int, int])
     for config in range(len(subject(kind).configs)):
         case = Case(dims={"B": b, "M": m, "G": g, "N": n, **heads}, logits="rising", config=config)
         found = check(subject(kind), case, fills=("nan",))
+        assert found.ok, found.message
+
+
+def test_pages_of_more_tiles_than_lanes_have_at_once() -> None:
+    (module,) = modules_of(text_of(page=8, splits="1, 2"))
+    made = subject_of(module)
+    for config in range(2):
+        case = Case(dims={"B": 2, "M": 1, "G": 3, "Hkv": 1, "N": 600}, logits="rising", config=config)
+        found = check(made, case, fills=("nan",))
         assert found.ok, found.message
 
 

@@ -47,6 +47,8 @@ REGISTERS: Mapping[int, tuple[int, int]] = {1: (40, 216), 2: (40, 232)}
 BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
 #: Tiles of keys for each multiprocessor below which two blocks share the columns of o; measured on an H200.
 FEW_TILES = 1
+#: How much faster a multiprocessor is at tiles of two warpgroups while others idle: tensor cores bound it.
+LATENT_IDLE_GAIN = 1.0
 #: Bytes of a row of a piece of a tile, and of a barrier.
 _ROW, _BARRIER = 128, 8
 #: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.
@@ -88,9 +90,10 @@ class Sm90DecodeLayout(CudaLayout):
         """Of o, that one warpgroup has."""
         return self.dv // self.consumers // self.sharers(config)
 
-    def rest(self, config: TileConfig) -> int:
-        """Pieces of the columns of K that a block multiplies for scores alone."""
-        return self.qk_pieces - self.v_pieces // self.sharers(config) if self.v_in_k else 0
+    @property
+    def rest(self) -> int:
+        """Pieces of the columns of K that are not in V."""
+        return self.qk_pieces - self.v_pieces if self.v_in_k else 0
 
     @property
     def groups(self) -> int:
@@ -137,7 +140,7 @@ class Sm90DecodeLayout(CudaLayout):
     def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
         tile_kv = config.tile_kv
-        kept = {"q": 16 * self.rest(config)} if self.consumers == 2 and self.rest(config) else {}
+        kept = {"q": 16 * self.rest} if self.consumers == 2 and self.rest else {}
         return {"acc": self.columns(config) // 2, "s": tile_kv // 2, "p": tile_kv // 4, **kept}
 
 

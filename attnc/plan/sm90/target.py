@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, TileConfig
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
@@ -19,6 +19,7 @@ from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
 from attnc.plan.sections import EVEN, Section
+from attnc.plan.signature import feature
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm80.layout import CudaBackward
@@ -38,13 +39,14 @@ from attnc.plan.sm90.configs import (
 )
 from attnc.plan.sm90.decode import (
     FEW_TILES,
+    LATENT_IDLE_GAIN,
     Sm90DecodeLayout,
     sm90_decode_configs,
     sm90_decode_estimate,
     sm90_decode_layout,
     sm90_decode_roles,
 )
-from attnc.plan.sm90.layout import Sm90Layout
+from attnc.plan.sm90.layout import WIDEST, Sm90Layout
 from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.target import Target
 
@@ -119,6 +121,10 @@ class Sm90a(Target):
             return {}
         keys = max(config.tile_kv for config in configs)
         return {"columns": keys, "columns_factor": min(layout.columns_factor, 1.0)}
+
+    def idle_gain(self, attention: Attention) -> float:
+        is_latent = attention.v.storage.is_part and feature(attention.v) > WIDEST
+        return LATENT_IDLE_GAIN if is_latent else Target.idle_gain(self, attention)
 
     def few_tiles(self, layout: Layout | None) -> int:
         return FEW_TILES if isinstance(layout, Sm90DecodeLayout) and layout.shares else 0

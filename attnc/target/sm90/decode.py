@@ -34,7 +34,7 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         widths = dict.fromkeys(map(layout.columns, kernel.configs))
         parts = [parts_of(columns, widest_product(layout.entry_registers)) for columns in widths]
         self.sum_parts, self.all_parts = parts[0], parts
-        self.keeps_rest = self.shares_columns and any(map(layout.rest, kernel.configs))
+        self.keeps_rest = self.shares_columns and layout.rest > 0
         self.blocks_share = layout.shares
         self.registers, self.blocks = REGISTERS[layout.consumers], BLOCKS[layout.consumers]
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"
@@ -105,37 +105,39 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
 
     @property
     def start_of_split(self) -> list[str]:
-        """Which tiles are this block's."""
+        """Which tiles are this block's, and the first of them where that is known before any length is."""
         split = self.kernel.split
         if split is None:
             return []
         assert split.in_turn
-        lo = "" if split.lo == ZERO else f"{scalar(split.lo)} + "
         if not self.has_fixed_splits:
-            return [
-                "// this block's split: every so many-th tile",
-                f"const int split_step = args.SPLITS * BLOCK_N, split_lo = {lo}split * BLOCK_N;",
-            ]
+            comment, step = "every so many-th tile", "const int split_step = args.SPLITS * BLOCK_N;"
+        else:
+            comment = "so many keys, or every so many-th tile"
+            step = "const int split_size = args.SPLIT_SIZE, "
+            step += "split_step = split_size > 0 ? BLOCK_N : args.SPLITS * BLOCK_N;"
         return [
-            "// this block's split: so many keys, or every so many-th tile",
-            "const int split_size = args.SPLIT_SIZE;",
-            "const int split_step = split_size > 0 ? BLOCK_N : args.SPLITS * BLOCK_N;",
-            f"const int split_lo = {lo}split * (split_size > 0 ? split_size : BLOCK_N);",
+            f"// this block's split: {comment}",
+            step,
+            *(self._first_of_split if self.starts_early else []),
         ]
 
     @property
-    def end_of_split(self) -> list[str]:
+    def _first_of_split(self) -> list[str]:
+        assert self.kernel.split is not None
+        lo = "" if self.kernel.split.lo == ZERO else f"{scalar(self.kernel.split.lo)} + "
+        tile = "(split_size > 0 ? split_size : BLOCK_N)" if self.has_fixed_splits else "BLOCK_N"
+        return [f"const int split_lo = {lo}split * {tile};"]
+
+    @property
+    def own_split(self) -> list[str]:
         split = self.kernel.split
         if split is None:
             return []
         end = hi = scalar(split.hi)
         if self.has_fixed_splits:
             end = f"split_size > 0 ? min(split_lo + split_size, {hi}) : {hi}"
-        return [f"const int split_hi = {end};"]
-
-    @property
-    def own_split(self) -> list[str]:
-        return [*([] if self.starts_early else self.start_of_split), *self.end_of_split]
+        return [*([] if self.starts_early else self._first_of_split), f"const int split_hi = {end};"]
 
     @property
     def loads(self) -> list[str]:
