@@ -21,9 +21,8 @@ from attnc.model.schedule import Choice, Knob, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.ir import Module
 from attnc.plan.softmax import bounds_of, safe_range
-from attnc.reference import heads
-from attnc.reference_arrays import Floats, Input, to_arrays
-from attnc.runtime.samples import drawn, load_samples
+from attnc.reference import Floats, Input, heads, to_arrays
+from attnc.runtime.trial import drawn, load_samples
 from attnc.source import Span
 
 #: Percentiles of the maxima that are reported.

@@ -35,8 +35,7 @@ from attnc.expr.nodes import (
     Or,
 )
 from attnc.model.attention import Attention
-from attnc.reference import Head, heads
-from attnc.reference_arrays import Array, Floats, Input, rows, to_arrays
+from attnc.reference import Array, Floats, Head, Input, heads, rows, to_arrays
 
 Values = torch.Tensor
 

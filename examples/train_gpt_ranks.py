@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from attnc.distributed import ContextParallel
-from attnc.distributed.launch import on_processes, uses_gpus
+from attnc.distributed.group import on_processes, uses_gpus
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from examples.train_gpt import GPT, SPEC, Settings, batches, corpus, generated, half_precision

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 # A module of attnc may import from layers to the left of its own, and from its own.
 LAYERS = (
     "support", "version", "effort", "source", "diagnostics", "resources", "expr", "syntax", "model",
-    "reference_arrays", "reference", "reference_gradients", "output", "plan", "tuned", "explain",
+    "reference", "reference_gradients", "output", "plan", "tuned", "explain",
     "target", "build", "editor", "paging", "runtime", "verify", "api", "flex", "distributed", "tune",
     "calibrate", "bench", "adapters", "compat", "cli", "__main__", "__init__",
 )  # fmt: skip
@@ -28,7 +28,7 @@ LAYERS = (
 OWNERS = {
     "torch": {
         "support",
-        "reference_arrays",
+        "reference",
         "reference_gradients",
         "paging",
         "runtime",
@@ -46,7 +46,6 @@ OWNERS = {
         "attnc.expr.evaluate",
         "attnc.plan.picture",
         "reference",
-        "reference_arrays",
         "reference_gradients",
         "runtime",
         "verify",
@@ -61,7 +60,6 @@ OWNERS = {
     "pygls": {"cli"},
     "lsprotocol": {"cli"},
     "rich": {"cli"},
-    "platformdirs": {"runtime", "tune", "cli"},
     "matplotlib": {"bench"},
     "transformers": {"adapters"},
     "vllm": {"adapters"},
@@ -70,14 +68,13 @@ OWNERS = {
 
 # The layers that need torch. What runs in `attnc compile` must not need them.
 NUMERIC = {
-    "support", "reference_arrays", "reference", "reference_gradients", "paging", "runtime", "verify", "api",
+    "support", "reference", "reference_gradients", "paging", "runtime", "verify", "api",
     "flex", "distributed", "tune", "calibrate", "bench", "adapters",
     "compat",
 }  # fmt: skip
 
 # What judges a kernel shares no reasoning with what makes it, or both would be wrong together.
 INDEPENDENT = {
-    "attnc.reference_arrays": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
     "attnc.reference": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
     "attnc.reference_gradients": ("attnc.plan", "attnc.target", "attnc.expr.derive", "attnc.expr.interval"),
     "attnc.expr.evaluate": ("attnc.plan", "attnc.target", "attnc.expr.interval"),
@@ -91,7 +88,7 @@ KNOWS_FAMILIES = {
     "attnc.plan.targets",
     "attnc.target.files",
     "attnc.target.projection",
-    "attnc.runtime.cubin",
+    "attnc.runtime.toolchains",
 }
 
 # Where a target is still asked for by name, and why; all else asks `plan.targets` and the lists by family.

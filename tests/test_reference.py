@@ -14,8 +14,7 @@ import torch
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Index, Load
 from attnc.model.attention import Softmax
 from attnc.model.tensors import DType, Tensor
-from attnc.reference import keep, philox, reference
-from attnc.reference_arrays import bind, to_arrays
+from attnc.reference import bind, keep, philox, reference, to_arrays
 from tests.specimens import CAUSAL, HEADS, SCALED, attention, tensor
 
 B, M, N, H, Hkv, G, D, Dv = (Dim(name) for name in ("B", "M", "N", "H", "Hkv", "G", "D", "Dv"))

@@ -1,5 +1,5 @@
 """The compiler from Python: `attnc.compile` and what it returns.
 
-`compile` finds or makes a package on disk, `schedule` writes the schedule that a spec leaves out, `family` is
-the callable, `shown` what a notebook shows. Nothing here is imported by `import attnc` itself.
+`compile` finds or makes a package on disk, `family` is the callable, `hopper` says which calls Hopper's own
+kernels take as they are. Nothing here is imported by `import attnc` itself.
 """

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from attnc.api.family import Family
 from attnc.diagnostics import DiagnosticError, render
 from attnc.resources import resource
-from attnc.runtime.cache import cache_folder, own_folder
 from attnc.runtime.packages import Package, find_package, keep_package, load_package
 from attnc.source import Source
+from attnc.support.cache import cache_folder, own_folder
 
 if TYPE_CHECKING:
     from attnc.model.program import Program

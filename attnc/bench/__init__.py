@@ -3,7 +3,7 @@
 run        what all share: cells, candidates that take turns in each, results
 report     tables, JSON and bars
 attention  the forward or the gradients: `cells` (shapes, masks, inputs, FLOPs), `peers` (cuDNN,
-           FlashAttention, FlexAttention, eager PyTorch), `ours` (the kernels of attnc/bench/specs)
+           FlashAttention, FlexAttention, eager PyTorch, the kernels of attnc/bench/specs)
 decode, serving, prefill, host_cost, papers, flex, ranks
            the same of what their names say
 """

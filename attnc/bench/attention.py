@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from attnc.bench.cells import Cell, Inputs, Phase, draw
-from attnc.bench.ours import OURS, TRITON, ours, same_bits
-from attnc.bench.peers import PEERS, Make, Peer, backward_of
+from attnc.bench.peers import OURS, PEERS, TRITON, Make, Peer, backward_of, ours, same_bits
 from attnc.bench.report import (
     IN_TFLOPS,
     Draw,

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnc.bench.ours import OURS, kernel_of
+from attnc.bench.peers import OURS, kernel_of
 from attnc.bench.report import (
     Draw,
     Page,

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from attnc.bench.ours import OURS, kernel_of
-from attnc.bench.peers import need_flash3
+from attnc.bench.peers import OURS, kernel_of, need_flash3
 from attnc.bench.report import IN_TFLOPS, Page, document, figure, gaps, ran_on, ratio, spread, table
 from attnc.bench.run import Benchmark, Candidate, Contest, Job, Result, Unavailable
 from attnc.runtime.timing import Launch

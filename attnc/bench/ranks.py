@@ -19,21 +19,18 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from attnc.bench.ranks_links import links
-from attnc.bench.ranks_peers import GROUPS, PEERS
+from attnc.bench.ranks_peers import GROUPS, PEERS, links
 from attnc.bench.ranks_report import draw_plot, markdown
 from attnc.bench.report import Page, machine
 from attnc.bench.run import Benchmark, Report, warm_up
 from attnc.distributed import ContextParallel, SpreadKeys
 from attnc.distributed.estimate import rates_of
 from attnc.distributed.explain import least
-from attnc.distributed.group import Alone
+from attnc.distributed.group import Alone, on_processes
 from attnc.distributed.kernels import spec_of
-from attnc.distributed.launch import on_processes
 from attnc.distributed.plan import make_plan, widths_of
 from attnc.distributed.spans import Sizes, Visibility
-from attnc.runtime.graphs import replayed
-from attnc.runtime.timing import Launch, Sampler, host_ms, in_bursts, take_turns
+from attnc.runtime.timing import Launch, Sampler, host_ms, in_bursts, replayed, take_turns
 
 SPEC = Path(__file__).parent / "specs" / "ranks" / "ranks.attn"
 HEADS, KV_HEADS, WIDTH = 32, 8, 128

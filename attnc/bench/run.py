@@ -19,8 +19,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 import torch
 
 from attnc.bench.report import Page
-from attnc.runtime.graphs import replayed
-from attnc.runtime.timing import Launch, Timing, interleave
+from attnc.runtime.timing import Launch, Timing, interleave, replayed
 
 #: Bytes that launches rotate over; the L2 cache of an H200 holds 50 MB.
 ROTATED = 384 << 20

@@ -199,7 +199,7 @@ def _of_host(specs: list[Path]) -> Benchmark[Any, Any]:
 def _of_ranks(ranks: int, seconds: float, out: Path, target: str, *, is_list: bool) -> Benchmark[Any, Any]:
     """What several GPUs make of one call."""
     from attnc.bench.ranks import RanksBenchmark
-    from attnc.distributed.launch import uses_gpus
+    from attnc.distributed.group import uses_gpus
 
     if not is_list:
         need_gpu()

@@ -1,12 +1,15 @@
-"""`attnc compile`, also with --diff (what a change of a spec does to its modules), and `attnc check`."""
+"""`attnc compile`, also with --diff (what a change of a spec does to its modules) and --watch, and `attnc
+check`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -21,7 +24,6 @@ from attnc.cli.console import (
     say_lines,
     show_diagnostics,
 )
-from attnc.cli.watch import watch_specs
 from attnc.diagnostics import Diagnostic, DiagnosticError, did_you_mean, to_json
 from attnc.output import Drift, Output, compare, write
 
@@ -132,7 +134,7 @@ def _ahead_of_time(modules: list[Path], archs: list[str]) -> None:
     for. Raises Mistake where that cannot be.
     """
     from attnc.plan.targets import TARGETS
-    from attnc.runtime.aot import build_cubins
+    from attnc.runtime.toolchains import build_cubins
 
     devices = {target.folder: {device.arch for device in target.devices} for target in TARGETS.values()}
     made: set[Path] = set()
@@ -302,3 +304,69 @@ def _changes(diff: str) -> Iterator[str]:
 
 def _changed(hunk: str) -> list[str]:
     return [line for line in hunk.splitlines() if line.startswith(("+", "-"))]
+
+
+# --- files that change while somebody watches ---------------------------------------------------------------
+
+
+#: What is compared of a file: it is another text if one of these differs.
+_Stamp: TypeAlias = tuple[int, int, int] | None
+
+_SECONDS = 0.25
+
+
+def changes(
+    find: Callable[[], Iterable[Path]], wait: Callable[[], None] = lambda: time.sleep(_SECONDS)
+) -> Iterator[tuple[tuple[Path, ...], tuple[Path, ...]]]:
+    """(written, removed) each time that files are, without end.
+
+    find: the files as they are now; wait: returns when it is time to look again. A file that is being
+    replaced, as editors do, counts when it is whole: what cannot be read is not there.
+    """
+    before = _stamps(find())
+    while True:
+        wait()
+        now = _stamps(find())
+        written = tuple(path for path, stamp in now.items() if before.get(path) != stamp)
+        removed = tuple(path for path in before if path not in now)
+        before = now
+        if written or removed:
+            yield written, removed
+
+
+def _stamps(paths: Iterable[Path]) -> dict[Path, _Stamp]:
+    stamps: dict[Path, _Stamp] = {}
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        stamps[path] = (status.st_mtime_ns, status.st_size, status.st_ino)
+    return stamps
+
+
+def watch_specs(specs: Sequence[Path] | None, compile_again: Callable[[tuple[Path, ...]], None]) -> None:
+    """Hands over all specs meant, then those that change or whose measurements do, until Ctrl-C.
+
+    Where one is removed it hands over all that are left. Raises Mistake if there is none at the start.
+    """
+    from attnc.build import dispatch_path, tuned_path
+
+    def belonging(path: Path) -> tuple[Path, Path, Path]:
+        return path, tuned_path(path), dispatch_path(path)
+
+    def present() -> tuple[Path, ...]:
+        try:
+            return find_specs(specs or [])
+        except Mistake:  # between the removal of a file and its return
+            return ()
+
+    compile_again(find_specs(specs or []))
+    note("watching; Ctrl-C ends it")
+    try:
+        for written, removed in changes(lambda: [file for path in present() for file in belonging(path)]):
+            touched = tuple(path for path in present() if removed or set(belonging(path)) & set(written))
+            if touched:
+                compile_again(touched)
+    except KeyboardInterrupt:
+        note("stopped")

@@ -14,7 +14,7 @@ from attnc.output import write
 
 if TYPE_CHECKING:
     from attnc.plan import ir
-    from attnc.verify.rehearsal import Outcome
+    from attnc.verify.trials import Outcome
 
 
 def demo(
@@ -53,7 +53,7 @@ def demo(
     _show_mask(module)
 
     with loading():
-        from attnc.verify.rehearsal import rehearse
+        from attnc.verify.trials import rehearse
 
     outcome = rehearse(module)
     _show_outcome(outcome)

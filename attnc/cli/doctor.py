@@ -20,7 +20,7 @@ import attnc
 from attnc.cli.compile import JSON
 from attnc.cli.console import paint, progress, say, say_lines
 
-_NEEDED = ("jinja2", "lark", "numpy", "platformdirs", "rich", "typer", "torch", "triton", "hypothesis")
+_NEEDED = ("jinja2", "lark", "numpy", "rich", "typer", "torch", "triton", "hypothesis")
 _INTERPRETED = """
 import torch, triton, triton.language as tl
 
@@ -108,7 +108,7 @@ def _interpreter() -> Iterator[Finding]:
     """Tries the interpreter in a process of its own: Triton decides once, when it is imported, whether it
     interprets.
     """
-    from attnc.runtime.cache import store
+    from attnc.runtime.loader import store
 
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, str(store(_INTERPRETED))]
@@ -130,7 +130,7 @@ _INTERPRETER_FIX = "reinstall triton 3.6 with numpy below 2.4"
 
 
 def _assembler() -> Iterator[Finding]:
-    from attnc.runtime.cubin import tool
+    from attnc.runtime.toolchains import tool
 
     for name in ("ptxas", "cuobjdump"):
         path = tool(name)
@@ -165,7 +165,7 @@ def _cuda() -> Iterator[Finding]:
 
 
 def _caches() -> Iterator[Finding]:
-    from attnc.runtime.cache import kept_folder
+    from attnc.support.cache import kept_folder
 
     try:
         yield Finding(name="cache", state="ok", detail=str(kept_folder()))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.choose import only
 from attnc.cli.compile import JSON, SPEC
 from attnc.cli.console import Mistake, note, one_spec, progress, say_lines, without_kernels
+from attnc.cli.judge import only
 from attnc.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attnc.plan import ir
     from attnc.plan.device import Device
     from attnc.plan.layout import KernelName, Which
-    from attnc.runtime.toolchain import Usage
+    from attnc.runtime.toolchains import Usage
 
 
 def explain(

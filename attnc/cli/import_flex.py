@@ -57,7 +57,7 @@ def import_flex(
         chosen[kind] = mod
     check_target(target)
     with loading():
-        from attnc.flex.text import SPELLED, to_spec
+        from attnc.flex.spec import SPELLED, to_spec
     if dtype not in SPELLED:
         raise Mistake(f"there is no dtype '{dtype}'", f"dtypes are {', '.join(SPELLED)}")
     spec = to_spec(

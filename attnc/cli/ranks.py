@@ -56,7 +56,7 @@ def explain_ranks(
 def _attention(path: Path, name: str | None, variant: str | None) -> Attention:
     """One variant of one attention of a spec: the first ones where nothing is said."""
     from attnc.build import front
-    from attnc.cli.choose import only
+    from attnc.cli.judge import only
     from attnc.model.variants import variants
 
     program = front(path)
@@ -78,7 +78,7 @@ def verify_ranks(
 ) -> None:
     """Runs the attentions of the specs that ranks can share on so many processes. Exit(1) if one is wrong."""
     from attnc.build import front
-    from attnc.cli.choose import only
+    from attnc.cli.judge import only
     from attnc.model.variants import variants
 
     data, is_right, found_any = [], True, False

@@ -1,5 +1,5 @@
 """`attnc verify`, with --record and --sanitize: the files of generated/ that are judged, and what is noted of
-them there.
+them there; and `attnc fuzz`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.choose import ATTENTION, TARGET, VARIANT, chosen
-from attnc.cli.compile import JSON, SPECS
-from attnc.cli.console import Mistake, find_specs, paint, progress, say, say_lines
-from attnc.cli.judge import Judge, Judged, conclude, parse_case
+from attnc.cli.compile import JSON, SPEC, SPECS
+from attnc.cli.console import Mistake, find_specs, note, one_spec, paint, progress, say, say_lines
+from attnc.cli.judge import ATTENTION, FAILURES, TARGET, VARIANT, Judge, Judged, chosen, conclude, parse_case
 
 if TYPE_CHECKING:
     from attnc.verify.record import Record, Records
@@ -75,10 +74,8 @@ def verify(
         return
     judges = chosen(find_specs(specs or []), attention, variant, target)
     if is_sanitized:
-        from attnc.cli.verify import sanitize_modules
-
         attentions = [judge for judge in judges if not judge.is_projection]
-        sanitize_modules(attentions, is_recorded=record, as_json=as_json)
+        _sanitize_modules(attentions, is_recorded=record, as_json=as_json)
     elif case is not None:
         _run(judges, case, large=is_large)
     else:
@@ -130,13 +127,13 @@ def _note(results: Iterable[Judged], hashes: Mapping[str, str], *, large: bool) 
     say(f"wrote {written}: {len(new)} verified")
 
 
-def sanitize_modules(judges: Sequence[Judge], *, is_recorded: bool, as_json: bool) -> None:
+def _sanitize_modules(judges: Sequence[Judge], *, is_recorded: bool, as_json: bool) -> None:
     """Runs the files of generated/ under every tool, says what was found, and notes those without a finding.
 
     Raises Mistake without CUDA modules, a GPU or compute-sanitizer; Exit(1) if anything was found."""
     from attnc.verify.runners import runner_of
     from attnc.verify.sanitize import Job, find_sanitizer, sanitize, version
-    from attnc.verify.subjects import has_gpu
+    from attnc.verify.subject import has_gpu
 
     if not all(runner_of(judge.target).sanitizers for judge in judges):
         raise Mistake("the sanitizer runs over CUDA modules", "add '--target cuda.sm_80'")
@@ -197,7 +194,7 @@ GENERATED = Path("generated")
 
 def read_committed(name: str) -> str:
     """Reads the text of a file below generated/. Raises Mistake where a record would say nothing."""
-    from attnc.verify.subjects import has_gpu
+    from attnc.verify.subject import has_gpu
 
     if not has_gpu():
         raise Mistake("a record needs a GPU", "run 'attnc verify' without --record to use the interpreter")
@@ -252,3 +249,52 @@ def update_records(change: Callable[[Records], Records]) -> Path:
     there = (path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py"))
     write_text(GENERATED / NAME, dump(change(known).only(there)))
     return GENERATED / NAME
+
+
+# --- attnc fuzz ---------------------------------------------------------------------------------------------
+
+
+def fuzz(
+    spec: SPEC,
+    attention: ATTENTION = None,
+    variant: VARIANT = None,
+    target: TARGET = "triton",
+    seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
+    examples: Annotated[int, typer.Option(min=1, help="Most cases for each variant.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Another seed draws other cases.")] = 0,
+    targets_agree: Annotated[
+        bool, typer.Option("--across", help="Hold every eighth case to the spec's other targets instead.")
+    ] = False,
+    repro: Annotated[Path | None, typer.Option(help="Run the case in this file again.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Draw shapes, strides and values until a kernel leaves its error bound, and shrink what is found.
+
+    Failing cases are kept in .attnc/failures/; each prints the command that runs it again.
+
+    Example: attnc fuzz specs/causal_gqa.attn --seconds 30 --seed 7
+    """
+    judges = chosen([one_spec(spec)], attention, variant, target)
+    if repro is not None:
+        _run_failed_case(repro, judges)
+        return
+    results = []
+    for judge in judges:
+        results.append(judge.fuzz(examples, seconds, seed, across=targets_agree))
+        if not as_json:
+            results[-1].show()
+    conclude(results, as_json=as_json)
+
+
+def _run_failed_case(path: Path, judges: Iterable[Judge]) -> None:
+    if not path.is_file():
+        raise Mistake(f"there is no file '{path}'", f"failures are kept in {FAILURES.as_posix()}/")
+    case = parse_case(path.read_text(encoding="utf-8", errors="replace"))
+    failed = False
+    for judge in judges:
+        verdict = judge.verdict(case)
+        failed |= not verdict.ok
+        say(f"{judge.variant}: {verdict.message}; {100 * verdict.worst:.0f} % of the bound")
+    if failed:
+        note("the case still fails")
+        raise typer.Exit(1)

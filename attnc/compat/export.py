@@ -20,7 +20,7 @@ from attnc.compat.form import Form
 from attnc.target.support import FOLDER, beside, support_files
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16"}
-_COPIED = ("arguments", "cache", "call", "flash_attn", "form", "prepared")
+_COPIED = ("call", "flash_attn", "form")
 _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
 
 

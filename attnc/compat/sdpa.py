@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.compat.arguments import refuse
-from attnc.compat.call import Call
+from attnc.compat.call import Call, refuse
 
 #: output, logsumexp, state of the dropout, two that nobody reads
 _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

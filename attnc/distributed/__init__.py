@@ -1,6 +1,6 @@
 """Attention over several GPUs: who computes which scores, what moves, and how partial results meet.
 
-The host plans with integers alone (`spans`, `cut`, `offers`, `plan`), from the same closed forms that make a
+The host plans with integers alone (`spans`, `offers`, `plan`), from the same closed forms that make a
 kernel's loops; `derive` writes the spec of what one rank computes; `engine` runs it on torch.distributed.
 """
 

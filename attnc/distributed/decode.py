@@ -24,9 +24,9 @@ from attnc.distributed.kernels import Kernels, Spec, spec_of
 from attnc.expr.construct import number
 from attnc.expr.nodes import Index, Load
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Role
-from attnc.paging.spread import Spread
-from attnc.runtime.dtypes import TORCH
+from attnc.model.tensors import Role
+from attnc.paging.cache import Spread
+from attnc.support.arguments import DTYPES
 
 #: Columns behind those of o that lse has in a message: 16 bytes keep rows aligned.
 _PADDING = 4
@@ -116,7 +116,7 @@ class SpreadKeys:
         """Joins what the ranks found into one result."""
         from attnc.runtime.merge import joined  # Triton, which is told first whether to interpret
 
-        o, lse = joined(every, every.shape[-1] - _PADDING, TORCH[DType(attention.o.dtype)])
+        o, lse = joined(every, every.shape[-1] - _PADDING, DTYPES[attention.o.dtype])
         if attention.lse is None:
             return o
         rows = attention.o.roles[:-1]
@@ -133,8 +133,8 @@ class SpreadKeys:
     def _rows(self, attention: Attention, k: torch.Tensor, given: Mapping[str, Any]) -> int:
         """Rows that this rank has room for."""
         storage = attention.k.storage
-        if isinstance(storage, Paged):
-            return int(given[storage.block_table].shape[1]) * storage.page
+        if storage.table:
+            return int(given[storage.table].shape[1]) * storage.rows_of_page
         return k.shape[attention.k.roles.index(Role.KEY)]
 
     def _tables_for(self, rows: int, device: torch.device) -> Mapping[str, torch.Tensor]:

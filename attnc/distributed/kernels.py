@@ -23,11 +23,10 @@ from attnc.expr.construct import number
 from attnc.model.attention import Attention, ParamValue, Variant
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
-from attnc.model.tensors import Dense, DType, Paged, Prefix, Ragged
 from attnc.model.variants import variants
 from attnc.plan import ir
-from attnc.runtime.dtypes import TORCH
 from attnc.source import Source, Span
+from attnc.support.arguments import DTYPES
 from attnc.syntax.parser import load, parse, prelude
 
 
@@ -48,7 +47,7 @@ class Spec:
         """The variant for elements of this type, so many columns of q, and params by name. ValueError."""
         for variant in self.variants:
             q = variant.attention.q
-            fits = TORCH[DType(q.dtype)] is dtype and number(q.shape[-1]) == width
+            fits = DTYPES[q.dtype] is dtype and number(q.shape[-1]) == width
             if fits and all(variant.params.get(name) == value for name, value in params.items()):
                 return variant
         given = "".join(f", {name} = {value}" for name, value in params.items())
@@ -168,25 +167,24 @@ def _problems(attention: Attention) -> Iterator[Diagnostic]:
             "leave dropout out, or share out the heads in the model (tensor parallelism)",
         )
     for tensor in (attention.q, attention.k, attention.v):
-        match tensor.storage:
-            case Paged(span=span):
-                yield _problem(
-                    attention,
-                    f"the pages of {tensor.name} are not shared out over ranks by rows",
-                    span,
-                    "pages lie where a serving engine put them",
-                    "for one new token against keys on many ranks use attnc.distributed.SpreadKeys",
-                )
-            case Prefix(span=span):
-                yield _problem(
-                    attention,
-                    "v as a prefix of k is not shared out over ranks yet",
-                    span,
-                    "has no rows of its own to move",
-                    "pass v as a tensor",
-                )
-    storages = {type(attention.q.storage), type(attention.k.storage)}
-    if storages == {Dense, Ragged}:
+        if tensor.storage.is_paged:
+            yield _problem(
+                attention,
+                f"the pages of {tensor.name} are not shared out over ranks by rows",
+                tensor.storage.span,
+                "pages lie where a serving engine put them",
+                "for one new token against keys on many ranks use attnc.distributed.SpreadKeys",
+            )
+        if tensor.storage.is_part:
+            yield _problem(
+                attention,
+                "v as a prefix of k is not shared out over ranks yet",
+                tensor.storage.span,
+                "has no rows of its own to move",
+                "pass v as a tensor",
+            )
+    q, k = attention.q.storage, attention.k.storage
+    if q.is_packed != k.is_packed and not (q.is_paged or k.is_paged):
         yield _problem(
             attention,
             "packed queries with keys that are not packed are not shared out over ranks",

@@ -19,16 +19,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnc.distributed.cut import (
+from attnc.distributed.estimate import STRATEGIES, Estimate, Rates, Strategy
+from attnc.distributed.offers import (
+    Needs,
+    Offer,
     assignments,
     chunk_of_slices,
     chunk_rows,
+    estimate,
     group_into_chunks,
+    keys_read,
+    offers,
     slices,
     tile_rows,
 )
-from attnc.distributed.estimate import STRATEGIES, Estimate, Rates, Strategy
-from attnc.distributed.offers import Needs, Offer, estimate, keys_read, offers
 from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Visibility, Widths
 from attnc.model.tensors import DType
 

@@ -7,26 +7,216 @@
 
 A part has some of the heads. What a rank computes of a row is complete, so no results meet but gradients of
 keys: these leave as f32 and are added in the order of the ranks, the same bits in every run.
+Exchanges run on a stream beside the kernels (`Lanes`). Inputs are seen as a rank's rows, keys and heads see
+them, by tables of positions that derived specs read (`derive.TABLES`); their gradients go back to the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeAlias, TypeVar
 
+import numpy as np
 import torch
 
 from attnc.distributed.derive import View
 from attnc.distributed.group import Ranks
 from attnc.distributed.kernels import Kernels
-from attnc.distributed.lanes import Lanes
-from attnc.distributed.moves import Moves, Pair, Parcel, axis_of, heads_of
+from attnc.distributed.moves import Moves, Pair, Parcel, Places, axis_of, heads_of, places
 from attnc.distributed.plan import Part, Plan
-from attnc.distributed.rows import Places, places
-from attnc.distributed.views import add_view, tables_of, view_of
-from attnc.model.tensors import DType, Role, Tensor
-from attnc.runtime.dtypes import TORCH
+from attnc.distributed.spans import Ints
+from attnc.model.attention import Attention
+from attnc.model.tensors import Role, Tensor
+from attnc.support.arguments import DTYPES
+
+# --- streams ------------------------------------------------------------------------------------------------
+
+
+class Lanes:
+    """The caller's stream, one for exchanges, and a second one for kernels, so that one begins while the last
+    blocks of another still run. On a CPU there is one order of things, and all this is nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._main: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._main = torch.cuda.current_stream(device)
+            self._side, self._second = _streams(device)
+            for stream in (self._side, self._second):
+                stream.wait_stream(self._main)
+
+    @contextmanager
+    def exchanging(self, *tensors: torch.Tensor) -> Iterator[None]:
+        """What is called within runs beside the kernels, in order with other exchanges, and reads or writes
+        tensors of theirs.
+        """
+        if self._main is None:
+            yield
+            return
+        for x in tensors:
+            x.record_stream(self._side)
+        with torch.cuda.stream(self._side):
+            yield
+
+    @contextmanager
+    def kernel(self, number: int, *tensors: torch.Tensor) -> Iterator[None]:
+        """What is called within runs on one of the two streams for kernels, and reads tensors of others."""
+        if self._main is None:
+            yield
+            return
+        stream = self._second if number % 2 else self._main
+        for x in tensors:
+            x.record_stream(stream)
+        with torch.cuda.stream(stream):
+            yield
+
+    def mark(self) -> torch.cuda.Event | None:
+        """What the stream at hand has been told to do so far."""
+        return torch.cuda.current_stream(self.device).record_event() if self._main is not None else None
+
+    def after(self, event: torch.cuda.Event | None) -> None:
+        """The stream at hand waits for that."""
+        if event is not None:
+            torch.cuda.current_stream(self.device).wait_event(event)
+
+    def join(self) -> None:
+        """The caller's stream waits for all that was started."""
+        if self._main is not None:
+            for stream in (self._side, self._second):
+                self._main.wait_stream(stream)
+
+
+@cache
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Makes a stream for exchanges, which are short and should not wait for blocks of a kernel, and a second
+    one for kernels.
+    """
+    return _stream(device, -1), _stream(device, 0)
+
+
+def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]  # torch is not typed
+
+
+# --- inputs as a rank sees them -----------------------------------------------------------------------------
+
+
+def view_of(
+    view: View, part: Part, tables: Mapping[str, torch.Tensor], x: torch.Tensor, first: int, heads: int
+) -> torch.Tensor:
+    """The input as the derived spec reads it, with query heads first .. first + heads - 1. What lies outside
+    of x is 0, as everywhere in the language.
+    """
+    for axis, kind in enumerate(view.kinds):
+        match kind:
+            case "heads":
+                x = _slice_padded(x, axis, first, heads)
+            case "keys":
+                x = _slice_padded(x, axis, part.lo, part.hi - part.lo)
+            case "rows" | "places":
+                x = _take_padded(x, axis, tables[f"_{kind}"])
+            case _:
+                continue
+    return x
+
+
+def add_view(
+    view: View,
+    part: Part,
+    tables: Mapping[str, torch.Tensor],
+    total: torch.Tensor,
+    gradient: torch.Tensor,
+    first: int,
+) -> None:
+    """Adds the gradient of a view to that of the whole input, in f32."""
+    gradient = gradient.float()
+    for axis, kind in enumerate(view.kinds):
+        size = gradient.shape[axis]
+        start = {"heads": first, "keys": part.lo}.get(kind, 0)
+        if kind in ("rows", "places"):
+            continue
+        inside = max(min(size, total.shape[axis] - start), 0)
+        total = total.narrow(axis, min(start, total.shape[axis]), inside)
+        gradient = gradient.narrow(axis, 0, inside)
+    chosen = [axis for axis, kind in enumerate(view.kinds) if kind in ("rows", "places")]
+    if not chosen:
+        total.add_(gradient)
+        return
+    (axis,) = chosen  # a query has one position
+    at = tables[f"_{view.kinds[axis]}"].long()
+    kept = ((at >= 0) & (at < total.shape[axis])).nonzero().flatten()
+    total.index_add_(axis, at[kept], gradient.index_select(axis, kept))
+
+
+def _slice_padded(x: torch.Tensor, axis: int, first: int, count: int) -> torch.Tensor:
+    """Takes `count` elements of the axis from `first` on, zeros where it ends before."""
+    size = x.shape[axis]
+    inside = x.narrow(axis, min(first, size), max(min(count, size - first), 0))
+    missing = count - inside.shape[axis]
+    if not missing:
+        return inside
+    shape = [*x.shape[:axis], missing, *x.shape[axis + 1 :]]
+    return torch.cat((inside, x.new_zeros(shape)), axis)
+
+
+def _take_padded(x: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor:
+    """Takes these rows of the axis, zeros where there are none."""
+    size = x.shape[axis]
+    if not size:
+        return x.new_zeros([*x.shape[:axis], len(rows), *x.shape[axis + 1 :]])
+    inside = (rows >= 0) & (rows < size)
+    found = x.index_select(axis, rows.clamp(0, size - 1))
+    shape = [1] * x.dim()
+    shape[axis] = len(rows)
+    return torch.where(inside.view(shape), found, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def tables_of(
+    plan: Plan, attention: Attention, rows: Ints, first_key: int, device: torch.device
+) -> Mapping[str, torch.Tensor]:
+    """Every table for these query rows, against keys from `first_key` on; `_rows` and `_places` are where
+    views take their rows from.
+
+    Raises ValueError for packed sequences with more queries than keys, whose rows are in no order.
+    """
+    sizes = plan.sizes
+    numbers: dict[str, int] = {
+        "key_first": first_key,
+        "queries_all": sizes.queries,
+        "keys_all": sizes.keys,
+        "heads_all": sizes.heads,
+        "kv_heads_all": sizes.kv_heads,
+    }
+    found: dict[str, Ints | int] = dict(numbers)
+    if sizes.ends_q is None:
+        places = rows if attention.lengths else rows + (sizes.keys - sizes.queries)
+        found |= {"row_at": places - first_key, "_rows": rows, "_places": places}
+    else:
+        assert sizes.ends_k is not None, "keys are packed where queries are"
+        b = np.searchsorted(sizes.ends_q, rows, "right") - 1
+        queries, keys = np.diff(sizes.ends_q)[b], np.diff(sizes.ends_k)[b]
+        if (queries > keys).any():
+            raise ValueError("a packed sequence has more queries than keys, which ranks cannot share out")
+        start = sizes.ends_k[b] - first_key
+        place = start + (rows - sizes.ends_q[b]) + keys - queries
+        found |= {
+            "row_at": place,
+            "seq_start": start,
+            "seq_stop": start + keys,
+            "seq_id": b,
+            "seq_rows": queries,
+        }
+    return {
+        name: torch.as_tensor(np.asarray(x), dtype=torch.int32, device=device) for name, x in found.items()
+    }
+
+
+# --- the stages ---------------------------------------------------------------------------------------------
+
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Extras: TypeAlias = Mapping[str, torch.Tensor]
@@ -321,7 +511,7 @@ class Stages:
         }
         o, lse = self.attention.o, self.lse
         made = (
-            torch.empty([sizes[role] for role in o.roles], dtype=TORCH[DType(o.dtype)], device=self.device),
+            torch.empty([sizes[role] for role in o.roles], dtype=DTYPES[o.dtype], device=self.device),
             torch.empty([sizes[role] for role in lse.roles], dtype=torch.float32, device=self.device),
         )
         if not self._is_whole:

@@ -19,10 +19,10 @@ import torch
 
 from attnc.distributed.engine import ContextParallel
 from attnc.distributed.estimate import STRATEGIES, Strategy
+from attnc.distributed.group import on_processes
 from attnc.distributed.kernels import Kernels, Spec, spec_of
-from attnc.distributed.launch import on_processes
 from attnc.model.attention import Attention, Variant
-from attnc.model.tensors import DType, Ragged
+from attnc.model.tensors import DType
 from attnc.plan.ir import ErrorBound
 from attnc.plan.ir.backward import GradientBound
 from attnc.verify.case import Case
@@ -30,8 +30,7 @@ from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_g
 from attnc.verify.problem import build
 from attnc.verify.runners import runner_of
 from attnc.verify.strategies import free_dims
-from attnc.verify.tolerance import expect
-from attnc.verify.verdict import Verdict, judge, to_float64
+from attnc.verify.tolerance import Verdict, expect, judge, to_float64
 
 #: (M, N) of cases: one row, parts of a block, some blocks and more, rows that no number of ranks divides.
 _SIZES = ((70, 70), (1, 1), (33, 80), (97, 97), (16, 16), (130, 130), (5, 64))
@@ -66,9 +65,9 @@ def cases(attention: Attention, count: int, scale: int = 1) -> Iterator[RanksCas
 
 def _in_order(attention: Attention, case: Case) -> Case:
     """The case, or the next of its kind that has no packed sequence with more queries than keys."""
-    if not isinstance(attention.q.storage, Ragged) or not isinstance(attention.k.storage, Ragged):
+    ends = attention.q.storage.ends, attention.k.storage.ends
+    if not all(ends):
         return case
-    ends = attention.q.storage.cu_seqlens, attention.k.storage.cu_seqlens
     for seed in range(case.seed, case.seed + 500):
         tried = replace(case, seed=seed)
         inputs = build(attention, tried).inputs

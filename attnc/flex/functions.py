@@ -1,4 +1,6 @@
-"""Functions of one number, and those of neural networks."""
+"""torch's functions of one number, those of neural networks, and of rows of captured tensors: all that
+`operations` has no arithmetic for.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,30 @@ import math
 from typing import Any
 
 from attnc.expr.functions import REAL
-from attnc.flex.arithmetic import absolute, add, div, maximum, minimum, mul, neg, sub
 from attnc.flex.errors import refused
-from attnc.flex.logic import compare, where
-from attnc.flex.operations import integer, number, operation, real
-from attnc.flex.symbols import OPERATIONS, Scalar
+from attnc.flex.operations import (
+    Operation,
+    absolute,
+    add,
+    compare,
+    div,
+    integer,
+    logical_and,
+    logical_or,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    number,
+    operation,
+    real,
+    sub,
+    where,
+)
+from attnc.flex.symbols import OPERATIONS, Indexed, Scalar, Vector, scalar
 from attnc.flex.tape import Tape
+
+# --- functions of one number --------------------------------------------------------------------------------
 
 
 def function(tape: Tape, name: str, x: Any) -> Scalar:
@@ -137,3 +157,59 @@ def _power(tape: Tape, x: Any, exponent: float) -> Scalar:
         root = function(tape, "sqrt", base)
         result = root if result is None else mul(tape, result, root)
     return real(tape, 1) if result is None else result
+
+
+# --- rows of captured tensors -------------------------------------------------------------------------------
+
+
+def _row(tape: Tape, x: Any) -> Vector:
+    if isinstance(x, Indexed):
+        return x.vector
+    if isinstance(x, Vector):
+        return x
+    return Vector(tape, [scalar(tape, x)])
+
+
+def _reduction(names: tuple[str, ...], combine: Operation) -> None:
+    def reduce(tape: Tape, x: Any, *_: Any, **__: Any) -> Any:
+        elements = _row(tape, x).elements
+        result = elements[0]
+        for element in elements[1:]:
+            result = combine(tape, result, element)
+        return result
+
+    operation(*names, takes_rows=True)(reduce)
+
+
+_reduction(("sum",), add)
+_reduction(("prod",), mul)
+_reduction(("amax",), maximum)
+_reduction(("amin",), minimum)
+_reduction(("any",), logical_or)
+_reduction(("all",), logical_and)
+
+
+@operation("mean", takes_rows=True)
+def mean(tape: Tape, x: Any, *_: Any, **__: Any) -> Any:
+    return div(tape, OPERATIONS["sum"](tape, x), len(_row(tape, x).elements))
+
+
+@operation("dot", "inner", "vdot", takes_rows=True)
+def dot(tape: Tape, x: Any, y: Any) -> Any:
+    rows = _row(tape, x).elements, _row(tape, y).elements
+    if len(rows[0]) != len(rows[1]):
+        raise refused("E0903", f"rows of {len(rows[0])} and {len(rows[1])} elements", "lengths differ")
+    products = [mul(tape, a, b) for a, b in zip(*rows, strict=True)]
+    return OPERATIONS["sum"](tape, Vector(tape, products))
+
+
+@operation("__getitem__", "getitem", takes_rows=True)
+def getitem(tape: Tape, x: Any, index: Any) -> Any:
+    return x[index]
+
+
+@operation("index", "select", "gather", "index_select", "take", takes_rows=True)
+def looked_up(tape: Tape, x: Any, *_: Any, **__: Any) -> Any:
+    raise refused(
+        "E0901", "a lookup by name", "written with brackets in mods", "write tensor[b, h, q_idx, kv_idx]"
+    )

@@ -1,5 +1,5 @@
 """torch's operations on scalars, as entries of a tape: one function for each, by torch's name. Here are those
-that convert and make numbers; `arithmetic`, `logic`, `functions` and `rows` hold the others.
+that convert and make numbers, arithmetic, comparisons and choices; `functions` has the others.
 
 A condition where a number is expected counts as 0 or 1, as in torch. Operations that the language lacks are
 composed of those that it has.
@@ -7,6 +7,7 @@ composed of those that it has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -140,3 +141,292 @@ def new_full(tape: Tape, x: Any, size: Any, fill_value: Any, **_: Any) -> Scalar
 @operation("new_tensor")
 def new_tensor(tape: Tape, x: Any, data: Any, **_: Any) -> Scalar:
     return scalar(tape, data)
+
+
+# --- sums and products and what integers lie between --------------------------------------------------------
+
+
+def _binary(tape: Tape, symbol: str, x: Any, y: Any) -> Scalar:
+    a, b = number(tape, x), number(tape, y)
+    kind = "float" if symbol == "/" or "float" in (a.type, b.type) else "int"
+    low, high = _between(symbol, a, b)
+    return Scalar(tape, tape.add(kind, symbol, a.at, b.at), low, high)  # type: ignore[arg-type]  # a literal
+
+
+def _between(symbol: str, a: Scalar, b: Scalar) -> tuple[float, float]:
+    """What the result lies between. Only signs matter to anyone, so products of unknowns are unknown."""
+    match symbol:
+        case "+":
+            return a.low + b.low, a.high + b.high
+        case "-":
+            return a.low - b.high, a.high - b.low
+        case "*" if a.low >= 0 and b.low >= 0:
+            return a.low * b.low, math.inf
+        case "//" if b.low == b.high and b.low > 0:
+            return a.low // b.low, a.high // b.low if math.isfinite(a.high) else math.inf
+        case "//" if a.low >= 0 and b.low >= 0:
+            return 0, a.high
+        case "%" if b.low >= 0:
+            return 0, max(b.high - 1, 0)
+    return -math.inf, math.inf
+
+
+@operation("add", "__add__")
+def add(tape: Tape, x: Any, y: Any, *, alpha: Any = 1) -> Scalar:
+    return _binary(tape, "+", x, y if alpha == 1 else mul(tape, y, alpha))
+
+
+@operation("sub", "subtract")
+def sub(tape: Tape, x: Any, y: Any, *, alpha: Any = 1) -> Scalar:
+    return _binary(tape, "-", x, y if alpha == 1 else mul(tape, y, alpha))
+
+
+@operation("rsub")
+def rsub(tape: Tape, x: Any, y: Any) -> Scalar:
+    return sub(tape, y, x)
+
+
+@operation("mul", "multiply")
+def mul(tape: Tape, x: Any, y: Any) -> Scalar:
+    return _binary(tape, "*", x, y)
+
+
+@operation("div", "divide", "true_divide", "truediv")
+def div(tape: Tape, x: Any, y: Any, *, rounding_mode: str | None = None) -> Scalar:
+    if rounding_mode == "floor":
+        return floor_divide(tape, x, y)
+    if rounding_mode is not None:
+        raise refused(
+            "E0901", f"rounding_mode={rounding_mode!r}", "specs round towards minus infinity", "use 'floor'"
+        )
+    a, b = number(tape, x), number(tape, y)
+    quotient = _binary(tape, "/", a, b)
+    if a.type == b.type == "int":
+        quotient.floor_at = tape.add("int", "//", a.at, b.at)
+    return quotient
+
+
+@operation("floor_divide", "floordiv")
+def floor_divide(tape: Tape, x: Any, y: Any) -> Scalar:
+    a, b = number(tape, x), number(tape, y)
+    if "float" in (a.type, b.type):
+        raise refused("E0901", "'//' of floats cannot be written in a spec", "'//' is for integers")
+    return _binary(tape, "//", a, b)
+
+
+@operation("floor")
+def floor(tape: Tape, x: Any) -> Scalar:
+    found = number(tape, x)
+    if found.type == "int":
+        return found
+    if found.floor_at is None:
+        raise refused("E0901", "'floor' cannot be written in a spec", "but of a quotient of integers")
+    return Scalar(tape, found.floor_at, found.low, found.high, floor=found.floor_at)
+
+
+@operation("remainder", "mod")
+def remainder(tape: Tape, x: Any, y: Any) -> Scalar:
+    a, b = number(tape, x), number(tape, y)
+    if "float" in (a.type, b.type):
+        raise refused("E0901", "'%' of floats cannot be written in a spec", "'%' is for integers")
+    return _binary(tape, "%", a, b)
+
+
+@operation("fmod")
+def fmod(tape: Tape, x: Any, y: Any) -> Scalar:
+    a, b = number(tape, x), number(tape, y)
+    if a.low < 0 or b.low < 0:
+        raise refused(
+            "E0901", "'fmod' of what may be negative", "specs have '%', whose sign is the divisor's"
+        )
+    return remainder(tape, a, b)
+
+
+@operation("neg", "negative")
+def neg(tape: Tape, x: Any) -> Scalar:
+    found = number(tape, x)
+    return Scalar(tape, tape.add(found.type, "neg", found.at), -found.high, -found.low)
+
+
+@operation("abs", "absolute")
+def absolute(tape: Tape, x: Any) -> Scalar:
+    found = number(tape, x)
+    low = max(found.low, -found.high, 0)
+    return Scalar(tape, tape.add(found.type, "call", "abs", found.at), low, max(-found.low, found.high))
+
+
+@operation("minimum", "fmin")
+def minimum(tape: Tape, x: Any, y: Any) -> Scalar:
+    a, b = number(tape, x), number(tape, y)
+    kind = "float" if "float" in (a.type, b.type) else a.type
+    low, high = min(a.low, b.low), min(a.high, b.high)
+    return Scalar(tape, tape.add(kind, "call", "min", a.at, b.at), low, high)
+
+
+@operation("maximum", "fmax")
+def maximum(tape: Tape, x: Any, y: Any) -> Scalar:
+    a, b = number(tape, x), number(tape, y)
+    kind = "float" if "float" in (a.type, b.type) else a.type
+    low, high = max(a.low, b.low), max(a.high, b.high)
+    return Scalar(tape, tape.add(kind, "call", "max", a.at, b.at), low, high)
+
+
+@operation("clamp", "clip")
+def clamp(tape: Tape, x: Any, min: Any = None, max: Any = None) -> Scalar:
+    found = number(tape, x)
+    if min is not None:
+        found = maximum(tape, found, min)
+    return found if max is None else minimum(tape, found, max)
+
+
+@operation("clamp_min")
+def clamp_min(tape: Tape, x: Any, min: Any) -> Scalar:
+    return maximum(tape, x, min)
+
+
+@operation("clamp_max")
+def clamp_max(tape: Tape, x: Any, max: Any) -> Scalar:
+    return minimum(tape, x, max)
+
+
+@operation("square")
+def square(tape: Tape, x: Any) -> Scalar:
+    return mul(tape, x, x)
+
+
+@operation("lerp")
+def lerp(tape: Tape, x: Any, y: Any, weight: Any) -> Scalar:
+    return add(tape, x, mul(tape, weight, sub(tape, y, x)))
+
+
+@operation("addcmul")
+def addcmul(tape: Tape, x: Any, y: Any, z: Any, *, value: Any = 1) -> Scalar:
+    return add(tape, x, mul(tape, y, z), alpha=value)
+
+
+# --- comparisons and choices --------------------------------------------------------------------------------
+
+
+def compare(tape: Tape, symbol: str, x: Any, y: Any) -> Scalar:
+    a, b = scalar(tape, x), scalar(tape, y)
+    if a.type == b.type == "bool" and symbol in ("==", "!="):
+        return Scalar(tape, tape.add("bool", symbol, a.at, b.at))
+    a, b = number(tape, a), number(tape, b)
+    for operand in (a, b):
+        entry = tape.entries[operand.at]
+        if entry[0] == "load":
+            tape.compared.add(entry[1])
+    return Scalar(tape, tape.add("bool", symbol, a.at, b.at))
+
+
+for _name, _symbol in {
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=",
+}.items():  # fmt: skip
+    OPERATIONS[_name] = lambda tape, x, y, _symbol=_symbol: compare(tape, _symbol, x, y)
+
+
+def _conditions(tape: Tape, name: str, *values: Any) -> list[Scalar]:
+    """The operands of an operation on bits, which are conditions."""
+    found = [scalar(tape, value) for value in values]
+    if any(value.type != "bool" for value in found):
+        hint = "compare first; whole powers of 2 divide by '//' and leave remainders by '%'"
+        raise refused(
+            "E0901", f"'{name}' of integers cannot be written in a spec", "specs have no bits", hint
+        )
+    return found
+
+
+@operation("bitwise_and")
+def bitwise_and(tape: Tape, x: Any, y: Any) -> Scalar:
+    return logical_and(tape, *_conditions(tape, "&", x, y))
+
+
+@operation("bitwise_or")
+def bitwise_or(tape: Tape, x: Any, y: Any) -> Scalar:
+    return logical_or(tape, *_conditions(tape, "|", x, y))
+
+
+@operation("bitwise_xor")
+def bitwise_xor(tape: Tape, x: Any, y: Any) -> Scalar:
+    return exclusive_or(tape, *_conditions(tape, "^", x, y))
+
+
+@operation("bitwise_not", "invert")
+def bitwise_not(tape: Tape, x: Any) -> Scalar:
+    found = scalar(tape, x)
+    return invert(tape, found) if found.type == "bool" else sub(tape, integer(tape, -1), found)
+
+
+@operation("logical_and")
+def logical_and(tape: Tape, x: Any, y: Any) -> Scalar:
+    a, b = condition(tape, x), condition(tape, y)
+    for one, other in ((a, b), (b, a)):
+        if (known := tape.constant(one.at)) is not None:
+            return other if known else one
+    return Scalar(tape, tape.add("bool", "and", a.at, b.at))
+
+
+@operation("logical_or")
+def logical_or(tape: Tape, x: Any, y: Any) -> Scalar:
+    a, b = condition(tape, x), condition(tape, y)
+    for one, other in ((a, b), (b, a)):
+        if (known := tape.constant(one.at)) is not None:
+            return one if known else other
+    return Scalar(tape, tape.add("bool", "or", a.at, b.at))
+
+
+@operation("logical_not")
+def invert(tape: Tape, x: Any) -> Scalar:
+    found = condition(tape, x)
+    if (known := tape.constant(found.at)) is not None:
+        return scalar(tape, not known)
+    entry = tape.entries[found.at]
+    return Scalar(tape, entry[1] if entry[0] == "not" else tape.add("bool", "not", found.at))
+
+
+@operation("logical_xor")
+def exclusive_or(tape: Tape, x: Any, y: Any) -> Scalar:
+    a, b = condition(tape, x), condition(tape, y)
+    return Scalar(tape, tape.add("bool", "!=", a.at, b.at))
+
+
+@operation("bitwise_left_shift", "lshift")
+def left_shift(tape: Tape, x: Any, y: Any) -> Scalar:
+    return mul(tape, x, _power_of_two(y))
+
+
+@operation("bitwise_right_shift", "rshift")
+def right_shift(tape: Tape, x: Any, y: Any) -> Scalar:
+    return floor_divide(tape, x, _power_of_two(y))
+
+
+def _power_of_two(bits: Any) -> int:
+    if not isinstance(bits, int) or not 0 <= bits < 31:
+        raise refused("E0901", "a shift by a value of the mod", "specs have no bits", "shift by a number")
+    return 1 << int(bits)
+
+
+@operation("where")
+def where(tape: Tape, wanted: Any, x: Any, y: Any) -> Scalar:
+    chosen = condition(tape, wanted)
+    a, b = scalar(tape, x), scalar(tape, y)
+    if (known := tape.constant(chosen.at)) is not None:
+        return a if known else b
+    if (a.type == "bool") != (b.type == "bool"):
+        a, b = number(tape, a), number(tape, b)
+    kind = "float" if "float" in (a.type, b.type) else a.type
+    low, high = min(a.low, b.low), max(a.high, b.high)
+    return Scalar(tape, tape.add(kind, "call", "where", chosen.at, a.at, b.at), low, high)
+
+
+@operation("masked_fill")
+def masked_fill(tape: Tape, x: Any, mask: Any, value: Any) -> Scalar:
+    return where(tape, mask, value, x)
+
+
+@operation("isneginf", "isposinf", "isinf", "isnan", "isfinite")
+def is_special(tape: Tape, x: Any) -> Scalar:
+    raise refused(
+        "E0901", "tests for infinities and NaN cannot be written in a spec", "no spec has this operation"
+    )

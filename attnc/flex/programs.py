@@ -1,8 +1,10 @@
-"""What mods do -> compiled kernels: one for each tape and layout, and for the first few sets of numbers."""
+"""What mods do -> compiled kernels: one for each tape and layout, and for the first few sets of numbers.
+Whose kernels these are, and which tiles torch's kernel_options ask for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,8 +12,57 @@ import torch
 
 from attnc.api.compile import SpecError, compile_family, making
 from attnc.api.family import Family
+from attnc.api.hopper import HOPPER, suits_hopper
 from attnc.flex.spec import CONVERTED, Layout, write_spec
 from attnc.flex.trace import Trace
+
+_KEYS = {"BLOCK_M": "tile.q", "BLOCK_N": "tile.kv", "num_warps": "warps", "num_stages": "stages"}
+#: Options of torch's kernels that change no result and mean nothing here: how masks and scales are computed,
+#: which of its kernels runs, and tiles of its backward.
+_WITHOUT_EFFECT = frozenset((
+    "PRESCALE_QK", "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS", "WRITE_DQ", "OUTPUT_LOGSUMEXP",
+    "FORCE_USE_FLEX_ATTENTION", "FORCE_FLEX_ATTENTION", "USE_TMA", "BACKEND", "IS_DIVISIBLE",
+    "SAFE_M_BOUNDARY", "SAFE_N_BOUNDARY", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2",
+    "kpack", "matrix_instr_nonkdim", "waves_per_eu", "SM_SCALE", "GQA_SHARED_HEADS",
+))  # fmt: skip
+
+
+def read_options(options: Mapping[str, Any] | None) -> tuple[tuple[str, int], ...]:
+    """(schedule key, value) of the options that choose tiles. ValueError for one that torch does not have."""
+    wanted = {}
+    for name, value in (options or {}).items():
+        plain = name.removeprefix("fwd_")
+        if plain in _KEYS:
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"kernel_options: {name}: expected an integer, got {value!r}")
+            wanted[_KEYS[plain]] = value
+        elif plain.removeprefix("bwd_") not in (*_WITHOUT_EFFECT, *_KEYS):
+            raise ValueError(f"kernel_options: {name}: expected one of {', '.join(_KEYS)}, got {name}")
+    return tuple(sorted(wanted.items()))
+
+
+TRITON = "triton"
+
+
+def targets_of(
+    target: str | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    wanted: tuple[tuple[str, int], ...],
+) -> tuple[str, str]:
+    """(the target, what takes its place where it has no kernel for the mods, or "" where nothing may).
+
+    target: the caller's choice, None or "" for none. Then it is that of wgmma and TMA where the GPU, the
+    types, the sizes of rows and the strides are made for it, so that nothing is copied; Triton's elsewhere,
+    and where tiles are wanted, as torch's options name those of Triton's kernels.
+    """
+    if target:
+        return target, ""
+    if not wanted and suits_hopper(query, key, value):
+        return HOPPER, TRITON
+    return TRITON, ""
+
 
 Mods = tuple[Callable[..., Any] | None, ...]
 

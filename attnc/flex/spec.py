@@ -1,9 +1,10 @@
-"""Trace -> spec text."""
+"""Trace -> typed expressions -> spec text. What is minus infinity moves from the score to the mask."""
 
 from __future__ import annotations
 
 import functools
 import keyword
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,25 +13,182 @@ from typing import Any
 
 import torch
 
+from attnc.api.family import Shown
 from attnc.expr.nodes import (
+    FALSE,
     TRUE,
+    And,
     Binary,
     Call,
+    Compare,
     Const,
     Dim,
     Dot,
     Expr,
+    Index,
     Load,
+    Neg,
+    Not,
+    Or,
     Ref,
     children,
     rebuild,
     show,
     walk,
 )
-from attnc.flex.expressions import Expressions, conjunction, split
-from attnc.flex.tape import Capture
-from attnc.flex.trace import Trace
+from attnc.flex.errors import refused
+from attnc.flex.tape import Capture, Tape, operands
+from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 from attnc.model.names import INTERFACE, NOT_FUNCTIONS, RESERVED
+
+#: What attnc.model expands an expression to at most.
+_MOST = 4096
+
+
+class Expressions:
+    """The expressions of a tape's entries.
+
+    score: of the product that a score_mod is given; names: of captures; sizes: of their axes; scalars: names
+    of the numbers, by position, that are arguments of the kernel.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        score: Expr,
+        names: Sequence[str],
+        sizes: Sequence[Sequence[str]],
+        scalars: Mapping[int, str],
+    ) -> None:
+        self._tape, self._score, self._names, self._sizes = tape, score, names, sizes
+        self._scalars = scalars
+        self._made: dict[int, Expr] = {}
+
+    def of(self, at: int) -> Expr:
+        """The expression of an entry. FlexError for one that is too large."""
+        counts: list[int] = []
+        for entry in self._tape.entries:
+            counts.append(1 + sum(counts[operand] for operand in operands(entry)))
+        if counts[at] > _MOST:
+            raise refused("E0903", f"the mod is an expression of {counts[at]} operations", f"at most {_MOST}")
+        for position in range(at + 1):
+            self._made.setdefault(position, self._expression(position))
+        return self._made[at]
+
+    def _expression(self, at: int) -> Expr:
+        entry = self._tape.entries[at]
+        made = self._made
+        match entry:
+            case ("index", name):
+                return Index(name)
+            case ("score",):
+                return self._score
+            case ("integer", value):
+                return Const(value)
+            case ("constant", value):
+                return Const(value if isinstance(value, bool) else float(value))
+            case ("number", slot, type):
+                if slot in self._scalars:
+                    return Load(self._scalars[slot], (), (), type)
+                return Const(self._tape.numbers[slot])
+            case ("size", capture, axis):
+                return Dim(self._sizes[capture][axis])
+            case ("load", capture, indices):
+                extents = tuple(map(Dim, self._sizes[capture]))
+                loaded = tuple(made[index] for index in indices)
+                return Load(self._names[capture], loaded, extents, self._tape.types[at])
+            case ("real", operand):
+                return made[operand]
+            case ("neg", operand):
+                found = made[operand]
+                return Const(-found.value) if isinstance(found, Const) else Neg(found)
+            case ("not", operand):
+                return Not(made[operand])
+            case ("and", left, right):
+                return And((*_parts(And, made[left]), *_parts(And, made[right])))
+            case ("or", left, right):
+                return Or((*_parts(Or, made[left]), *_parts(Or, made[right])))
+            case ("call", name, *arguments):
+                return Call(name, tuple(made[argument] for argument in arguments))
+            case (("==" | "!=" | "<" | "<=" | ">" | ">=") as symbol, left, right):
+                return Compare(symbol, made[left], made[right])
+            case (symbol, left, right):
+                return Binary(symbol, made[left], made[right])
+        raise AssertionError(f"no such entry: {entry}")
+
+
+def _parts(kind: Any, expr: Expr) -> tuple[Expr, ...]:
+    return expr.operands if isinstance(expr, kind) else (expr,)
+
+
+def split(score: Expr) -> tuple[Expr, Expr]:
+    """A score that is never minus infinity, and the condition under which it is that of a key that is kept.
+
+    FlexError where minus infinity is computed with.
+    """
+    finite, kept = _split(score)
+    return (Const(0.0) if finite is None else finite), kept
+
+
+def _split(expr: Expr) -> tuple[Expr | None, Expr]:
+    """The same; None for what is minus infinity everywhere."""
+    if not any(_is_infinite(node) for node in walk(expr)):
+        return expr, TRUE
+    match expr:
+        case Const(value=value) if value == -math.inf:
+            return None, FALSE
+        case Call(function="where", args=(condition, then, other)):
+            first, first_kept = _split(then)
+            second, second_kept = _split(other)
+            if first is None:
+                return second, _both(Not(condition), second_kept)
+            if second is None:
+                return first, _both(condition, first_kept)
+            if first_kept == second_kept == TRUE:
+                return Call("where", (condition, first, second)), TRUE
+            either = Or((_both(condition, first_kept), _both(Not(condition), second_kept)))
+            return Call("where", (condition, first, second)), either
+        case Binary(op="+", left=left, right=right) | Call(function="min", args=(left, right)):
+            first, first_kept = _split(left)
+            second, second_kept = _split(right)
+            if first is None or second is None:
+                return None, FALSE
+            whole = Binary("+", first, second) if isinstance(expr, Binary) else Call("min", (first, second))
+            return whole, _both(first_kept, second_kept)
+        case Binary(op="-", left=left, right=right) if not any(map(_is_infinite, walk(right))):
+            first, kept = _split(left)
+            return (None if first is None else Binary("-", first, right)), kept
+        case Binary(op=("*" | "/") as op, left=left, right=Const(value=factor) as right) if factor > 0:
+            first, kept = _split(left)
+            return (None if first is None else Binary(op, first, right)), kept
+        case Call(function="max", args=(left, right)):
+            for one, other in ((left, right), (right, left)):
+                if one == Const(-math.inf):
+                    return _split(other)
+    raise refused(
+        "E0901",
+        "an infinite value that is computed with",
+        "only a score can be minus infinity",
+        "use -inf as the score of a key that is to be left out: torch.where(condition, score, -inf)",
+    )
+
+
+def _is_infinite(expr: Expr) -> bool:
+    return isinstance(expr, Const) and isinstance(expr.value, float) and not math.isfinite(expr.value)
+
+
+def _both(first: Expr, second: Expr) -> Expr:
+    if first == TRUE:
+        return second
+    if second == TRUE:
+        return first
+    return FALSE if FALSE in (first, second) else And((*_parts(And, first), *_parts(And, second)))
+
+
+def conjunction(first: Expr, second: Expr) -> Expr:
+    """first and second."""
+    return _both(first, second)
+
 
 #: Element types of q, k and v.
 DTYPES: Mapping[torch.dtype, str] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -304,3 +462,67 @@ def _named(expr: Expr, names: Mapping[Expr, str]) -> Expr:
     if expr in names:
         return Ref(names[expr], expr.type)
     return rebuild(expr, tuple(_named(child, names) for child in children(expr)))
+
+
+#: Element types of q, k and v by the names that specs have for them.
+SPELLED = {name: dtype for dtype, name in DTYPES.items()}
+_SIZES = ("B", "H", "M", "N")
+
+
+def to_spec(
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    *,
+    query: torch.Tensor | None = None,
+    key: torch.Tensor | None = None,
+    value: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    head_dim: int | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = True,
+    gradients: bool = True,
+    target: str = "triton",
+    name: str = "",
+    **sizes: int,
+) -> Shown:
+    """The text of a spec that computes what torch's FlexAttention does with these mods.
+
+    query, key, value: examples, of which dtype, head_dim and sizes are read; none is needed
+    head_dim: None for a param D in {64, 128}
+    gradients: of q, k, v and of the captured tensors that require one
+    name: of the attention; by default made of those of the mods
+    sizes: B, H, M, N. An axis of a captured tensor that has the size of its index is declared so, as in
+        `doc: i32[N]`; a size that is not given is that of the first axis with b, h, q_idx or kv_idx as index
+
+    Captured tensors become inputs, in the order in which the mods read them; numbers stand in the text.
+    FlexError, with the place in the caller's file, for what no spec can say.
+    """
+    unknown = sorted({*sizes} - {*_SIZES})
+    if unknown:
+        raise TypeError(f"to_spec: expected the sizes {', '.join(_SIZES)}, got {', '.join(unknown)}")
+    value_dim = None
+    if query is not None:
+        dtype, head_dim, sizes["B"] = query.dtype, query.shape[3], query.shape[0]
+        sizes["H"], sizes["M"] = query.shape[1], query.shape[2]
+    if key is not None:
+        sizes["N"] = key.shape[2]
+        enable_gqa = query is not None and query.shape[1] != key.shape[1]
+    if value is not None:
+        value_dim = value.shape[3]
+    if dtype not in DTYPES:
+        raise TypeError(f"dtype: expected {', '.join(map(str, DTYPES))}, got {dtype}")
+    device = torch.device("cpu") if query is None else query.device
+    traced = trace(score_mod, mask_mod, scale=scale, sizes=sizes, device=device, infers=True)
+    layout = Layout(
+        dtype=DTYPES[dtype],
+        head_dim=head_dim,
+        value_dim=value_dim,
+        grouped=enable_gqa,
+        scaled=scale is not None,
+        lse=return_lse,
+        differentiable=gradients,
+        grad=("q", "k", "v") if gradients else (),
+        target=target,
+    )
+    return Shown(write_spec(traced, layout, mods=(score_mod, mask_mod), name=name).text)

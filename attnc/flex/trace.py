@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.flex import arithmetic, functions, logic, operations, rows
+from attnc.flex import functions, operations
 from attnc.flex.errors import FlexError, refused
 from attnc.flex.symbols import Recording, Scalar, scalar
 from attnc.flex.tape import Sizes, Tape
@@ -22,7 +22,7 @@ ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 MaskMod: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
 #: Where the operations are, which a mod looks up by name.
-VOCABULARY = (arithmetic, functions, logic, operations, rows)
+VOCABULARY = (functions, operations)
 _POSITIONS = {"b": "B", "h": "H", "q_idx": "M", "kv_idx": "N"}
 
 

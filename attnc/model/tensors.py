@@ -108,9 +108,29 @@ class Kind:
         return not (self.is_packed or self.is_paged or self.is_part)
 
     @property
+    def ends(self) -> str:
+        """The input that says where packed sequences begin and end; "" where they are not packed."""
+        return ""
+
+    @property
+    def table(self) -> str:
+        """The input that says in which pages rows lie; "" where they lie in none."""
+        return ""
+
+    @property
+    def rows_of_page(self) -> int:
+        """0 where there are no pages."""
+        return 0
+
+    @property
+    def page_param(self) -> str:
+        """The param that the size of a page is, until `variants` fixes it; "" where it is a number."""
+        return ""
+
+    @property
     def tables(self) -> tuple[str, ...]:
         """The inputs that say where rows lie."""
-        return ()
+        return tuple(name for name in (self.table, self.ends) if name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +155,16 @@ class Paged(Kind):
     param: str = ""
 
     @property
-    def tables(self) -> tuple[str, ...]:
-        return (self.block_table,)
+    def table(self) -> str:
+        return self.block_table
+
+    @property
+    def rows_of_page(self) -> int:
+        return self.page
+
+    @property
+    def page_param(self) -> str:
+        return self.param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +177,8 @@ class Ragged(Kind):
     cu_seqlens: str
 
     @property
-    def tables(self) -> tuple[str, ...]:
-        return (self.cu_seqlens,)
+    def ends(self) -> str:
+        return self.cu_seqlens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

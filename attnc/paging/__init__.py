@@ -8,7 +8,6 @@ device and never waits for it.
 """
 
 from attnc.paging.allocator import CacheFull, OutOfPages, OutOfRows, Statistics
-from attnc.paging.cache import Layout, PagedCache, Step
-from attnc.paging.spread import Spread
+from attnc.paging.cache import Layout, PagedCache, Spread, Step
 
 __all__ = ["CacheFull", "Layout", "OutOfPages", "OutOfRows", "PagedCache", "Spread", "Statistics", "Step"]

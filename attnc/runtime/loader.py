@@ -13,8 +13,8 @@ from typing import Any
 
 from attnc.build import digest
 from attnc.plan import ir
-from attnc.runtime.cache import cache_folder, store, store_bytes
-from attnc.runtime.importing import import_once, package_of
+from attnc.runtime.packages import import_once, package_of
+from attnc.support.cache import cache_folder, store_bytes
 from attnc.target.files import render_files
 from attnc.tuned.choices import Choice, tuned_choices
 
@@ -30,6 +30,19 @@ def load_module(module: ir.Module, choices: Iterable[Choice] = ()) -> ModuleType
 def load_text(text: str) -> ModuleType:
     """Imports the text of a generated module; equal texts give the same module object."""
     return load_file(store(text))
+
+
+def store(text: str, suffix: str = ".py") -> Path:
+    """The path of a file with exactly this text, written in one step where it is not there yet."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    path = cache_folder() / f"{digest}{suffix}"
+    try:
+        if path.read_text(encoding="utf-8") == text:
+            return path
+    except (FileNotFoundError, UnicodeDecodeError):
+        pass
+    store_bytes(path, text.encode())
+    return path
 
 
 def load_files(files: Mapping[str, str]) -> ModuleType:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnc.runtime.cache import cache_folder, store_bytes
+from attnc.support.cache import cache_folder, store_bytes
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

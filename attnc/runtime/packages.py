@@ -3,20 +3,82 @@
 A package is a folder of the cache with its modules and a manifest, which is written last and holds the hash
 of every file: a folder that is half written, cut off or changed counts as not there. Files are replaced in
 one step, and those of one key are the same whoever writes them, so processes need no lock.
+
+Generated modules are imported by path, under names such that each finds its support package: a module says
+`from ..._support import`, three packages up, where `attnc compile` puts a copy. A file that lies in such a
+tree gets that copy; any other, like those in the cache, the one of this compiler.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnc.runtime.cache import private_folder, store_bytes
-from attnc.runtime.importing import import_once, package_of
+from attnc.resources import resource
+from attnc.support.cache import private_folder, store_bytes
+from attnc.target.support import FOLDER
+
+# --- imports by path ----------------------------------------------------------------------------------------
+
+
+def package_of(folder: Path) -> str:
+    """The name of a package for the files of a folder, made where it is not there. Its `__init__.py` is not
+    run.
+    """
+    folder = folder.resolve()
+    root = folder.parent.parent
+    if (root / FOLDER / "__init__.py").is_file():
+        above = f"attnc_generated_{_digest(str(root))[:16]}"
+        _package(above, [str(root)])
+    else:
+        above = "attnc_generated"
+        if above not in sys.modules:
+            _package(above, [])
+            support = resource("support")
+            import_once(f"{above}.{FOLDER}", support / "__init__.py", support)
+    between = f"{above}.f{_digest(str(folder))[:16]}"
+    _package(between, [])
+    return _package(f"{between}.files", [str(folder)])
+
+
+def import_once(name: str, path: Path, folder: Path | None = None) -> ModuleType:
+    """The module in a file, imported under this name where it is not yet, without touching sys.path. folder:
+    where a package has its modules. Raises what the file raises, and then nothing of it is left imported.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    within = None if folder is None else [str(folder)]
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=within)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        for loaded in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
+            del sys.modules[loaded]
+        raise
+    return module
+
+
+def _package(name: str, path: list[str]) -> str:
+    if name not in sys.modules:
+        module = ModuleType(name)
+        module.__path__ = path
+        sys.modules[name] = module
+    return name
+
+
+# --- packages on disk ---------------------------------------------------------------------------------------
+
 
 _MANIFEST = "manifest.json"
 

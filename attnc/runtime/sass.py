@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnc.runtime.cubin import tool
+from attnc.runtime.toolchains import tool
 
 _FUNCTION = re.compile(r"^\.text\.([\w$]+):", re.M)
 _LINE = re.compile(

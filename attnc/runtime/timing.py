@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -164,3 +164,24 @@ def _flushed_sample(launch: Launch, flushed: torch.Tensor) -> float:
         end.record()
     torch.cuda.synchronize()
     return sum(float(start.elapsed_time(end)) for start, end in pairs) / _FLUSHED
+
+
+def replayed(calls: Sequence[Launch]) -> Launch:
+    """A launch of all the calls in turn, captured once; they are made once before, for what they allocate."""
+    stream: Any = torch.cuda.Stream  # torch ships streams and graphs without annotations
+    side = stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+
+    def launch(_alive: Sequence[Launch] = calls) -> None:  # what a graph reads and writes, it does not own
+        graph.replay()
+
+    return launch

@@ -1,22 +1,31 @@
-"""A planned module made ready to launch at a realistic size: what `attnc tune` and `attnc demo` run."""
+"""Planned modules made ready to launch at realistic sizes: what `attnc tune`, `demo` and `calibrate` run.
+
+`Sized` and `Layer` hold an attention and a projection in as many copies as push each other out of the L2
+cache; inputs are drawn, or read from a file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Dim, Expr, show, walk
-from attnc.model.tensors import DType, Paged, Ragged, Role
+from attnc.model.tensors import Paged, Ragged, Role, Tensor
 from attnc.plan import ir
+from attnc.plan.ir import Module
 from attnc.plan.layout import KernelName
+from attnc.plan.projection import ProjectionModule
 from attnc.plan.signature import PAGES
-from attnc.runtime.dtypes import TORCH
-from attnc.runtime.loader import load_module
-from attnc.runtime.timing import Launch
+from attnc.runtime.loader import load_module, load_text
+from attnc.runtime.timing import Launch, replayed
+from attnc.support.arguments import DTYPES
+from attnc.tuned.choices import Choice
 
 #: Sizes that a spec leaves open, apart from the lengths.
 _DIMS = {"H": 16, "Hkv": 4, "G": 4}
@@ -143,7 +152,7 @@ def synchronize() -> None:
 def _draw(arg: ir.Arg, dims: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
     axes = zip(arg.tensor.shape, arg.axes, strict=True)
     shape = [dims[PAGES.name] if size == PAGES else _size(bind, dims) for size, bind in axes]
-    dtype = TORCH[DType(arg.tensor.dtype)]
+    dtype = DTYPES[arg.tensor.dtype]
     device = generator.device
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
@@ -165,3 +174,148 @@ def _value(expr: Expr | None, dims: Mapping[str, int]) -> int:
         raise ValueError("an axis that is neither bound nor checked")
     used = {node.name: dims[node.name] for node in walk(expr) if isinstance(node, Dim)}
     return int(evaluate(expr, Env(dims=used)))
+
+
+# --- an attention at given sizes ----------------------------------------------------------------------------
+
+
+#: Bytes of K and V that are read between two readings of one, and most copies.
+_COLD, _MOST = 256 << 20, 16
+
+
+class Sized:
+    """Inputs of an attention with M query rows and N keys in each of B sequences; most: copies of them."""
+
+    def __init__(self, module: ir.Module, M: int, N: int, B: int, most: int = _MOST) -> None:
+        first = problem_for(module, N, sizes={"M": M, "B": B})
+        named = {arg.tensor.name: at for at, arg in enumerate(module.args)}
+        q, k = (first.tensors[named[name]] for name in "qk")
+        self.copies = max(1, min(most, _COLD // (2 * k.numel() * k.element_size())))
+        clones = [tuple(tensor.clone() for tensor in first.tensors) for _ in range(self.copies - 1)]
+        self.problems = [first.tensors, *clones]
+        attention = module.variant.attention
+        self.heads, self.kv_heads = _heads(attention.q, q), _heads(attention.k, k)
+        keys = k.shape[attention.k.axis(Role.KEY) or 0]
+        if table := attention.k.storage.table:
+            keys = first.tensors[named[table]].shape[1] * attention.k.storage.rows_of_page
+        rows = q.shape[attention.q.axis(Role.QUERY) or 0]
+        sequences = 1 if attention.q.axis(Role.BATCH) is None else q.shape[0]
+        #: What a call is chosen by: M, N, and batch times heads; of packed sequences the rows of all.
+        self.seen = rows, keys, sequences * self.heads
+
+    def graph(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
+        """A graph of one call for each copy, with the config that the module takes by itself."""
+        loaded: Any = load_module(module, choices)
+        function = getattr(loaded, module.variant.attention.name)
+        with torch.no_grad():
+            return replayed([partial(function, *tensors) for tensors in self.problems])
+
+    def with_gradients(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
+        """A call and its backward by autograd, on one copy."""
+        attention, loaded = module.variant.attention, load_module(module, choices)
+        function: Any = getattr(loaded, attention.name)
+        names = (arg.tensor.name for arg in module.args)
+        inputs = [
+            x.clone().requires_grad_() if name in attention.grads else x
+            for name, x in zip(names, self.problems[0], strict=True)
+        ]
+        wanted = [x for x in inputs if x.requires_grad]
+        do = torch.randn_like(_first(function(*inputs)))
+        return lambda: torch.autograd.grad(_first(function(*inputs)), wanted, do)
+
+
+def _first(found: Any) -> torch.Tensor:
+    """o among the results."""
+    o: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return o
+
+
+def _heads(tensor: Tensor, values: torch.Tensor) -> int:
+    """How many heads the values have: one where the tensor has no axis of heads."""
+    axis = tensor.axis(Role.HEAD)
+    return 1 if axis is None else int(values.shape[axis])
+
+
+# --- projections --------------------------------------------------------------------------------------------
+
+
+#: Bytes of weights that are read between two readings of one of them: several times any cache.
+_COLD_WEIGHTS = 512 << 20
+
+
+class Layer:
+    """A projection with fixed N and K on this GPU: copies of its weights, and graphs of its configs."""
+
+    def __init__(self, planned: ProjectionModule, text: str, copies: int | None = None) -> None:
+        projection = planned.variant.projection
+        sizes = projection.size("N"), projection.size("K")
+        if sizes[0] is None or sizes[1] is None:
+            raise ValueError(f"{planned.name} has open sizes")
+        self.N, self.K = sizes[0], sizes[1]
+        self.planned = planned
+        self.module: Any = load_text(text)
+        dtype = DTYPES[projection.dtype]
+        self.bytes = self.N * self.K * projection.dtype.bytes
+        generator = torch.Generator("cuda").manual_seed(0)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device="cuda", dtype=dtype)
+
+        copies = copies or max(2, -(-_COLD_WEIGHTS // self.bytes))
+        self.weights = [normal(self.N, self.K) for _ in range(copies)]
+        self.bias = (normal(self.N),) if projection.has_bias else ()
+        self._normal = normal
+
+    def call(self, position: int, M: int) -> Launch:
+        """One call of a config, which allocates y."""
+        x, config = self._normal(M, self.K), self.module.CONFIGS[position]
+        function = getattr(self.module, self.planned.name)
+        return lambda: function(x, self.weights[0], *self.bias, config=config)
+
+    def graphs(self, positions: Sequence[int], M: int) -> dict[str, Launch]:
+        """Captures, for each config that runs here, a graph of one call for each copy of the weights."""
+        x = self._normal(M, self.K)
+        y = torch.empty((M, self.N), dtype=x.dtype, device="cuda")
+        function = getattr(self.module, self.planned.name)
+        made: dict[str, Launch] = {}
+        for position in positions:
+            config = self.module.CONFIGS[position]
+            calls = [partial(function, x, w, *self.bias, out=y, config=config) for w in self.weights]
+            try:
+                made[str(position)] = replayed(calls)
+            except Exception:  # too large for this device, or the compiler gave up: not a candidate
+                torch.cuda.synchronize()
+        return made
+
+
+# --- inputs by name -----------------------------------------------------------------------------------------
+
+
+#: Keys of a sequence, and tokens of all of them.
+_DRAWN_LENGTH, _DRAWN_TOKENS = 1024, 4096
+
+
+def load_samples(path: Path) -> dict[str, torch.Tensor]:
+    """What `torch.save` wrote: a dict of tensors. v, which scores do not depend on, may be missing.
+
+    Nothing in the file is executed. Raises OSError, and ValueError if it is another kind of file.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as failure:  # of many kinds, whose texts advise to execute what the file holds
+        raise ValueError(f"{path} is not a file of tensors that torch.save wrote") from failure
+    if not isinstance(found, dict) or not all(isinstance(x, torch.Tensor) for x in found.values()):
+        raise ValueError(f"{path} does not hold a dict of tensors")
+    samples = {str(name): tensor for name, tensor in found.items()}
+    if "k" in samples:
+        samples.setdefault("v", torch.zeros_like(samples["k"]))
+    return samples
+
+
+def drawn(module: Module) -> Mapping[str, torch.Tensor]:
+    """N(0, 1) inputs of 1024 keys, on the CPU."""
+    problem = problem_for(module, _DRAWN_LENGTH, device="cpu", tokens=_DRAWN_TOKENS)
+    names = (arg.tensor.name for arg in module.args)
+    return dict(zip(names, problem.tensors, strict=True))

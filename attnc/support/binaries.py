@@ -1,19 +1,13 @@
 """Machine code of CUDA kernels: compiled by NVRTC for the GPU at hand, and kept."""
 
-import atexit
 import ctypes
-import functools
 import hashlib
-import os
-import shutil
-import stat
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .cache import cache_folder, store_bytes
 from .configs import KernelConfig
 
 
@@ -66,10 +60,7 @@ class Program:
         cached = cache_folder() / file_name
         if not cached.is_file():
             image = self.compile(name, self.options(config, aligned, arch))
-            handle, temporary = tempfile.mkstemp(dir=cached.parent, suffix=".tmp")
-            with os.fdopen(handle, "wb") as file:
-                file.write(image)
-            Path(temporary).replace(cached)  # in one step: nobody reads half a file
+            store_bytes(cached, image)
         return cached
 
     def compile(self, name: str, options: tuple[str, ...]) -> bytes:
@@ -146,43 +137,3 @@ def defined(config: KernelConfig, aligned: bool) -> dict[str, int]:
     if limit := getattr(config, "maxnreg", 0):
         sizes["MAXNREG"] = int(limit)
     return {**sizes, "ALIGNED": int(aligned)}
-
-
-def cache_folder() -> Path:
-    """$ATTNC_CACHE_DIR, else the user's own; where that cannot be used, one of this process, with a warning.
-    PermissionError for $ATTNC_CACHE_DIR.
-    """
-    chosen = os.environ.get("ATTNC_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    folder = Path(chosen or Path(base) / "attnc")
-    wrong = _made_private(folder) or ("" if chosen or os.access(folder, os.W_OK) else "is read-only")
-    if not wrong:
-        return folder
-    if chosen:
-        raise PermissionError(f"{folder} {wrong}; remove it or set ATTNC_CACHE_DIR")
-    return _instead(f"{folder} {wrong}; set ATTNC_CACHE_DIR")
-
-
-def _made_private(folder: Path) -> str:
-    """Makes the folder, if it is not there. What is wrong with it: code is run from there, so that a folder
-    which others can write to is refused.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as failure:
-        return f"cannot be made ({failure.strerror})"
-    found = folder.lstat()
-    if stat.S_ISLNK(found.st_mode):
-        return "is a link"
-    if found.st_uid != os.geteuid():
-        return f"belongs to another user ({found.st_uid})"
-    return "is not private: others can write to it" if found.st_mode & 0o022 else ""
-
-
-@functools.cache
-def _instead(reason: str) -> Path:
-    """A folder that this process removes when it ends."""
-    warnings.warn(f"{reason}. Until then every process compiles anew.", stacklevel=2)
-    folder = tempfile.mkdtemp(prefix="attnc-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)

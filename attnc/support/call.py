@@ -33,11 +33,12 @@ from .configs import (
     encode_configs,
 )
 from .devices import Gpu, gpu_of
-from .gradients import Backward, Differentiable
+from .gradients import Backward, Differentiable, Operators
 from .memory import (
     Key,
     Layout,
     Memory,
+    Repeated,
     allocate,
     contiguous,
     layout,
@@ -46,8 +47,6 @@ from .memory import (
     memory_of,
     picked,
 )
-from .operators import Operators
-from .repeated import Repeated
 from .sizes import evaluate
 from .splits import Split
 

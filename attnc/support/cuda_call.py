@@ -129,15 +129,19 @@ class CudaLaunch:
 
     def packed(self, addresses: Mapping[int, int]) -> Packed:
         """What a launch with tensors at these addresses takes, by their positions."""
-        positions, matrices, offsets, numbers, rows_aligned = self.arguments
+        positions, matrices, _, numbers, rows_aligned = self.arguments
         found = [addresses.get(at, 0) for at in positions]
         bits = 0
         for i in matrices:
             bits |= found[i]
-        for i, offset in offsets:
-            found[i] += offset if found[i] else 0
         aligned = bits % 16 == 0
-        return self.start_of(aligned and rows_aligned), struct.pack(f"={len(found)}Q", *found) + numbers
+        return self.start_of(aligned and rows_aligned), self.packed_addresses(found) + numbers
+
+    def packed_addresses(self, found: list[int]) -> bytes:
+        """Packs addresses; those of tensors that kernels enter behind their first element are moved there."""
+        for i, offset in self.arguments.offsets:
+            found[i] += offset if found[i] else 0
+        return struct.pack(f"={len(found)}Q", *found)
 
     def start_of(self, aligned: bool) -> Start:
         """What starts the kernels that are compiled for rows at multiples of 16 bytes, or for any."""

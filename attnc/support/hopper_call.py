@@ -4,7 +4,6 @@ addresses.
 
 import ctypes
 import functools
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -308,15 +307,12 @@ class HopperLaunch(CudaLaunch):
     def packed_behind_maps(self, addresses: Mapping[int, int], counter: Sequence[int]) -> Packed:
         """`packed`, behind tensor maps. counter: the address of one, if the kernels take it."""
         assert self.tma is not None
-        positions, _, offsets, numbers, _ = self.arguments
+        positions, numbers = self.arguments.positions, self.arguments.numbers
         boxes = enumerate(zip(self.mapped, self.tma.boxes.values(), strict=True))
         empty = counter[0] + 16 if counter else 0
         maps = [self.map(i, empty if box.is_empty else addresses.get(at, 0), box) for i, (at, box) in boxes]
-        found = [addresses.get(at, 0) for at in positions]
-        for i, offset in offsets:
-            found[i] += offset if found[i] else 0
-        found += counter
-        return self.start_of(True), b"".join((*maps, struct.pack(f"={len(found)}Q", *found), numbers))
+        found = [*(addresses.get(at, 0) for at in positions), *counter]
+        return self.start_of(True), b"".join((*maps, self.packed_addresses(found), numbers))
 
     def launcher(self, kernel: Ready, aligned: bool) -> Callable[[int, int, int], None]:
         if self.tma is None or not self.tma.kernels.waits:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from attnc.expr import nodes
 from attnc.model.attention import Attention, Param
 from attnc.model.program import Projection
-from attnc.model.tensors import DType, Paged, Role, Tensor
+from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir import Module
 from attnc.plan.projection import ProjectionModule
@@ -237,12 +237,10 @@ def call_sizes(attention: Attention) -> tuple[tuple[Tensor, Tensor], tuple[str, 
     """M, N, and batch times heads, of the arguments, and which those are."""
     q, k = attention.q, attention.k
     rows = f"q.shape[{q.axis(Role.QUERY)}]"
-    match k.storage:
-        case Paged(block_table=table, page=page, param=param):
-            rows_of_page = f"k.shape[{k.axis(Role.KEY)}]" if param else str(page)
-            read, keys = attention.tensor(table), f"{table}.shape[1] * {rows_of_page}"
-        case _:
-            read, keys = k, f"k.shape[{k.axis(Role.KEY)}]"
+    read, keys = k, f"k.shape[{k.axis(Role.KEY)}]"
+    if table := k.storage.table:
+        page = keys if k.storage.page_param else str(k.storage.rows_of_page)
+        read, keys = attention.tensor(table), f"{table}.shape[1] * {page}"
     axes = (q.axis(role) for role in (Role.BATCH, Role.HEAD))
     pairs = " * ".join(f"q.shape[{axis}]" for axis in axes if axis is not None)
     return (q, read), (rows, keys, pairs or "1")
@@ -310,7 +308,7 @@ def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:
         if tensor.dtype == param:
             return Selector(param=param, expression=f"{tensor.name}.dtype", tensor=tensor)
         for axis, size in enumerate(tensor.shape):
-            is_page = isinstance(tensor.storage, Paged) and tensor.storage.param == param
+            is_page = tensor.storage.page_param == param
             if (isinstance(size, nodes.Param) and size.name == param) or (
                 is_page and axis == tensor.axis(Role.KEY)
             ):

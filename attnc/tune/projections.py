@@ -22,10 +22,9 @@ from pathlib import Path
 from attnc.build import digest, dispatch_path, front, plan_program
 from attnc.model.program import IMPLS, Impl
 from attnc.plan.projection import ProjectionModule, impl_of
-from attnc.runtime.layers import Layer
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
-from attnc.runtime.trial import device_name, synchronize
+from attnc.runtime.trial import Layer, device_name, synchronize
 from attnc.target.projection import render_projection
 from attnc.tune import in_processes
 from attnc.tuned.tables import PROJECTION_SIZES, Row, Table, known_tables, merge_tables

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from attnc.build import dispatch_path, front, plan_program, tuned_of
 from attnc.plan import ir
-from attnc.runtime.sized import Sized
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
-from attnc.runtime.trial import device_name
+from attnc.runtime.trial import Sized, device_name
 from attnc.tuned.choices import Choice
 from attnc.tuned.tables import ATTENTION_SIZES, Row, Table, joined, known_tables, merge_tables, plain_name
 

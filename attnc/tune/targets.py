@@ -15,12 +15,10 @@ from math import isqrt
 from pathlib import Path
 
 from attnc.build import dispatch_path, front, plan_program, tuned_of
-from attnc.model.tensors import Ragged
 from attnc.plan import ir
-from attnc.runtime.sized import Sized
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
-from attnc.runtime.trial import device_name
+from attnc.runtime.trial import Sized, device_name
 from attnc.support.by_target import Needs, runs
 from attnc.target.dispatch import fastest_first, needs_of
 from attnc.tune import in_processes
@@ -118,7 +116,7 @@ def sizes_of(family: Sequence[ir.Module]) -> tuple[Size, ...]:
     attention = family[0].variant.attention
     if _decodes(family):
         return tuple(Size(M=M, N=N, B=B) for N in KEYS for M in ROWS for B in BATCHES)
-    packed = any(isinstance(tensor.storage, Ragged) for tensor in (attention.q, attention.k))
+    packed = any(tensor.storage.is_packed for tensor in (attention.q, attention.k))
     return tuple(
         Size(M=N, N=N, B=_PACKED if packed else max(1, _TOKENS // N), gradients=gradients)
         for N in KEYS

@@ -23,7 +23,6 @@ from unittest.mock import patch
 import torch
 
 from attnc.expr.nodes import Dim
-from attnc.model.tensors import Dense, Prefix
 from attnc.verify.case import Case
 from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
@@ -112,9 +111,9 @@ class _Calls:
         """The input, one shorter on an axis as long as one of another input: the same address and strides."""
         attention = self.subject.variant.attention
         tensor = attention.tensor(name)
-        if not isinstance(tensor.storage, Dense):
+        if not tensor.storage.is_plain:
             return
-        passed = (other for other in attention.inputs if not isinstance(other.storage, Prefix))
+        passed = (other for other in attention.inputs if not other.storage.is_part)
         tied = {size for other in passed if other is not tensor for size in other.shape}
         for axis, size in enumerate(tensor.shape):
             if isinstance(size, Dim) and size in tied and self.base[name].shape[axis] > 1:
@@ -165,7 +164,7 @@ class _Calls:
         attention = self.subject.variant.attention
         leaves, given = [], []
         for tensor in attention.inputs:
-            if isinstance(tensor.storage, Prefix):
+            if tensor.storage.is_part:
                 continue
             x = inputs[tensor.name]
             if tensor.name in attention.grads:

@@ -16,12 +16,11 @@ from typing import Any, TypeAlias
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr, Load, Search, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
+from attnc.model.tensors import Dense, Role, Tensor
 from attnc.plan import ir
 from attnc.verify.boundaries import PROCESSORS, Boundary, Facts, boundaries_of
 from attnc.verify.case import Case, Layout
-from attnc.verify.data import ORDINARY, SPECIALS, VALUES
-from attnc.verify.extras import styles_for
+from attnc.verify.data import ORDINARY, SPECIALS, VALUES, styles_for
 from attnc.verify.problem import draw_extras
 from attnc.verify.storage import draw_lengths, lengths_for, memory_dims
 from attnc.verify.strategies import CALLS, all_dims, free_dims, locates_rows, size
@@ -248,9 +247,8 @@ class Space:
         for b in range(min(count, 1) if alike and heads else count if heads else 0):
             own = {**memory, "M": memory.get("M", dims.get("M", 0)), "N": memory.get("N", dims.get("N", 0))}
             for tensor, name in ((attention.q, "M"), (attention.k, "N")):
-                match tensor.storage:
-                    case Ragged(cu_seqlens=ends):
-                        own[name] = int(lengths.rows[ends][b])
+                if ends := tensor.storage.ends:
+                    own[name] = int(lengths.rows[ends][b])
             for name, expr in attention.lengths.items():
                 at_b = Env(indices={"b": b}, dims=own, tensors=values)
                 own[name] = min(max(int(evaluate(expr, at_b).item()), 0), own[name])
@@ -294,11 +292,8 @@ class Space:
 
     @cached_property
     def _columns(self) -> tuple[Expr, ...]:
-        match self.attention.k.storage:
-            case Paged(block_table=name):
-                return (self.attention.tensor(name).shape[1],)
-            case _:
-                return ()
+        table = self.attention.k.storage.table
+        return (self.attention.tensor(table).shape[1],) if table else ()
 
 
 @dataclass

@@ -22,19 +22,19 @@ from attnc.expr.nodes import Expr, Index, Load, uses
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
 from attnc.plan.ir.backward import GradientBound
-from attnc.reference import Head, heads, softmax
-from attnc.reference_arrays import Array, Bools, Floats, Input, rows, to_arrays
+from attnc.reference import Array, Bools, Floats, Head, Input, heads, rows, softmax, to_arrays
 from attnc.reference_gradients import gradients
 from attnc.verify.running_error import FLUSHED, Approx, RunningError, U
 from attnc.verify.tolerance import (
     LARGEST_EXPONENT,
     SLACK,
+    Verdict,
     chain_error,
     dot_products,
     expected_rows,
     exponential_error,
+    to_float64,
 )
-from attnc.verify.verdict import Verdict, to_float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,19 +25,16 @@ from attnc.expr.construct import number
 from attnc.expr.derive import derive
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
-from attnc.reference import Head, heads, softmax
-from attnc.reference_arrays import Array, Floats, rows, to_arrays
+from attnc.reference import Array, Floats, Head, heads, rows, softmax, to_arrays
 from attnc.verify.case import Case
-from attnc.verify.check import same_bits
-from attnc.verify.excluded import may_exclude, poisoned_keys
+from attnc.verify.check import run_backward, same_bits
 from attnc.verify.gradient_bound import expect_gradients
-from attnc.verify.gradient_check import run_backward
 from attnc.verify.memory import shuffled
 from attnc.verify.problem import Problem, Value, build
+from attnc.verify.rerun import may_exclude, poisoned_keys
 from attnc.verify.running_error import U
 from attnc.verify.subject import Subject
-from attnc.verify.tolerance import SLACK, expect
-from attnc.verify.verdict import to_float64
+from attnc.verify.tolerance import SLACK, expect, to_float64
 
 #: What masked elements are replaced with: finite, since 0 times anything else is not 0.
 _JUNK = 1e4

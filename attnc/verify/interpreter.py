@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from attnc.reference import bf16_to_f32, f32_to_bf16
 from attnc.verify.interpreted_language import Language
 from attnc.verify.memory import WATCH, MemoryFault
-from attnc.verify.rounding import bf16_to_f32, f32_to_bf16, f32_to_tf32
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -452,3 +452,10 @@ class _Patch:
             return self.tl.tensor(self.handle(result, args[0].dtype), args[0].type)
 
         return apply
+
+
+def f32_to_tf32(values: Array) -> Array:
+    """float32 values with the 13 low bits of the significand cleared, which is what the tensor core reads."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    cleared = (bits & np.uint32(0xFFFFE000)).view(np.float32).reshape(values.shape)
+    return np.where(np.isnan(values), values, cleared)

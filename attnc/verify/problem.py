@@ -12,12 +12,21 @@ import torch
 
 from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Ragged, Role, Tensor
-from attnc.reference_arrays import Array, Floats
-from attnc.runtime.dtypes import TORCH
+from attnc.model.tensors import DType, Role, Tensor
+from attnc.reference import Array, Floats
+from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case, Layout
-from attnc.verify.data import Rng, Sizes, draw_counts, draw_ids, draw_integers, draw_qkv, farthest, generator
-from attnc.verify.extras import restyled
+from attnc.verify.data import (
+    Rng,
+    Sizes,
+    draw_counts,
+    draw_ids,
+    draw_integers,
+    draw_qkv,
+    farthest,
+    generator,
+    restyled,
+)
 from attnc.verify.memory import untouched
 from attnc.verify.storage import (
     LENGTHS,
@@ -94,14 +103,14 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
         if not tensor.shape and case.seed % 2:
             inputs[tensor.name] = value.item()
             continue
-        data = torch.from_numpy(np.array(value)).to(TORCH[DType(tensor.dtype)])
+        data = torch.from_numpy(np.array(value)).to(DTYPES[tensor.dtype])
         made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device)
         inputs[tensor.name] = made.view
         guarded.append(made)
     outputs = {}
     for tensor in attention.outputs:
         shape = [size(expr, dims) for expr in tensor.shape]
-        data = torch.full(shape, torch.nan, dtype=TORCH[DType(tensor.dtype)])
+        data = torch.full(shape, torch.nan, dtype=DTYPES[tensor.dtype])
         made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device)
         outputs[tensor.name] = made.view
         guarded.append(made)
@@ -176,8 +185,8 @@ def draw_values(
         if tensor.storage.is_part:
             continue  # its rows are those of k, whatever those are stored as
         rows, array = (Role.QUERY if tensor is attention.q else Role.KEY), canonical[tensor.name]
-        if isinstance(tensor.storage, Ragged):
-            known = lengths.rows[tensor.storage.cu_seqlens]
+        if ends := tensor.storage.ends:
+            known = lengths.rows[ends]
             array = pack(array, known, lengths.tail, unused_value(tensor, fill))[None]
         order = (Role.BATCH, rows, Role.HEAD, Role.FEATURE)
         source = [order.index(role) for role in tensor.roles]
@@ -236,9 +245,7 @@ def _in_pages(
     fill: str,
 ) -> dict[str, Floats]:
     """k and v as pools of pages; adds the block table to the values."""
-    storage = attention.k.storage
-    assert isinstance(storage, Paged)
-    page, name = storage.page, storage.block_table
+    page, name = attention.k.storage.rows_of_page, attention.k.storage.table
     keys = kv_lengths(attention, dims, values)
     columns = size(attention.tensor(name).shape[1], dims)
     values[name], count = draw_table(columns, page, keys, generator(case.seed, 1001), fill)

@@ -22,8 +22,8 @@ from attnc.build import digest
 from attnc.model.program import KERNELS, ProjectionVariant
 from attnc.model.tensors import DType
 from attnc.plan.projection import MOST_ROWS, DotBound, ProjectionModule
-from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_text
+from attnc.support.arguments import DTYPES
 from attnc.target.projection import render_projection
 from attnc.verify.boundaries import Boundary, Facts, boundaries_of_projection
 from attnc.verify.case import Case, Fit, Layout
@@ -33,8 +33,7 @@ from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
 from attnc.verify.problem import Guarded, place_tensor
 from attnc.verify.search import Trial
-from attnc.verify.tolerance import SLACK
-from attnc.verify.verdict import Verdict
+from attnc.verify.tolerance import SLACK, Verdict
 
 _FLUSHED = 2.0**-126
 _LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.4028234663852886e38}
@@ -377,7 +376,7 @@ def draw(variant: ProjectionVariant, case: Case, device: str) -> dict[str, torch
             x, w = x * 2.0**-7, w * 2.0**-7
         case _:
             pass
-    dtype = TORCH[projection.dtype]
+    dtype = DTYPES[projection.dtype]
     made = {"x": x.to(dtype), "w": w.to(dtype)} | ({"bias": bias.to(dtype)} if projection.has_bias else {})
     special = SPECIALS[case.special]
     if special is not None and special[0] in made and made[special[0]].numel():

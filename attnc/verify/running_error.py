@@ -27,8 +27,7 @@ from attnc.expr.evaluate import real
 from attnc.expr.functions import REAL, RealFunction
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dot, Expr, Load, Neg, Not, Or
 from attnc.plan.ir import ErrorBound
-from attnc.reference import Head
-from attnc.reference_arrays import Array, Bools, Floats
+from attnc.reference import Array, Bools, Floats, Head
 
 #: Unit roundoff of float32.
 U = 2.0**-24

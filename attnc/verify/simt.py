@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from attnc.resources import resource
-from attnc.runtime.cache import cache_folder
+from attnc.support.cache import cache_folder
 
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\w+(?:, (\w+))?\)|BOUNDS)\s+(\w+)\(')
 _DEFINE = re.compile(r"-D(\w+)=(\d+)")

@@ -16,7 +16,7 @@ from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Dim
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Ragged, Role, Tensor
-from attnc.reference_arrays import Array, Floats
+from attnc.reference import Array, Floats
 from attnc.verify.data import Rng, generator
 
 _STREAM = 1000

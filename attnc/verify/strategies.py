@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Const, Dim, Expr, Load, show, walk
 from attnc.model.attention import Attention, Variant
-from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
+from attnc.model.tensors import Dense, Paged, Role, Tensor
 from attnc.verify.case import Case, Fit, Layout
-from attnc.verify.data import LOGITS, ORDINARY, SPECIALS, VALUES
-from attnc.verify.extras import EXTRAS, styles_for
+from attnc.verify.data import EXTRAS, LOGITS, ORDINARY, SPECIALS, VALUES, styles_for
 from attnc.verify.storage import LENGTHS, lengths_for
 
 
@@ -63,19 +62,16 @@ def free_dims(attention: Attention) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for tensor in attention.inputs:
         names |= dict.fromkeys(node.name for e in tensor.shape for node in walk(e) if isinstance(node, Dim))
-        match tensor.storage:
-            case Ragged():
-                if tensor is attention.q:
-                    names["M"] = None
-                elif tensor.storage != attention.q.storage:
-                    names["N"] = None
+        if tensor.storage.is_packed and tensor is attention.q:
+            names["M"] = None
+        elif tensor.storage.is_packed and tensor.storage != attention.q.storage:
+            names["N"] = None
     for tensor in (attention.q, attention.k, attention.v):
-        match tensor.storage:
-            case Ragged():
-                role = Role.QUERY if tensor is attention.q else Role.KEY
-                names.pop(show(tensor.size(role)), None)
-            case Paged(block_table=table):
-                names.pop(show(attention.tensor(table).shape[1]), None)
+        if tensor.storage.is_packed:
+            role = Role.QUERY if tensor is attention.q else Role.KEY
+            names.pop(show(tensor.size(role)), None)
+        if table := tensor.storage.table:
+            names.pop(show(attention.tensor(table).shape[1]), None)
     if attention.heads_q != Dim("H"):
         names.pop("H", None)
     return tuple(names)
@@ -147,7 +143,8 @@ def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
     for tensor in attention.outputs if attention.grads else ():
         if draw(st.integers(0, 2)) == 2:
             layouts[f"d{tensor.name}"] = draw(_handed_over(tensor))
-    apart = tuple(t for t in (attention.q, attention.k, attention.v) if isinstance(t.storage, Dense | Paged))
+    stored = (attention.q, attention.k, attention.v)
+    apart = tuple(t for t in stored if t.storage.is_plain or t.storage.is_paged)
     spread = draw(st.sampled_from((None,) * 2 * len(apart) + apart)) if apart else None
     if spread is not None and (layout := far(attention, spread, dims)) is not None:
         layouts[spread.name] = layout
@@ -205,13 +202,12 @@ def locates_rows(attention: Attention, tensor: Tensor) -> bool:
     a sequence another length than its pages have.
     """
     for stored in (attention.q, attention.k, attention.v):
-        match stored.storage:
-            case Paged(block_table=name) | Ragged(cu_seqlens=name) if tensor.name in (name, stored.name):
+        if (tables := stored.storage.tables) and tensor.name in (*tables, stored.name):
+            return True
+        if stored.storage.is_paged:
+            read = (node for node in walk(attention.lengths["N"]) if isinstance(node, Load))
+            if any(load.tensor == tensor.name for load in read):
                 return True
-            case Paged():
-                read = (node for node in walk(attention.lengths["N"]) if isinstance(node, Load))
-                if any(load.tensor == tensor.name for load in read):
-                    return True
     return False
 
 

@@ -1,7 +1,7 @@
 """What is verified: a generated module and the bound that its plan promises.
 
 Memory that a module asks for can be poisoned: full of NaN before its kernels see it, so that what nobody
-wrote shows.
+wrote shows. A planned module is made ready on the GPU where there is one, else as its runner does.
 """
 
 from __future__ import annotations
@@ -9,22 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from attnc.build import digest
 from attnc.model.attention import Variant
-from attnc.model.tensors import DType
 from attnc.plan import ir
+from attnc.plan.ir import split_of
 from attnc.plan.ir.backward import GradientBound
-from attnc.reference_arrays import empty_outputs, to_arrays
-from attnc.runtime.dtypes import TORCH
+from attnc.reference import empty_outputs, to_arrays
+from attnc.runtime.loader import load_files
+from attnc.support.arguments import DTYPES
+from attnc.target.files import render_files
 from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.cover import Space
 from attnc.verify.memory import guarding
 from attnc.verify.problem import Value
+from attnc.verify.runners import runner_of
 from attnc.verify.strategies import Limits
 
 
@@ -118,7 +123,7 @@ class Subject:
         arrays = empty_outputs(attention, to_arrays(attention, inputs))
         return {
             tensor.name: torch.full(
-                arrays[tensor.name].shape, torch.nan, dtype=TORCH[DType(tensor.dtype)], device=self.device
+                arrays[tensor.name].shape, torch.nan, dtype=DTYPES[tensor.dtype], device=self.device
             )
             for tensor in attention.outputs
         }
@@ -190,3 +195,59 @@ def _all_filled(allocate: Callable[..., list[torch.Tensor]]) -> Callable[..., li
 
 def _nan(made: torch.Tensor) -> torch.Tensor:
     return made.fill_(torch.nan) if made.is_floating_point() else made
+
+
+# --- planned modules on this machine ------------------------------------------------------------------------
+
+
+def has_gpu() -> bool:
+    """Whether kernels run on a GPU here, not in the interpreter."""
+    return torch.cuda.is_available()
+
+
+def subject_of(module: ir.Module, text: str | Mapping[str, str] | None = None) -> Subject:
+    """Renders and loads the module, or loads this text of it, or these texts in place of its files of these
+    names. Without a GPU the first call decides for the whole process whether Triton interprets.
+    """
+    runner, source = runner_of(module.target), module.variant.source
+    device = runner.device(module.target)
+    if device == "cpu":
+        runner.prepare()
+    if isinstance(text, str):
+        text = {f"{module.variant.name}.py": text}
+    files = render_files(module, path=Path(source.path).name, sha256=digest(source))
+    loaded = load_files({**files, **(text or {})})
+    if device == "cpu":
+        runner.attach(loaded)
+    return Subject(
+        variant=module.variant,
+        bound=module.kernel.bound,
+        module=loaded,
+        target=module.target,
+        device=device,
+        gradients=None if module.backward is None else module.backward.bound,
+        split=split_of(module.kernel) is not None,
+        warps_matter=runner.warps_matter,
+        atomic=atomic_inputs(module),
+        plan=module,
+    )
+
+
+def atomic_inputs(module: ir.Module) -> frozenset[str]:
+    """Inputs whose gradients are not the same, bit for bit, in every run."""
+    backward = module.backward
+    if backward is None:
+        return frozenset()
+    found = {
+        gradient.tensor.name
+        for gradient in backward.gradients
+        if any(part.accumulate == "atomic" for part in gradient.parts)
+    }
+    return frozenset(
+        found | ({"q"} if any(kernel.chain.adds_dq == "atomic" for kernel in backward.kernels) else set())
+    )
+
+
+def place(subject: Subject) -> str:
+    """Where the subject runs, for a reader."""
+    return torch.cuda.get_device_name() if subject.device == "cuda" else runner_of(subject.target).without_gpu

@@ -34,11 +34,12 @@ from .configs import (
     encode_configs,
 )
 from .devices import Gpu, gpu_of
-from .gradients import Backward, Differentiable
+from .gradients import Backward, Differentiable, Operators
 from .memory import (
     Key,
     Layout,
     Memory,
+    Repeated,
     allocate,
     contiguous,
     layout,
@@ -47,8 +48,6 @@ from .memory import (
     memory_of,
     picked,
 )
-from .operators import Operators
-from .repeated import Repeated
 from .sizes import evaluate
 from .splits import Split
 

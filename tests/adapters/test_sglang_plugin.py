@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.adapters.sglang import plugin
+from attnc.adapters import sglang as plugin
 from tests.adapters.contract import mismatches, snapshot
 from tests.adapters.engines import Request, check, engine
 
@@ -311,7 +311,7 @@ def test_the_entry_point_offers_the_backend(monkeypatch: pytest.MonkeyPatch) -> 
     assert READ["sglang.srt.plugins"]["GENERAL_PLUGINS_GROUP"]["value"] == "'sglang.srt.plugins'"
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     points = project["project"]["entry-points"]["sglang.srt.plugins"]
-    assert points == {"attnc": "attnc.adapters.sglang.plugin:register"}
+    assert points == {"attnc": "attnc.adapters.sglang:register"}
     with engine("sglang", "attnc.adapters.sglang.backend") as module:
         choices = sys.modules["sglang.srt.arg_groups.choices"]
         registry = sys.modules["sglang.srt.layers.attention.attention_registry"]

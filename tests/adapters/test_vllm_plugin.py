@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.adapters.vllm import plugin
+from attnc.adapters import vllm as plugin
 from tests.adapters.contract import mismatches, snapshot
 from tests.adapters.engines import Request, check, engine
 
@@ -255,7 +255,7 @@ def test_the_entry_point_offers_the_backend(monkeypatch: pytest.MonkeyPatch) -> 
     assert READ["vllm.plugins"]["DEFAULT_PLUGINS_GROUP"]["value"] == "'vllm.general_plugins'"
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     points = project["project"]["entry-points"]["vllm.general_plugins"]
-    assert points == {"attnc": "attnc.adapters.vllm.plugin:register"}
+    assert points == {"attnc": "attnc.adapters.vllm:register"}
     with engine("vllm", "attnc.adapters.vllm.backend") as module:
         names = sys.modules["vllm.v1.attention.backends.registry"]
         registry, registered = Registry(), []

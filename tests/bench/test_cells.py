@@ -16,7 +16,7 @@ from attnc.bench.cells import (
     single,
     standard,
 )
-from attnc.bench.ours import SPECS
+from attnc.bench.peers import SPECS
 from attnc.plan.signature import feature
 from tests.plans import plans_of
 from tests.targets import TARGETS

@@ -160,7 +160,7 @@ def test_ahead_of_time_takes_each_module_once(
         built.append((module.relative_to(folder / "generated").as_posix(), archs))
         return ()
 
-    monkeypatch.setattr("attnc.runtime.aot.build_cubins", build)
+    monkeypatch.setattr("attnc.runtime.toolchains.build_cubins", build)
     done = run("compile", "--aot", "sm_90", "--out", str(folder / "generated"))
     assert (done.code, built) == (0, [("trained/cuda_sm_80/default.py", ["sm_90"])])
     assert len(list(folder.glob("generated/trained/cuda_sm_80/*.cu"))) > 1

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from attnc.cli import watch
-from attnc.cli.watch import changes, watch_specs
+from attnc.cli import compile as watch
+from attnc.cli.compile import changes, watch_specs
 from tests.cli.conftest import TINY, Run
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attnc.api import compile as api
-from attnc.compat import compiled, flash_attn, prepared
+from attnc.compat import call, compiled, flash_attn
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from attnc.diagnostics import error
 from attnc.source import Source
@@ -70,21 +70,21 @@ def test_training_goes_on_after_inference_mode() -> None:
 
 
 def test_threads_get_the_functions_of_their_own_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "_PREPARED", {})
+    monkeypatch.setattr(call, "_PREPARED", {})
     q, k, v = tensors()
     every: list[Any] = [{}, {"causal": True}, {"softcap": 5.0}]
     with ThreadPoolExecutor(len(every)) as pool:
         found = list(pool.map(lambda options: flash_attn_func(q, k, v, **options), every))
     for options, o in zip(every, found, strict=True):
         assert torch.equal(o, flash_attn_func(q, k, v, **options))
-    assert len({name for name, *_ in prepared._PREPARED.values()}) == len(every)
+    assert len({name for name, *_ in call._PREPARED.values()}) == len(every)
 
 
 def test_numbers_compile_nothing() -> None:
     """A form is compiled once; windows, scales, caps and lengths are read at run time."""
     q, k, v = tensors(rows=20)
     flash_attn_func(q, k, v, softmax_scale=0.2, window_size=(1, 2), softcap=3.0)
-    before = len(vars(prepared.FUNCTIONS))
+    before = len(vars(call.FUNCTIONS))
     for numbers in (3, 4, 7):
         flash_attn_func(
             q,
@@ -94,7 +94,7 @@ def test_numbers_compile_nothing() -> None:
             window_size=(numbers, 1),
             softcap=numbers,
         )
-    assert len(vars(prepared.FUNCTIONS)) == before
+    assert len(vars(call.FUNCTIONS)) == before
 
 
 def test_packed_forms_are_the_same_calls() -> None:
@@ -259,7 +259,7 @@ def test_hopper_runs_its_own_kernels_when_asked(monkeypatch: pytest.MonkeyPatch)
         return original(text, target="triton", **options)
 
     monkeypatch.setattr(api, "compile_family", noting)
-    monkeypatch.setattr(prepared, "_PREPARED", {})
+    monkeypatch.setattr(call, "_PREPARED", {})
     monkeypatch.setattr(compiled, "suits_hopper", lambda *tensors: True)
     q, k, v = tensors(rows=20)
     compiled.run_on("cuda.sm_90a")

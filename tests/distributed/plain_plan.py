@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attnc.distributed.cut import Chunks, tile_rows
+from attnc.distributed.offers import Chunks, tile_rows
 from attnc.distributed.plan import Plan
 from attnc.distributed.spans import BLOCK, Tiles, Visibility
 

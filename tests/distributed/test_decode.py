@@ -14,8 +14,7 @@ from attnc.paging import OutOfPages, PagedCache, Spread, Step
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import build
-from attnc.verify.tolerance import expect
-from attnc.verify.verdict import Verdict, judge
+from attnc.verify.tolerance import Verdict, expect, judge
 from tests.distributed.threads import Thread, on_ranks
 
 ensure_interpreter()

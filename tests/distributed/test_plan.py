@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.distributed.cut import (
+from attnc.distributed.estimate import STRATEGIES, Rates, Strategy
+from attnc.distributed.explain import as_dict, as_text, least
+from attnc.distributed.offers import (
     Chunks,
     assignments,
     chunk_rows,
@@ -22,8 +24,6 @@ from attnc.distributed.cut import (
     group_into_chunks,
     longest_first,
 )
-from attnc.distributed.estimate import STRATEGIES, Rates, Strategy
-from attnc.distributed.explain import as_dict, as_text, least
 from attnc.distributed.plan import Plan, Planner, make_plan
 from attnc.distributed.spans import Sizes, Visibility, Widths
 from attnc.expr.evaluate import Env, evaluate

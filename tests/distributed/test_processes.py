@@ -9,7 +9,7 @@ import torch
 
 from attnc.cli import main
 from attnc.distributed import ContextParallel
-from attnc.distributed.launch import on_processes
+from attnc.distributed.group import on_processes
 from tests.distributed.specs import SPECS
 
 

@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 from attnc.flex import flex_attention
-from attnc.flex.replay import read, written
+from attnc.flex.compiled import read, written
 from tests.flex.mods import Case, Setting, causal
 from tests.flex.oracle import gradients
 from tests.flex.test_mods import NIGHTLY, TODAY, tensors

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, noop_mask
 
 from attnc.api.compile import compile_family
-from attnc.flex import facts, flex_attention, programs, to_spec
+from attnc.flex import flex_attention, programs, tape, to_spec
 from tests.flex.mods import Setting, causal
 from tests.flex.oracle import gradients, torch_flex
 
@@ -137,11 +137,11 @@ def test_numbers_that_go_on_changing_become_arguments(compiled: list[str]) -> No
 
 def test_what_is_read_of_a_tensor_is_remembered_with_its_version() -> None:
     document = torch.tensor([0, 0, 1, 2], dtype=torch.int32)
-    assert facts.facts_of(document) == (True, True)
+    assert tape.facts_of(document) == (True, True)
     document[1] = 3
-    assert facts.facts_of(document) == (False, True)
+    assert tape.facts_of(document) == (False, True)
     document[2] = -1
-    assert facts.facts_of(document[1:]) == (False, False)
+    assert tape.facts_of(document[1:]) == (False, False)
 
 
 def test_order_that_is_lost_is_noticed() -> None:

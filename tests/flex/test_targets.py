@@ -13,7 +13,7 @@ from attnc.api.compile import SpecError, compile_family
 from attnc.api.hopper import HOPPER, NEEDS
 from attnc.diagnostics import error
 from attnc.flex import family_of, flex_attention, programs
-from attnc.flex.targets import TRITON, targets_of
+from attnc.flex.programs import TRITON, targets_of
 from attnc.source import Source
 from attnc.support.by_target import Needs
 from attnc.target.dispatch import needs_of

@@ -146,7 +146,7 @@ def judged(chunk: int, number: int, text: str, data: Any) -> Result:
 
     from attnc.diagnostics import DiagnosticError
     from attnc.verify.strategies import cases
-    from attnc.verify.subjects import subject_of
+    from attnc.verify.subject import subject_of
     from tests.verify.judging import modules_of
 
     result = Result(chunk=chunk, number=number, text=text)
@@ -455,7 +455,7 @@ def again(record: Record, workers: int, out: Path | None, compiling: str | None)
 def rerun_here(compiling: str | None) -> None:
     """Says of each failure that comes in what is still wrong with it."""
     from attnc.verify.case import Case
-    from attnc.verify.subjects import subject_of
+    from attnc.verify.subject import subject_of
     from tests.verify.judging import modules_of
 
     for failure in json.load(sys.stdin):

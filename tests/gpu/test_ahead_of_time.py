@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from attnc.build import digest, front, plan_program
-from attnc.runtime.aot import build_cubins
 from attnc.runtime.loader import load_file
+from attnc.runtime.toolchains import build_cubins
 from attnc.target.files import render_files
 
 #: One config each, since all are compiled, each for aligned rows and for any.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnc.flex import flex_attention, tape
-from attnc.flex.facts import NOTHING
+from attnc.flex.tape import NOTHING
 from tests.flex.mods import CASES, Case, Setting
 from tests.flex.oracle import cotangent, gradients, torch_flex
 from tests.flex.roundings import Dense, allowed

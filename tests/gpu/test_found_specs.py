@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnc.verify.case import Case
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import subject_of
 from tests.gpu.random_specs import wrong_on
 from tests.verify.judging import modules_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.verify.large import check_large
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import subject_of
+from attnc.verify.trials import check_large
 from tests.planted.hunting import large_case, planted
 from tests.planted.registry import BUGS, module_of
 from tests.planted.search import FOUND, read

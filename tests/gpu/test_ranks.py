@@ -11,8 +11,7 @@ import torch
 from attnc.api.compile import compile_family
 from attnc.distributed import ContextParallel
 from attnc.distributed.estimate import Strategy
-from attnc.distributed.group import Alone
-from attnc.distributed.launch import on_processes
+from attnc.distributed.group import Alone, on_processes
 from attnc.distributed.verify import RanksCase, run_case, verify_here
 from attnc.verify.case import Case
 from tests.distributed.specs import SPECS, text

@@ -13,9 +13,8 @@ import torch
 
 from attnc.build import front, plan_program
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType
-from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
+from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case
 from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
@@ -44,7 +43,7 @@ class Training:
         found = {}
         values = build(self.attention, Case(dims=sizes, seed=seed), device="cuda").inputs
         for tensor in self.attention.inputs:
-            value = torch.as_tensor(values[tensor.name], dtype=TORCH[DType(tensor.dtype)], device="cuda")
+            value = torch.as_tensor(values[tensor.name], dtype=DTYPES[tensor.dtype], device="cuda")
             found[tensor.name] = value.clone().requires_grad_(tensor.name in self.attention.grads)
         return found
 

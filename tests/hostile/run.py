@@ -101,7 +101,7 @@ def _run_one(outcome: Outcome, name: str, arguments: list[str], patience: float 
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             mock.patch.dict(os.environ, {"ATTNC_DEBUG": "1", "NO_COLOR": "1"}),
-            mock.patch("attnc.cli.guard.app", _app()),
+            mock.patch("attnc.cli.app.app", _app()),
         ):
             code = main(arguments)
     except _Stopped as stopped:

@@ -15,7 +15,6 @@ from attnc.target.support import standalone, with_headers
 from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
 from attnc.verify.check import check, keeps
-from attnc.verify.large import large_cases
 from attnc.verify.projection_check import (
     ProjectionSubject,
     ProjectionTrial,
@@ -25,9 +24,9 @@ from attnc.verify.projection_check import (
 )
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Trial, run, search
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
-from attnc.verify.verdict import Verdict
+from attnc.verify.subject import Subject, subject_of
+from attnc.verify.tolerance import Verdict
+from attnc.verify.trials import large_cases
 from tests.planted.bug import Bug, plant
 from tests.planted.registry import module_of, projection_of
 

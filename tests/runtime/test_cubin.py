@@ -8,7 +8,7 @@ import pytest
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
 from attnc.plan.triton.resources import estimate
-from attnc.runtime.cubin import tool
+from attnc.runtime.toolchains import tool
 from tests.processes import compiling
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
@@ -177,7 +177,7 @@ COMBINE = """
 import sys
 from pathlib import Path
 from attnc.build import front, plan_program
-from attnc.runtime.cubin import compile_offline
+from attnc.runtime.toolchains import compile_offline
 from attnc.runtime.loader import load_module
 kernel = load_module(plan_program(front(Path(sys.argv[1]))).modules[0]).paged_decode_combine
 kinds = {"O": "*bf16", "BLOCK_S": "constexpr"}

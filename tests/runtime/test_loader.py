@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from attnc.runtime import cache as cache_of_attnc
-from attnc.runtime.cache import cache_folder, store
-from attnc.runtime.loader import load_text
-from attnc.support import binaries
+from attnc.runtime.loader import load_text, store
+from attnc.support.cache import cache_folder
 
 
 @pytest.fixture
@@ -65,16 +63,13 @@ def test_without_a_folder_of_the_user_a_process_has_its_own(
     monkeypatch.delenv("ATTNC_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     told = r"home/attnc cannot be made \(Not a directory\); set ATTNC_CACHE_DIR(.|\n)*compiles anew"
-    for module in (cache_of_attnc, binaries):
-        module._instead.cache_clear()
-        with pytest.warns(UserWarning, match=told):
-            folder = module.cache_folder()
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert module.cache_folder() == folder  # and says so once
+    with pytest.warns(UserWarning, match=told):
+        folder = cache_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert cache_folder() == folder  # and says so once
     monkeypatch.setenv("ATTNC_CACHE_DIR", str(tmp_path / "home" / "mine"))
-    for module in (cache_of_attnc, binaries):
-        with pytest.raises(PermissionError, match="mine cannot be made"):
-            module.cache_folder()
+    with pytest.raises(PermissionError, match="mine cannot be made"):
+        cache_folder()
 
 
 def test_a_folder_of_the_user_that_is_read_only_is_left_alone(
@@ -83,10 +78,8 @@ def test_a_folder_of_the_user_that_is_read_only_is_left_alone(
     monkeypatch.delenv("ATTNC_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    for module in (cache_of_attnc, binaries):
-        module._instead.cache_clear()
-        with pytest.warns(UserWarning, match="attnc is read-only; set ATTNC_CACHE_DIR"):
-            assert not module.cache_folder().is_relative_to(tmp_path)
+    with pytest.warns(UserWarning, match="attnc is read-only; set ATTNC_CACHE_DIR"):
+        assert not cache_folder().is_relative_to(tmp_path)
 
 
 def test_what_could_not_be_written_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

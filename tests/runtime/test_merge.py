@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from attnc.runtime.merge import merge_states
-from attnc.verify.subjects import subject_of
-from attnc.verify.tolerance import expect
-from attnc.verify.verdict import to_float64
+from attnc.verify.subject import subject_of
+from attnc.verify.tolerance import expect, to_float64
 from tests.plans import plans_of
 from tests.targets import TARGETS
 

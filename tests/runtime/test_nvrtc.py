@@ -14,10 +14,9 @@ from attnc.plan.device import DEVICES
 from attnc.plan.sm90.backward import CONSUMERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.sm90.decode import Sm90DecodeLayout
 from attnc.plan.sm90.layout import Sm90Layout, entry_registers
-from attnc.runtime.aot import build_cubins, compile_configs
 from attnc.runtime.loader import load_file, program_of
 from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, compile_ptx, nvrtc_version
-from attnc.runtime.toolchains import usage_of
+from attnc.runtime.toolchains import build_cubins, compile_configs, usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from attnc.runtime.cache import cache_folder
+from attnc.support.cache import cache_folder
 
 HERE = Path(__file__).parent
 #: Tensor maps; an optional pointer and inputs without maps; a second kernel and scratch; gradients.

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from attnc.runtime.cubin import tool
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.runtime.sass import Loop, disassemble, findings, loops
+from attnc.runtime.toolchains import tool
 
 needs_nvdisasm = pytest.mark.skipif(tool("nvdisasm") is None, reason="Triton's wheel has nvdisasm")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from attnc.support.repeated import Repeated
+from attnc.support.memory import Repeated
 
 
 def tensors() -> tuple[torch.Tensor, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from attnc.plan import ir
 from attnc.target.files import render_files
-from attnc.verify.subjects import atomic_inputs
+from attnc.verify.subject import atomic_inputs
 from tests.plans import plans_of
 from tests.planted.hunting import files_with
 from tests.planted.registry import BUGS, module_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnc.target.files import render_files
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import subject_of
 from tests.targets import skip_without_compiler
 from tests.verify.judging import modules_of, spec
 

@@ -20,7 +20,7 @@ from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.simt import SimtFault, attach, available
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import subject_of
 from tests.plan.test_sm90_backward import CAUSAL, planned
 from tests.target.test_defined_names import HOPPERS
 from tests.verify.judging import modules_of, spec

@@ -19,8 +19,7 @@ from attnc.verify.check import Rules, check
 from attnc.verify.covering import edges
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Report, search, verify
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import Subject, subject_of
 from tests.targets import EACH, skip_without_compiler
 
 

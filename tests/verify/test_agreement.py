@@ -9,7 +9,7 @@ import pytest
 from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.simt import available
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import subject_of
 from attnc.verify.trials import across
 from tests.plans import plans_of
 from tests.planted.bug import plant

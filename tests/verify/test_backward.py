@@ -20,9 +20,9 @@ from attnc.model.variants import variants
 from attnc.plan import ir
 from attnc.plan.lower import plan
 from attnc.reference_gradients import gradients
-from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
 from attnc.source import Source
+from attnc.support.arguments import DTYPES
 from attnc.syntax.parser import parse, prelude
 from tests.plans import plans_of
 
@@ -81,7 +81,7 @@ def draw(attention: Attention, dims: Mapping[str, int], given: Mapping[str, Any]
     tensors = {}
     for tensor in attention.inputs:
         shape = [int(evaluate(size, Env(dims=dims))) for size in tensor.shape]
-        dtype = TORCH[DType(tensor.dtype)]
+        dtype = DTYPES[tensor.dtype]
         if tensor.name in given:
             value = torch.tensor(given[tensor.name], dtype=dtype).expand(shape).contiguous()
         elif dtype.is_floating_point:

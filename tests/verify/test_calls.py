@@ -12,8 +12,7 @@ from attnc.plan import ir
 from attnc.target.files import render_files
 from attnc.target.support import standalone, with_headers
 from attnc.verify.calls import call_violations
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import Subject, subject_of
 from tests.plans import plans_of
 from tests.verify.judging import spec, subject_of_text
 

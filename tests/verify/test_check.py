@@ -18,8 +18,7 @@ from attnc.verify.check import check
 from attnc.verify.problem import FILLS, build
 from attnc.verify.search import verify
 from attnc.verify.strategies import Limits, cases, free_dims
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import Subject, subject_of
 from tests.plans import plans_of
 from tests.verify.judging import examples, fuzz, right_by_day
 

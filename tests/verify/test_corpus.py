@@ -11,7 +11,7 @@ import pytest
 from attnc.verify.case import Case
 from attnc.verify.search import verify
 from attnc.verify.strategies import fit_of
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import subject_of
 from attnc.verify.trials import corpus, file_of
 from tests.plans import plans_of
 from tests.verify.judging import right

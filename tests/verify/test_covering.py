@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from attnc.plan import ir
-from attnc.reference_arrays import Floats
+from attnc.reference import Floats
 from attnc.verify.boundaries import Boundary, boundaries_of
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.cover import Coverage, Space, by_tiles
 from attnc.verify.covering import covering_cases, thin_cases
-from attnc.verify.extras import EXTRAS
+from attnc.verify.data import EXTRAS
 from attnc.verify.problem import build
 from attnc.verify.storage import LENGTHS
 from attnc.verify.strategies import fit_of
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import subject_of
 from tests.plans import plans_of
 from tests.targets import TARGETS
 from tests.verify.judging import right, spec, subject_of_text

@@ -9,11 +9,12 @@ from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.plan.error_bound import TF32X3_PRODUCT_ERROR
 from attnc.plan.lower import plan
+from attnc.reference import Array
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
-from attnc.verify.rounding import Array, f32_to_tf32
+from attnc.verify.interpreter import f32_to_tf32
 from attnc.verify.simt import available
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import subject_of
 from tests.verify.judging import right_by_day
 
 SPEC = """

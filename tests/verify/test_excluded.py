@@ -10,11 +10,9 @@ import torch
 
 from attnc.plan import ir
 from attnc.verify.case import Case
-from attnc.verify.excluded import excluded_keys_are_invisible, may_exclude, poisoned_keys
 from attnc.verify.gradient_properties import GradientRun, excluded_keys_have_no_gradient
-from attnc.verify.rerun import Run
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
+from attnc.verify.rerun import Run, excluded_keys_are_invisible, may_exclude, poisoned_keys
+from attnc.verify.subject import Subject, subject_of
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec, subject_of_text
 
@@ -175,7 +173,7 @@ def test_a_plan_that_excludes_too_much_is_found(monkeypatch: pytest.MonkeyPatch)
     subject = subject_of_text(spec(lines(mask, inputs), TILES))
     run = Run.of(subject, CASE)
     wrong = subject_of_text(spec(lines("kv_idx >= first[b] + 1", inputs), TILES)).variant.attention.mask
-    monkeypatch.setattr("attnc.verify.excluded.kept_by_some", lambda mask: wrong)
+    monkeypatch.setattr("attnc.verify.rerun.kept_by_some", lambda mask: wrong)
     assert "no query keeps it, but one does" in (excluded_keys_are_invisible(run) or "")
 
 

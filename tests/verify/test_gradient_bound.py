@@ -10,8 +10,7 @@ import pytest
 
 from attnc.model.attention import Attention
 from attnc.plan.ir.backward import GradientBound
-from attnc.reference import reference
-from attnc.reference_arrays import Floats
+from attnc.reference import Floats, reference
 from attnc.verify.case import Case
 from attnc.verify.gradient_bound import (
     ExpectedGradient,

@@ -19,9 +19,8 @@ from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_viola
 from attnc.verify.properties import violations
 from attnc.verify.search import verify
 from attnc.verify.strategies import free_dims
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
-from attnc.verify.verdict import Verdict
+from attnc.verify.subject import Subject, subject_of
+from attnc.verify.tolerance import Verdict
 from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"

@@ -13,10 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType
 from attnc.plan import ir
-from attnc.runtime.dtypes import TORCH
 from attnc.runtime.loader import load_module
+from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case
 from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
@@ -95,7 +94,7 @@ def inputs_of(attention: Attention) -> dict[str, torch.Tensor]:
     sizes = {dim: SIZES[dim] for dim in free_dims(attention)}
     values = build(attention, Case(dims=sizes, seed=2)).inputs
     return {
-        tensor.name: torch.as_tensor(values[tensor.name], dtype=TORCH[DType(tensor.dtype)])
+        tensor.name: torch.as_tensor(values[tensor.name], dtype=DTYPES[tensor.dtype])
         .clone()
         .requires_grad_(tensor.name in attention.grads)
         for tensor in attention.inputs

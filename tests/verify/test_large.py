@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from attnc.verify.case import Case
-from attnc.verify.large import check_large, large_cases
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import Subject, subject_of
+from attnc.verify.trials import check_large, large_cases
 from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"

@@ -9,7 +9,7 @@ from attnc.verify.projection_check import check_projection, projection_subject
 from attnc.verify.runners import runner_of
 from attnc.verify.simt import available
 from attnc.verify.strategies import free_dims
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import subject_of
 from tests.planted.registry import module_of, projection_of
 from tests.verify.judging import right
 

@@ -16,8 +16,7 @@ from attnc.verify.case import Case
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES
 from attnc.verify.properties import PROPERTIES, violations
 from attnc.verify.strategies import free_dims
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import Subject, subject_of
 from tests.plans import plans_of
 
 SPECS = Path(__file__).parents[2] / "specs"

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from attnc.verify.case import Case
 from attnc.verify.strategies import cases
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import Subject, subject_of
 from attnc.verify.trials import across
 from tests.targets import TARGETS, needs_gxx
 from tests.verify.judging import modules_of, right, subject_of_text

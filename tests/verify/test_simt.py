@@ -12,8 +12,7 @@ import torch
 from attnc.plan import ir
 from attnc.verify.runners import runner_of
 from attnc.verify.simt import SimtFault, available, launch, run_on_cpu
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import Subject, subject_of
 from tests.plans import plans_of
 from tests.verify.judging import examples, fuzz, right_by_day
 

@@ -12,9 +12,8 @@ from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.problem import build
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
-from attnc.verify.verdict import Verdict
+from attnc.verify.subject import Subject, subject_of
+from attnc.verify.tolerance import Verdict
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec
 

@@ -8,8 +8,7 @@ import pytest
 
 from attnc.verify.case import Case
 from attnc.verify.check import check
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import Subject, subject_of
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec
 

@@ -18,8 +18,7 @@ from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import FILLS
 from attnc.verify.strategies import far, locates_rows
-from attnc.verify.subject import Subject
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import Subject, subject_of
 from tests.plans import plans_of
 from tests.verify.judging import modules_of, right, subject_of_text, transposed
 

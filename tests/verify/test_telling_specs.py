@@ -10,7 +10,7 @@ from attnc.build import front
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.strategies import free_dims
-from attnc.verify.subjects import subject_of
+from attnc.verify.subject import subject_of
 from tests.plans import plans_of
 from tests.targets import skip_without_compiler
 from tests.template_branches import SPECS, TELLING, described, render, watched

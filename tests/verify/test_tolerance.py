@@ -17,11 +17,9 @@ import pytest
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Neg
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType
-from attnc.reference import Head, heads
-from attnc.reference_arrays import empty_outputs, to_arrays
+from attnc.reference import Head, empty_outputs, heads, to_arrays
 from attnc.verify.data import LOGITS, SPECIALS, VALUES, Sizes, draw_qkv, generator
-from attnc.verify.tolerance import expect, round_to
-from attnc.verify.verdict import Verdict, judge
+from attnc.verify.tolerance import Verdict, expect, judge, round_to
 from tests.specimens import CAUSAL, SOFTCAP, alibi, attention, dropping, error_bound, per_head, sinking
 
 F32 = np.float32

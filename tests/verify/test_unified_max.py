@@ -15,8 +15,8 @@ from attnc.model.tensors import DType
 from attnc.plan.softmax import safe_range, score_range
 from attnc.verify.case import Case
 from attnc.verify.data import LOGITS
-from attnc.verify.fallbacks import fallback_violations
 from attnc.verify.problem import FILLS
+from attnc.verify.properties import fallback_violations
 from attnc.verify.subject import Subject
 from tests.targets import small_decode_tiles
 from tests.verify.judging import for_every_target, right, subject_of_text

@@ -14,8 +14,7 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from attnc.adapters.paged import attend
-from attnc.adapters.specs import refuse
+from attnc.adapters.specs import attend, refuse
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _NAME = "attnc's attention backend"

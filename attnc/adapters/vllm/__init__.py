@@ -3,10 +3,110 @@
     from attnc.adapters.vllm import unified_attention        # vLLM's argument list; vLLM is not imported
     vllm serve MODEL --attention-backend CUSTOM              # the plug-in, where attnc is installed
 
-`plugin.register` is what vLLM calls in each of its processes; it names `backend.AttncBackend`, the only
-module here that imports vLLM.
+`unified_attention` is that of vllm/v1/attention/ops/triton_unified_attention.py: prefill, decode and any
+mixture of both against a paged cache. `register` is the entry point of vLLM's group `vllm.general_plugins`,
+which it calls in each of its processes; it names `backend.AttncBackend`, the only module here that imports
+vLLM.
 """
 
-from attnc.adapters.vllm.unified import unified_attention
+from __future__ import annotations
 
-__all__ = ["unified_attention"]
+import warnings
+
+import torch
+
+from attnc.adapters.specs import attend, refuse
+
+# --- the attention function ---------------------------------------------------------------------------------
+
+
+def unified_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    seqused_k: torch.Tensor,
+    max_seqlen_k: int,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    block_table: torch.Tensor,
+    softcap: float,
+    q_descale: torch.Tensor | None,
+    k_descale: torch.Tensor | None,
+    v_descale: torch.Tensor | None,
+    seq_threshold_3D: int | None = None,
+    num_par_softmax_segments: int | None = None,
+    softmax_segm_output: torch.Tensor | None = None,
+    softmax_segm_max: torch.Tensor | None = None,
+    softmax_segm_expsum: torch.Tensor | None = None,
+    *,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    **unsupported: object,
+) -> None:
+    """Writes the attention of every token to `out`.
+
+    q, out: [T, Hq, D]; k, v: [num_blocks, block_size, Hkv, D], any strides but a contiguous last axis
+    cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], with the new tokens; block_table: i32[B, P]
+    softmax_scale, window_size (left, right; -1 for none), softcap (0 for none): part of the kernel, so a new
+    value of one compiles once. alibi_slopes, sinks: [Hq], or None.
+    max_seqlen_k, seq_threshold_3D and what follows it steer vLLM's own kernels, and k_descale and v_descale
+    apply to quantised caches, which are refused. unsupported: taken as long as it asks for nothing.
+
+    With max_seqlen_q = 1 and as many tokens as sequences, token b is that of sequence b (sequences without a
+    token, as graphs are padded with, come last), and the keys of a sequence are split among programs.
+
+    ValueError or TypeError names the argument, what was expected and what came. Never waits for the device.
+    """
+    refuse("unified_attention", q_descale=q_descale, **unsupported)
+    attend(
+        q,
+        k,
+        v,
+        out,
+        cu_seqlens_q=cu_seqlens_q,
+        seqused_k=seqused_k,
+        block_table=block_table,
+        scale=softmax_scale,
+        left=_left(causal, window_size),
+        softcap=softcap or 0.0,
+        by_head={"alibi_slopes": alibi_slopes, "sinks": sinks},
+        decode=max_seqlen_q == 1 and len(q) == len(seqused_k),
+    )
+
+
+def _left(causal: bool, window_size: tuple[int, int]) -> int:
+    """Keys before a query. ValueError where it sees some behind it."""
+    if not causal:
+        raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")
+    left, right = window_size
+    if right > 0:
+        raise ValueError(f"window_size: expected at most 0 keys on the right, got {right}")
+    return left
+
+
+# --- the plug-in --------------------------------------------------------------------------------------------
+
+
+BACKEND = "attnc.adapters.vllm.backend.AttncBackend"
+
+
+def register() -> None:
+    """Offers the backend; `--attention-backend CUSTOM` takes it. Called any number of times in a process.
+
+    Where another plug-in has that name already, it keeps it, and a warning says so.
+    """
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    custom = AttentionBackendEnum.CUSTOM
+    if custom.is_overridden() and custom.get_path() != BACKEND:
+        warnings.warn(
+            f"attnc is not offered to vLLM: CUSTOM is {custom.get_path()} already; VLLM_PLUGINS=attnc"
+            " loads this plug-in alone",
+            stacklevel=2,
+        )
+        return
+    register_backend(custom, BACKEND)

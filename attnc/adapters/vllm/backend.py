@@ -21,7 +21,7 @@ from vllm.v1.attention.backend import (
 )
 
 from attnc.adapters.specs import refuse
-from attnc.adapters.vllm.unified import unified_attention
+from attnc.adapters.vllm import unified_attention
 from attnc.runtime.slots import store
 
 _UNQUANTISED = ("auto", "float16", "bfloat16")

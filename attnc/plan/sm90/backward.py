@@ -25,7 +25,6 @@ from attnc.expr.nodes import Dim, Index, walk
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig, knobs_of
-from attnc.model.tensors import Dense, Ragged
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
 from attnc.plan.gradients import wanted_loads
@@ -198,7 +197,7 @@ def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
     accumulate = accumulate_of_dq(variant, schedule)
     others = grads - {"q", "k", "v"}
     d, dv = feature(attention.q), feature(attention.v)
-    if not all(isinstance(t.storage, Dense | Ragged) for t in (attention.q, attention.k, attention.v)):
+    if not all(t.storage.is_plain or t.storage.is_packed for t in (attention.q, attention.k, attention.v)):
         return
     if accumulate == "two_pass" and not others and max(d, dv) <= _WIDEST_OF_ALL:
         yield "dq"

@@ -13,7 +13,7 @@ from attnc.expr.solve import solve
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
-from attnc.model.tensors import DType, Ragged
+from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
 from attnc.plan.ir.kernel import is_decode
@@ -154,7 +154,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         v=Swizzle(width=_pieces(dv), chunk=chunk_of(element)),
         warp_split="q",
         streamed="kv",
-        by_tma=attention.q.storage.is_plain or isinstance(attention.q.storage, Ragged),
+        by_tma=attention.q.storage.is_plain or attention.q.storage.is_packed,
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
         draws=attention.softmax.dropout is not None,
@@ -255,7 +255,7 @@ def _has_short_loops(variant: Variant) -> bool:
     if ranges.may_lo is None or ranges.may_hi is None or ranges.tile_may is not None:
         return False
     dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
-    together = attention.softmax.dropout is not None or isinstance(attention.q.storage, Ragged)
+    together = attention.softmax.dropout is not None or attention.q.storage.is_packed
     alone = not together and not page_of(attention)
     return alone and pair_of(attention.score, attention.mask, dtypes) is None
 

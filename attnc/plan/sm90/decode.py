@@ -25,7 +25,7 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
-from attnc.model.tensors import DType, Paged
+from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
 from attnc.plan.layout import Buffer, Estimate
@@ -185,8 +185,7 @@ def check_pages(attention: Attention) -> Iterator[Diagnostic]:
 
 def page_of(attention: Attention) -> int:
     """Keys of a page, 0 where there are none."""
-    storage = attention.k.storage
-    return storage.page if isinstance(storage, Paged) else 0
+    return attention.k.storage.rows_of_page
 
 
 def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:

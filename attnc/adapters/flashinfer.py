@@ -1,4 +1,10 @@
-"""What FlashInfer's wrappers share: tables of a batch as CSR, the buffers of a captured graph, and `run`."""
+"""FlashInfer's wrappers of paged attention: `plan` takes the tables of a batch as CSR, `run` the tensors of a
+layer. FlashInfer itself is not imported.
+
+    from attnc.adapters.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+lse leaves in base 2, as FlashInfer's functions that merge states expect.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,9 @@ from typing import TypeAlias
 import torch
 
 from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, refuse
+
+# --- what both wrappers share -------------------------------------------------------------------------------
+
 
 Cache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 QKV: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -196,3 +205,192 @@ def dtype_planned(planned: DType, kv: DType | None, o: DType | None) -> torch.dt
             raise ValueError(f"plan: {name}: expected {made[0]}, like q_data_type, got {dtype}")
     found: torch.dtype = made[0]
     return found
+
+
+# --- one query for each sequence ----------------------------------------------------------------------------
+
+
+class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
+    """One query per sequence against its pages. Of the workspace buffer only the device is used.
+
+    With use_cuda_graph the three buffers say how many sequences and pages there may be; a graph captured
+    around `run` then serves every later `plan`.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+        backend: str = "auto",
+        jit_args: object = None,
+    ) -> None:
+        refuse("BatchDecodeWithPagedKVCacheWrapper", jit_args=jit_args)
+        super().__init__(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph,
+            paged_kv_indptr_buffer,
+            paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer,
+        )
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: DType = "float16",
+        kv_data_type: DType | None = None,
+        o_data_type: DType | None = None,
+        data_type: DType | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        non_blocking: bool = True,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        q_len_per_req: int = 1,
+        **unsupported: object,
+    ) -> None:
+        """Takes the tables of a batch: indptr [B + 1], indices [pages in use], last_page_len [B].
+
+        sm_scale: by default 1 / sqrt(head_dim). window_left, logits_soft_cap: -1 and 0 or None for none.
+        fixed_split_size: pages that a program takes, for results that do not depend on the rest of the batch.
+        ValueError names what is not supported: rotation inside of attention, mixed dtypes, several queries.
+        """
+        refuse("plan", **unsupported)
+        refuse_rotation(pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta)
+        if q_len_per_req != 1:
+            raise ValueError(f"plan: q_len_per_req: expected 1, got {q_len_per_req}")
+        split_size = (fixed_split_size or 0) * page_size
+        if split_size % 16 or split_size < 0:
+            raise ValueError(f"plan: fixed_split_size: expected a multiple of 16 keys, got {split_size}")
+        wanted = Wanted(
+            name="batch_decode",
+            dtype=dtype_planned(data_type or q_data_type, kv_data_type, o_data_type),
+            head_dim=head_dim,
+            scale=head_dim**-0.5 if sm_scale is None else float(sm_scale),
+            q="[B, M, Hkv * G, D]",
+            kv=self._kv_shape(page_size),
+            o="[B, M, Hkv * G, D]",
+            lse="[B, M, Hkv * G]",
+            inputs=("block_table: i32[B, P]", "kv_len: i32[B]"),
+            length="kv_len",
+            mask="causal" if window_left < 0 else f"window({window_left}, 0)",
+            softcap=float(logits_soft_cap or 0.0),
+            decode=True,
+            split=not disable_split_kv,
+            split_size=split_size,
+        )
+        tables = Pages(indptr, indices, last_page_len, page_size)
+        self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)
+
+    def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """A sequence's one query is its row of q."""
+        q, k, v = qkv
+        o, lse = (x.unsqueeze(1) for x in out)
+        plan.kernel(q.unsqueeze(1), k, v, plan.block_table, plan.kv_len, out=(o, lse))
+
+
+# --- any number of queries ----------------------------------------------------------------------------------
+
+
+class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
+    """Any number of queries per sequence against its pages, packed end to end."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        backend: str = "auto",
+        **unsupported: object,
+    ) -> None:
+        refuse("BatchPrefillWithPagedKVCacheWrapper", use_cuda_graph=use_cuda_graph, **unsupported)
+        super().__init__(float_workspace_buffer, kv_layout, False, None, None, None)
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: int | None = None,
+        custom_mask: torch.Tensor | None = None,
+        packed_custom_mask: torch.Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: DType = "float16",
+        kv_data_type: DType | None = None,
+        o_data_type: DType | None = None,
+        non_blocking: bool = True,
+        **unsupported: object,
+    ) -> None:
+        """Takes the tables of a batch, those of the pages as for decode, and qo_indptr: [B + 1].
+
+        The last query of a sequence stands at its last key; window_left bounds the keys before a query and
+        causal those after it. ValueError names what is not supported.
+        """
+        refuse(
+            "plan",
+            custom_mask=custom_mask,
+            packed_custom_mask=packed_custom_mask,
+            use_fp16_qk_reduction=use_fp16_qk_reduction,
+            **unsupported,
+        )
+        refuse_rotation(pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta)
+        _check_head_dims(head_dim_qk, head_dim_vo)
+        wanted = Wanted(
+            name="batch_prefill",
+            dtype=dtype_planned(q_data_type, kv_data_type, o_data_type),
+            head_dim=head_dim_qk,
+            scale=head_dim_qk**-0.5 if sm_scale is None else float(sm_scale),
+            q="[T, Hkv * G, D] via ragged(qo_indptr)",
+            kv=self._kv_shape(page_size),
+            o="[T, Hkv * G, D]",
+            lse="[T, Hkv * G]",
+            inputs=("qo_indptr: i32[B + 1]", "block_table: i32[B, P]", "kv_len: i32[B]"),
+            length="kv_len",
+            mask=_mask(causal, window_left),
+            softcap=float(logits_soft_cap or 0.0),
+        )
+        tables = Pages(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
+        self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)
+        self._qo_indptr = qo_indptr.to(self._device, torch.int32)
+
+    def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Queries lie end to end, as the kernel takes them."""
+        plan.kernel(*qkv, self._qo_indptr, plan.block_table, plan.kv_len, out=out)
+
+
+def _check_head_dims(qk: int, vo: int | None) -> None:
+    if vo not in (None, qk):
+        raise ValueError(f"plan: head_dim_vo: expected {qk}, like head_dim_qk, got {vo}")
+
+
+def _mask(causal: bool, window_left: int) -> str:
+    """Writes the mask in the language; a window bounds the keys before a query alone."""
+    before = f"q_pos - {window_left} <= kv_idx" if window_left >= 0 else "true"
+    return f"{before} and causal" if causal else before
