@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice, takewhile
 
+from attnc.expr.construct import ZERO
 from attnc.plan.ir import Arg, Decode, Let, Module
-from attnc.plan.regions import ZERO
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
 from attnc.plan.sm90.layout import widest_product
 from attnc.target.sm80.kernel import CudaDecodeText
