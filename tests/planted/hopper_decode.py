@@ -114,6 +114,13 @@ BUGS: tuple[HopperBug, ...] = (
         patch="of_lane(pages, lane % BOXES)",
     ),
     HopperBug(
+        name="first tile copied twice",
+        attention="hopper_gqa",
+        story="it was copied early, and the loop began with it",
+        anchor="kv_lo = is_early ? next(first) : first;",
+        patch="kv_lo = first;",
+    ),
+    HopperBug(
         name="boxes without keys announced",
         attention="hopper_gqa",
         story="all boxes of a tile were announced, of which the last has fewer",
