@@ -164,6 +164,6 @@ def test_roles_are_explained() -> None:
     lines = list(SM90A.roles(kernel, kernel.configs[0]))
     assert (
         lines[2]
-        == "  2 warpgroups  232 registers a thread: half of the columns of o each, p of every other tile"
+        == "  2 warpgroups  232 registers a thread: 256 of 512 columns of o each, p of every other tile"
     )
     assert lines[3] == "  10 mbarriers: keys 8, p 2"

@@ -363,7 +363,7 @@ def sm90_decode_roles(layout: Sm90DecodeLayout, config: TileConfig) -> Iterator[
     paged = f", {layout.box(config.tile_kv)} keys at once" if layout.page else ""
     yield f"  1 warpgroup   {copying:3} registers a thread: copies tiles{paged}"
     what = (
-        "half of the columns of o each, p of every other tile"
+        f"{layout.columns(config)} of {layout.dv} columns of o each, p of every other tile"
         if layout.consumers == 2
         else "all columns of o"
     )
