@@ -247,8 +247,9 @@ def _structure(e: Explanation) -> Iterator[str]:
         rows, heads = ("M", "H") if e.kernel.pack is None else (f"M * {show(e.kernel.pack.group)}", "Hkv")
         yield f"  a program for each tile of {tile_q} of {rows} rows, {heads} and batch"
         if e.kernel.split is not None:
-            turns = ", which take tiles in turn" if e.kernel.split.in_turn else ""
-            yield f"  and for each split of the keys that the tile visits{turns}, joined by the combine kernel"
+            yield "  and for each split of the keys that the tile visits, joined by the combine kernel"
+            if e.kernel.split.in_turn:
+                yield "  splits take tiles in turn"
     else:
         yield f"  {grid_line(e.kernel, tile_q, tile_kv)}"
     if grid.persistent:
