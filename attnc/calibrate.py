@@ -22,7 +22,7 @@ from attnc.model.tensors import DType
 from attnc.plan.ir import Module
 from attnc.plan.softmax import bounds_of, safe_range
 from attnc.reference import Floats, Input, heads, to_arrays
-from attnc.runtime.trial import drawn, load_samples
+from attnc.runtime.trial import draw_samples, load_samples
 from attnc.source import Span
 
 #: Percentiles of the maxima that are reported.
@@ -84,7 +84,7 @@ def _calibrate(
     for module in modules:
         attention = module.variant.attention
         try:
-            maxima = list(_maxima(attention, drawn(module) if given is None else given, keys))
+            maxima = list(_maxima(attention, draw_samples(module) if given is None else given, keys))
         except (KeyError, ValueError) as misfit:
             misfits.append(f"{attention.name} {module.variant.name}: {misfit}")
             continue

@@ -17,7 +17,7 @@ from attnc.model.declarations import MAX_HEAD_DIM
 from attnc.model.elaborate import MAX_CALLS, MAX_NODES
 from attnc.model.elaborate import MAX_DEPTH as MAX_LEVELS
 from attnc.model.knobs import ACCUMULATE, ACCUMULATE_DQ, KEYS, Key
-from attnc.model.names import DECODING, KEYS_FIRST, READ, RESERVED, WITH_GRADIENTS
+from attnc.model.names import DECODING, KEYS_FIRST, READ, RESERVED, TAKING_TILES, WITH_GRADIENTS
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Choice, Value, whole_of
@@ -225,6 +225,7 @@ def names() -> str:
         "inputs beside `grad`, and `d<input>` of each": WITH_GRADIENTS,
         "inputs beside `loops = [kv, q]`": KEYS_FIRST,
         "inputs of decode schedules": DECODING,
+        "inputs of schedules for `cuda.sm_90a`": TAKING_TILES,
         "inputs of an attention with several schedules": {"schedule"},
     }
     rules = (f"- {kind}: {_listed(words)}" for kind, words in kinds.items())

@@ -211,7 +211,7 @@ def dtype_planned(planned: DType, kv: DType | None, o: DType | None) -> torch.dt
 
 
 class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
-    """One query per sequence against its pages. Of the workspace buffer only the device is used.
+    """Attends with one query per sequence against its pages. Of the workspace buffer only the device is used.
 
     With use_cuda_graph the three buffers say how many sequences and pages there may be; a graph captured
     around `run` then serves every later `plan`.

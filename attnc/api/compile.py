@@ -61,7 +61,7 @@ def compile_family(
 
     warn: whether warnings of the compiler become a SpecWarning.
     """
-    family = family_of(*_read(source), target=target, attention=attention, cache=cache)
+    family = family_of(*_read_spec(source), target=target, attention=attention, cache=cache)
     if warn and family.warnings:
         warnings.warn(f"\n{family.warnings}", SpecWarning, stacklevel=3)
     return family
@@ -76,7 +76,7 @@ def family_of(
     attention: str | None = None,
     cache: Cache = True,
 ) -> Family:
-    """The same for a spec that is there already, with what was measured for it."""
+    """Compiles a spec that is read already, with what was measured for it, as `compile_family` does."""
     key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
     key = _key(key, target or "", attention or "", _compiler())
     folder = _cache_folder(cache) / "packages" / key
@@ -116,7 +116,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _read(source: Spec) -> tuple[Source, Source | None, Source | None]:
+def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
     """The spec, and what was measured for a file of it. OSError where it cannot be read."""
     if isinstance(source, str) and ("\n" in source or "{" in source):
         found = _NAME.search(source)
@@ -226,7 +226,7 @@ def _imported(folder: Path, package: Package) -> Family:
 
 
 def _cache_folder(cache: Cache) -> Path:
-    """Where packages are kept: the user's folder, another one, or one that this process removes."""
+    """Names the folder where packages are kept: the user's, another one, or one that this process removes."""
     if cache is True:
         return cache_folder()
     return own_folder() if cache is False else Path(cache).absolute()

@@ -262,7 +262,7 @@ def _arch() -> str:
 
 
 def _verified(module: ir.Module | ProjectionModule, count: int, seconds: float) -> tuple[str, Report]:
-    """Where it ran, and the report."""
+    """Verifies a module: where it ran, and the report."""
 
     from attnc.verify.search import run
     from attnc.verify.trials import trial_of

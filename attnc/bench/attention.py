@@ -50,7 +50,7 @@ def known_peers(target: str = "cuda.sm_80") -> dict[str, Peer]:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[Cell]]]):
-    """One phase of attention. offered: the cells; peers: names of `known_peers`."""
+    """Times one phase of attention. offered: the cells; peers: names of `known_peers`."""
 
     stem: ClassVar[str] = "bench"
     needs_grad: ClassVar[bool] = True

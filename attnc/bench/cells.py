@@ -27,7 +27,7 @@ SOFTCAP = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One row of a table: self-attention of `batch` sequences of `length`, in [B, H, N, D].
+    """A row of a table: self-attention of `batch` sequences of `length`, in [B, H, N, D].
 
     value: Dv, where it is not D.
     """
@@ -135,7 +135,7 @@ def extra() -> tuple[Cell, ...]:
 
 
 def quick() -> tuple[Cell, ...]:
-    """One size of everything: some seconds instead of minutes."""
+    """Lists one size of everything: some seconds instead of minutes."""
     return (*(cell for cell in standard() if cell.width == 128 and cell.length == 4096), *masks())
 
 

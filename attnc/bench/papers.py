@@ -68,7 +68,7 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One candidate on one cell: milliseconds, TFLOP/s, and bytes."""
+    """A candidate on a cell: milliseconds, TFLOP/s, and bytes."""
 
     cell: str
     candidate: str

@@ -194,7 +194,7 @@ class PrefillBenchmark(
         return [draw_prefill(cell) for _ in range(copies)]
 
     def jobs(self, cells: Sequence[PrefillCell]) -> Sequence[Job]:
-        """One short prompt in each form, as no length compiles a kernel anew."""
+        """Warms up one short prompt in each form, as no length compiles a kernel anew."""
         return super().jobs([PrefillCell(lengths=(256,))])
 
     def page(self, results: Sequence[Result[PrefillCell]], machine: Mapping[str, str]) -> Page:

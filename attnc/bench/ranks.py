@@ -41,7 +41,7 @@ _SAMPLE_MS = 40.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksCell:
-    """One call. mask: an attention of `ranks.attn`; length: queries and keys; decode: one token of one
+    """A call. mask: an attention of `ranks.attn`; length: queries and keys; decode: one token of one
     sequence, against so many keys.
     """
 

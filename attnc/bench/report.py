@@ -91,7 +91,7 @@ def ratio(timing: Timing | None, other: Timing | None, form: str = ".2f", unit: 
 
 
 def fastest(timings: Mapping[str, Timing], names: Iterable[str]) -> str | None:
-    """Who of these takes least time."""
+    """Names who of these takes least time."""
     return min(
         (name for name in names if name in timings), key=lambda name: timings[name].median, default=None
     )

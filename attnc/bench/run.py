@@ -48,7 +48,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(Generic[CellT, InputsT]):
-    """Who is measured.
+    """A participant: who is measured.
 
     make: a launch for a cell and its inputs; raises Unavailable where there is none. compiles: its first
     launch takes seconds, so that it is worth warming up in parallel. ours: a generated kernel.
@@ -88,7 +88,7 @@ class Contest(ABC, Generic[CellT, InputsT]):
 
     @abstractmethod
     def candidates(self, cell: CellT) -> Sequence[Candidate[CellT, InputsT]]:
-        """Who takes part in a cell, in the order of the table's columns."""
+        """Lists who takes part in a cell, in the order of the table's columns."""
 
     @abstractmethod
     def draw(self, cell: CellT, copies: int) -> Sequence[InputsT]:
@@ -148,7 +148,7 @@ class Reads(Cell, Protocol):
 
     @property
     def bytes(self) -> int:
-        """That a launch must read."""
+        """The bytes that a launch must read."""
 
 
 ReadsT = TypeVar("ReadsT", bound=Reads)

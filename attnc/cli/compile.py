@@ -111,7 +111,7 @@ def _check_modes(asked: dict[str, bool]) -> None:
 
 
 def _write_again(paths: tuple[Path, ...], out: Path, *, complete: bool) -> None:
-    """One round of --watch: what is wrong is said, and the modules of what is right are written."""
+    """Does one round of --watch: says what is wrong, and writes the modules of what is right."""
     outputs, diagnostics = _compile_all(paths, out)
     ok = not any(d.severity == "error" for d in diagnostics)
     drifts = write(outputs, out, complete=complete and ok and paths == find_specs([]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -37,7 +36,7 @@ assert bool((y == 1).all())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of the report. `fix` is what to do when the state is not "ok"; "note" is no failure."""
+    """A line of the report. `fix` is what to do when the state is not "ok"; "note" is no failure."""
 
     name: str
     state: Literal["ok", "missing", "note"]
@@ -73,17 +72,19 @@ def _print(findings: list[Finding]) -> None:
 
 
 def _versions() -> Iterator[Finding]:
+    from importlib import metadata
+
     yield Finding(name="attnc", state="ok", detail=attnc.__version__)
     yield Finding(name="python", state="ok", detail=f"{platform.python_version()} ({sys.executable})")
     for package in _NEEDED:
         try:
-            yield Finding(name=package, state="ok", detail=importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name=package, state="ok", detail=metadata.version(package))
+        except metadata.PackageNotFoundError:
             fix = f"pip install {package}"
             yield Finding(name=package, state="missing", detail="not installed", fix=fix)
     try:
-        yield Finding(name="matplotlib", state="ok", detail=importlib.metadata.version("matplotlib"))
-    except importlib.metadata.PackageNotFoundError:
+        yield Finding(name="matplotlib", state="ok", detail=metadata.version("matplotlib"))
+    except metadata.PackageNotFoundError:
         fix = "pip install 'attnc[bench]'"
         yield Finding(name="matplotlib", state="note", detail="not installed: bench draws no plot", fix=fix)
 
@@ -143,14 +144,16 @@ def _assembler() -> Iterator[Finding]:
 
 def _cuda() -> Iterator[Finding]:
     """What CUDA kernels need: to run on a GPU, to be compiled where there is none, to run on the CPU."""
+    from importlib import metadata
+
     from attnc.runtime.nvrtc import nvrtc_version
 
-    package = next(iter(importlib.metadata.packages_distributions().get("cupy", ())), None)
+    package = next(iter(metadata.packages_distributions().get("cupy", ())), None)
     if package is None:
         detail, fix = "not installed: CUDA modules need it to run on a GPU", "pip install 'attnc[cuda]'"
         yield Finding(name="cupy", state="note", detail=detail, fix=f"{fix}, or attnc[cuda12] for CUDA 12")
     else:
-        yield Finding(name="cupy", state="ok", detail=f"{importlib.metadata.version(package)} ({package})")
+        yield Finding(name="cupy", state="ok", detail=f"{metadata.version(package)} ({package})")
     try:
         yield Finding(name="nvrtc", state="ok", detail=nvrtc_version())
     except FileNotFoundError:

@@ -54,7 +54,7 @@ def explain_ranks(
 
 
 def _attention(path: Path, name: str | None, variant: str | None) -> Attention:
-    """One variant of one attention of a spec: the first ones where nothing is said."""
+    """Picks a variant of an attention of a spec: the first ones where nothing is said."""
     from attnc.build import front
     from attnc.cli.judge import only
     from attnc.model.variants import variants

@@ -80,11 +80,11 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tens
         return value
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return torch.full((), value, dtype=dtype, device=device)
-    return _kept(value, dtype, device)
+    return _scalar_tensor(value, dtype, device)
 
 
 @lru_cache(maxsize=1024)
-def _kept(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _scalar_tensor(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     make = partial(torch.full, (), value, dtype=dtype, device=device)
     if device.type == "cuda":
         return made_apart(make)
@@ -106,11 +106,11 @@ def prepared(facts: Facts) -> tuple[str, ...]:
     found = _PREPARED.get(facts)
     if found is None:
         with making():
-            found = _PREPARED.get(facts) or _made(facts)
+            found = _PREPARED.get(facts) or _prepare_form(facts)
     return found
 
 
-def _made(facts: Facts) -> tuple[str, ...]:
+def _prepare_form(facts: Facts) -> tuple[str, ...]:
     form = Form(**dict(facts))
     name = f"form_{len(vars(FUNCTIONS))}"
     module = compiled(form)
@@ -225,7 +225,7 @@ class Call:
 
     @property
     def seed(self) -> torch.Tensor | None:
-        """Of the dropout; None without."""
+        """The seed of the dropout; None without."""
         return self._tensors.get("seed")
 
     def run(self, splits: int = 0, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,7 +256,7 @@ class Call:
         return dq, dk, dv
 
     def _choose(self) -> None:
-        """Whose kernels it runs on."""
+        """Chooses whose kernels the call runs on."""
         target = target_for(*(self._tensors[name] for name in "qkv"))
         if target:
             self._form["target"] = target

@@ -15,9 +15,9 @@ _CHOSEN = ["triton"]
 
 
 def run_on(target: str) -> None:
-    """Whose kernels calls run on from now on: "triton", or "cuda.sm_90a" for those that it takes as they are,
-    which is prompts and training of 16-bit types on a Hopper GPU, outside of torch.compile. ValueError for
-    another.
+    """Chooses whose kernels calls run on from now on: "triton", or "cuda.sm_90a" for those that it takes as
+    they are, which is prompts and training of 16-bit types on a Hopper GPU, outside of torch.compile.
+    ValueError for another.
     """
     if target not in _CHOICES:
         raise ValueError(f"target: expected one of {', '.join(_CHOICES)}, got {target!r}")
@@ -25,14 +25,16 @@ def run_on(target: str) -> None:
 
 
 def target_for(*tensors: torch.Tensor) -> str:
-    """Whose kernels a call with these q, k and v runs on, where those are not Triton's; otherwise nothing."""
+    """Names the target whose kernels a call with these q, k and v runs on, where that is not Triton;
+    otherwise "".
+    """
     takes = _CHOSEN[0] == HOPPER and not torch.compiler.is_compiling() and suits_hopper(*tensors)
     return HOPPER if takes else ""
 
 
 def compiled(form: Form) -> ModuleType:
-    """Its module, with `flash_attention`, whose `CALL` has its gradients; of Triton's where its target has
-    none.
+    """Compiles a form: a module with `flash_attention`, whose `CALL` has its gradients; Triton's where the
+    form's target has none.
     """
     from attnc.api.compile import SpecError, compile_family
 

@@ -18,7 +18,7 @@ def making() -> threading.RLock:
 
 
 def compiled(form: Form) -> ModuleType:
-    """Its module. ValueError where the folder was exported without it."""
+    """Imports the module of a form. ValueError where the folder was exported without it."""
     name = module_name(form)
     try:
         return import_module(f"{__package__}.kernels.{name}")
@@ -31,10 +31,10 @@ def compiled(form: Form) -> ModuleType:
 
 
 def target_for(*tensors: object) -> str:
-    """Whose kernels a call runs on, where those are not the ones that were exported: nobody's."""
+    """Names the target of a call where it is not that of the exported kernels: never."""
     return ""
 
 
 def module_name(form: Form) -> str:
-    """Of the file, without its ending."""
+    """Names the file of a form, without its ending."""
     return f"flash_attention_{hashlib.sha256(form.text.encode()).hexdigest()[:16]}"

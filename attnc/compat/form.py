@@ -130,7 +130,7 @@ class Form:
             yield f"{self.leftpad}[b] <= kv_idx"
 
     def _schedule(self) -> str:
-        """That of decoding; attnc.compile adds the other."""
+        """Writes the schedule of decoding; attnc.compile adds the other."""
         if self.splits is None:
             return ""
         return (

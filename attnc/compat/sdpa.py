@@ -183,7 +183,7 @@ def sdpa_forward_quantized(
     *arguments: Any,
     **options: Any,
 ) -> tuple[Any, ...]:
-    """The same; scales of quantised tensors are refused."""
+    """Runs `sdpa_forward`; scales of quantised tensors are refused."""
     refuse(_NAME, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     return sdpa_forward(query, key, value, *arguments, **options)
 
@@ -211,7 +211,7 @@ def _laid_out(
     seqused_k: torch.Tensor | None,
     block_table: torch.Tensor | None,
 ) -> None:
-    """Where the rows of the tensors are."""
+    """Tells a call where the rows of its tensors are."""
     if cum_seq_q is None:
         refuse(f"{_NAME} without cum_seq_q", cum_seq_k=cum_seq_k, block_table=block_table)
         if seqused_k is not None:

@@ -1,5 +1,5 @@
-"""Messages to the user: their structured form, 'did you mean', and their text for people and JSON for
-programs.
+"""Messages to the user: their structured form, 'did you mean', their text for people and JSON for programs,
+and the report in which the passes of the model put what they find, so that one run tells everything.
 
 The text quotes the spec as an editor shows it: tabs stop every four columns, wide characters take two,
 and characters that could steer a terminal (controls, direction marks) are shown by their numbers, because
@@ -301,3 +301,50 @@ def _char_width(char: str) -> int:
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+MAX_DIAGNOSTICS = 100
+
+
+class Report:
+    """The diagnostics of one `resolve`, in the order in which they were found.
+
+    Nobody reads more than MAX_DIAGNOSTICS, and a hostile file could make millions: that many errors raise
+    DiagnosticError at once, and further warnings are dropped.
+    """
+
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+        #: How many of them are errors.
+        self.errors = 0
+        self._said: set[tuple[str, Label]] = set()
+
+    def error(self, code: str, message: str, span: Span, label: str = "", **details: Unpack[Details]) -> None:
+        self.add(error(code, message, span, label, **details))
+
+    def warning(
+        self, code: str, message: str, span: Span, label: str = "", **details: Unpack[Details]
+    ) -> None:
+        self.add(warning(code, message, span, label, **details))
+
+    def add(self, diagnostic: Diagnostic) -> None:
+        """Keeps a diagnostic, unless the same was said of the same place: `input k, v` is one mistake."""
+        said = (diagnostic.code, diagnostic.primary)
+        is_full = len(self.diagnostics) >= MAX_DIAGNOSTICS
+        if said in self._said or (is_full and diagnostic.severity != "error"):
+            return
+        self._said.add(said)
+        self.diagnostics.append(diagnostic)
+        self.errors += diagnostic.severity == "error"
+        if self.errors >= MAX_DIAGNOSTICS:
+            raise DiagnosticError(self.in_source_order())
+
+    def in_source_order(self) -> tuple[Diagnostic, ...]:
+        return tuple(
+            sorted(self.diagnostics, key=lambda d: (d.primary.span.source.path, d.primary.span.start))
+        )
+
+    def raise_errors(self) -> None:
+        """Raise DiagnosticError with everything found, if any of it is an error."""
+        if self.errors:
+            raise DiagnosticError(self.in_source_order())

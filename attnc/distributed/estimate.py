@@ -51,7 +51,7 @@ def rates_of(target: str, *, symmetric: bool = False) -> Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """One strategy.
+    """What a strategy is expected to take.
 
     Seconds of the slowest rank: compute, alone; exchange, alone; exposed, the part of the exchange that no
     kernel hides; total. groups: parts of the heads that follow each other, so that the exchange of one part

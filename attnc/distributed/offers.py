@@ -253,7 +253,7 @@ def _merge_touching(chunk: Ints, first: Ints, stop: Ints) -> tuple[Ints, Ints, I
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One way to give chunks to ranks.
+    """A way to give chunks to ranks.
 
     owner: the rank of each chunk; key_owner: of each run of keys; needed: runs that the rows of each rank
     see; of each rank, load: scores, rows: queries, keys: that it has, own: of these those that its rows see,
@@ -435,7 +435,9 @@ def keys_read(needed: Bools, key_owner: Ints, keys: Ints, ways: int) -> Ints:
 
 
 def _parts(sizes: Sizes, ways: int, groups: int | None) -> tuple[list[int], str]:
-    """In how many parts the heads of a rank may follow each other; or why they cannot be shared out so."""
+    """Counts in how many parts the heads of a rank may follow each other; or says why they cannot be shared
+    out so.
+    """
     if sizes.kv_heads % ways:
         return [], f"{sizes.kv_heads} K/V heads cannot be shared out to {ways} ranks"
     kv_heads = sizes.kv_heads // ways

@@ -84,7 +84,9 @@ class Explanation:
 
     @property
     def traffic(self) -> tuple[Traffic, DeviceMemory] | None:
-        """Of all heads of the roofline's shape; None where the plan does not lay out shared memory."""
+        """The bytes that all heads of the roofline's shape move; None where the plan does not lay out shared
+        memory.
+        """
         tiles, heads = self.roofline.picture, self.roofline.heads
         return target_of(self.module.target).traffic(self.kernel, self.config, tiles, heads, self.device)
 

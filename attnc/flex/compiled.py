@@ -76,7 +76,10 @@ class _Recording(TorchFunctionMode):
         kwargs = kwargs or {}
         result: Any
         if not self._has_value((args, tuple(kwargs.values()))):
-            return function(*self._here(args), **{name: self._here(kwargs[name]) for name in kwargs})
+            return function(
+                *self._on_device_of_caller(args),
+                **{name: self._on_device_of_caller(kwargs[name]) for name in kwargs},
+            )
         name = function.__name__
         if name in ("__getitem__", "getitem"):  # the latter is Python's, as strict export has operators
             name = "__getitem__"
@@ -89,7 +92,7 @@ class _Recording(TorchFunctionMode):
             return result
         named = tuple((key, self.refer(kwargs[key])) for key in kwargs)
         self.steps.append((name, tuple(self.refer(x) for x in args), named))
-        if self._at(result) is not None:  # what returns its argument
+        if self._position_of(result) is not None:  # what returns its argument
             result = result.view(result.shape)
         self.values.append(result)
         self.references.append(("step", len(self.steps) - 1))
@@ -98,7 +101,7 @@ class _Recording(TorchFunctionMode):
     def refer(self, value: Any) -> Reference:
         recorder = self.recorder
         if isinstance(value, torch.Tensor):
-            at = self._at(value)
+            at = self._position_of(value)
             return self.references[at] if at is not None else ("tensor", self._captured(value))
         if isinstance(value, tuple | list):
             return ("several", tuple(self.refer(part) for part in value))
@@ -112,7 +115,7 @@ class _Recording(TorchFunctionMode):
             return ("integer", len(recorder.integers) - 1)
         return ("constant", value)
 
-    def _at(self, value: Any) -> int | None:
+    def _position_of(self, value: Any) -> int | None:
         """The position of a value, None for tensors of the caller's."""
         return _position(self.values, value)
 
@@ -133,7 +136,7 @@ class _Recording(TorchFunctionMode):
     def _has_value(self, values: Any) -> bool:
         for value in values:
             if isinstance(value, torch.Tensor):
-                if self._at(value) is not None:
+                if self._position_of(value) is not None:
                     return True
             elif isinstance(value, tuple | list) and self._has_value(value):
                 return True
@@ -148,18 +151,18 @@ class _Recording(TorchFunctionMode):
             return [self._nowhere(part) for part in value]
         return value
 
-    def _here(self, value: Any) -> Any:
+    def _on_device_of_caller(self, value: Any) -> Any:
         """With the device of the caller's tensors in place of that of the values, which mods ask for."""
         if isinstance(value, torch.device) and value.type == "meta":
             return self.recorder.device
         if isinstance(value, tuple | list):
-            return type(value)([self._here(part) for part in value])
+            return type(value)([self._on_device_of_caller(part) for part in value])
         return value
 
     def _narrowed(self, tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...]]:
         """A subscript whose numbers are applied in the graph, which knows the derivative of that."""
         parts = index if isinstance(index, tuple) else (index,)
-        if self._at(tensor) is not None:
+        if self._position_of(tensor) is not None:
             return tensor, parts
         kept: list[Any] = []
         for part in parts:
@@ -349,7 +352,7 @@ def _operate(
     grads: which of query, key, value and captured, by position, get a gradient.
     """
     said = read(program)
-    traced, kernel = _found(query, key, value, captured, floats, integers, said, grads)
+    traced, kernel = _find_kernel(query, key, value, captured, floats, integers, said, grads)
     with torch.no_grad():
         found = kernel.function(query, key, value, *kernel.arguments(traced))
     o, lse = found if said.lse or grads else (found, query.new_empty(0, dtype=torch.float32))
@@ -397,7 +400,7 @@ def _pull(
 ) -> list[torch.Tensor]:
     """The gradients of the tensors at `grads`."""
     said = read(program)
-    traced, kernel = _found(query, key, value, captured, floats, integers, said, grads)
+    traced, kernel = _find_kernel(query, key, value, captured, floats, integers, said, grads)
     if said.order == "rows":
         do, o = do.transpose(1, 2), o.transpose(1, 2)
     inputs = [_scalar(x, query) for x in kernel.arguments(traced)]
@@ -458,7 +461,7 @@ def _differentiate(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[Any,
 _operate.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _found(
+def _find_kernel(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

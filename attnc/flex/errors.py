@@ -23,10 +23,10 @@ class FlexError(SpecError):
 def refused(code: str, message: str, label: str, hint: str = "", frame: FrameType | None = None) -> FlexError:
     """The error for the operation of the user's that is under way, or that this frame ends in."""
     hints = (hint,) if hint else ()
-    return FlexError([error(code, message, _place(frame or sys._getframe()), label, hints=hints)])
+    return FlexError([error(code, message, _span_of(frame or sys._getframe()), label, hints=hints)])
 
 
-def _place(innermost: FrameType) -> Span:
+def _span_of(innermost: FrameType) -> Span:
     """The expression that runs in the innermost frame that is neither attnc.flex nor torch."""
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
@@ -34,7 +34,9 @@ def _place(innermost: FrameType) -> Span:
     if frame is None:
         return Source("<mod>", "").span(0, 0)
     code = frame.f_code
-    source = Source(_shown(code.co_filename), "".join(linecache.getlines(code.co_filename, frame.f_globals)))
+    source = Source(
+        _relative_path(code.co_filename), "".join(linecache.getlines(code.co_filename, frame.f_globals))
+    )
     positions = list(code.co_positions())[frame.f_lasti // 2]
     first, last, start, end = positions
     if not source.text or first is None or last is None or start is None or end is None:
@@ -47,7 +49,7 @@ def _offset(source: Source, line: int, column: int) -> int:
     return source.line_start(line) + len(source.line_text(line).encode()[:column].decode(errors="ignore"))
 
 
-def _shown(path: str) -> str:
+def _relative_path(path: str) -> str:
     """Below the current folder as a relative path."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

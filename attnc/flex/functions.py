@@ -137,7 +137,9 @@ def sign(tape: Tape, x: Any) -> Scalar:
 
 @operation("pow", "float_power")
 def power(tape: Tape, x: Any, exponent: Any) -> Scalar:
-    """Whole and half powers; the exponent is part of the structure. Powers of a positive number, by exp."""
+    """Raises to whole and half powers; the exponent is part of the structure. Powers of a positive number, by
+    exp.
+    """
     if isinstance(exponent, int | float) and abs(exponent) <= 8 and (2 * exponent) % 1 == 0:
         return _power(tape, x, exponent)
     if isinstance(x, int | float) and x > 0:

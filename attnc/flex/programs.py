@@ -158,6 +158,6 @@ def _compiled(traced: Trace, layout: Layout, mods: Mods, numbers: Collection[int
 
 
 def _converted(tensor: torch.Tensor) -> torch.Tensor:
-    """In an element type that specs have."""
+    """Converts a tensor to an element type that specs have."""
     dtype = CONVERTED.get(tensor.dtype)
     return tensor if dtype is None else tensor.to(dtype)

@@ -105,9 +105,9 @@ class Expressions:
             case ("not", operand):
                 return Not(made[operand])
             case ("and", left, right):
-                return And((*_parts(And, made[left]), *_parts(And, made[right])))
+                return And((*_operands_of(And, made[left]), *_operands_of(And, made[right])))
             case ("or", left, right):
-                return Or((*_parts(Or, made[left]), *_parts(Or, made[right])))
+                return Or((*_operands_of(Or, made[left]), *_operands_of(Or, made[right])))
             case ("call", name, *arguments):
                 return Call(name, tuple(made[argument] for argument in arguments))
             case (("==" | "!=" | "<" | "<=" | ">" | ">=") as symbol, left, right):
@@ -117,7 +117,7 @@ class Expressions:
         raise AssertionError(f"no such entry: {entry}")
 
 
-def _parts(kind: Any, expr: Expr) -> tuple[Expr, ...]:
+def _operands_of(kind: Any, expr: Expr) -> tuple[Expr, ...]:
     return expr.operands if isinstance(expr, kind) else (expr,)
 
 
@@ -131,7 +131,7 @@ def split(score: Expr) -> tuple[Expr, Expr]:
 
 
 def _split(expr: Expr) -> tuple[Expr | None, Expr]:
-    """The same; None for what is minus infinity everywhere."""
+    """Splits as `split` does; None for what is minus infinity everywhere."""
     if not any(_is_infinite(node) for node in walk(expr)):
         return expr, TRUE
     match expr:
@@ -141,12 +141,12 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
             first, first_kept = _split(then)
             second, second_kept = _split(other)
             if first is None:
-                return second, _both(Not(condition), second_kept)
+                return second, _conjoin(Not(condition), second_kept)
             if second is None:
-                return first, _both(condition, first_kept)
+                return first, _conjoin(condition, first_kept)
             if first_kept == second_kept == TRUE:
                 return Call("where", (condition, first, second)), TRUE
-            either = Or((_both(condition, first_kept), _both(Not(condition), second_kept)))
+            either = Or((_conjoin(condition, first_kept), _conjoin(Not(condition), second_kept)))
             return Call("where", (condition, first, second)), either
         case Binary(op="+", left=left, right=right) | Call(function="min", args=(left, right)):
             first, first_kept = _split(left)
@@ -154,7 +154,7 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
             if first is None or second is None:
                 return None, FALSE
             whole = Binary("+", first, second) if isinstance(expr, Binary) else Call("min", (first, second))
-            return whole, _both(first_kept, second_kept)
+            return whole, _conjoin(first_kept, second_kept)
         case Binary(op="-", left=left, right=right) if not any(map(_is_infinite, walk(right))):
             first, kept = _split(left)
             return (None if first is None else Binary("-", first, right)), kept
@@ -177,17 +177,17 @@ def _is_infinite(expr: Expr) -> bool:
     return isinstance(expr, Const) and isinstance(expr.value, float) and not math.isfinite(expr.value)
 
 
-def _both(first: Expr, second: Expr) -> Expr:
+def _conjoin(first: Expr, second: Expr) -> Expr:
     if first == TRUE:
         return second
     if second == TRUE:
         return first
-    return FALSE if FALSE in (first, second) else And((*_parts(And, first), *_parts(And, second)))
+    return FALSE if FALSE in (first, second) else And((*_operands_of(And, first), *_operands_of(And, second)))
 
 
 def conjunction(first: Expr, second: Expr) -> Expr:
     """first and second."""
-    return _both(first, second)
+    return _conjoin(first, second)
 
 
 #: Element types of q, k and v.

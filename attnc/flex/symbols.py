@@ -93,7 +93,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 class Scalar(Operand):
-    """One value of a mod: an entry of the tape. low, high: what an integer lies between, at the sizes of this
+    """A value of a mod: an entry of the tape. low, high: what an integer lies between, at the sizes of this
     call.
     """
 
@@ -174,7 +174,7 @@ class Indexed(Operand):
 
     @property
     def vector(self) -> Vector:
-        """Its elements, if they are few. FlexError otherwise."""
+        """The elements that are left, if they are few. FlexError otherwise."""
         if len(self.shape) != 1 or self.shape[0] > MOST_ELEMENTS:
             raise refused(
                 "E0903",

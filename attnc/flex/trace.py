@@ -129,7 +129,7 @@ def _name(mod: Callable[..., Any]) -> str:
 
 
 def _signature(mod: Callable[..., Any]) -> inspect.Signature:
-    """Its parameters; any, where Python does not know."""
+    """The parameters of a mod; any, where Python does not know."""
     try:
         return inspect.signature(mod)
     except ValueError:

@@ -15,13 +15,12 @@ from itertools import product
 from math import prod
 from typing import Literal, TypeAlias, overload
 
-from attnc.diagnostics import DiagnosticError, Label, did_you_mean, error
+from attnc.diagnostics import DiagnosticError, Label, Report, did_you_mean, error
 from attnc.effort import spend
 from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
 from attnc.model.knobs import Kind, keys_of
 from attnc.model.program import IMPLS, Impl, ProjectionVariant
-from attnc.model.report import Report
 from attnc.model.schedule import (
     BackwardConfig,
     Choice,

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from attnc.diagnostics import Label, did_you_mean
+from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.nodes import Binary, Const, Dim, Expr, walk
 from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import make
 from attnc.model.attention import Param
 from attnc.model.names import DIMS, OUTPUTS, PARAM_DIMS, RESERVED, type_here
-from attnc.model.report import Report
 from attnc.model.scope import WRONG, Scope, Wrong
 from attnc.model.tensors import DType, Role, Tensor, group_size, is_static, same_size
 from attnc.source import Span

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from attnc.diagnostics import DiagnosticError, Label, did_you_mean, error
+from attnc.diagnostics import DiagnosticError, Label, Report, did_you_mean, error
 from attnc.effort import MAX_STEPS, Exhausted, spend
 from attnc.expr.nodes import (
     MAX_INTEGER,
@@ -33,7 +33,6 @@ from attnc.expr.nodes import (
 )
 from attnc.model import attention
 from attnc.model.names import CALLABLE, OUTPUTS, RESERVED, called_here
-from attnc.model.report import Report
 from attnc.model.scope import WRONG, Argument, Context, Definition, Scope, Wrong
 from attnc.model.tensors import DType, Tensor
 from attnc.source import Span

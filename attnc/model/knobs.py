@@ -71,8 +71,26 @@ def _power(low: int, high: int) -> Callable[[ast.Expr], Value | None]:
     return read
 
 
-def _word(*words: str) -> Callable[[ast.Expr], Value | None]:
-    return lambda tree: tree.id if isinstance(tree, ast.Name) and tree.id in words else None
+def _word(*words: str, default: str = "", phases: tuple[Phase, ...] = ("forward", "backward")) -> Key:
+    """A key that is one of these words; by default the first."""
+    return Key(
+        read=lambda tree: tree.id if isinstance(tree, ast.Name) and tree.id in words else None,
+        allowed=f"{', '.join(words[:-1])} or {words[-1]}",
+        default=default or words[0],
+        words=words,
+        phases=phases,
+    )
+
+
+def _number(
+    read: Callable[[ast.Expr], Value | None],
+    allowed: str,
+    default: int,
+    phases: tuple[Phase, ...],
+    target: str = "",
+) -> Key:
+    """A key that is a number."""
+    return Key(read=read, allowed=allowed, default=default, kind="number", phases=phases, target=target)
 
 
 def _bool(tree: ast.Expr) -> Value | None:
@@ -179,50 +197,38 @@ _SOFTMAXES = (
     "online(maximum = lazy(20)), unified_max(phi = 0, bounds = [-60, 60], fallback = online)"
 )
 _TILE = "a power of two or a multiple of 16, at most 1024"
+_FORWARD: tuple[Phase, ...] = ("forward",)
 _TILED: tuple[Phase, ...] = ("forward", "backward", "dq", "dkdv")
+_HOPPER = "cuda.sm_90a"
 
 KEYS: Mapping[str, Key] = {
     "loops": Key(
         read=_loops, allowed="[q, kv], [kv, q] or [kv]", default=("q", "kv"), kind="list", words=("q", "kv")
     ),
-    "tile.q": Key(read=_tile, allowed=_TILE, default=64, kind="number", phases=PHASES),
-    "tile.kv": Key(read=_tile, allowed=_TILE, default=64, kind="number", phases=_TILED),
-    "tile.d": Key(
-        read=_tile, allowed=_TILE, default=0, kind="number", phases=("forward", "backward", "combine")
-    ),
-    "warps": Key(
-        read=_among(1, 2, 4, 8, 12, 16),
-        allowed="1, 2, 4, 8, 12 or 16",
-        default=4,
-        kind="number",
-        phases=PHASES,
-    ),
-    "warp_split": Key(read=_word("q", "kv"), allowed="q or kv", default="q", words=("q", "kv")),
-    "stages": Key(read=_among(*range(1, 9)), allowed="1 to 8", default=2, kind="number", phases=PHASES),
+    "tile.q": _number(_tile, _TILE, 64, PHASES),
+    "tile.kv": _number(_tile, _TILE, 64, _TILED),
+    "tile.d": _number(_tile, _TILE, 0, ("forward", "backward", "combine")),
+    "warps": _number(_among(1, 2, 4, 8, 12, 16), "1, 2, 4, 8, 12 or 16", 4, PHASES),
+    "warp_split": _word("q", "kv"),
+    "stages": _number(_among(*range(1, 9)), "1 to 8", 2, PHASES),
     "split.kv": Key(
         read=_split,
         allowed="auto, 1 to 1024 or fixed(keys), a multiple of 16",
         default=1,
         kind="any",
         words=("auto", "fixed"),
-        phases=("forward",),
+        phases=_FORWARD,
     ),
-    "pack": Key(read=_word("gqa", "none"), allowed="gqa or none", default="none", words=("gqa", "none")),
+    "pack": _word("gqa", "none", default="none"),
     "softmax": Key(
         read=_softmax,
         allowed=_SOFTMAXES,
         default=ONLINE,
         words=("online", "two_pass", "unified_max", "deferred", "every_step", "lazy"),
-        phases=("forward",),
+        phases=_FORWARD,
     ),
     "persistent": Key(read=_bool, allowed="true or false", default=False, kind="bool"),
-    "order": Key(
-        read=_word("default", "longest_first"),
-        allowed="default or longest_first",
-        default="default",
-        words=("default", "longest_first"),
-        phases=("forward", "backward", "dq"),
-    ),
+    "order": _word("default", "longest_first", phases=("forward", "backward", "dq")),
     "maxnreg": Key(
         read=_registers,
         allowed="none or a multiple of 8 from 32 to 248",
@@ -231,80 +237,28 @@ KEYS: Mapping[str, Key] = {
         words=("none",),
         phases=("backward", "dq", "dkdv"),
     ),
-    "consumers": Key(
-        read=_among(2, 3, 4),
-        allowed="2, 3 or 4",
-        default=0,
-        kind="number",
-        phases=("forward",),
-        target="cuda.sm_90a",
-    ),
+    "consumers": _number(_among(2, 3, 4), "2, 3 or 4", 0, _FORWARD, _HOPPER),
     "overlap": Key(
-        read=_bool,
-        allowed="true or false",
-        default=True,
-        kind="bool",
-        phases=("forward",),
-        target="cuda.sm_90a",
+        read=_bool, allowed="true or false", default=True, kind="bool", phases=_FORWARD, target=_HOPPER
     ),
-    "registers": Key(
-        read=_share_of_registers,
-        allowed="a multiple of 8 from 64 to 240",
-        default=0,
-        kind="number",
-        phases=("forward",),
-        target="cuda.sm_90a",
-    ),
-    "dp": Key(
-        read=_word("early", "late"),
-        allowed="early or late",
-        default="early",
-        words=("early", "late"),
-        phases=("dkdv",),
-    ),
+    "registers": _number(_share_of_registers, "a multiple of 8 from 64 to 240", 0, _FORWARD, _HOPPER),
+    "dp": _word("early", "late", phases=("dkdv",)),
 }
 
 #: `accumulate.dk`: how a gradient that several tiles add to is summed.
-ACCUMULATE = Key(
-    read=_word("two_pass", "atomic"),
-    allowed="two_pass or atomic",
-    default="two_pass",
-    words=("two_pass", "atomic"),
-    phases=("backward",),
-)
-
-
+ACCUMULATE = _word("two_pass", "atomic", phases=("backward",))
 #: The same for dq, which the kernel of dk and dv meets tile by tile.
-ACCUMULATE_DQ = replace(
-    ACCUMULATE,
-    read=_word("two_pass", "atomic", "ordered", "sequential"),
-    allowed="two_pass, atomic, ordered or sequential",
-    words=("two_pass", "atomic", "ordered", "sequential"),
-)
+ACCUMULATE_DQ = _word("two_pass", "atomic", "ordered", "sequential", phases=("backward",))
 
 _KERNELS: tuple[Phase, ...] = ("gemv", "flat")
 #: The keys of a projection's schedule.
 PROJECTION_KEYS: Mapping[str, Key] = {
-    "impl": Key(
-        read=_word(*IMPLS), allowed=", ".join(IMPLS), default=IMPLS[0], words=IMPLS, phases=("projection",)
-    ),
-    "tile.n": Key(
-        read=_power(1, 256),
-        allowed="a power of two, at most 256",
-        default=64,
-        kind="number",
-        phases=_KERNELS,
-    ),
-    "tile.k": Key(
-        read=_power(16, 4096),
-        allowed="a power of two from 16 to 4096",
-        default=128,
-        kind="number",
-        phases=_KERNELS,
-    ),
-    "warps": Key(read=_power(1, 16), allowed="1, 2, 4, 8 or 16", default=4, kind="number", phases=_KERNELS),
-    "stages": Key(read=_among(*range(1, 9)), allowed="1 to 8", default=4, kind="number", phases=_KERNELS),
-    "split.k": Key(read=_among(*range(1, 65)), allowed="1 to 64", default=1, kind="number", phases=_KERNELS),
+    "impl": _word(*IMPLS, phases=("projection",)),
+    "tile.n": _number(_power(1, 256), "a power of two, at most 256", 64, _KERNELS),
+    "tile.k": _number(_power(16, 4096), "a power of two from 16 to 4096", 128, _KERNELS),
+    "warps": _number(_power(1, 16), "1, 2, 4, 8 or 16", 4, _KERNELS),
+    "stages": _number(_among(*range(1, 9)), "1 to 8", 4, _KERNELS),
+    "split.k": _number(_among(*range(1, 65)), "1 to 64", 1, _KERNELS),
 }
 #: What keys are where `gemv` says nothing, and is not as `flat`.
 _GEMV: Mapping[str, Value] = {"tile.n": 4, "tile.k": 512, "stages": 2}

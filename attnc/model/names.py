@@ -13,10 +13,9 @@ import builtins
 import keyword
 from collections.abc import Iterable, Mapping
 
-from attnc.diagnostics import Label, did_you_mean
+from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.functions import FUNCTIONS, REAL
 from attnc.expr.nodes import INDICES
-from attnc.model.report import Report
 from attnc.model.tensors import DType
 from attnc.syntax import ast
 
@@ -144,6 +143,8 @@ WITH_GRADIENTS = frozenset((
     "backward_config", "delta", "dk", "dlse", "do", "dq", "dq_sum", "dv", "lse2",
 ))  # fmt: skip
 KEYS_FIRST = frozenset(("acc", "l", "m"))
-DECODING = frozenset(("fallbacks", "splits"))
+DECODING = frozenset(("fallbacks", "lse_splits", "splits"))
+#: Of one whose blocks take tiles from a counter.
+TAKING_TILES = frozenset(("counter",))
 #: What some schedule has, so that no input is called so where any may follow.
-INTERFACE = READ | WITH_GRADIENTS | KEYS_FIRST | DECODING | {"schedule"}
+INTERFACE = READ | WITH_GRADIENTS | KEYS_FIRST | DECODING | TAKING_TILES | {"schedule"}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from attnc.diagnostics import did_you_mean
+from attnc.diagnostics import Report, did_you_mean
 from attnc.expr.nodes import Const, Dot, Expr, Load, Type, uses, walk
 from attnc.model.attention import Softmax
 from attnc.model.elaborate import Elaborator
-from attnc.model.report import Report
 from attnc.model.scope import Scope
 from attnc.model.tensors import DType, Tensor
 from attnc.syntax import ast

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from attnc.diagnostics import Label, did_you_mean
+from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.effort import limited
 from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
 from attnc.model.attention import Attention, Param, Softmax
@@ -21,7 +21,6 @@ from attnc.model.elaborate import Elaborator, charged
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
 from attnc.model.program import Program, Projection
-from attnc.model.report import Report
 from attnc.model.resolve_projection import resolve_projection
 from attnc.model.resolve_schedule import resolve_projection_schedule, resolve_schedule
 from attnc.model.rules import ATTENTION_RULES, SCHEDULE_RULES

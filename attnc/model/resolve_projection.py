@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attnc.diagnostics import Label, did_you_mean
+from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.nodes import Const, Dim, Expr
 from attnc.expr.nodes import Param as ParamNode
 from attnc.model.attention import Param
 from attnc.model.declarations import resolve_param
 from attnc.model.names import PYTHON, Taken, type_here
 from attnc.model.program import SHAPES, Projection
-from attnc.model.report import Report
 from attnc.model.tensors import DType, Tensor
 from attnc.source import Span
 from attnc.syntax import ast

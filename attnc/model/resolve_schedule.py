@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from attnc.diagnostics import Label, did_you_mean
+from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.nodes import Dim
 from attnc.model.configs import check_condition
 from attnc.model.knobs import ACCUMULATE_DQ, KEYS, PROJECTION_KEYS, Key, Kind, keys_of
 from attnc.model.program import Projection
-from attnc.model.report import Report
 from attnc.model.schedule import (
     PARTS,
     PHASES,

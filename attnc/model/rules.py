@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from attnc.diagnostics import Label
+from attnc.diagnostics import Label, Report
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, Param, walk
 from attnc.model.attention import Attention
 from attnc.model.declarations import MAX_HEAD_DIM
-from attnc.model.report import Report
 from attnc.model.schedule import PARTS, Schedule
 from attnc.model.scope import mentioned
 from attnc.model.tensors import DType, Tensor

@@ -212,7 +212,9 @@ class TileConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardConfig(TileConfig):
-    """Of a forward or decode kernel. split_kv: a number of programs, "auto", or `fixed(size = keys)`."""
+    """The knobs of a forward or decode kernel. split_kv: a number of programs, "auto", or `fixed(size =
+    keys)`.
+    """
 
     split_kv: int | str | Choice
     softmax: Choice
@@ -220,7 +222,7 @@ class ForwardConfig(TileConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperConfig(ForwardConfig):
-    """Of a forward or decode kernel of `cuda.sm_90a`. 0 where the planner chooses.
+    """The knobs of a forward or decode kernel of `cuda.sm_90a`; 0 where the planner chooses.
 
     consumers: warpgroups that multiply; registers: of a thread of theirs; overlap: q k^T of the next tile
     runs during the softmax of this one.
@@ -233,8 +235,8 @@ class HopperConfig(ForwardConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardConfig(TileConfig):
-    """Of a kernel of a backward. maxnreg: the most registers of a thread; accumulates: how gradients are
-    summed, by the name of the input.
+    """The knobs of a kernel of a backward. maxnreg: the most registers of a thread; accumulates: how
+    gradients are summed, by the name of the input.
     """
 
     maxnreg: int | None
@@ -261,14 +263,14 @@ class BackwardConfig(TileConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DkDvConfig(BackwardConfig):
-    """Of a kernel over keys. dp: whether dP = dO V^T comes before p is computed, or after."""
+    """The knobs of a backward kernel over keys. dp: whether dP = dO V^T comes before p, or after."""
 
     dp: Literal["early", "late"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombineConfig(Config):
-    """Of the kernel that joins the splits of a sequence, which no target lets a schedule choose."""
+    """The knobs of the kernel that joins the splits of a sequence, which no target lets a schedule choose."""
 
     tile_q: int
     tile_d: int
@@ -278,14 +280,16 @@ class CombineConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectionConfig(Config):
-    """Of a projection: one that a library makes has nothing to choose."""
+    """The knobs of a projection: one that a library makes has nothing to choose."""
 
     impl: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductConfig(ProjectionConfig):
-    """Of a kernel of a projection, over tiles of columns of y and of x. split_k: programs that share K."""
+    """The knobs of a kernel of a projection, over tiles of columns of y and of x. split_k: programs that
+    share K.
+    """
 
     tile_n: int
     tile_k: int

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from attnc.diagnostics import Label, did_you_mean
+from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.nodes import INDICES, INFINITY, Expr, Index, Type
 from attnc.model.attention import Param
 from attnc.model.names import CALLABLE, DIMS, Taken
-from attnc.model.report import Report
 from attnc.model.tensors import DType, Tensor
 from attnc.source import Span
 from attnc.syntax import ast

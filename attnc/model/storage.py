@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from attnc.diagnostics import Label, did_you_mean
+from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.nodes import Binary, Const, Dim
 from attnc.model.attention import Param
-from attnc.model.report import Report
 from attnc.model.scope import Scope
 from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Storage, Tensor, same_size
 from attnc.syntax import ast

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 from math import inf, prod
 
-from attnc.diagnostics import DiagnosticError, Label, error
+from attnc.diagnostics import DiagnosticError, Label, Report, error
 from attnc.expr.construct import number
 from attnc.expr.derive import derive
 from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, children, walk
@@ -17,7 +17,6 @@ from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, ParamValue, Variant
 from attnc.model.program import Program, Projection, ProjectionVariant
-from attnc.model.report import Report
 from attnc.model.tensors import DType, Paged, Tensor, is_static
 from attnc.source import Span
 

@@ -24,7 +24,7 @@ from attnc.expr.simplify import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Schedule
-from attnc.plan.gradients import Wanted, adjoint_of, chain_rule, wanted_loads
+from attnc.plan.gradients import Wanted, adjoint_of, chain_rule, names_of_sum, wanted_loads
 from attnc.plan.ir import (
     Axis,
     Grid,
@@ -78,13 +78,14 @@ Pair: TypeAlias = tuple[Wanted, Accumulate]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelMaker:
-    """Makes the kernels of one backward."""
+    """Makes the kernels of one backward. sums: names of what is summed for gradients."""
 
     variant: Variant
     attention: Attention
     schedule: Schedule
     target: Target
     layout: BackwardLayout | None
+    sums: frozenset[str]
 
     def choices(self, name: KernelName) -> tuple[BackwardConfig, ...]:
         """The configs of one kernel that run on some device."""
@@ -107,7 +108,7 @@ class KernelMaker:
         in_tile = adds_dq != "sequential"  # which walks over kv tiles up to the end
         cut = in_tile and outruns(attention, inner)
         outer_axis: Axis = "q" if inner == "kv" else "kv"
-        names = LoadNames.of(attention, outer_axis if cut else None)
+        names = LoadNames.of(attention, outer_axis if cut else None, self.sums)
         if inner == "kv":
             lengths = lengths_of(attention, names)
         else:
@@ -179,7 +180,7 @@ class KernelMaker:
         return self.target.shared(self.variant, config, name, self.layout)
 
     def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:
-        names = LoadNames.of(self.attention)
+        names = LoadNames.of(self.attention, taken=self.sums)
         prologue = _prologue(self.attention, names, in_sink, stored=True)
         program = program_of(names, ())
         used = [expr for item in program for expr in statement_expressions(item)]
@@ -228,7 +229,14 @@ def plan_backward(
     over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv)
     over_q = over_q or not (is_plain(attention) or apart)
     over_q = over_q or not over_kv  # gradients that are 0 everywhere, of what conditions alone read
-    maker = KernelMaker(variant=variant, attention=attention, schedule=schedule, target=target, layout=layout)
+    maker = KernelMaker(
+        variant=variant,
+        attention=attention,
+        schedule=schedule,
+        target=target,
+        layout=layout,
+        sums=frozenset(name for entry, _ in wanted for name in names_of_sum(entry.name)),
+    )
     kernels: list[BackwardKernel] = []
     if over_q:
         first = None if apart else in_sink

@@ -76,7 +76,7 @@ def phase_of(kernel: Which) -> Phase:
 
 
 def backward_phase_of(kernel: KernelName) -> Literal["dq", "dkdv"]:
-    """The same of a kernel of a backward."""
+    """The phase of a schedule that sets the keys of a kernel of a backward."""
     return "dq" if kernel in ("dq", "rows") else "dkdv"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, count
 
 from attnc.expr.construct import number
 from attnc.expr.derive import derive
@@ -14,7 +15,7 @@ from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Let
 from attnc.plan.ir.backward import Accumulate, Adjoint, Chain, InMemory, Part, Place
 from attnc.plan.loads import LoadNames, axes_of
-from attnc.plan.names import KERNEL
+from attnc.plan.names import own_name
 from attnc.plan.signature import is_plain
 from attnc.plan.softmax import split_scale
 
@@ -70,14 +71,16 @@ def wanted_loads(attention: Attention) -> tuple[Wanted, ...]:
     if attention.softmax.sink is not None:
         sources += ((load, True) for load, _ in derive(attention.softmax.sink).loads)
     kept = [(load, in_sink) for load, in_sink in sources if load.tensor in attention.grads]
-    counts: dict[str, int] = {}
+    taken = {tensor.name for tensor in attention.inputs}
     found = []
     for load, in_sink in kept:
-        counts[load.tensor] = counts.get(load.tensor, 0) + 1
-        name = f"d{load.tensor}" + (f"_{counts[load.tensor]}" if counts[load.tensor] > 1 else "")
+        base = own_name(f"d{load.tensor}", "sum")
+        others = (f"{base}_{i}" for i in count(2))
+        name = next(name for name in chain((base,), others) if taken.isdisjoint(names_of_sum(name)))
+        taken.update(names_of_sum(name))
         found.append(
             Wanted(
-                name=f"{name}_sum" if name in KERNEL or name.endswith("_ptr") else name,
+                name=name,
                 load=load,
                 in_sink=in_sink,
                 along=axes_of(load),
@@ -85,6 +88,11 @@ def wanted_loads(attention: Attention) -> tuple[Wanted, ...]:
             )
         )
     return tuple(found)
+
+
+def names_of_sum(name: str) -> tuple[str, ...]:
+    """What kernels call the sum for a gradient: a value, its total in a block, and its place in memory."""
+    return name, f"{name}_total", f"{name}_tile"
 
 
 def _natural(attention: Attention) -> Expr:
@@ -142,6 +150,12 @@ def chain_rule(
             adds_dq=adds_dq,
         ),
     )
+
+
+def has_constant_slope(attention: Attention) -> bool:
+    """Whether d score / d dot is one constant."""
+    _, slope = _split_factor(derive(_natural(attention)).dot)
+    return slope is None
 
 
 def adjoint_of(entry: Wanted, value: Expr, accumulate: Accumulate, names: LoadNames) -> Adjoint:

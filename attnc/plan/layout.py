@@ -17,7 +17,7 @@ Which: TypeAlias = Literal["forward"] | KernelName
 
 
 class Layout(Protocol):
-    """Of a forward or decode kernel."""
+    """How a forward or decode kernel lies on the machine."""
 
     def shared_memory(self, config: TileConfig) -> Mapping[str, int]:
         """Bytes of shared memory of a block by buffer, in the kernel's order."""
@@ -30,7 +30,7 @@ class Layout(Protocol):
 
 
 class BackwardLayout(Protocol):
-    """Of all kernels of a backward."""
+    """How all kernels of a backward lie on the machine."""
 
     def shared_memory(self, config: TileConfig, kernel: KernelName) -> Mapping[str, int]:
         """Bytes of shared memory of a block by buffer, in the kernel's order."""
@@ -78,7 +78,7 @@ class Traffic:
     shared_written: int
 
     def times(self, heads: int) -> Traffic:
-        """Of so many heads."""
+        """Multiplies the bytes of one head by so many heads."""
         return Traffic(
             global_read=heads * self.global_read,
             global_written=heads * self.global_written,

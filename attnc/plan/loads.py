@@ -120,13 +120,14 @@ class LoadNames:
     unproved: Collection[str] = ()
 
     @classmethod
-    def of(cls, attention: Attention, past_end: Axis | None = None) -> LoadNames:
+    def of(cls, attention: Attention, past_end: Axis | None = None, taken: Collection[str] = ()) -> LoadNames:
         """For a kernel of this attention, where sizes have names too. past_end: the axis along which a
-        program's tile may lie past the end of its sequence (`sequence.outruns`).
+        program's tile may lie past the end of its sequence (`sequence.outruns`); taken: names of other
+        values.
         """
         sizes = {node for tensor in attention.inputs for size in tensor.shape for node in walk(size)}
-        taken = {*KERNEL, *(node.name for node in sizes if isinstance(node, Dim))}
-        return cls(taken=taken, unproved=() if past_end is None else (f"{past_end}_hi",))
+        others = {*KERNEL, *(node.name for node in sizes if isinstance(node, Dim)), *taken}
+        return cls(taken=others, unproved=() if past_end is None else (f"{past_end}_hi",))
 
     def replace(self, expr: Expr) -> Expr:
         """The expression with every load replaced by a Ref; new fetches are appended in evaluation order."""

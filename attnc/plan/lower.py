@@ -250,6 +250,7 @@ def _names(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         ("input", tensor.name, tensor.span)
         for tensor in attention.inputs
         if cannot_be_passed(tensor.name, attention, schedule)
+        or tensor.name in target_of(schedule.target).own_tensors
     ]
     for what, name, span in named:
         yield unsupported(

@@ -130,9 +130,9 @@ def _clashes(name: str) -> bool:
     return iskeyword(name) or is_parameter or name in words()
 
 
-def own_name(name: str) -> str:
-    """What a kernel calls a value of this name, whatever its target."""
-    return f"{name.lstrip('_')}_value" if _clashes(name) else name
+def own_name(name: str, kind: str = "value") -> str:
+    """What a kernel calls a value of this name, whatever its target: `page_value` for `page`."""
+    return f"{name.lstrip('_')}_{kind}" if _clashes(name) else name
 
 
 def own_sizes(names: Collection[str], inputs: Collection[str]) -> dict[str, str]:

@@ -107,7 +107,9 @@ def longest(attention: Attention, role: Role) -> Expr:
 
 
 def parts(attention: Attention) -> tuple[Part, ...]:
-    """One part, unless v is a prefix of k that ends at a power of two: then its columns are a part."""
+    """Return the parts of the columns of q and k: one, unless v is a prefix of k that ends at a power of two:
+    then its columns are a part.
+    """
     d, dv = feature(attention.k), feature(attention.v)
     rest = d - dv
     is_tile = attention.v.storage.is_part and dv >= 16 and dv & (dv - 1) == 0
@@ -117,7 +119,7 @@ def parts(attention: Attention) -> tuple[Part, ...]:
 
 
 def tile_columns(attention: Attention) -> int:
-    """Of a tile of q or k, in all parts."""
+    """Return the columns of a tile of q or k, those of all parts."""
     return sum(block(part.width) for part in parts(attention))
 
 
@@ -125,8 +127,8 @@ H, HKV = Dim("H"), Dim("Hkv")
 
 
 def normalise(attention: Attention) -> Attention:
-    """The same attention with its query-head count spelled H everywhere, and that of k and v H, 1 or Hkv;
-    sizes whose names generated code has other uses for are called otherwise.
+    """Rewrites an attention so that its query-head count is spelled H everywhere, and that of k and v H, 1 or
+    Hkv; sizes whose names generated code has other uses for are called otherwise.
     """
     heads, kv = _heads(attention.q), _heads(attention.k)
     kv_heads = H if same_size(heads, kv) else kv if kv == Const(1) else HKV

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from attnc.diagnostics import Diagnostic, error
 from attnc.expr.construct import add
 from attnc.expr.functions import REAL
+from attnc.expr.interval import may_exclude
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg
 from attnc.expr.simplify import scale_by, simplify
 from attnc.model.attention import Attention, Variant
@@ -32,7 +33,6 @@ from attnc.plan.fitting import unsupported
 from attnc.plan.ir import Dropout, Softmax
 from attnc.plan.ir.kernel import UnifiedMax, is_decode
 from attnc.plan.loads import LoadNames
-from attnc.plan.poles import may_exclude
 from attnc.plan.target import Target
 
 LOG2E = math.log2(math.e)

@@ -116,7 +116,7 @@ def tile_axes(statements: Iterable[Statement]) -> dict[str, frozenset[str]]:
 
 
 def _read_by(guard: Expr | None, statements: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Those of the statements that the guard reads, itself or through another of them, in their order."""
+    """Selects the statements that the guard reads, itself or through another of them, in their order."""
     used = set() if guard is None else {node.name for node in walk(guard) if isinstance(node, Ref)}
     kept: list[Statement] = []
     for item in reversed(statements):
@@ -190,7 +190,7 @@ def make_step(
 
 
 def fetches_for(fetches: Iterable[Fetch], *exprs: Expr) -> tuple[Fetch, ...]:
-    """Those of the loads that the expressions need, themselves or through another of them, in their order."""
+    """Selects the loads that the expressions need, themselves or through another of them, in their order."""
     by_name = {fetch.name: fetch for fetch in fetches}
     wanted: set[str] = set()
     todo = [*exprs]
@@ -225,13 +225,13 @@ def names_of(expr: Expr) -> set[str]:
 
 
 def names_in(item: Statement) -> set[str]:
-    """The same of a statement, with the pointers that it loads through."""
+    """What a statement reads: values, sizes, positions, and the pointers that it loads through."""
     found = {name for expr in statement_expressions(item) for name in names_of(expr)}
     return found | set(pointer_names(item) if isinstance(item, Fetch) else ())
 
 
 def needed_for(read: Iterable[str], statements: Sequence[Statement]) -> list[Statement]:
-    """Those of the statements that names are of, and what these are computed from."""
+    """Selects the statements that define these names, and what these are computed from."""
     wanted, found = set(read), list[Statement]()
     for item in reversed(statements):
         if item.name in wanted:
@@ -351,8 +351,8 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
 
 
 def key_lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> tuple[Statement, ...]:
-    """The same for a program that owns keys, and walks over the queries of its sequence; N of packed keys is
-    known from the tile. in_tile: it has one kv tile.
+    """Return M and N of the sequence at hand for a program that owns keys, and walks over the queries of its
+    sequence; N of packed keys is known from the tile. in_tile: it has one kv tile.
     """
     statements: list[Statement] = []
     match attention.q.storage:

@@ -35,7 +35,8 @@ class Target(ABC):
     those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
-    sections: of heads that are worked at beside each other.
+    sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
+    besides inputs and outputs.
     splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`).
     """
 
@@ -50,6 +51,7 @@ class Target(ABC):
     has_rows_kernel: ClassVar[bool]
     sections: ClassVar[Section]
     splits_in_turn: ClassVar[bool] = False
+    own_tensors: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def folder(self) -> str:
@@ -102,7 +104,9 @@ class Target(ABC):
         return self.sections
 
     def backward_section(self, *, short_loops: bool) -> Section:
-        """The same of a kernel of a backward. short_loops: it reads few tiles of a head."""
+        """Which heads of a backward kernel are worked at beside each other. short_loops: it reads few tiles
+        of a head.
+        """
         return self.sections
 
     # --- what a kernel takes
@@ -117,7 +121,9 @@ class Target(ABC):
     def backward_configs(
         self, variant: Variant, schedule: Schedule, kernel: KernelName, layout: BackwardLayout | None
     ) -> tuple[BackwardConfig, ...]:
-        """The same of a kernel of a backward that lies so."""
+        """The configs of a kernel of a backward that lies so which some device can run. Raises
+        DiagnosticError (E0601) when there is none.
+        """
 
     def layout(self, variant: Variant, schedule: Schedule, config: TileConfig) -> Layout | None:
         """How the forward or decode kernel lies on the machine; None where a compiler decides it."""
@@ -126,7 +132,7 @@ class Target(ABC):
     def backward_layout(
         self, variant: Variant, schedule: Schedule, forward: Layout | None
     ) -> BackwardLayout | None:
-        """The same of the kernels of a backward."""
+        """How the kernels of a backward lie on the machine; None where a compiler decides it."""
         return None
 
     @abstractmethod

@@ -60,8 +60,8 @@ def narrowed(value: Expr, length: Expr) -> Expr:
 
 
 def saturated(mask: Expr) -> Expr:
-    """The same mask, its far integers brought near where that keeps comparisons, or the bounds of loops that
-    follow from them, in 32 bits.
+    """Rewrites a mask so that its far integers are brought near where that keeps comparisons, or the bounds
+    of loops that follow from them, in 32 bits.
 
     An integer that one comparison wants near is near in all that allow it, so that it has one name.
     """

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One CUDA device; memory in bytes."""
+    """A CUDA device; memory in bytes."""
 
     name: str
     arch: str

@@ -31,7 +31,9 @@ _ENDS = ("EXIT", "RET", "BRX", "JMP", "KILL")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One of a kernel's; code: with its modifiers, "MUFU.EX2"; target: the label that it may jump to."""
+    """An instruction of a kernel. code: with its modifiers, "MUFU.EX2"; target: the label that it may jump
+    to.
+    """
 
     code: str
     operands: str

@@ -59,7 +59,7 @@ class Toolchain(ABC):
 
     @abstractmethod
     def lower(self, module: Module, kernel: Which, position: int, device: Device) -> None:
-        """The same as far as the compiler's front end goes, which is quick: it sees names that nothing
+        """Compiles as far as the compiler's front end goes, which is quick: it sees names that nothing
         declares and types that do not go together, and knows nothing of registers. Raises what it raises.
         """
 
@@ -181,14 +181,14 @@ class TritonCompiler(Toolchain):
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage | None:
         """Backward kernels are launched without a gradient of lse."""
-        return compile_offline(*_at(module, kernel, position, device))
+        return compile_offline(*_offline_arguments(module, kernel, position, device))
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
-        """As `usage`, up to the forms of Triton itself."""
-        lower_offline(*_at(module, kernel, position, device))
+        """Compiles up to the forms of Triton itself."""
+        lower_offline(*_offline_arguments(module, kernel, position, device))
 
 
-def _at(
+def _offline_arguments(
     module: ir.Module, kernel: Which, position: int, device: Device
 ) -> tuple[Any, dict[str, str], dict[str, object], int, int, int, int | None]:
     """What `compile_offline` takes of a kernel of a planned module, at one of its configs."""
@@ -269,7 +269,7 @@ class Nvrtc(Toolchain):
         return f"nvrtc {major}.{minor}"
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage:
-        """For rows that are aligned to 16 bytes."""
+        """Compiles for rows that are aligned to 16 bytes."""
         planned, program = module.kernels[kernel], program_of(load_module(module))
         options = program.options(program.kernels[planned.name].configs[position], True, device.arch)
         cubin = compile_cubin(program.source(planned.name), options)

@@ -267,7 +267,7 @@ class Layer:
         self._normal = normal
 
     def call(self, position: int, M: int) -> Launch:
-        """One call of a config, which allocates y."""
+        """Makes a launch of a config, which allocates y."""
         x, config = self._normal(M, self.K), self.module.CONFIGS[position]
         function = getattr(self.module, self.planned.name)
         return lambda: function(x, self.weights[0], *self.bias, config=config)
@@ -314,7 +314,7 @@ def load_samples(path: Path) -> dict[str, torch.Tensor]:
     return samples
 
 
-def drawn(module: Module) -> Mapping[str, torch.Tensor]:
+def draw_samples(module: Module) -> Mapping[str, torch.Tensor]:
     """N(0, 1) inputs of 1024 keys, on the CPU."""
     problem = problem_for(module, _DRAWN_LENGTH, device="cpu", tokens=_DRAWN_TOKENS)
     names = (arg.tensor.name for arg in module.args)

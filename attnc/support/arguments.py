@@ -49,7 +49,7 @@ class Tensor:
 
     @property
     def known_shape(self) -> tuple[int | None, ...]:
-        """Its sizes, None where they depend on a call."""
+        """The sizes, None where they depend on a call."""
         values = (size.partition("=")[2] or size for size in self.shape)
         return tuple(int(value) if value.isdigit() else None for value in values)
 
@@ -104,7 +104,7 @@ class Sizes(dict[str, int]):
             self.check_one(tensor, x, like)
 
     def bind(self, tensors: Sequence[Tensor], given: Sequence[torch.Tensor]) -> None:
-        """The same sizes of arguments that have been checked."""
+        """Reads the sizes off arguments that have been checked."""
         for tensor, x in zip(tensors, given, strict=True):
             for text, size in zip(tensor.shape, x.shape, strict=True):
                 name, plus = self._free(text)
@@ -113,7 +113,7 @@ class Sizes(dict[str, int]):
         self.compute()
 
     def compute(self) -> None:
-        """Those that follow from the others."""
+        """Evaluates the sizes that follow from the others."""
         if "H" in self:
             self["G"] = self["H"] // self.setdefault("Hkv", 1)
         for name, text in self.computed.items():

@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def kept_folder() -> Path:
-    """The same, but PermissionError where other processes would not find what this one keeps."""
+    """Returns the folder that other processes use too. PermissionError where there is none."""
     chosen = os.environ.get("ATTNC_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     folder = private_folder(Path(chosen or Path(base) / "attnc"))

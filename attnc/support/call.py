@@ -97,12 +97,12 @@ class Place(NamedTuple):
     device: torch.device
 
     def positions(self, tensors: Iterable[str]) -> list[int]:
-        """Where these are among what launches are given; -1, that of None, for what is not there."""
+        """Looks up where these are among what launches are given; -1, that of None, for what is not there."""
         at = {name: i for i, name in enumerate(self.order)}
         return [at[name] if name in self.memories else -1 for name in tensors]
 
     def with_memories(self, memories: Mapping[str, Memory]) -> "Place":
-        """The same with these layouts, and their strides by name: 0 of tensors that are not given."""
+        """Returns the place with these layouts, and their strides by name: 0 for tensors not given."""
         names = dict(self.names)
         for name, tensor in self.declared.items():
             memory = memories.get(name)

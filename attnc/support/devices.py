@@ -21,7 +21,7 @@ class Gpu(NamedTuple):
 
     @property
     def arch(self) -> str:
-        """As compilers call it: `sm_90`."""
+        """The architecture as compilers call it: `sm_90`."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
 

@@ -39,8 +39,8 @@ class Part:
     atomic: bool = False
 
     def summing(self, shape: Sequence[int], names: Names) -> Callable[[torch.Tensor], torch.Tensor]:
-        """From its tensor what it adds to a gradient of this shape: summed over what no axis of that is, in
-        the order of its axes.
+        """Makes the function from its tensor to what it adds to a gradient of this shape: summed over what no
+        axis of that is, in the order of its axes.
         """
         if self.atomic:
             return lambda part: part

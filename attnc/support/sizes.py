@@ -46,7 +46,9 @@ def section(heads: int, size: int, room: int, least: int = 1, most: int | None =
 
 
 def even_section(heads: int, size: int, room: int, busy: int, tiles: int) -> int:
-    """The same in sections as large as each other, each of at least `busy` tiles; tiles: of a head."""
+    """Counts heads as `section` does, in sections as large as each other, each of at least `busy` tiles;
+    tiles: of a head.
+    """
     most = max(1, room // max(1, size), cdiv(busy, max(1, tiles)))
     return max(1, cdiv(heads, max(1, cdiv(heads, most))))
 

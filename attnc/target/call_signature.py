@@ -34,7 +34,7 @@ def optional(name: str) -> Parameter:
 
 
 def names(parameters: Iterable[Parameter]) -> str:
-    """As arguments."""
+    """Prints the parameters as arguments of a call."""
     return ", ".join(parameter.name for parameter in parameters)
 
 

@@ -41,8 +41,8 @@ _OPTIONS = [Parameter("out", "torch.Tensor | None", "None"), Parameter("config",
 
 
 class FamilySignature(Signature):
-    """Of the modules of one attention and target; `attention` still has its params, of which the `chosen` are
-    keywords.
+    """What callers see of the modules of one attention and target; `attention` still has its params, of which
+    the `chosen` are keywords.
 
     own: keywords that pick the module; passed: those that it is called with; may_take_more: whether some
     modules have others besides.
@@ -89,7 +89,7 @@ class FamilySignature(Signature):
 
 
 class ProjectionSignature:
-    """Of the modules of a projection, attribute by attribute as `FamilySignature`."""
+    """What callers see of the modules of a projection, attribute by attribute as `FamilySignature`."""
 
     return_type = "torch.Tensor"
 
@@ -196,7 +196,7 @@ def _render_schedules(
     selectors: Sequence[Selector],
     measured: Mapping[tuple[str, str], LabelRows],
 ) -> str:
-    """The same for an attention with several schedules for the target."""
+    """Prints the function of an attention with several schedules for the target."""
     values = {plain_name(m): [literal_of(m.variant.params[s.param]) for s in selectors] for m in family}
     members: dict[str, list[tuple[str, str]]] = {name: [] for name in values}
     for module in family:
@@ -336,7 +336,7 @@ _OF_A_MODULE = ("config", "backward_config")
 
 
 class OneImportSignature(FamilySignature):
-    """Of the modules of one attention for all targets."""
+    """What callers see of the modules of one attention for all targets."""
 
     def __init__(self, attention: Attention, modules: Sequence[ir.Module], chosen: Sequence[str]) -> None:
         super().__init__(attention, modules, chosen)

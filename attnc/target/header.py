@@ -84,7 +84,7 @@ def score_numbers(kernel: Kernel) -> Iterator[Number]:
 
 
 def forward_numbers(module: Module) -> Iterator[Number]:
-    """The same, what the softmax knows of its maxima, and what the lse takes that leaves."""
+    """Constants of a kernel that computes o: of its scores, of maxima, and of the lse that leaves."""
     kernel = module.kernel
     yield from score_numbers(kernel)
     softmax, unified = kernel.softmax, unified_of(kernel)

@@ -4,12 +4,15 @@ backward kernels know of q, k, v, o, lse and their gradients.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from attnc.expr.nodes import Const, Dim, Index, show
 from attnc.model.tensors import Role, Tensor
 from attnc.plan.access import Rows
-from attnc.plan.ir import Arg, Decode, Forward, Kernel, Module
+from attnc.plan.ir import Arg, Decode, Forward, Kernel, Module, Statement
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import RowZero, feature, stride_name
-from attnc.plan.steps import starts_with
+from attnc.plan.steps import of_a_head, starts_with
 from attnc.target.quote import comment, expression
 
 
@@ -32,7 +35,7 @@ class KernelView:
 
     @property
     def without_mask(self) -> str:
-        """The same where there is no mask."""
+        """What stands over the bounds of the loops where there is no mask."""
         whole = "no mask: whole kv tiles, then the keys that are left"
         return whole if self.kernel.regions.axis == "kv" else ""
 
@@ -59,8 +62,37 @@ class KernelView:
         return self.kernel.rows.get(name, Rows(tensor=name))
 
 
+class BackwardView(KernelView):
+    """What templates of all targets print of a kernel of a backward. groups: it walks over the query heads of
+    a group.
+    """
+
+    kernel: BackwardKernel
+    groups: bool
+
+    @property
+    @abstractmethod
+    def starts_with_program(self) -> bool:
+        """Whether statements stand in front of all else where one head is at hand."""
+
+    @property
+    def program(self) -> tuple[Statement, ...]:
+        """Statements in front of the loop over query heads: those that no head changes."""
+        if not self.groups:
+            return self.kernel.program if self.starts_with_program else ()
+        late = self.head_program
+        return tuple(item for item in self.kernel.program if item not in late)
+
+    @property
+    def head_program(self) -> tuple[Statement, ...]:
+        """Statements inside of that loop."""
+        if not self.groups:
+            return () if self.starts_with_program else self.kernel.program
+        return of_a_head(self.kernel.program)
+
+
 class OutputView(KernelView):
-    """The same of a kernel that computes o."""
+    """What templates of all targets print of a kernel that computes o."""
 
     kernel: Forward | Decode
 

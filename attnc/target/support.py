@@ -155,7 +155,7 @@ def _defined(text: str) -> set[str]:
 
 
 def _merged(lines: Iterable[str]) -> list[str]:
-    """One import from each module, in order."""
+    """Merges imports into one from each module, in order."""
     plain, names = set(), dict[str, set[str]]()
     for line in lines:
         if line.startswith("from"):

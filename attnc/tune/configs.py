@@ -27,6 +27,7 @@ from attnc.runtime.trial import (
     synchronize,
     trial,
 )
+from attnc.runtime.watchdog import watched
 from attnc.tune import in_processes
 from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel
 
@@ -122,8 +123,9 @@ def _launches(module: ir.Module, kernel: Which, problem: Problem, count: int) ->
     for position in range(count):
         try:
             launch = _trial(module, kernel, problem, position)
-            launch()
-            synchronize()
+            with watched(f"config {position} of {kernel} of {module.variant.attention.name}", "cuda"):
+                launch()
+                synchronize()
         except Exception:  # too large for this device, or the compiler gave up: not a candidate
             continue
         launches[str(position)] = launch

@@ -111,7 +111,7 @@ def dump_tables(tables: Iterable[Table]) -> str:
 
 
 def newest(tables: Iterable[Table], name: str, target: str, variant: str) -> dict[str, Table]:
-    """By device, the table of this variant; of several toolchains the newest one speaks."""
+    """Maps a device to the table of this variant; of several toolchains the newest one speaks."""
     found: dict[str, Table] = {}
     for table in tables:
         if (table.name, table.target, table.variant) == (name, target, variant):

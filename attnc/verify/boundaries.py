@@ -69,7 +69,7 @@ class Boundary:
 
     @property
     def points(self) -> tuple[int, ...]:
-        """One less, the value, and one more."""
+        """Lists the sizes to try: one less than the value, the value, and one more."""
         return tuple(n for n in (self.value - 1, self.value, self.value + 1) if n >= 0)
 
     def is_in_force(self, configs: Mapping[str, Any]) -> bool:
@@ -88,7 +88,7 @@ class Facts:
     configs: Mapping[str, Any]
 
     def points(self, boundaries: Iterable[Boundary]) -> Iterator[tuple[Boundary, int]]:
-        """Those that the case meets."""
+        """Yields the points of these boundaries that the case meets."""
         for boundary in boundaries:
             found = self.sizes.get(boundary.quantity)
             if found and boundary.is_in_force(self.configs):

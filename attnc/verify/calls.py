@@ -199,11 +199,11 @@ class _Calls:
         for event in (*fresh, *warm):
             if (message := _is_wrong(event, second.name)) is not None:
                 return f"{second.name}: {message}"
-        if self._same(fresh, warm):
+        if self._launches_agree(fresh, warm):
             return None
         return f"{second.name}: after another call it is not launched as at first"
 
-    def _same(self, fresh: list[Event], warm: list[Event]) -> bool:
+    def _launches_agree(self, fresh: list[Event], warm: list[Event]) -> bool:
         """Whether launches are the same, but for memory that host code takes from torch by itself."""
         held = (*self.memory.values(), *self.base.values())
         known = {x.data_ptr() for x in held if isinstance(x, torch.Tensor)}
@@ -346,7 +346,7 @@ class _Calls:
 
 
 class _NoDevice(nullcontext[None]):
-    """In place of `torch.cuda.device`, a class as that is: torch asks whether what it is given is one."""
+    """Stands in for `torch.cuda.device`, as a class: torch asks whether what it is given is one."""
 
     def __init__(self, device: object) -> None:
         super().__init__()
@@ -383,8 +383,8 @@ def _is_wrong(event: Event, what: str) -> str | None:
 
 
 def _changes(x: torch.Tensor, *, by_rows: bool) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """The same numbers elsewhere, with other strides, and not at a multiple of 16 bytes; whether it is to be
-    refused. by_rows: the last axis has to be contiguous.
+    """Yields the same numbers elsewhere in memory, with other strides, and not at a multiple of 16 bytes,
+    each with whether it is to be refused. by_rows: the last axis has to be contiguous.
     """
     yield "address", x.clone(), False
     if x.dim() and x.numel():

@@ -58,7 +58,7 @@ class Case:
         return (self.config + self.seed) % count
 
     def to_json(self) -> str:
-        """One line; `from_json` reads it."""
+        """Writes the case in one line; `from_json` reads it."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @staticmethod

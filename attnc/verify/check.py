@@ -19,6 +19,7 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Floats
+from attnc.runtime.watchdog import watched
 from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case, Layout, is_far
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
@@ -64,7 +65,9 @@ def run_backward(
         "backward_config": {name: configs[case.backward_config(len(configs))] for name, configs in kernels},
     }
     function: Callable[..., Any] = getattr(module, attention.name)
-    with guarding(*(x for x in inputs if isinstance(x, torch.Tensor))), poisoned(module):
+    tensors, device = [x for x in inputs if isinstance(x, torch.Tensor)], _device(problem)
+    what = f"the gradients of {attention.name}, case {case.to_json()},"
+    with guarding(*tensors), poisoned(module), watched(what, device.type):
         given = function(*inputs, **options)
         outputs = dict(
             zip(
@@ -81,6 +84,8 @@ def run_backward(
         gradients = torch.autograd.grad(
             [outputs[name] for name in cotangents], list(leaves.values()), list(cotangents.values())
         )
+        if device.type != "cpu":
+            torch.cuda.synchronize()
     return dict(zip(leaves, gradients, strict=True)), cotangents
 
 
@@ -155,7 +160,7 @@ def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verd
     """The verdict on right outputs, and on the gradients of their inputs."""
     assert subject.gradients is not None
     try:
-        both = _worse(verdict, _gradients(subject, subject.gradients, problem, case))
+        both = _join_verdicts(verdict, _gradients(subject, subject.gradients, problem, case))
     except Exception as error:
         return broken(f"backward: {type(error).__name__}: {error}")
     if problem.disturbed() is not None:
@@ -184,8 +189,8 @@ def _gradients(subject: Subject, bound: GradientBound, problem: Problem, case: C
     return check_gradients(attention, subject.module, bound, problem, case)
 
 
-def _worse(outputs: Verdict, gradients: Verdict) -> Verdict:
-    """Both in one: the gradients' message if they are wrong, and the larger ratio."""
+def _join_verdicts(outputs: Verdict, gradients: Verdict) -> Verdict:
+    """Joins two verdicts: the gradients' message if they are wrong, and the larger ratio."""
     worse = gradients if gradients.worst > outputs.worst else outputs
     return replace(
         outputs,

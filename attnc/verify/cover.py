@@ -53,7 +53,7 @@ class Space:
 
     @cached_property
     def boundaries(self) -> tuple[Boundary, ...]:
-        """Those of the plan that a usable config puts in force; none without a plan."""
+        """The boundaries of the plan that a usable config puts in force; none without a plan."""
         found = () if self.plan is None else boundaries_of(self.plan, self.processors)
         return tuple(boundary for boundary in found if any(map(boundary.is_in_force, self._all_configs)))
 
@@ -101,7 +101,7 @@ class Space:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those that a case lays out: inputs, outputs, and gradients of the outputs."""
+        """The tensors that a case lays out: inputs, outputs, and gradients of the outputs."""
         attention = self.attention
         found = [
             tensor
@@ -223,7 +223,7 @@ class Space:
         return frozenset(found)
 
     def pairs_of(self, levels: Mapping[str, str]) -> Iterator[Pair]:
-        """Those that a case of these levels has."""
+        """Yields the pairs that a case of these levels has."""
         ordered = [(name, levels[name]) for name in self.factors if name in levels]
         for one, other in combinations(ordered, 2):
             if _asked_for(one[0], other[0]):

@@ -90,7 +90,9 @@ def _pick(coverage: Coverage, name: str, rng: random.Random) -> str:
 
 
 def _layouts(space: Space, levels: Mapping[str, str]) -> dict[str, Layout]:
-    """Of every tensor whose level is not contiguous; results that the module makes have none."""
+    """Gives the layout of every tensor whose level is not contiguous; results that the module makes have
+    none.
+    """
     own = {tensor.name for tensor in space.attention.outputs} if levels.get("call") == "new" else set()
     found = {}
     for tensor in space.tensors:
@@ -148,7 +150,7 @@ def _dims(
 
 
 def _heads(dims: Mapping[str, int], heads: int) -> dict[str, int]:
-    """One sequence with so many heads."""
+    """Makes a case of one sequence with so many heads."""
     if "H" in dims:
         return {**dict.fromkeys({"B"} & dims.keys(), 1), "H": heads}
     if "Hkv" in dims:

@@ -279,7 +279,7 @@ def excluded_keys_have_no_gradient(run: GradientRun) -> str | None:
 
 
 def _the_unseen_gets_nothing(run: GradientRun) -> str | None:
-    seen = _seen(run)
+    seen = _mark_visible(run)
     for name in {"q", "k", "v"} & run.gradients.keys():
         stray = (run.values[name] != 0) & (seen[name] != 1)  # NaN differs from 0
         if stray.any():
@@ -290,7 +290,7 @@ def _the_unseen_gets_nothing(run: GradientRun) -> str | None:
 def _the_unseen_does_not_matter(run: GradientRun) -> str | None:
     """Masked elements become junk, and those that belong to no sequence NaN."""
     inputs = dict(run.problem.inputs)
-    for name, part in _seen(run).items():
+    for name, part in _mark_visible(run).items():
         value = inputs[name]
         assert isinstance(value, torch.Tensor)
         kept = torch.from_numpy(part).to(value.device)
@@ -299,7 +299,7 @@ def _the_unseen_does_not_matter(run: GradientRun) -> str | None:
     return run.again(inputs)
 
 
-def _seen(run: GradientRun) -> dict[str, Array]:
+def _mark_visible(run: GradientRun) -> dict[str, Array]:
     """Marks each element of q, k and v: 1 where it is part of a score that is not masked, 0 where all are,
     NaN where no sequence has it.
     """
@@ -316,7 +316,7 @@ def _seen(run: GradientRun) -> dict[str, Array]:
     return found
 
 
-def _wants(*names: str) -> Callable[[Attention], bool]:
+def _has_gradients_of(*names: str) -> Callable[[Attention], bool]:
     return lambda attention: set(names) <= set(attention.grads)
 
 
@@ -338,17 +338,19 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
     GradientProperty(
         name="excluded keys have no gradient", applies=may_exclude, holds=excluded_keys_have_no_gradient
     ),
-    GradientProperty(name="dv . v = do . o", applies=_wants("v"), holds=_values_weigh_outputs),
+    GradientProperty(name="dv . v = do . o", applies=_has_gradients_of("v"), holds=_values_weigh_outputs),
     GradientProperty(
         name="dv sums to do",
-        applies=lambda attention: _wants("v")(attention) and _sums_to_one(attention),
+        applies=lambda attention: _has_gradients_of("v")(attention) and _sums_to_one(attention),
         holds=_values_sum_to_outputs,
     ),
-    GradientProperty(name="dq . q = dk . k", applies=_wants("q", "k"), holds=_queries_trade_with_keys),
+    GradientProperty(
+        name="dq . q = dk . k", applies=_has_gradients_of("q", "k"), holds=_queries_trade_with_keys
+    ),
     GradientProperty(
         name="equal values show delta",
         applies=lambda attention: (
-            _wants("q")(attention)
+            _has_gradients_of("q")(attention)
             and attention.softmax.dropout is None
             and number(derive(attention.score).dot) is not None
         ),
@@ -357,7 +359,7 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
     GradientProperty(
         name="dk sums to dlse q",
         applies=lambda attention: (
-            _wants("k")(attention)
+            _has_gradients_of("k")(attention)
             and attention.softmax.sink is None
             and number(derive(attention.score).dot) is not None
         ),

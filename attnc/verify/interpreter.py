@@ -265,7 +265,7 @@ class _Patch:
         return materialize_pointers
 
     def inline_asm(self, asm: str, constraints: str, args: Any, types: Any, *_: Any) -> Any:
-        """One known instruction, on whole tensors."""
+        """Runs a known instruction on whole tensors."""
         known = [function for instruction, function in _ASSEMBLY.items() if instruction in asm]
         if len(known) != 1:
             raise LookupError(f"the interpreter does not know the assembly {asm!r}")

@@ -309,7 +309,9 @@ def _is_id(mask: Expr, name: str) -> bool:
 
 
 def _scales_an_index(score: Expr, name: str) -> bool:
-    """It multiplies a distance, as a slope does: small, so that the mask does not become one key wide."""
+    """Whether an input multiplies a distance, as a slope does: it is drawn small, so that the mask does not
+    become one key wide.
+    """
     for node in walk(score):
         if isinstance(node, Binary) and node.op == "*":
             sides = ((node.left, node.right), (node.right, node.left))

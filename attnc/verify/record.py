@@ -33,7 +33,7 @@ _COMMENTS = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One verified module: where it ran, how many cases, the largest error / bound and its place.
+    """The record of a verified module: where it ran, how many cases, the largest error / bound and its place.
 
     met: of the boundaries' points and of the pairs, how many of how many (`cover.Summary`), and the large
     sizes met; empty in records from before that was counted. large: of sizes that only a GPU reaches, how

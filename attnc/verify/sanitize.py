@@ -103,7 +103,7 @@ def sanitize(
     with ThreadPoolExecutor(processes) as pool:
         for tools in (TOOLS[:1], TOOLS[1:]):
             count = max(1, processes // len(tools))
-            parts = [(t, part) for t in tools for part in _parts([j for j in jobs if t in j.tools], count)]
+            parts = [(t, part) for t in tools for part in _deal_out([j for j in jobs if t in j.tools], count)]
             list(pool.map(lambda one: run(*one), parts))
     ordered = tuple(sorted(findings, key=lambda finding: (finding.name, TOOLS.index(finding.tool))))
     return Outcome(launches=launches, findings=ordered)
@@ -153,6 +153,6 @@ def _run(sanitizer: Path, tool: str, jobs: Sequence[Job]) -> tuple[dict[str, int
     return read_output(tool, jobs, text)
 
 
-def _parts(jobs: Sequence[Job], count: int) -> list[Sequence[Job]]:
+def _deal_out(jobs: Sequence[Job], count: int) -> list[Sequence[Job]]:
     """The jobs dealt out to at most `count` processes."""
     return [part for n in range(count) if (part := jobs[n::count])]

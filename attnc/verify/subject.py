@@ -6,7 +6,7 @@ wrote shows. A planned module is made ready on the GPU where there is one, else 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from attnc.plan.ir import split_of
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import empty_outputs, to_arrays
 from attnc.runtime.loader import load_files
+from attnc.runtime.watchdog import watched
 from attnc.support.arguments import DTYPES
 from attnc.target.files import render_files
 from attnc.verify.boundaries import PROCESSORS
@@ -128,6 +129,11 @@ class Subject:
             for tensor in attention.outputs
         }
 
+    def called(self, config: int, tensors: Iterable[torch.Tensor]) -> str:
+        """Names a call for a reader: the attention, target and config, and the shapes of its tensors."""
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+        return f"{self.variant.attention.name} for {self.target}, config {config}, of {shapes}"
+
     def run(
         self,
         inputs: Mapping[str, Value],
@@ -141,10 +147,10 @@ class Subject:
         out = tuple(outputs.values())
         given = None if call == "new" else out[0] if len(out) == 1 else out
         tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
-        with guarding(*tensors), poisoned(self.module):
+        with guarding(*tensors), poisoned(self.module), watched(self.called(config, tensors), self.device):
             made = self.function(*inputs.values(), out=given, config=self.configs[config])
-        if self.device != "cpu":
-            torch.cuda.synchronize()
+            if self.device != "cpu":
+                torch.cuda.synchronize()
         if call == "new":
             for name, mine, theirs in zip(outputs, out, made if len(out) > 1 else (made,), strict=True):
                 if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
@@ -249,5 +255,5 @@ def atomic_inputs(module: ir.Module) -> frozenset[str]:
 
 
 def place(subject: Subject) -> str:
-    """Where the subject runs, for a reader."""
+    """Says where the subject runs, for a reader."""
     return torch.cuda.get_device_name() if subject.device == "cuda" else runner_of(subject.target).without_gpu

@@ -111,7 +111,7 @@ def corpus(variant: Variant, fit: Fit, failures: Path) -> tuple[Case, ...]:
     """The cases of this variant, each once; those of a spec that has changed since are left out. Raises
     ValueError for a file that is none.
     """
-    found = {case.to_json(): case for case in (*_beside(variant), *_found(variant, failures))}
+    found = {case.to_json(): case for case in (*_cases_of_spec(variant), *_failures_in(variant, failures))}
     return tuple(case for case in found.values() if fit.misfit(case) is None)
 
 
@@ -121,7 +121,7 @@ def file_of(variant: Variant) -> Path:
     return spec.parent / "cases" / f"{spec.stem}.json"
 
 
-def _beside(variant: Variant) -> Iterator[Case]:
+def _cases_of_spec(variant: Variant) -> Iterator[Case]:
     path = file_of(variant)
     if not path.is_file():
         return
@@ -132,7 +132,7 @@ def _beside(variant: Variant) -> Iterator[Case]:
         raise ValueError(f"{path}: not a file of cases: {error}") from None
 
 
-def _found(variant: Variant, failures: Path) -> Iterator[Case]:
+def _failures_in(variant: Variant, failures: Path) -> Iterator[Case]:
     for path in sorted(failures.glob(f"{variant.attention.name}-{variant.name}-*.json")):
         try:
             yield Case.from_json(path.read_text(encoding="utf-8"))
@@ -279,7 +279,9 @@ _SEQUENCES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Where it ran, on what, how long the call took (with compilation), and whether it was right."""
+    """What a rehearsal found: where it ran, on what, how long the call took (with compilation), and whether
+    it was right.
+    """
 
     device: str
     shapes: str

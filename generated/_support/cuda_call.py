@@ -63,7 +63,7 @@ class Kernels:
 
     @property
     def stride_names(self) -> list[str]:
-        """As texts call them."""
+        """The strides as texts call them."""
         tensors = (word.split(":") for word in self.strides.split())
         return [
             f"stride_{tensor}_{axis}" if axis.isdigit() else f"stride_{tensor}{axis}"
@@ -73,7 +73,7 @@ class Kernels:
 
 
 class Ready(NamedTuple):
-    """One of the kernels of a launch. joins: the splits that the one before it has made."""
+    """A kernel of a launch. joins: the splits that the one before it has made."""
 
     name: str
     config: KernelConfig
@@ -122,7 +122,7 @@ class CudaLaunch:
         return run
 
     def keep(self, addresses: tuple[int, ...], made: Packed) -> Packed:
-        """The same, for the next call with these addresses."""
+        """Keeps what was packed for the next call with these addresses, and returns it."""
         if len(self.kept) >= _MOST_KEPT:
             self.kept.clear()  # in a step of constant time, whatever other threads add
         self.kept[addresses] = made
@@ -256,7 +256,7 @@ class CudaAttention(Attention):
 
 
 def given_of(positions: Sequence[int]) -> list[int]:
-    """Those of tensors that are there, each once."""
+    """Lists the positions of tensors that are there, each once."""
     return sorted({at for at in positions if at >= 0})
 
 

@@ -153,7 +153,7 @@ def counter_of(index: int) -> torch.Tensor:
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
-    """The same in memory as TMA takes it, as `padded` says."""
+    """Copies a tensor to memory as TMA takes it, as `padded` says."""
     memory = padded(x.shape, x.dtype)
     return torch.empty_strided(memory.shape, memory.strides, dtype=x.dtype, device=x.device).copy_(x)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnc.model.report import MAX_DIAGNOSTICS
+from attnc.diagnostics.diagnostic import MAX_DIAGNOSTICS
 from tests.model.resolving import codes_of, errors_of, plain, resolve_text
 
 

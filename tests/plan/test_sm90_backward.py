@@ -68,19 +68,32 @@ def test_the_kernel_over_queries_fits_too(d: int, keys: int, tiles: tuple[int, i
     assert sum(layout.registers(config, "dq").values()) < MULTIPLY_REGISTERS
 
 
-@pytest.mark.parametrize("d", [192, 256])
-def test_wide_heads_have_a_kernel_for_dk_and_one_for_dv(d: int) -> None:
-    module = planned(d=d, accumulate="two_pass")
-    assert list(module.backward_kernels) == ["dq", "dv", "dk"]
+@pytest.mark.parametrize("d", [144, 192, 256])
+@pytest.mark.parametrize(
+    ("score", "tiles"),
+    [
+        # dk and dv of the same keys, in a warpgroup each
+        ("dot(q, k)", {"dkdv": (64, 64)}),
+        ("dot(q, k) + kv_idx - q_pos", {"dkdv": (64, 64)}),
+        # what the slope is made from is not given on
+        ("50 * tanh(dot(q, k) / 50)", {"dv": (64, 128), "dk": (64, 128)}),
+    ],
+)
+def test_wide_heads_share_p_where_ds_needs_nothing_else(
+    score: str, tiles: dict[KernelName, tuple[int, int]], d: int
+) -> None:
+    module = planned(d=d, accumulate="two_pass", score=score)
+    kernels = module.backward_kernels
+    assert list(kernels) == ["dq", *tiles]
     assert module.backward is not None
     layout = module.backward.layout
     assert isinstance(layout, Sm90Backward)
-    for name in ("dv", "dk"):
-        kernel = module.backward_kernels[name]
+    assert layout.gives_p == ("dkdv" in tiles)
+    for name, (tile_q, tile_kv) in tiles.items():
         assert is_by_wgmma(module, name)
-        (config,) = kernel.configs
-        assert [config.tile_q, config.tile_kv, config.warps, config.stages] == [64, 128, 12, 2]
-        assert sum(layout.shared_memory(config, name).values()) == kernel.shared[0] <= ROOM
+        (config,) = kernels[name].configs
+        assert [config.tile_q, config.tile_kv, config.warps, config.stages] == [tile_q, tile_kv, 12, 2]
+        assert sum(layout.shared_memory(config, name).values()) == kernels[name].shared[0] <= ROOM
         assert sum(layout.registers(config, name).values()) < MULTIPLY_REGISTERS
 
 

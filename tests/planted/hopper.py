@@ -254,6 +254,20 @@ BUGS: tuple[HopperBug, ...] = (
         patch="l[r] *= factor[r];",
     ),
     HopperBug(
+        name="-inf subtracted from -inf",
+        attention="hopper_documents",
+        story="a row that sees nothing in two tiles has the same maximum twice, and their difference is NaN",
+        anchor="factor[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));",
+        patch="factor[r] = exp2_(m[r] - top[r]);",
+    ),
+    HopperBug(
+        name="the sign of a scale lost",
+        attention="negative",
+        story="where no maximum is looked for, the exponents were those of the products",
+        anchor="s = exp2_(-(s * NUMBERf) - m[r]);",
+        patch=lambda factor: f"s = exp2_(s * {factor!r}f - m[r]);",
+    ),
+    HopperBug(
         name="a jump past all exponents not noticed",
         attention="hopper",
         story="the exponentials had overflowed, and said nothing of how far",

@@ -31,12 +31,12 @@ BUGS: tuple[HopperBug, ...] = (
         patch="Ring<V_TILES> v = {0, 0};",
     ),
     HopperBug(
-        name="bytes of Q without those of dO",
+        name="dO of the next tile not waited for",
         attention="hopper_backward",
         file="backward_dq",
-        story="dO had a barrier of its own once",
-        anchor="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + DO_BYTES);",
-        patch="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);",
+        story="dO came at the barrier of Q once",
+        anchor="mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);",
+        patch="",
     ),
     HopperBug(
         name="every other box of a tile",
@@ -55,20 +55,20 @@ BUGS: tuple[HopperBug, ...] = (
         patch="mbarrier_init(barrier_of(base, K_EMPTY, i), 4);",
     ),
     HopperBug(
-        name="Q copied over while dq leaves through it",
+        name="Q given back before the last tile of keys",
         attention="hopper_backward",
         file="backward_dq",
-        story="a store reads shared memory when it likes",
-        anchor="tma_wait_read(); mbarrier_arrive_if(barrier_of(base, Q_EMPTY, leaving), lane == 0);",
-        patch="{} mbarrier_arrive_if(barrier_of(base, Q_EMPTY, leaving), lane == 0);",
+        story="Q is given back as soon as its last product is there",
+        anchor="mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), last && lane == 0);",
+        patch="mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);",
     ),
     HopperBug(
-        name="no proxy fence before dq leaves",
+        name="columns of dq with those of a neighbour",
         attention="hopper_backward",
         file="backward_dq",
-        story="stmatrix writes by another way than TMA reads",
-        anchor="proxy_fence(); __syncwarp(); if (lane == 0) {",
-        patch="__syncwarp(); if (lane == 0) {",
+        story="four lanes trade pairs of columns, so that each stores 16 bytes",
+        anchor="pairs[i + 2] = t & 2 ? pairs[i + 2] : other;",
+        patch="pairs[i + 2] = t & 2 ? other : pairs[i + 2];",
     ),
     HopperBug(
         name="no wgmma fence before ds is multiplied",
@@ -189,7 +189,7 @@ BUGS: tuple[HopperBug, ...] = (
     # A kernel each for dk and dv
     HopperBug(
         name="K copied over while dk leaves through it",
-        attention="hopper_wide",
+        attention="hopper_softcapped",
         file="backward_dk",
         story="K was given back after its last product",
         anchor="tma_wait_read(); mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);",
@@ -197,11 +197,36 @@ BUGS: tuple[HopperBug, ...] = (
     ),
     HopperBug(
         name="dO not waited for",
-        attention="hopper_wide",
+        attention="hopper_softcapped",
         file="backward_dv",
         story="the wait stood with dp, which this kernel does not make",
         anchor="mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity); wgmma_fence();",
         patch="wgmma_fence();",
+    ),
+    # A warpgroup each for dk and dv
+    HopperBug(
+        name="p read before it is given",
+        attention="hopper_wide",
+        file="backward_dkdv",
+        story="p was in the registers of who made ds",
+        anchor="mbarrier_wait(barrier_of(base, P_FULL, given.at), given.parity);",
+        patch="",
+    ),
+    HopperBug(
+        name="p given over one that is not read yet",
+        attention="hopper_wide",
+        file="backward_dkdv",
+        story="rings of who fills begin in the other phase than rings of who reads",
+        anchor="Ring<P_TILES> given = {0, 1};",
+        patch="Ring<P_TILES> given = {1, 1};",
+    ),
+    HopperBug(
+        name="arrivals of one warpgroup for Q",
+        attention="hopper_wide",
+        file="backward_dkdv",
+        story="K is read by one warpgroup and V by the other, but Q by both",
+        anchor="mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);",
+        patch="mbarrier_init(barrier_of(base, Q_EMPTY, i), 4);",
     ),
     # Rows of other sequences
     HopperBug(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attnc.expr.nodes import INDICES, Dim, walk
-from attnc.model.names import DIMS, INPUTS, INTERFACE, OUTPUTS, PYTHON, READ, SOFT
+from attnc.model.names import DIMS, INPUTS, INTERFACE, OUTPUTS, PYTHON, READ, RESERVED, SOFT
 from attnc.plan import ir
 from attnc.plan.names import (
     GLOBALS,
@@ -23,6 +23,7 @@ from attnc.plan.names import (
     own_sizes,
     words,
 )
+from attnc.plan.targets import target_of
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.files import render_files
@@ -231,11 +232,12 @@ def test_clashing_names() -> None:
         ("", "", set()),
         ("", "q", {"delta", "do", "dq", "dk", "backward_config"}),
         ("  loops = [kv, q]", "", {"acc", "l", "m"}),
-        ("  loops = [kv]\n  split.kv = 4", "", {"splits", "fallbacks"}),
+        ("  loops = [kv]\n  split.kv = 4", "", {"splits", "lse_splits", "fallbacks"}),
     ],
 )
 def test_inputs_are_refused_where_they_clash(schedule: str, grads: str, refused: set[str]) -> None:
-    names = {"delta", "do", "dq", "dk", "acc", "l", "m", "splits", "fallbacks", "backward_config"}
+    names = {"delta", "do", "dq", "dk", "acc", "l", "m", "splits", "lse_splits", "fallbacks"}
+    names |= {"backward_config"}
     variant, chosen = resolved(schedule=schedule, grads=grads)
     assert {name for name in names if cannot_be_passed(name, variant.attention, chosen)} == refused
     assert cannot_be_passed("next", variant.attention, chosen)
@@ -286,3 +288,72 @@ def test_kernels_read_sizes_of_any_name(target: str) -> None:
         own = own_sizes(SIZES, ("x0",)).get(size, size)
         assert re.search(rf"floor_mod\w*\(h, {own}\)|h % {own}\b", kernels), size
     load_module(module)
+
+
+#: Inputs with a value for each row, key, pair, head and distance.
+LOADED = {
+    "row": ("f32[H, M]", "{}[h, q_idx]"),
+    "key": ("f32[B, N]", "{}[b, kv_idx]"),
+    "pair": ("bf16[B, H, M, N]", "{}[b, h, q_idx, kv_idx]"),
+    "head": ("f32[H]", "{}[h]"),
+    "distance": ("f32[33]", "{}[clamp(q_pos - kv_idx, 0, 32)]"),
+}
+
+
+def scopes(target: str, shape: str, names: list[str]) -> dict[str, list[str]]:
+    """Identifiers of each kernel of a dropped attention with gradients of inputs of these names, in order."""
+    kind, load = LOADED[shape]
+    module = planned(
+        target=target,
+        score=" + ".join(["dot(q, k)", *(load.format(name) for name in names)]),
+        inputs=("rate: f32[]", "start: i64[]", *(f"{name}: {kind}" for name in names)),
+        softmax="softmax(dropout = rate, seed = start)",
+        grads=", ".join(("q, k, v", *names)),
+        schedule="",
+    )
+    found = {}
+    for file, text in render_files(module, path="x.attn", sha256="0").items():
+        if file.endswith(".cu"):
+            code = re.sub(r'//.*|"(?:\\.|[^"\\])*"', "", text)
+            found[file] = re.findall(r"\.?(?<!\w)[A-Za-z_]\w*", code)
+        elif target == "triton":
+            for function in ast.parse(text).body:
+                if isinstance(function, ast.FunctionDef) and function.decorator_list:
+                    nodes = list(ast.walk(function))
+                    words = [node.arg for node in nodes if isinstance(node, ast.arg)]
+                    found[function.name] = words + [node.id for node in nodes if isinstance(node, ast.Name)]
+    return found
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "cuda.sm_90a"])
+@pytest.mark.parametrize("shape", LOADED)
+def test_no_name_makes_two_things_of_a_kernel_one(target: str, shape: str) -> None:
+    """`rawn`, whose gradient would be `drawn`, and all others of which kernels make names of their own."""
+    plain = scopes(target, shape, ["any_name"])
+    words = {word.lstrip(".") for scope in plain.values() for word in scope}
+    made = {tuple(word.split("any_name")) for word in words if "any_name" in word} - {("", "")}
+    names = sorted(
+        {
+            name
+            for word in words
+            for before, behind in made
+            if word.startswith(before) and (name := word.removeprefix(before).removesuffix(behind))
+            if f"{before}{name}{behind}" == word and name.isidentifier()
+        }
+    )
+    variant, schedule = resolved(grads="q, k, v", target=target, schedule="")
+    names = [
+        name
+        for name in names
+        if name not in {*RESERVED, *target_of(target).own_tensors, "rate", "start"}
+        and "any_name" not in name
+        and not cannot_be_passed(name, variant.attention, schedule)
+        and not cannot_be_passed(f"d{name}", variant.attention, schedule)
+    ]
+    names = sorted({*names, "rawn", "o_tile", "k_map", "elta_tile"})
+    ours, theirs = (scopes(target, shape, those) for those in ([f"x{i}x" for i in range(len(names))], names))
+    for place, scope in ours.items():
+        found: dict[str, set[str]] = {}
+        for word, other in zip(scope, theirs[place], strict=True):
+            found.setdefault(other, set()).add(word)
+        assert {other: words for other, words in found.items() if len(words) > 1} == {}, place

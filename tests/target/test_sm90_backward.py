@@ -59,15 +59,17 @@ def test_products_of_dq_are_not_serialised(mask: str, d: int) -> None:
     cubin = compiled("dq", mask, d=d, accumulate="two_pass")
     assert cubin.warnings == ()
     assert cubin.registers == entry_registers(CONSUMERS)
-    assert cubin.spills == 0
+    assert cubin.spills <= SPILLED_BY_COPIES
+    text = disassemble(cubin.image)
+    if text is not None:
+        assert [loop.local for loop in loops(text)] == [0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "accumulate", "kernel"), [(128, "atomic", "dkdv"), (256, "two_pass", "dk")])
 @pytest.mark.parametrize("mask", ["true", CAUSAL])
-def test_exponentials_do_not_wait_for_dp(mask: str, d: int, accumulate: str, kernel: str) -> None:
+def test_exponentials_do_not_wait_for_dp(mask: str) -> None:
     """Nor is delta subtracted behind that wait: dp begins at -delta, in front of both products."""
-    cubin = compiled(kernel, mask, d=d, accumulate=accumulate)
+    cubin = compiled("dkdv", mask, d=128, accumulate="atomic")
     assert cubin.warnings == ()
     text = disassemble(cubin.image)
     if text is None:
@@ -75,6 +77,22 @@ def test_exponentials_do_not_wait_for_dp(mask: str, d: int, accumulate: str, ker
     (loop,) = (loop for loop in loops(text) if loop.exponentials)
     assert (loop.exponentials, loop.hidden, loop.local) == (32, 32, 0)
     assert loop.sums <= 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [144, 192, 256])
+@pytest.mark.parametrize("mask", ["true", CAUSAL])
+def test_warpgroups_of_wide_heads_have_a_loop_each(mask: str, d: int) -> None:
+    """One with the exponentials, one with none; each multiplies twice, d columns deep and 64 queries."""
+    cubin = compiled("dkdv", mask, d=d, accumulate="two_pass")
+    assert cubin.warnings == ()
+    assert cubin.registers == entry_registers(CONSUMERS)
+    assert cubin.spills <= SPILLED_BY_COPIES
+    text = disassemble(cubin.image)
+    if text is None:
+        pytest.skip("nvdisasm reads the machine code")
+    found = [(loop.products, loop.exponentials, loop.local) for loop in loops(text)]
+    assert sorted(found) == [(d // 16 + 4, 0, 0), (d // 16 + 4, 32, 0)]
 
 
 @pytest.fixture
@@ -149,14 +167,9 @@ def test_gradients_are_right_whatever_warps_are_first(
         ("dkdv", r"DS_EMPTY, i\), 4 \* CONSUMERS", "DS_EMPTY, i), 4 * CONSUMERS - 1", RACE),
         ("dq", r"mbarrier_wait\(barrier_of\(base, V_FULL, v\.at\), v\.parity\);", "", EARLY),
         ("dq", r"K_EMPTY, i\), 4 \* CONSUMERS", "K_EMPTY, i), 4 * CONSUMERS - 1", RACE),
-        ("dq", r"(Ring<STAGES> k = \{0, )0\}", r"\g<1>1}", EARLY),
-        ("dq", r"tma_wait_read\(\);", "", RACE),
-        (
-            "dq",
-            r"proxy_fence\(\);(\n\s+__syncwarp\(\);\n\s+if \(lane == 0\) \{)",
-            r"\1",
-            "without a fence.proxy.async",
-        ),
+        ("dq", r"(Ring<STAGES> k = \{0, )0\}", r"\g<1>1}", f"{EARLY}|{RACE}"),
+        ("dq", r"Q_EMPTY, q\.at\), last &&", "Q_EMPTY, q.at),", EARLY),
+        ("dq", r"(DO_FULL, q\.at\)), q\.parity\);\n", r"\1, q.parity ^ 1);\n", EARLY),
     ],
 )
 def test_a_mistake_in_it_is_found(
@@ -216,14 +229,22 @@ ENDS = {
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
-    ("ends", "accumulate"),
-    [("packed", "two_pass"), ("shortened", "two_pass"), ("shortened", "atomic"), ("shortened", "ordered")],
+    ("ends", "accumulate", "d"),
+    [
+        ("packed", "two_pass", 32),
+        ("packed", "two_pass", 144),
+        ("shortened", "two_pass", 32),
+        ("shortened", "two_pass", 144),
+        ("shortened", "atomic", 32),
+        ("shortened", "ordered", 32),
+    ],
 )
-def test_rows_of_other_sequences_are_kept_out(ends: str, accumulate: str) -> None:
+def test_rows_of_other_sequences_are_kept_out(ends: str, accumulate: str, d: int) -> None:
     """They are NaN where nobody may read them, and gradients of theirs stay as they were."""
-    inputs = [line for line in ENDS[ends] if not line.startswith("output")]
+    lines = [line.replace(", 32]", f", {d}]") for line in ENDS[ends]]
+    inputs = [line for line in lines if not line.startswith("output")]
     middle = ["score = dot(q, k) / sqrt(32)", "mask = causal", "normalize = softmax"]
-    outputs = [line for line in ENDS[ends] if line.startswith("output")]
+    outputs = [line for line in lines if line.startswith("output")]
     schedule = f"tile.kv = 32\n  backward {{ accumulate.dq = {accumulate} }}"
     text = spec([*inputs, *middle, *outputs, "grad q, k, v"], schedule, target="cuda.sm_90a")
     (module,) = modules_of(text)
@@ -242,13 +263,14 @@ def test_rows_of_other_sequences_are_kept_out(ends: str, accumulate: str) -> Non
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(("d", "dv", "staged"), [(192, 64, 0), (32, 144, 3 * 2048)])
-def test_keys_and_values_have_widths_of_their_own(d: int, dv: int, staged: int) -> None:
+@pytest.mark.parametrize("capped", [True, False])
+def test_keys_and_values_have_widths_of_their_own(capped: bool, d: int, dv: int, staged: int) -> None:
     """dv leaves through rows of k where they are as wide; and a tile that nobody sees is left as zeros."""
     lines = [
         f"input q: bf16[B, M, H, {d}]",
         f"input k: bf16[B, N, H, {d}]",
         f"input v: bf16[B, N, H, {dv}]",
-        "score = softcap(dot(q, k) / 8, 20)",
+        "score = softcap(dot(q, k) / 8, 20)" if capped else "score = dot(q, k) / 8",
         "mask = causal and kv_idx >= 150",
         "normalize = softmax",
         f"output o: bf16[B, M, H, {dv}]",
@@ -259,7 +281,7 @@ def test_keys_and_values_have_widths_of_their_own(d: int, dv: int, staged: int) 
     assert module.backward is not None
     layout = module.backward.layout
     assert isinstance(layout, Sm90Backward)
-    assert layout.by_wgmma == {"dq", "dv", "dk"}
+    assert layout.by_wgmma == {"dq", *(("dv", "dk") if capped else ("dkdv",))}
     assert layout.staged("dv") == staged
     found = check(subject_of(module), Case(dims={"B": 1, "M": 130, "N": 300, "H": 1}))
     assert found.ok, found.message
@@ -267,17 +289,19 @@ def test_keys_and_values_have_widths_of_their_own(d: int, dv: int, staged: int) 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
-@pytest.mark.parametrize("accumulate", ["atomic", "ordered", "two_pass"])
-def test_lanes_share_what_a_mask_asks_of_columns(accumulate: str) -> None:
+@pytest.mark.parametrize(
+    ("accumulate", "d"), [("atomic", 80), ("ordered", 80), ("two_pass", 80), ("two_pass", 144)]
+)
+def test_lanes_share_what_a_mask_asks_of_columns(accumulate: str, d: int) -> None:
     """Of 96 keys, which three loads of a lane are, and of queries; some lie outside of the sequence."""
     lines = [
-        "input q: bf16[B, M, H, 80]",
-        "input k, v: bf16[B, N, H, 80]",
+        f"input q: bf16[B, M, H, {d}]",
+        f"input k, v: bf16[B, N, H, {d}]",
         "input doc: i32[B, N] is sorted",
         "score = dot(q, k) / 9",
         "mask = causal and doc[b, q_pos] == doc[b, kv_idx]",
         "normalize = softmax",
-        "output o: bf16[B, M, H, 80]",
+        f"output o: bf16[B, M, H, {d}]",
         "output lse: f32[B, H, M]",
         "grad q, k, v",
     ]

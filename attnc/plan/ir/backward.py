@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from attnc.expr.interval import has_pole, is_finite, outgrows
 from attnc.expr.nodes import Dim, Dot, Expr, Index, Load, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.schedule import BackwardConfig, DkDvConfig
@@ -22,7 +23,6 @@ from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences, TileWalk
 from attnc.plan.ir.kernel import Axis, ErrorBound, Let, Statement, TileKernel
 from attnc.plan.layout import BackwardLayout, KernelName
-from attnc.plan.poles import has_pole, is_finite, outgrows
 
 #: How results that several programs contribute to meet: each has a place of its own and the host sums them in
 #: a fixed order, or they are added to one place in whatever order they arrive.
@@ -109,7 +109,7 @@ class Chain:
 
     @property
     def expressions(self) -> Iterator[Expr]:
-        """The same, and where the sums go after the last step."""
+        """What a step evaluates besides the score, and where the sums go after the last one."""
         yield from self.step_expressions
         for adjoint in self.adjoints:
             yield from adjoint.load.indices

@@ -389,7 +389,7 @@ class ErrorBound:
     tail: float = 0.0
 
     def dot_error(self, length: int) -> float:
-        """Of a sum of so many products, relative to the sum of their magnitudes."""
+        """Bounds the error of a sum of so many products, relative to the sum of their magnitudes."""
         return (length + 3) * self.addition_error + self.product_error
 
 
@@ -427,7 +427,7 @@ class TileKernel(ABC):
         """What the number of a program's tile says."""
 
     def _walk(self, rows: str, *, is_padded: bool, writes_all_rows: bool) -> TileWalk:
-        """The same, where a tile is one of so many rows of a head."""
+        """Return what the number of a tile says, where it is one of so many rows of a head."""
         over_q, sequences = self.regions.axis == "kv", self.grid.sequences
         return TileWalk(
             axis="q" if over_q else "kv",
@@ -482,7 +482,7 @@ class Forward(OutputKernel):
 
     @property
     def structure(self) -> Literal["forward_q_kv", "forward_kv_q"]:
-        """By its loops, from the outermost: FlashAttention-2's order, or FlashAttention-1's."""
+        """The order of the loops, from the outermost: FlashAttention-2's, or FlashAttention-1's."""
         return "forward_q_kv" if self.regions.axis == "kv" else "forward_kv_q"
 
 

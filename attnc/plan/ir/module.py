@@ -74,7 +74,7 @@ class Module:
 
     @property
     def backward_kernels(self) -> dict[KernelName, BackwardKernel]:
-        """By what they make, in the order of execution; none without gradients."""
+        """The backward kernels by what they make, in the order of execution; none without gradients."""
         return {} if self.backward is None else {planned.kind: planned for planned in self.backward.kernels}
 
     @property

@@ -423,7 +423,7 @@ def _fields(made: Any) -> list[str]:
 
 
 def _unusual(made: Any) -> list[str]:
-    """Those of them that are not as by default."""
+    """The fields of a dataclass that are not as by default."""
     named = zip(fields(made), _fields(made), strict=True)
     return [told for field, told in named if getattr(made, field.name) != field.default]
 

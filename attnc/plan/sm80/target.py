@@ -107,7 +107,7 @@ def layout_of(kernel: OutputKernel) -> CudaLayout:
 
 
 def backward_layout_of(backward: Backward) -> CudaBackward:
-    """The same of the kernels of a backward."""
+    """How the kernels of a backward for these targets lie on the machine."""
     return _backward(backward.layout)
 
 

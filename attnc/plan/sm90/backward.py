@@ -5,8 +5,13 @@ of two warpgroups that multiply; a third copies K and V once, and tiles of Q and
 dP^T = V dO^T are accumulators in registers, which rounded to 16 bits are left operands of dV += P^T dO and
 dK += dS^T Q. dQ = dS K sums over the keys of both warpgroups: dS goes through shared memory, and dQ is added
 to f32 sums, in any order or by turns. Accumulators of dK, dV, S^T, dP^T and dQ decide the queries of a tile:
-128 up to a head dimension of 64, 64 up to one of 128. Wider ones have a kernel each, `dv` and `dk`, which
-both compute S; dq is not summed in memory for them.
+128 up to a head dimension of 64, 64 up to one of 128.
+
+Wider ones leave no room for both dK and dV of 64 keys in a warpgroup. There a block keeps 64 keys, and each
+warpgroup has one of the two for all of them: that of dV multiplies S^T, that of dK dP^T, and P goes from the
+one to the other through shared memory. What dK needs of a score besides P (its slope, or what dropout keeps)
+it would have to compute again: then they have a kernel each, `dv` and `dk`, of 128 keys, which both compute
+S. dq is not summed in memory for any of these.
 
 `dq`, of `accumulate.dq = two_pass`, is the same turned around: a block keeps 128 queries, keys come by, and
 dS = P (dP - delta) is the left operand of dQ += dS K without leaving registers.
@@ -22,12 +27,12 @@ from dataclasses import dataclass, fields, replace
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Dim, Index, walk
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig, knobs_of
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
-from attnc.plan.gradients import wanted_loads
+from attnc.plan.gradients import has_constant_slope, wanted_loads
 from attnc.plan.layout import Buffer, Estimate, KernelName
 from attnc.plan.sections import Section
 from attnc.plan.signature import feature, kv_heads, normalise
@@ -39,7 +44,7 @@ from attnc.plan.sm90.turns import turns_under
 #: Warpgroups that multiply; rows of the tile that stays; tiles of K, and of dS, of the kernel over keys.
 CONSUMERS = 2
 ROWS = CONSUMERS * WGMMA_ROWS
-_K_TILES, DS_TILES = 2, 2
+_K_TILES, DS_TILES, P_TILES = 2, 2, 2
 #: Registers of a thread that copies, and of one that multiplies: all that the launch holds, exactly.
 COPY_REGISTERS, MULTIPLY_REGISTERS = 24, 240
 assert entry_registers(CONSUMERS) * (CONSUMERS + 1) == COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS
@@ -73,6 +78,16 @@ class Sm90Backward(CudaBackward):
     ends_grow: bool
 
     @property
+    def gives_p(self) -> bool:
+        """Whether dv and dk have a warpgroup each, for the same keys, of which one gives p to the other."""
+        return "dkdv" in self.by_wgmma and max(self.layout.d, self.layout.dv) > _WIDEST
+
+    @property
+    def stores_boxes(self) -> bool:
+        """Whether dk and dv leave by TMA, and not from registers."""
+        return bool({"dkdv", "dk", "dv"} & self.by_wgmma) and not self.gives_p
+
+    @property
     def qk_pieces(self) -> int:
         return -(-self.layout.d // PIECE)
 
@@ -83,7 +98,9 @@ class Sm90Backward(CudaBackward):
     def tile(self, kernel: KernelName) -> tuple[int, int]:
         """tile.q and tile.kv: what registers leave for S and dP beside the sums."""
         widest = max(self.qk_pieces, self.v_pieces)
-        return (ROWS, _KEYS_OF_DQ[widest]) if kernel == "dq" else (128 if widest == 1 else 64, ROWS)
+        if kernel == "dq":
+            return ROWS, _KEYS_OF_DQ[widest]
+        return 128 if widest == 1 else 64, WGMMA_ROWS if self.gives_p else ROWS
 
     @property
     def boxes(self) -> tuple[int, int]:
@@ -103,13 +120,14 @@ class Sm90Backward(CudaBackward):
         stages, row = config.stages, 2 * PIECE
         if over_rows(kernel):
             return self._over_q(stages, *self.dq_tiles)
-        queries, _ = self.tile(kernel)
+        queries, keys = self.tile(kernel)
         buffers = {
-            "k": self.k_tiles(kernel) * ROWS * self.qk_pieces * row,
-            "v": ROWS * self.v_pieces * row if kernel != "dv" else 0,
+            "k": self.k_tiles(kernel) * keys * self.qk_pieces * row,
+            "v": keys * self.v_pieces * row if kernel != "dv" else 0,
             "q": stages * queries * self.qk_pieces * row,
             "do": (1 if kernel == "dk" else stages) * queries * self.v_pieces * row,
             "ds": DS_TILES * queries * ROWS * 2 if self.adds_dq else 0,
+            "p": P_TILES * queries * keys * 4 if self.gives_p else 0,
             "staged": 4 * CONSUMERS * self.staged(kernel),
             "rows": stages * 2 * queries * 4,
             "barriers": _ALIGNMENT + _BARRIERS,
@@ -118,12 +136,12 @@ class Sm90Backward(CudaBackward):
 
     def k_tiles(self, kernel: KernelName) -> int:
         """Tiles of K in shared memory of a kernel over keys."""
-        return _K_TILES if kernel == "dkdv" else 1
+        return _K_TILES if kernel == "dkdv" and not self.gives_p else 1
 
     def staged(self, kernel: KernelName) -> int:
         """Bytes through which a warp's results leave; 0: they leave through its rows of K."""
         if kernel == "dkdv":
-            return _STAGED
+            return 0 if self.gives_p else _STAGED
         return 16 * 2 * PIECE * self.v_pieces if kernel == "dv" and self.v_pieces > self.qk_pieces else 0
 
     def _over_q(self, stages: int, q_tiles: int, v_tiles: int) -> dict[str, int]:
@@ -143,6 +161,8 @@ class Sm90Backward(CudaBackward):
         rows, keys = self.tile(kernel)
         if over_rows(kernel):
             return {"dq": self.layout.d // 2, "s": keys // 2, "dp": keys // 2}
+        if self.gives_p:  # of the warpgroup with the wider sums
+            return {"dk or dv": max(self.layout.d, self.layout.dv) // 2, "p": rows // 2, "dp": rows // 2}
         registers = {
             "dk": self.layout.d // 2 if kernel != "dv" else 0,
             "dv": self.layout.dv // 2 if kernel != "dk" else 0,
@@ -210,7 +230,12 @@ def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
     if kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask):
         return
     if ({"k", "v"} & grads or adds_dq) and (not others or apart) and accumulate != "sequential":
-        yield from ("dv", "dk") if wide else ("dkdv",)
+        yield from ("dv", "dk") if wide and not is_p_enough(attention) else ("dkdv",)
+
+
+def is_p_enough(attention: Attention) -> bool:
+    """Whether ds = p (dp - delta) needs nothing else of the score and of what dropout keeps."""
+    return has_constant_slope(attention) and attention.softmax.dropout is None
 
 
 def sm90_backward_configs(
@@ -264,6 +289,7 @@ def sm90_backward_estimate(plan: Sm90Backward, config: TileConfig, kernel: Kerne
     q_tiles, v_tiles = plan.dq_tiles
     shapes: Mapping[str, str] = {
         "ds": f"{DS_TILES} x {rows}x{ROWS}",
+        "p": f"{P_TILES} x {keys}x{rows} as f32",
         "staged": f"{4 * CONSUMERS} warps",
         "rows": f"{stages} x 2x{rows}",
         "barriers": "and what is known of tiles",

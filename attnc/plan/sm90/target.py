@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
+from attnc.model.names import TAKING_TILES
 from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, TileConfig
 from attnc.plan.default_schedule import Shape
 from attnc.plan.device import DEVICES, Device
@@ -61,6 +62,7 @@ class Sm90a(Target):
     has_backward: ClassVar = True
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
+    own_tensors: ClassVar = TAKING_TILES
     sections: ClassVar = EVEN
     splits_in_turn: ClassVar = True
 

@@ -58,7 +58,7 @@ class SharedMemory:
 
     @property
     def columns(self) -> tuple[int, int]:
-        """Of a tile of q or k, which only the decode kernel takes in parts, and of v."""
+        """The columns of a tile of q or k, which only the decode kernel takes in parts, and of v."""
         q, v = self.attention.q, self.attention.v
         return tile_columns(self.attention) if self._decodes else block(feature(q)), block(feature(v))
 
@@ -119,7 +119,7 @@ class SharedMemory:
 
     @property
     def _copies(self) -> int:
-        """Of what is not read by tensor cores from where it lies."""
+        """The buffers of a tile that tensor cores do not read from where it lies."""
         return max(1, self._stages - 1)
 
     @property

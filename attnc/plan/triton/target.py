@@ -65,7 +65,9 @@ def triton_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig,
 def triton_backward_configs(
     variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[BackwardConfig, ...]:
-    """The same of a kernel of a backward."""
+    """The configs of a kernel of a backward that run on some device, in their order. Raises DiagnosticError
+    (E0601) when there is none.
+    """
     phase = backward_phase_of(kernel)
     found = configs(schedule, phase, variant)
     if not _SMALLER_KEYS & knobs_of(schedule, phase).keys():
@@ -85,7 +87,7 @@ def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]
 def portable(
     found: Iterable[C], variant: Variant, schedule: Schedule, kernel: Which = "forward"
 ) -> tuple[C, ...]:
-    """Those of the configs that run on some device, in their order. Raises DiagnosticError (E0601) when there
+    """Selects the configs that run on some device, in their order. Raises DiagnosticError (E0601) when there
     is none.
     """
     candidates = tuple(found)

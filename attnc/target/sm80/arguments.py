@@ -48,7 +48,7 @@ class Arguments:
 
     @property
     def as_elements(self) -> tuple[str, ...]:
-        """Those of dk and dv that leave in the type of k and v; the others do in f32, as summed."""
+        """Which of dk and dv leave in the type of k and v; the others do in f32, as summed."""
         attention = self.module.variant.attention
         tensors = {f"d{tensor.name}": tensor for tensor in (attention.k, attention.v)}
         return tuple(name for name, x in tensors.items() if attention.gradient_of(x).dtype is x.dtype)

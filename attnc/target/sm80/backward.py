@@ -15,9 +15,9 @@ from attnc.plan.ir import Fetch, Let, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel, Preprocess
 from attnc.plan.signature import RowZero
 from attnc.plan.sm80 import backward_layout_of
-from attnc.plan.steps import fetches_for, of_a_head
+from attnc.plan.steps import fetches_for
 from attnc.target.header import ROW_NUMBERS, Number, score_numbers
-from attnc.target.kernel_view import BY_QUERY
+from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.kernel import CudaLoopText
 from attnc.target.sm80.printer import (
@@ -229,14 +229,14 @@ class CudaTileText(CudaFileText):
 # --- its loops, scores and sums
 
 
-class CudaBackwardText(CudaLoopText, CudaTileText):
+class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print."""
 
     kernel: BackwardKernel
 
     def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
-        self.planned, self.chain, self.makes = planned, planned.chain, planned.makes
+        self.chain, self.makes = planned.chain, planned.makes
         self.as_elements = arguments.as_elements
         self.numbers = tuple(score_numbers(self.kernel))
         self.exchange = self.plan.exchange and not self.over_q
@@ -323,13 +323,13 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
 
     @property
     def keeps(self) -> str:
-        fills = self.over_q or self.planned.fills_keys
+        fills = self.over_q or self.kernel.fills_keys
         return super().keeps if fills else ""
 
     @property
     def clears_ds(self) -> bool:
         """Whether ds of masked keys is made 0, since nothing keeps NaN out of their k and v."""
-        return not self.over_q and self.kernel.step.kept is not None and not self.planned.fills_keys
+        return not self.over_q and self.kernel.step.kept is not None and not self.kernel.fills_keys
 
     @property
     def is_kept(self) -> str:
@@ -390,7 +390,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
 
     @property
     def column_mask_values(self) -> Iterator[str]:
-        """Those that the mask needs, where it is tested apart."""
+        """Loads with a value for each column that the mask needs, where it is tested apart."""
         assert self.kernel.step.keep is not None
         wanted = fetches_for(self._fetches, self.kernel.step.keep)
         return (self.statement(fetch) for fetch in self._columns if fetch in wanted)
@@ -408,7 +408,7 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
 
     @property
     def element_mask_values(self) -> Iterator[str]:
-        """Those that the mask needs element by element, besides what the score has."""
+        """Loads that the mask needs element by element, besides what the score has."""
         assert self.kernel.step.keep is not None
         wanted = fetches_for(self._fetches, self.kernel.step.keep)
         for fetch in (*self.kernel.step.fetches, *self.kernel.step.masked_fetches):
@@ -451,23 +451,9 @@ class CudaBackwardText(CudaLoopText, CudaTileText):
         return f"FlashAttention-{'1, algorithm 4' if self.is_sequential else '2, algorithm 2'}"
 
     @property
-    def program(self) -> tuple[Statement, ...]:
-        """Statements in front of the loop over query heads: those that no head changes."""
-        if not self.groups:
-            return self.kernel.program if self._starts_with_program else ()
-        late = self.head_program
-        return tuple(item for item in self.kernel.program if item not in late)
-
-    @property
-    def _starts_with_program(self) -> bool:
+    def starts_with_program(self) -> bool:
         """Whether they need no head but that of the keys, or the tiles of k and v cannot be made without."""
-        return self.kv_name == "h" or self.planned.fills_keys
-
-    @property
-    def head_program(self) -> tuple[Statement, ...]:
-        if not self.groups:
-            return () if self._starts_with_program else self.kernel.program
-        return of_a_head(self.kernel.program)
+        return self.kv_name == "h" or self.kernel.fills_keys
 
     @property
     def what(self) -> str:

@@ -88,7 +88,7 @@ def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
 
 
 def parts_addresses(text: CudaDecodeText) -> list[str]:
-    """Of o of the splits, and behind it lse."""
+    """Return where o of the splits is kept, and behind it lse."""
     return ["splits", f"splits+SPLIT_ROWS*{4 * text.layout.dv}"]
 
 
@@ -267,7 +267,7 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def sum_bytes(self) -> int:
-        """Of the sums of a row of dq, which stay in the cache beside what is read; 0: not counted."""
+        """Bytes of the sums of a row of dq, which stay in the cache beside what is read; 0: not counted."""
         return 0
 
     def q_tiles(self, queries: str) -> str:
@@ -279,7 +279,7 @@ class CudaBackward(BackwardDeclaration):
         return f"cdiv({keys}, {self._backward.kernels[-1].configs[0].tile_kv})"
 
     def kernel(self, name: str) -> Record:
-        """Its declaration."""
+        """Declares the launch of a kernel."""
         preprocess = self._backward.preprocess
         if preprocess is not None and name == preprocess.name:
             tiles = "M_padded // ROW_TILE" if self.packs_queries else "M_padded // BLOCK_M * B"

@@ -228,7 +228,7 @@ class CudaText(CudaLoopText, TileText):
 
     @property
     def q_idx(self) -> str:
-        """Of row r."""
+        """The query of row r."""
         return f"q_lo + {self.row}"
 
     @property
@@ -238,7 +238,7 @@ class CudaText(CudaLoopText, TileText):
 
     @property
     def row_head(self) -> str:
-        """Of row r, where they have."""
+        """The head of row r, where rows have heads of their own."""
         return "h"
 
     @property
@@ -431,7 +431,7 @@ class CudaDecodeText(CudaText):
 
     @property
     def lse_at(self) -> str:
-        """Of query q of head `head`."""
+        """Where lse of query q of head `head` lies."""
         return "args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem]"
 
     def if_exists(self, value: str, otherwise: str) -> str:

@@ -367,7 +367,7 @@ class CudaSums(AdjointText):
                 yield from self._keys(adjoint)
 
     def _total(self, adjoint: Adjoint) -> Iterator[str]:
-        """One number for the whole tile."""
+        """Prints how a sum with one number for the whole tile is stored."""
         name, guard = adjoint.name, scalar(adjoint.guard)
         count, index = ("q_tiles", "q_lo / BLOCK_M") if self.over_q else ("kv_tiles", "kv_lo / BLOCK_N")
         inside = "" if self.over_q else "if (kv_idx[r] < N)"
@@ -385,7 +385,9 @@ class CudaSums(AdjointText):
             yield f"    atomic_add(&{self._at(adjoint, scalar)}, {name}_total);"
 
     def _rows(self, adjoint: Adjoint) -> Iterator[str]:
-        """One number for each query: the four lanes that share a row have all of its keys."""
+        """Prints how a sum with a number for each query is stored: the four lanes that share a row have all
+        of its keys.
+        """
         name = adjoint.name
         guard = "" if adjoint.guard == TRUE else f" && {_and(self.show(adjoint.guard))}"
         yield "for (int r = 0; r < ROWS; ++r) {"
@@ -399,7 +401,9 @@ class CudaSums(AdjointText):
         yield "}"
 
     def _keys(self, adjoint: Adjoint) -> Iterator[str]:
-        """One number for each key: warps that share keys have some of its queries each."""
+        """Prints how a sum with a number for each key is stored: warps that share keys have some of its
+        queries each.
+        """
         name = adjoint.name
         key = "kv_lo + i"
         yield "__syncthreads();  // nobody reads the sums before any more"

@@ -153,13 +153,14 @@ _TASKS = {
     "backward_preprocess": "what the other kernels need of each row",
     "backward_dq": "a block of threads per q tile",
     "backward_dkdv": "a block of threads per kv tile",
+    "backward_dkdv_wide": "a block of threads per kv tile",
     "backward_finish": "dq rounded",
 }
 
 
 @cache
 def cuda_environment() -> jinja2.Environment:
-    """Of templates of CUDA C++."""
+    """Return the environment of templates of CUDA C++."""
     environment = template_environment("[[", "]]")  # C++ has braces of its own
     environment.filters.update(quote=quote)
     environment.globals.update(local=local)
@@ -178,7 +179,9 @@ def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
 
 
 def tidy_cuda(text: str) -> str:
-    """One blank line in a row, none at a block's start or end, pragmas indented like what they are about."""
+    """Tidies C++ text: one blank line in a row, none at a block's start or end, pragmas indented like what
+    they are about.
+    """
     text = re.sub(r"[ \t]+\n", "\n", text)
     text = re.sub(r"\n{3,}", "\n\n", text)
     text = re.sub(r"^[ \t]*(#pragma unroll(?: \d+)?)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)

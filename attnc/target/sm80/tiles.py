@@ -43,7 +43,7 @@ class ElementText:
         return "Pair{}" if self.layout.is_f32 else "0"
 
     def pair(self, first: str, second: str) -> str:
-        """Of two floats, rounded."""
+        """Rounds two floats to a pair of elements."""
         return f"Pair{{{first}, {second}}}" if self.layout.is_f32 else f"pack({first}, {second})"
 
     def pair_element(self, which: int) -> str:
@@ -107,7 +107,7 @@ class TileText(OutputView, ElementText):
 
     @property
     def copied(self) -> str:
-        """The same, and how many they are, where they are not the whole block."""
+        """Keys that the threads copy at once, and how many threads, where they are not the whole block."""
         return "WARP_N, 32" if self.own_copies else "BLOCK_N"
 
     @property
@@ -167,7 +167,7 @@ class TileText(OutputView, ElementText):
 
     @property
     def table_type(self) -> str:
-        """Of the entries of the block table."""
+        """The type of the entries of the block table."""
         name = self.rows("k").table_stride.removeprefix("stride_").rsplit("_", 1)[0]
         return STORED[self.dtypes[name]]
 
@@ -270,7 +270,9 @@ class TileText(OutputView, ElementText):
 
     @property
     def paged_tiles(self) -> list[tuple[str, str, str, str, str]]:
-        """The same of keys and values in pages."""
+        """(function, offset function, columns, columns of the tile, what) of copies of keys and values in
+        pages.
+        """
         if not self.page:
             return []
         if self.same_tiles:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from attnc.expr.nodes import Index, Ref, walk
 from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.sm90.backward import DS_TILES, TURNS, Sm90Backward
+from attnc.plan.sm90.backward import DS_TILES, P_TILES, TURNS, Sm90Backward
 from attnc.plan.steps import of_a_head
 from attnc.target.sm80.backward import FinishText, RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
@@ -23,11 +23,12 @@ FINISH_WARPS, FINISH_PITCH = 8, 8
 class Sm90BackwardText(Sm90TileText):
     """Attribute by attribute what `templates/sm90/backward_dkdv.cu.jinja` and its parts print."""
 
-    ds_tiles = DS_TILES
+    ds_tiles, p_tiles = DS_TILES, P_TILES
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
+        self.gives_p = self.stores_rows = self.plan.gives_p
         self.k_tiles, self.staged = self.plan.k_tiles(planned.kind), self.plan.staged(planned.kind)
         self.takes_turns = self.chain.adds_dq is not None and self.plan.takes_turns
         self.do_tiles = "1" if planned.kind == "dk" else "STAGES"
@@ -37,6 +38,11 @@ class Sm90BackwardText(Sm90TileText):
         self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
         self.asks_first = self.takes_turns and self.plan.ends_grow
         self.adds_by_bulk = self.takes_turns or (bool(self.staged) and self.layout.d > _ADDS_FROM_REGISTERS)
+
+    @property
+    def template(self) -> str:
+        """What prints it, of `templates/sm90`."""
+        return "backward_dkdv_wide" if self.gives_p else "backward_dkdv"
 
     # -- what changes with the query head, where several share their keys ----------------------------------
 
@@ -63,7 +69,8 @@ class Sm90BackwardText(Sm90TileText):
 class Sm90RowsText(Sm90TileText):
     """Attribute by attribute what `templates/sm90/backward_dq.cu.jinja` and its parts print."""
 
-    adds_by_bulk = False
+    adds_by_bulk, stores_rows = False, True
+    template = "backward_dq"
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)

@@ -28,9 +28,7 @@ class Sm90Arguments(Arguments):
         super().__init__(module)
         layout = self._backward.layout
         assert isinstance(layout, Sm90Backward)
-        owners = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",)}
-        by_wgmma = {name for kernel in layout.by_wgmma for name in owners.get(kernel, ())}
-        leave = by_wgmma & {"dq", *self.as_elements}
+        leave = {"dk", "dv"} & {*self.as_elements} if layout.stores_boxes else set()
         self.maps = ("q", "k", "v", "do", *(name for name in self.made if name in leave))
 
     @property
@@ -53,6 +51,8 @@ class Sm90TileText(CudaBackwardText):
     plan: Sm90Backward
     #: Whether blocks add to dq by turns, and ask whether the first turn is theirs.
     takes_turns = asks_first = False
+    #: Whether dv and dk have a warpgroup each, of which one gives p to the other.
+    gives_p = False
     is_backward, is_decode = True, False
     vectors = ()
     copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS

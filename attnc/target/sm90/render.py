@@ -67,12 +67,11 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
         Sm90PreprocessText(module, arguments, backward.preprocess): ("cuda/backward_preprocess", frame)
     }
     for planned in backward.kernels:
-        structure = planned.structure
         if planned.kind not in backward.layout.by_wgmma:
-            sources[CudaBackwardText(module, arguments, planned)] = (f"cuda/{structure}", frame)
+            sources[CudaBackwardText(module, arguments, planned)] = (f"cuda/{planned.structure}", frame)
             continue
         made = (Sm90RowsText if planned.over_q else Sm90BackwardText)(module, arguments, planned)
-        sources[made] = (f"sm90/{structure}", "sm90/backward_module")
+        sources[made] = (f"sm90/{made.template}", "sm90/backward_module")
     if arguments.adds_dq:
         sources[Sm90FinishText(module, arguments)] = ("sm90/backward_finish", frame)
     names = {made.name: file_of(module, made.name) for made in sources}

@@ -9,11 +9,11 @@ from typing import ClassVar
 from attnc.expr.construct import conj
 from attnc.expr.nodes import FALSE, TRUE, Dot, Expr, Index, walk
 from attnc.model.tensors import DType
-from attnc.plan.ir import Fetch, Loop, Module, Statement
+from attnc.plan.ir import Fetch, Loop, Module
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
 from attnc.plan.signature import block
-from attnc.plan.steps import kept_fetches, of_a_head
-from attnc.target.kernel_view import BY_QUERY
+from attnc.plan.steps import kept_fetches
+from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.triton.kernel import ProgramText, typed, unique
 from attnc.target.triton.parameters import Parameters, PrologueText, TritonTensors
@@ -130,13 +130,13 @@ class Sums(AdjointText):
 # --- kernels
 
 
-class BackwardText(ProgramText):
+class BackwardText(ProgramText, BackwardView):
     """Text of one kernel; attribute by attribute what `templates/triton/backward_*.py.jinja` prints."""
 
     kernel: BackwardKernel
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
-        self.module, self.planned, self.kernel = module, planned, planned
+        self.module, self.kernel = module, planned
         self.chain, self.makes = planned.chain, planned.makes
         self.tensors, attention = TritonTensors(module), module.variant.attention
         self.over_q, self.groups = planned.over_q, planned.sums_heads
@@ -250,7 +250,7 @@ class BackwardText(ProgramText):
     @property
     def uses_kv_idx(self) -> bool:
         """Whether a program whose rows are keys needs the keys' numbers."""
-        loaded = any("kv" in fetch.axes for fetch in self.kernel.outer) or self.planned.fills_keys
+        loaded = any("kv" in fetch.axes for fetch in self.kernel.outer) or self.kernel.fills_keys
         return loaded or "kv_idx" in self.step_names or any("kv_idx" in line for line in self.sums.ends)
 
     def _step_reads(self, index: str) -> bool:
@@ -273,7 +273,7 @@ class BackwardText(ProgramText):
     def clears_ds(self) -> bool:
         """Whether ds of masked keys is made 0, since nothing keeps NaN out of their k and v."""
         kernel = self.kernel
-        return not self.over_q and kernel.step.kept is not None and not self.planned.fills_keys
+        return not self.over_q and kernel.step.kept is not None and not self.kernel.fills_keys
 
     @property
     def kept_fetches(self) -> tuple[Fetch, ...]:
@@ -283,7 +283,7 @@ class BackwardText(ProgramText):
     @property
     def of_keys(self) -> tuple[Fetch, ...]:
         """Values along the keys, those that a query head may change: the rows of k and v are made without."""
-        known = self.kept_fetches if self.planned.fills_keys else ()
+        known = self.kept_fetches if self.kernel.fills_keys else ()
         return tuple(fetch for fetch in self.kernel.outer if fetch not in known)
 
     @property
@@ -341,23 +341,9 @@ class BackwardText(ProgramText):
                 yield f"{name.upper()} += {self.offset(name)}"
 
     @property
-    def program(self) -> tuple[Statement, ...]:
-        """Statements in front of the loop over query heads: those that no head changes."""
-        if not self.groups:
-            return self.kernel.program if self._starts_with_program else ()
-        late = self.head_program
-        return tuple(item for item in self.kernel.program if item not in late)
-
-    @property
-    def _starts_with_program(self) -> bool:
+    def starts_with_program(self) -> bool:
         """Whether the tiles of k and v cannot be made, or counted, without them."""
-        return self.is_packed or self.planned.fills_keys or self.is_sequential
-
-    @property
-    def head_program(self) -> tuple[Statement, ...]:
-        if not self.groups:
-            return () if self._starts_with_program else self.kernel.program
-        return of_a_head(self.kernel.program)
+        return self.is_packed or self.kernel.fills_keys or self.is_sequential
 
     @property
     def what(self) -> str:

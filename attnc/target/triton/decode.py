@@ -37,7 +37,7 @@ class PagesText:
         return self._within(start, self.first)
 
     def later(self, loop: Loop) -> str:
-        """Those of a tile further on: a look-up waits for all rows that were asked for before.
+        """The pages of a tile further on: a look-up waits for all rows that were asked for before.
 
         Three tiles ahead a short split starts sooner; where programs have whole sequences, two are faster.
         Entry by entry, although they could be vectors: those the compiler asks for behind the rows of a tile.
@@ -47,11 +47,11 @@ class PagesText:
 
     @property
     def own(self) -> str:
-        """Those of the tile at hand."""
+        """The pages of the tile at hand."""
         return self._of("kv_lo", "N")
 
     def _within(self, start: str, loop: Loop) -> str:
-        """None past the loop's end, where somebody would wait for them."""
+        """Looks pages up, but none past the loop's end, where somebody would wait for them."""
         return self._of(start, f"tl.where({start} < {scalar(loop.stop)}, N, 0)")
 
     def _of(self, start: str, stop: str, whole: bool = False) -> str:
@@ -210,7 +210,7 @@ class DecodeText(KernelText):
 
     @property
     def pages(self) -> PagesText | None:
-        """None where keys do not lie in pages."""
+        """The look-ups of pages; None where keys do not lie in pages."""
         k, first = self.rows("k"), self.kernel.regions.loops[0]
         if not k.page:
             return None
@@ -235,7 +235,7 @@ class DecodeText(KernelText):
 
     @property
     def again(self) -> tuple[Loop]:
-        """One plain loop over all tiles, for what is seldom done: addresses and a pipeline would cost the
+        """A plain loop over all tiles, for what is seldom done: addresses and a pipeline would cost the
         kernel registers that the loops before it need.
         """
         first, last = self.kernel.regions.loops[0], self.kernel.regions.loops[-1]

@@ -19,9 +19,10 @@
 // log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Blocks stay on their multiprocessors and take tiles of queries from a counter. Of a block, one thread finds tiles and the keys that they
-// see, one copies by TMA, and each of CONSUMERS warpgroups multiplies 64 rows by wgmma: q k^T of the next tile of keys while the
-// softmax of this one runs. They wait for each other at mbarriers in shared memory.
+// Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds the next tile and the keys that it sees.
+// The producer is a thread that copies by TMA.
+// Each of CONSUMERS warpgroups, the consumers, multiplies 64 rows by wgmma: q k^T of the next tile of keys while the softmax of this
+// one runs. They wait for each other at mbarriers in shared memory.
 
 // One compilation for each configuration: bf16_d256.py passes these with -D.
 #ifndef BLOCK_M

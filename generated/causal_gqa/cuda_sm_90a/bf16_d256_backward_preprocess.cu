@@ -35,7 +35,7 @@ constexpr int DV = 256;
 constexpr float LOG2E = 1.4426950408889634f;  // log2(e): lse comes in natural units
 
 struct Args {
-    TensorMap q_map, k_map, v_map, do_map, dq_map, dv_map, dk_map;
+    TensorMap q_map, k_map, v_map, do_map;
     const bf16* q_ptr;
     const bf16* k_ptr;
     const bf16* v_ptr;
@@ -44,8 +44,8 @@ struct Args {
     const float* lse_ptr;
     const float* dlse_ptr;
     bf16* dq_ptr;
-    bf16* dv_ptr;
     bf16* dk_ptr;
+    bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
     int* counter_ptr;
@@ -57,8 +57,8 @@ struct Args {
     long long stride_lseb, stride_lseh, stride_lsem;
     long long stride_dlseb, stride_dlseh, stride_dlsem;
     long long stride_dqb, stride_dqm, stride_dqh;
-    long long stride_dvb, stride_dvn, stride_dvh;
     long long stride_dkb, stride_dkn, stride_dkh;
+    long long stride_dvb, stride_dvn, stride_dvh;
     int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION;
 };
 

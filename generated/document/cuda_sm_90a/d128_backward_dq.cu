@@ -20,8 +20,9 @@
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Blocks stay on their multiprocessors and take tiles of queries from a counter. Of a block, one warp finds tiles and one thread copies by
-// TMA; each of two warpgroups has 64 queries: s = q k^T and dp = do v^T by wgmma, so that ds in registers is the left operand of dq.
+// Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds tiles; one thread, the producer, copies by
+// TMA; each of two consumer warpgroups has 64 queries: s = q k^T and dp = do v^T by wgmma, so that ds in registers is the left operand of
+// dq.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
@@ -52,7 +53,8 @@ constexpr int Q_AT = 0, DO_AT = Q_AT + Q_TILES * Q_BYTES, K_AT = DO_AT + Q_TILES
 constexpr int BARRIERS_AT = V_AT + V_TILES * V_BYTES;
 constexpr int RECORDS = 2;  // tiles of queries that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
-constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + V_TILES;
+constexpr int DO_FULL = Q_EMPTY + Q_TILES, DO_EMPTY = DO_FULL + Q_TILES;
+constexpr int K_FULL = DO_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + V_TILES;
 constexpr int RECORDS_AT = BARRIERS_AT + 8 * (V_EMPTY + V_TILES);
 
 // More registers than the launch holds would be waited for for ever.
@@ -61,7 +63,7 @@ static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= 65536 / THREADS
 static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2, "tiles");
 
 struct Args {
-    TensorMap q_map, k_map, v_map, do_map, dq_map, dk_map, dv_map;
+    TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
     const bf16* q_ptr;
     const bf16* k_ptr;
     const bf16* v_ptr;
@@ -171,6 +173,35 @@ __device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const floa
             left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
 }
 
+// A thread's part of one row, rounded. Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+template <int PIECES>
+__device__ __forceinline__ void store_row(element* row, bool exists, const float (&x)[PIECES][4], int r, float factor, int t)
+{
+    auto rounded = [&](int j) { return pack(x[j][2 * r] * factor, x[j][2 * r + 1] * factor); };
+    #pragma unroll
+    for (int j = 0; j + 3 < PIECES; j += 4) {
+        u32 pairs[4] = {rounded(j), rounded(j + 1), rounded(j + 2), rounded(j + 3)};
+        #pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const u32 other = from_lane(t & 1 ? pairs[i] : pairs[i + 1], 1);
+            pairs[i] = t & 1 ? other : pairs[i];
+            pairs[i + 1] = t & 1 ? pairs[i + 1] : other;
+        }
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const u32 other = from_lane(t & 2 ? pairs[i] : pairs[i + 2], 2);
+            pairs[i] = t & 2 ? other : pairs[i];
+            pairs[i + 2] = t & 2 ? pairs[i + 2] : other;
+        }
+        if (exists)
+            store_chunk(row + 8 * (j + t), pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+    #pragma unroll
+    for (int j = PIECES / 4 * 4; j < PIECES; ++j)
+        if (exists)
+            *(u32*)(row + 8 * j + 2 * t) = rounded(j);
+}
+
 // A warp: which tiles this block takes, and where their loops begin and end. All lanes compute alike, and search together.
 __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
@@ -256,22 +287,28 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
         const int kv_start = lo;
         int kv_lo = kv_start;
+        if (kv_lo >= hi)
+            continue;
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-        mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + DO_BYTES);
+        mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
         load_tile<BLOCK_M, Q_BOX, QK_PIECES>(base + Q_AT + q.at * Q_BYTES, args.q_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
-        load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
-        q.step();
         #pragma unroll 1
         for (; kv_lo < hi; kv_lo = next(kv_lo)) {
             mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
             mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
             load_tile<BLOCK_N, K_BOX, QK_PIECES>(base + K_AT + k.at * K_BYTES, args.k_map, barrier_of(base, K_FULL, k.at), kv_lo, h_kv, b);
             k.step();
+            if (kv_lo == kv_start) {
+                mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
+                mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES);
+                load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, DO_FULL, q.at), q_lo, h, b);
+            }
             mbarrier_wait(barrier_of(base, V_EMPTY, v.at), v.parity);
             mbarrier_expect(barrier_of(base, V_FULL, v.at), V_BYTES);
             load_tile<BLOCK_N, K_BOX, V_PIECES>(base + V_AT + v.at * V_BYTES, args.v_map, barrier_of(base, V_FULL, v.at), kv_lo, h_kv, b);
             v.step();
         }
+        q.step();
     }
 }
 
@@ -283,15 +320,6 @@ __device__ __forceinline__ void multiply_tiles(
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_query = 64 * consumer + 16 * warp;
     const int H = args.H, M = args.M, N = args.N;
     float dq[D / 8][4];
-    int leaving = -1;  // the tile of q that the last dq leaves through
-    auto release_q = [&] {
-        if (leaving >= 0) {
-            if (lane == 0)
-                tma_wait_read();
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, leaving), lane == 0);
-            leaving = -1;
-        }
-    };
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 0};
     Ring<STAGES> k = {0, 0};
@@ -334,8 +362,8 @@ __device__ __forceinline__ void multiply_tiles(
         const u64 q_rows = wgmma_descriptor(base + Q_AT + q.at * Q_BYTES + consumer * 64 * 128, 16, 1024);
         const u64 do_rows = wgmma_descriptor(base + DO_AT + q.at * DO_BYTES + consumer * 64 * 128, 16, 1024);
 
-        // One tile of keys.
-        auto step = [&](int kv_lo) {
+        // One tile of keys. last: q and do are not needed any more.
+        auto step = [&](bool last) {
             const u32 k_tile = base + K_AT + k.at * K_BYTES;
             int doc_kv_of[(COLUMNS + 31) / 32] = {};
             if (kv_lo < full_lo || kv_lo + BLOCK_N > full_hi)
@@ -355,11 +383,13 @@ __device__ __forceinline__ void multiply_tiles(
             pin(gradients[0]);
             wgmma_fence();
             multiply_rows<D>(scores[0], q_rows, wgmma_descriptor(k_tile, 16, 1024));
+            mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             wgmma_fence();
             multiply_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.at * V_BYTES, 16, 1024), true);
             wgmma_wait<1>();
             pin(scores[0]);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), last && lane == 0);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 #pragma unroll
@@ -391,6 +421,7 @@ __device__ __forceinline__ void multiply_tiles(
             }
             wgmma_wait<0>();
             pin(gradients[0]);
+            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), last && lane == 0);
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
             v.step();
             #pragma unroll
@@ -418,39 +449,24 @@ __device__ __forceinline__ void multiply_tiles(
             k.step();
         };
 
-        mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
-        #pragma unroll 1
-        for (; kv_lo < hi; kv_lo = next(kv_lo)) {
-            step(kv_lo);
-            if (Q_TILES > 1)
-                release_q();
+        if (kv_lo < hi) {
+            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+            #pragma unroll 1
+            while (kv_lo < hi) {
+                const int kv_next = next(kv_lo);
+                step(kv_next >= hi);
+                kv_lo = kv_next;
+            }
+            q.step();
         }
-        if (Q_TILES > 1)
-            release_q();
-
-        // dq: each warp stores its own 16 rows, through those of q.
-        warpgroups_meet(2 + consumer, 128);  // the warpgroup has read them
-        const int staged = Q_AT + q.at * Q_BYTES + first_query * 128;
+        // dq: from registers, so that q and do of the next tile are there by now.
         #pragma unroll
-        for (int j = 0; j < D / 8; j += 2)
-            store_pieces(base + staged + j / 8 * BLOCK_M * 128 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dq[j][0] * 0.08838834764831843f, dq[j][1] * 0.08838834764831843f), pack(dq[j][2] * 0.08838834764831843f, dq[j][3] * 0.08838834764831843f),
-                         pack(dq[j + 1][0] * 0.08838834764831843f, dq[j + 1][1] * 0.08838834764831843f), pack(dq[j + 1][2] * 0.08838834764831843f, dq[j + 1][3] * 0.08838834764831843f));
-        proxy_fence();
-        __syncwarp();
-        if (lane == 0) {
-            #pragma unroll
-            for (int piece = 0; piece < QK_PIECES; ++piece)
-                tma_store(args.dq_map, base + staged + piece * BLOCK_M * 128, 64 * piece, q_lo + first_query, h, b);
-            tma_commit();
+        for (int r = 0; r < ROWS; ++r) {
+            const int row = q_lo + first_query + 8 * r + g;
+            element* const to = args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh + row * args.stride_dqm;
+            store_row(to, row < args.M, dq, r, 0.08838834764831843f, t);
         }
-        leaving = q.at;
-        q.step();
-        if (Q_TILES == 1)
-            release_q();
     }
-    if (lane == 0)
-        tma_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) document_backward_dq(const __grid_constant__ Args args)
@@ -468,6 +484,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) document_backward_dq(co
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
+            mbarrier_init(barrier_of(base, DO_FULL, i), 1);
+            mbarrier_init(barrier_of(base, DO_EMPTY, i), 4 * CONSUMERS);
         }
         for (int i = 0; i < STAGES; ++i) {
             mbarrier_init(barrier_of(base, K_FULL, i), 1);

@@ -21,9 +21,9 @@
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Blocks stay on their multiprocessors and take tiles of keys from a counter. Of a block, one warp finds tiles and one thread copies by TMA;
-// each of two warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are left
-// operands of dv and dk.
+// Persistent blocks, specialised by warp, take tiles of keys from a counter. One warp finds tiles; one thread, the producer, copies by TMA;
+// each of two consumer warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are
+// left operands of dv and dk.
 
 // One compilation for each configuration: d64.py passes these with -D.
 #ifndef BLOCK_M
@@ -66,7 +66,7 @@ static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= 65536 / THREADS
 static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2, "tiles");
 
 struct Args {
-    TensorMap q_map, k_map, v_map, do_map, dq_map, dk_map, dv_map;
+    TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
     const bf16* q_ptr;
     const bf16* k_ptr;
     const bf16* v_ptr;

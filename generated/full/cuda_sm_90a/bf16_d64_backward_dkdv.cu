@@ -18,9 +18,9 @@
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Blocks stay on their multiprocessors and take tiles of keys from a counter. Of a block, one warp finds tiles and one thread copies by TMA;
-// each of two warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are left
-// operands of dv and dk.
+// Persistent blocks, specialised by warp, take tiles of keys from a counter. One warp finds tiles; one thread, the producer, copies by TMA;
+// each of two consumer warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are
+// left operands of dv and dk.
 // ds goes through shared memory as well, for dq sums over the keys of both warpgroups: one tile of queries later, so that neither waits
 // for the other's ds, and one computes exponentials while the other multiplies.
 

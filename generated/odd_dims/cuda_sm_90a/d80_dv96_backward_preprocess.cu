@@ -35,7 +35,7 @@ constexpr int DV = 96;
 constexpr float LOG2E = 1.4426950408889634f;  // log2(e): lse comes in natural units
 
 struct Args {
-    TensorMap q_map, k_map, v_map, do_map, dq_map, dk_map, dv_map;
+    TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
     const f16* q_ptr;
     const f16* k_ptr;
     const f16* v_ptr;

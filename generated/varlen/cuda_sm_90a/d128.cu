@@ -21,9 +21,10 @@
 // log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Blocks stay on their multiprocessors and take tiles of queries from a counter. Of a block, one thread finds tiles and the keys that they
-// see, one copies by TMA, and each of CONSUMERS warpgroups multiplies 64 rows by wgmma: q k^T of the next tile of keys while the
-// softmax of this one runs. They wait for each other at mbarriers in shared memory.
+// Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds the next tile and the keys that it sees.
+// The producer is a thread that copies by TMA.
+// Each of CONSUMERS warpgroups, the consumers, multiplies 64 rows by wgmma: q k^T of the next tile of keys while the softmax of this
+// one runs. They wait for each other at mbarriers in shared memory.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
@@ -508,7 +509,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
             finish();
-                scale_rows(acc, factor);
+            scale_rows(acc, factor);
             round_p(p, scores[0]);
         };
 

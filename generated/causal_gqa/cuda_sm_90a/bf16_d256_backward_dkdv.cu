@@ -1,9 +1,9 @@
-// causal_gqa (T = f16, D = 256) for cuda.sm_90a: backward, a block of threads per kv tile.
+// causal_gqa (T = bf16, D = 256) for cuda.sm_90a: backward, a block of threads per kv tile.
 //
-//     q: f16[B, M, Hkv * G, 256]
-//     k: f16[B, N, Hkv, 256]
-//     v: f16[B, N, Hkv, 256]
-//     o: f16[B, M, Hkv * G, 256]
+//     q: bf16[B, M, Hkv * G, 256]
+//     k: bf16[B, N, Hkv, 256]
+//     v: bf16[B, N, Hkv, 256]
+//     o: bf16[B, M, Hkv * G, 256]
 //     lse: f32[B, Hkv * G, M]
 //
 //     score = dot(q, k) / sqrt(D)
@@ -19,23 +19,23 @@
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Blocks stay on their multiprocessors and take tiles of keys from a counter. Of a block, one warp finds tiles and one thread copies by TMA;
-// each of two warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are left
-// operands of dv and dk.
+// Persistent blocks, specialised by warp, take tiles of 64 keys from a counter. One warp finds tiles; one thread, the producer, copies by
+// TMA; dv and dk have a consumer warpgroup each. That of dv computes s^T = k q^T by wgmma, keys as rows, and gives p^T through shared memory
+// to that of dk, which computes dp^T = v do^T; p^T and ds^T in registers are left operands of dv and dk.
 
-// One compilation for each configuration: f16_d256.py passes these with -D.
+// One compilation for each configuration: bf16_d256.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 64  // query rows of a tile
-#define BLOCK_N 128  // keys of a tile
+#define BLOCK_N 64  // keys of a tile
 #define STAGES 2  // tiles in shared memory of what comes by
 #endif
 
-#define ELEMENT f16
+#define ELEMENT bf16
 #include "sm90.cuh"
 
-// Rows of the tile that stays, 64 for each warpgroup that multiplies, and of those that come by.
+// Rows of the tile that stays, 64 for both warpgroups that multiply, and of those that come by.
 constexpr int TILE_ROWS = BLOCK_N, COLUMNS = BLOCK_M;
-constexpr int CONSUMERS = TILE_ROWS / 64, THREADS = 128 * (CONSUMERS + 1);
+constexpr int CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
 constexpr int D = 256, DV = 256;
 constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 of its warp
 constexpr float SCALE = 0.09016844005556021f;  // factor of the raw score in base-2 units
@@ -44,37 +44,38 @@ constexpr float SCALE = 0.09016844005556021f;  // factor of the raw score in bas
 constexpr int QK_PIECES = 4, V_PIECES = 4;
 constexpr int Q_BOX = 64, K_BOX = 64;  // rows that are copied at once, of queries and of keys
 constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, DO_BYTES = V_PIECES * BLOCK_M * 128;
-constexpr int K_BYTES = QK_PIECES * BLOCK_N * 128;
+constexpr int K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
 constexpr int K_TILES = 1, DO_TILES = STAGES;
-constexpr int STAGED = 0;  // bytes through which a warp's results leave: none, they leave through its rows of K
-constexpr int K_AT = 0, V_AT = K_AT + K_TILES * K_BYTES, Q_AT = V_AT, DO_AT = Q_AT + STAGES * Q_BYTES;
-constexpr int STAGED_AT = DO_AT + DO_TILES * DO_BYTES;
-constexpr int LSE2_AT = STAGED_AT + 4 * CONSUMERS * STAGED, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
+constexpr int K_AT = 0, V_AT = K_AT + K_TILES * K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES;
+constexpr int P_TILES = 2, P_BYTES = BLOCK_M * BLOCK_N * 4;  // p as the fragments of four warps lie
+constexpr int P_AT = DO_AT + DO_TILES * DO_BYTES;
+constexpr int LSE2_AT = P_AT + P_TILES * P_BYTES, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
 // Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
 constexpr int RECORDS = 2;  // tiles of keys that are known: that at hand, and the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, V_FULL = RECORD_EMPTY + RECORDS, V_EMPTY = V_FULL + 1;
 constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
 constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
-constexpr int RECORDS_AT = BARRIERS_AT + 8 * (DO_EMPTY + DO_TILES);
+constexpr int P_FULL = DO_EMPTY + DO_TILES, P_EMPTY = P_FULL + P_TILES;
+constexpr int RECORDS_AT = BARRIERS_AT + 8 * (P_EMPTY + P_TILES);
 
 // More registers than the launch holds would be waited for for ever.
 constexpr int COPY_REGISTERS = 24, MULTIPLY_REGISTERS = 240;
 static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers");
-static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2, "tiles");
+static_assert(TILE_ROWS == 64 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2, "tiles");
 
 struct Args {
-    TensorMap q_map, k_map, v_map, do_map, dq_map, dv_map, dk_map;
-    const f16* q_ptr;
-    const f16* k_ptr;
-    const f16* v_ptr;
-    const f16* o_ptr;
-    const f16* do_ptr;
+    TensorMap q_map, k_map, v_map, do_map;
+    const bf16* q_ptr;
+    const bf16* k_ptr;
+    const bf16* v_ptr;
+    const bf16* o_ptr;
+    const bf16* do_ptr;
     const float* lse_ptr;
     const float* dlse_ptr;
-    f16* dq_ptr;
-    f16* dv_ptr;
-    f16* dk_ptr;
+    bf16* dq_ptr;
+    bf16* dk_ptr;
+    bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
     int* counter_ptr;
@@ -86,8 +87,8 @@ struct Args {
     long long stride_lseb, stride_lseh, stride_lsem;
     long long stride_dlseb, stride_dlseh, stride_dlsem;
     long long stride_dqb, stride_dqm, stride_dqh;
-    long long stride_dvb, stride_dvn, stride_dvh;
     long long stride_dkb, stride_dkn, stride_dkh;
+    long long stride_dvb, stride_dvn, stride_dvh;
     int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION;
 };
 
@@ -102,7 +103,7 @@ struct Record {
 __device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accumulate)
 {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 { "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 { "
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
                  "%32, %33, p, 1, 1, 0, 0; }"
@@ -114,7 +115,7 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accum
 __device__ __forceinline__ void wgmma(float (&d)[32][4], const u32 (&a)[4], u64 b, bool accumulate)
 {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %133, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 { "
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 { "
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -176,6 +177,35 @@ __device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const floa
             left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
 }
 
+// A thread's part of one row, rounded. Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+template <int PIECES>
+__device__ __forceinline__ void store_row(element* row, bool exists, const float (&x)[PIECES][4], int r, float factor, int t)
+{
+    auto rounded = [&](int j) { return pack(x[j][2 * r] * factor, x[j][2 * r + 1] * factor); };
+    #pragma unroll
+    for (int j = 0; j + 3 < PIECES; j += 4) {
+        u32 pairs[4] = {rounded(j), rounded(j + 1), rounded(j + 2), rounded(j + 3)};
+        #pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const u32 other = from_lane(t & 1 ? pairs[i] : pairs[i + 1], 1);
+            pairs[i] = t & 1 ? other : pairs[i];
+            pairs[i + 1] = t & 1 ? pairs[i + 1] : other;
+        }
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const u32 other = from_lane(t & 2 ? pairs[i] : pairs[i + 2], 2);
+            pairs[i] = t & 2 ? other : pairs[i];
+            pairs[i + 2] = t & 2 ? pairs[i + 2] : other;
+        }
+        if (exists)
+            store_chunk(row + 8 * (j + t), pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+    #pragma unroll
+    for (int j = PIECES / 4 * 4; j < PIECES; ++j)
+        if (exists)
+            *(u32*)(row + 8 * j + 2 * t) = rounded(j);
+}
+
 // A warp: which tiles this block takes, and where their loops begin and end. All lanes compute alike, and search together.
 __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
@@ -225,12 +255,13 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     }
 }
 
-// One thread: copies K of a tile, and tiles of Q and dO, as buffers become free.
+// One thread: copies K and V of a tile, and tiles of Q and dO, as buffers become free.
 __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records)
 {
     const int H = args.H, G = args.G, M = args.M;
     Ring<RECORDS> at = {0, 0};
     Ring<K_TILES> k = {0, 1};
+    Ring<1> v = {0, 1};
     Ring<STAGES> q = {0, 1};
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
@@ -248,23 +279,34 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
+        if (q_lo < lo)
+            continue;
         // K of this tile arrives while the one before is still at work.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
         mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
         load_tile<BLOCK_N, K_BOX, QK_PIECES>(base + K_AT + k.at * K_BYTES, args.k_map, barrier_of(base, K_FULL, k.at), kv_lo, h_kv, b);
         k.step();
+        bool first = true;
         #pragma unroll 1
         while (q_lo >= lo) {
             const int q_next = next(q_lo);
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + BLOCK_M * 4);
+            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);
             load_tile<BLOCK_M, Q_BOX, QK_PIECES>(base + Q_AT + q.at * Q_BYTES, args.q_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
             bulk_load(base + LSE2_AT + q.at * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
+            bulk_load(base + DELTA_AT + q.at * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
             mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
             mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES);
             load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, DO_FULL, q.at), q_lo, h, b);
             q.step();
+            if (first) {
+                mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.parity);
+                mbarrier_expect(barrier_of(base, V_FULL, 0), V_BYTES);
+                load_tile<BLOCK_N, K_BOX, V_PIECES>(base + V_AT, args.v_map, barrier_of(base, V_FULL, 0), kv_lo, h_kv, b);
+                v.step();
+                first = false;
+            }
             q_lo = q_next;
             if (q_lo < lo && h < h_last) {
                 ++h;
@@ -274,15 +316,16 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     }
 }
 
-// A warpgroup: dv of 64 keys of each tile. FlashAttention-2, algorithm 2.
-__device__ __forceinline__ void multiply_tiles(
-    const Args& args, u32 base, const Record* records, unsigned char* tiles, int consumer, int warp)
+// A warpgroup: p of the tile's 64 keys, which it gives to the other, and dv. FlashAttention-2, algorithm 2.
+__device__ __forceinline__ void make_dv(const Args& args, u32 base, const Record* records, unsigned char* tiles, int warp)
 {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 16 * warp;
     const int G = args.G, M = args.M, N = args.N;
+    const u32 p_place = base + P_AT + warp * (P_BYTES / 4) + lane * 16;
     float dv[DV / 8][4];
     Ring<RECORDS> at = {0, 0};
-    Ring<K_TILES> k = {0, 0};
+    Ring<1> k = {0, 0};
+    Ring<P_TILES> given = {0, 1};
     Ring<STAGES> q = {0, 0};
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
@@ -301,27 +344,28 @@ __device__ __forceinline__ void multiply_tiles(
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
-
-        // Row r of a thread is key first_key + 8 * r + g of the tile.
-        int kv_idx[ROWS];
-        for (int r = 0; r < ROWS; ++r)
-            kv_idx[r] = kv_lo + first_key + 8 * r + g;
+        int q_next;
         #pragma unroll
         for (int j = 0; j < DV / 8; ++j)
             dv[j][0] = dv[j][1] = dv[j][2] = dv[j][3] = 0.0f;
         pin(dv);
 
-        const u64 k_rows = wgmma_descriptor(base + K_AT + k.at * K_BYTES + consumer * 64 * 128, 16, 1024);
-        // One tile of queries.
-        auto step = [&]() {
-            const u32 q_tile = base + Q_AT + q.at * Q_BYTES, do_tile = base + DO_AT + q.at * DO_BYTES;
-            const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.at * BLOCK_M;
-            float scores[1][BLOCK_M / 8][4];
+        // Row r of a thread is key first_key + 8 * r + g of the tile.
+        int kv_idx[ROWS];
+        for (int r = 0; r < ROWS; ++r)
+            kv_idx[r] = kv_lo + first_key + 8 * r + g;
+
+        const u64 k_rows = wgmma_descriptor(base + K_AT, 16, 1024);
+        float scores[1][BLOCK_M / 8][4];
+        auto start_s = [&](Ring<STAGES> q) {
             mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
             wgmma_fence();
-            multiply_rows<D>(scores[0], k_rows, wgmma_descriptor(q_tile, 16, 1024));
-            wgmma_wait<0>();
-            pin(scores[0]);
+            multiply_rows<D>(scores[0], k_rows, wgmma_descriptor(base + Q_AT + q.at * Q_BYTES, 16, 1024));
+        };
+        // One tile of queries, whose s is there; behind it that of the next is, whose product follows dv's without a gap.
+        auto step = [&](auto last) {
+            const u32 do_tile = base + DO_AT + q.at * DO_BYTES;
+            const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.at * BLOCK_M;
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 const int at_tile = 8 * j + 2 * t;
@@ -354,7 +398,14 @@ __device__ __forceinline__ void multiply_tiles(
                         }
                     }
             }
-            // Rounded only now: p needs no second set of registers.
+            mbarrier_wait(barrier_of(base, P_EMPTY, given.at), given.parity);
+            #pragma unroll
+            for (int j = 0; j < BLOCK_M / 8; ++j)
+                store_shared(p_place + given.at * P_BYTES + j * 512, Four{scores[0][j][0], scores[0][j][1], scores[0][j][2], scores[0][j][3]});
+            __syncwarp();  // lse2 has been read, too
+            mbarrier_arrive_if(barrier_of(base, P_FULL, given.at), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
+            given.step();
             u32 left_p[BLOCK_M / 16][4];
             to_left(left_p, scores[0]);
             pin(left_p);
@@ -362,53 +413,186 @@ __device__ __forceinline__ void multiply_tiles(
             wgmma_fence();
             add_product(dv, left_p, wgmma_descriptor(do_tile, BLOCK_M * 128, 1024));
             wgmma_commit();
-            wgmma_wait<0>();
+            if constexpr (!last.value) {
+                start_s(q.after());
+                wgmma_wait<1>();
+            } else {
+                mbarrier_arrive_if(barrier_of(base, K_EMPTY, 0), lane == 0);
+                wgmma_wait<0>();
+            }
             mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), lane == 0);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
+            if constexpr (!last.value) {
+                wgmma_wait<0>();
+                pin(scores[0]);
+            }
             q.step();
         };
 
-        mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);  // also of a tile that nobody sees, for zeros leave through it
         if (q_lo >= lo) {
+            mbarrier_wait(barrier_of(base, K_FULL, 0), k.parity);
+            start_s(q);
+            wgmma_wait<0>();
+            pin(scores[0]);
+            q_next = next(q_lo);
             #pragma unroll 1
-            while (q_lo >= lo) {
-                const int q_next = next(q_lo);
-                step();
+            while (h < h_last || q_next >= lo) {
+                step(No{});
                 q_lo = q_next;
                 if (q_lo < lo && h < h_last) {
                     ++h;
                     q_lo = q_start;
                 }
+                q_next = next(q_lo);
             }
+            step(Yes{});
+            k.step();
             pin(dv);
         }
-
-        // dv: each warp stores its own 16 keys, through those of k.
-        warpgroups_meet(2 + consumer, 128);  // the warpgroup has read them
-        const int staged = K_AT + first_key * 128;
         #pragma unroll
-        for (int j = 0; j < DV / 8; j += 2)
-            store_pieces(base + staged + j / 8 * BLOCK_N * 128 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                         pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
-        proxy_fence();
-        __syncwarp();
-        if (lane == 0) {
-            #pragma unroll
-            for (int piece = 0; piece < V_PIECES; ++piece)
-                tma_store(args.dv_map, base + staged + piece * BLOCK_N * 128, 64 * piece, kv_lo + first_key, h_kv, b);
-            tma_commit();
+        for (int r = 0; r < ROWS; ++r) {
+            const int row = kv_lo + first_key + 8 * r + g;
+            element* const to = args.dv_ptr + b * args.stride_dvb + h_kv * args.stride_dvh + row * args.stride_dvn;
+            store_row(to, row < args.N, dv, r, 1.0f, t);
         }
-        if (lane == 0)
-            tma_wait_read();
-        mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
-        k.step();
     }
-    if (lane == 0)
-        tma_wait();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dv(const __grid_constant__ Args args)
+// The other: ds of the same keys from that p, and dk.
+__device__ __forceinline__ void make_dk(const Args& args, u32 base, const Record* records, unsigned char* tiles, int warp)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 16 * warp;
+    const int G = args.G, M = args.M;
+    const unsigned char* const p_place = tiles + P_AT + warp * (P_BYTES / 4) + lane * 16;
+    float dk[D / 8][4];
+    Ring<RECORDS> at = {0, 0};
+    Ring<1> v = {0, 0};
+    Ring<P_TILES> given = {0, 0};
+    Ring<STAGES> q = {0, 0};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
+        const Record& record = records[at.at];
+        const int kv_lo = uniform(record.kv_lo);
+        if (kv_lo < 0)
+            break;
+        const int b = uniform(record.b);
+        const int h_kv = uniform(record.h_kv);
+        const int lo = uniform(record.lo);
+        const int full_lo = uniform(record.full_lo);
+        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        const int hi = M;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
+        int q_lo = q_start;
+        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        int h = h_kv * G;
+        int q_next;
+        #pragma unroll
+        for (int j = 0; j < D / 8; ++j)
+            dk[j][0] = dk[j][1] = dk[j][2] = dk[j][3] = 0.0f;
+        pin(dk);
+        const u64 v_rows = wgmma_descriptor(base + V_AT, 16, 1024);
+        float gradients[1][BLOCK_M / 8][4];
+        auto begin_dp = [&](Ring<STAGES> q) {
+            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+            const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.at * BLOCK_M;
+            #pragma unroll
+            for (int j = 0; j < COLUMNS / 8; ++j) {
+                const Pair delta_pair = *(const Pair*)(delta_tile + 8 * j + 2 * t);
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    gradients[0][j][i] = -delta_pair.values[i % 2];
+            }
+            pin(gradients[0]);
+        };
+        auto start_dp = [&](Ring<STAGES> q) {
+            mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
+            wgmma_fence();
+            multiply_rows<DV>(gradients[0], v_rows, wgmma_descriptor(base + DO_AT + q.at * DO_BYTES, 16, 1024), true);
+        };
+        // One tile of queries, whose dp is there; behind it that of the next is.
+        auto step = [&](auto last) {
+            const u32 q_tile = base + Q_AT + q.at * Q_BYTES;
+            float scores[1][BLOCK_M / 8][4];
+            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), lane == 0);
+            mbarrier_wait(barrier_of(base, P_FULL, given.at), given.parity);
+            #pragma unroll
+            for (int j = 0; j < BLOCK_M / 8; ++j) {
+                const Four p = *(const Four*)(p_place + given.at * P_BYTES + j * 512);
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    scores[0][j][i] = p.values[i];
+            }
+            __syncwarp();
+            mbarrier_arrive_if(barrier_of(base, P_EMPTY, given.at), lane == 0);
+            given.step();
+            const bool partial = q_lo < full_lo;
+            #pragma unroll
+            for (int j = 0; j < COLUMNS / 8; ++j)
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    gradients[0][j][i] *= scores[0][j][i];
+            if (partial) {
+                branch();
+                #pragma unroll
+                for (int j = 0; j < COLUMNS / 8; ++j)
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];  // dp of what is masked may be anything
+            }
+            u32 left_ds[BLOCK_M / 16][4];
+            to_left(left_ds, gradients[0]);
+            pin(left_ds);
+            if constexpr (!last.value)
+                begin_dp(q.after());
+            wgmma_fence();
+            add_product(dk, left_ds, wgmma_descriptor(q_tile, BLOCK_M * 128, 1024));
+            wgmma_commit();
+            if constexpr (!last.value) {
+                start_dp(q.after());
+                wgmma_wait<1>();
+            } else {
+                mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), lane == 0);
+                wgmma_wait<0>();
+            }
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
+            if constexpr (!last.value) {
+                wgmma_wait<0>();
+                pin(gradients[0]);
+            }
+            q.step();
+        };
+
+        if (q_lo >= lo) {
+            mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
+            begin_dp(q);
+            start_dp(q);
+            wgmma_wait<0>();
+            pin(gradients[0]);
+            q_next = next(q_lo);
+            #pragma unroll 1
+            while (h < h_last || q_next >= lo) {
+                step(No{});
+                q_lo = q_next;
+                if (q_lo < lo && h < h_last) {
+                    ++h;
+                    q_lo = q_start;
+                }
+                q_next = next(q_lo);
+            }
+            step(Yes{});
+            v.step();
+            pin(dk);
+        }
+        #pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const int row = kv_lo + first_key + 8 * r + g;
+            element* const to = args.dk_ptr + b * args.stride_dkb + h_kv * args.stride_dkh + row * args.stride_dkn;
+            store_row(to, row < args.N, dk, r, 0.0625f, t);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dkdv(const __grid_constant__ Args args)
 {
     extern __shared__ unsigned char shared[];
     const u32 base = (address(shared) + 1023) & ~1023u;
@@ -416,19 +600,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dv(
     Record* const records = (Record*)(tiles + RECORDS_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
+        // A warp arrives by one lane. K is of dv's warpgroup alone, V of dk's.
         for (int i = 0; i < RECORDS; ++i) {
             mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
+            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);
         }
-        for (int i = 0; i < K_TILES; ++i) {
-            mbarrier_init(barrier_of(base, K_FULL, i), 1);
-            mbarrier_init(barrier_of(base, K_EMPTY, i), 4 * CONSUMERS);
+        mbarrier_init(barrier_of(base, K_FULL, 0), 1);
+        mbarrier_init(barrier_of(base, K_EMPTY, 0), 4);
+        mbarrier_init(barrier_of(base, V_FULL, 0), 1);
+        mbarrier_init(barrier_of(base, V_EMPTY, 0), 4);
+        for (int i = 0; i < P_TILES; ++i) {
+            mbarrier_init(barrier_of(base, P_FULL, i), 4);
+            mbarrier_init(barrier_of(base, P_EMPTY, i), 4);
         }
         for (int i = 0; i < STAGES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
-        }
-        for (int i = 0; i < DO_TILES; ++i) {
             mbarrier_init(barrier_of(base, DO_FULL, i), 1);
             mbarrier_init(barrier_of(base, DO_EMPTY, i), 4 * CONSUMERS);
         }
@@ -441,6 +628,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dv(
         if (threadIdx.x == 0) {
             tma_prefetch(args.q_map);
             tma_prefetch(args.k_map);
+            tma_prefetch(args.v_map);
             tma_prefetch(args.do_map);
             copy_tiles(args, base, records);
         } else if (warp == 1) {
@@ -448,6 +636,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dv(
         }
     } else {
         warpgroup_take_registers<MULTIPLY_REGISTERS>();
-        multiply_tiles(args, base, records, tiles, warpgroup - 1, warp);
+        if (warpgroup == 1)
+            make_dv(args, base, records, tiles, warp);
+        else
+            make_dk(args, base, records, tiles, warp);
     }
 }
