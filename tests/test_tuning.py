@@ -21,14 +21,12 @@ from attnc.tune.schedules import Point
 from attnc.tune.schedules import table_of as schedule_table
 from attnc.tune.targets import TargetPoint
 from attnc.tuned.tables import Table, admits, load_tables, projection_rows
-from tests.plans import plans_of
-
-SPECS = Path(__file__).parent.parent / "specs"
+from tests.plans import SPECS, plans_of
 
 
 @pytest.fixture(scope="module")
 def module() -> ProjectionModule:
-    return plans_of(SPECS / "llama_7b.attn").projections[0]
+    return plans_of("llama_7b").projections[0]
 
 
 def test_rows_with_one_choice_are_joined_and_torch_has_the_rest(module: ProjectionModule) -> None:
@@ -104,7 +102,7 @@ def table_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Table]:
     monkeypatch.setattr(targets, "toolchain_of", lambda target: SimpleNamespace(version=lambda: "triton 3.6"))
 
     def make(spec: str, *points: TargetPoint) -> Table:
-        return targets.target_table(plans_of(SPECS / f"{spec}.attn").modules[:1], points, "a GPU")
+        return targets.target_table(plans_of(spec).modules[:1], points, "a GPU")
 
     return make
 
@@ -147,7 +145,7 @@ def test_gradients_have_rows_of_their_own(table_for: Callable[..., Table]) -> No
 
 def test_what_is_measured_is_what_a_call_is_chosen_by() -> None:
     """A decode kernel takes drafts too, and packed sequences are chosen by the rows of all of them."""
-    (decode, *_), (packed, *_) = (plans_of(SPECS / f"{name}.attn").modules for name in ("decode", "varlen"))
+    (decode, *_), (packed, *_) = (plans_of(name).modules for name in ("decode", "varlen"))
     assert {(size.M, size.B) for size in targets.sizes_of([decode])} == {(1, 1), (1, 16), (8, 1), (8, 16)}
     assert {size.B for size in targets.sizes_of([packed])} == {4}
 

@@ -11,7 +11,7 @@ from itertools import combinations, product
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
-from attnc.model.schedule import Phase, Schedule, TileConfig, Value, field_of, key_of, knobs_of
+from attnc.model.schedule import Knob, Phase, Schedule, TileConfig, Value, field_of, key_of, knobs_of
 from attnc.plan.layout import KernelName, Which
 from attnc.source import Span
 
@@ -119,3 +119,10 @@ def unsupported(message: str, span: Span | None, label: str, *hints: str) -> Dia
     if span is None:
         raise ValueError(f"no span for: {message}")
     return error("E0602", message, span, label, hints=hints)
+
+
+def several_values(knob: Knob) -> Diagnostic:
+    """E0602 at a knob with several values that decides what is in a CUDA kernel."""
+    message = f"'{knob.key}' shapes the text of a CUDA kernel"
+    label, hint = "has one value in a schedule", "write a second attention to compare"
+    return unsupported(message, knob.span, label, hint)

@@ -80,76 +80,74 @@ def tool(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def compile_offline(
-    kernel: Any,
-    signature: Mapping[str, str],
-    constants: Mapping[str, object],
-    capability: int,
-    warps: int,
-    stages: int,
-    maxnreg: int | None = None,
-) -> Usage | None:
-    """Compiles a `triton.jit` function for e.g. capability 90; None where cuobjdump is missing.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonKernel:
+    """A `triton.jit` function as it is compiled for a GPU that need not be there, of e.g. capability 90.
 
-    signature: Triton's type of every argument ("*bf16", "i32", "constexpr"). Raises what Triton's compiler
-    raises.
+    signature: Triton's type of every argument ("*bf16", "i32", "constexpr"); constants: the values of those
+    that are constexpr. Tensors, and strides by their names, are taken for multiples of 16.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
 
-    options = {"num_warps": warps, "num_stages": stages, "maxnreg": maxnreg}
-    source = _source(kernel, signature, constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    usage = read_usage(compiled.asm["cubin"])
-    if usage is None:
-        return None
-    return Usage(registers=usage.registers, stack=usage.stack, shared=int(compiled.metadata.shared))
+    function: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, object]
+    capability: int
+    warps: int
+    stages: int
+    maxnreg: int | None = None
 
+    @property
+    def options(self) -> dict[str, object]:
+        """The options of Triton's compiler."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.maxnreg}
 
-def lower_offline(
-    kernel: Any,
-    signature: Mapping[str, str],
-    constants: Mapping[str, object],
-    capability: int,
-    warps: int,
-    stages: int,
-    maxnreg: int | None = None,
-) -> None:
-    """Takes a `triton.jit` function as far as Triton's own forms go, before LLVM's; raises what it raises."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget, Language
-    from triton.compiler import make_backend
+    def compile(self) -> Usage | None:
+        """Compiles to machine code; None where cuobjdump is missing. Raises what Triton's compiler raises."""
+        import triton
+        from triton.backends.compiler import GPUTarget
 
-    target = GPUTarget("cuda", capability, 32)
-    backend = make_backend(target)
-    options = backend.parse_options({"num_warps": warps, "num_stages": stages, "maxnreg": maxnreg})
-    stages_of: dict[str, Any] = {}
-    backend.add_stages(stages_of, options, Language.TRITON)
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
-    lowered = _source(kernel, signature, constants).make_ir(target, options, functions, modules, context)
-    metadata: dict[str, Any] = {}
-    for form in ("ttir", "ttgir"):
-        lowered = stages_of[form](lowered, metadata)
+        target = GPUTarget("cuda", self.capability, 32)
+        compiled = triton.compile(self._source(), target=target, options=self.options)
+        usage = read_usage(compiled.asm["cubin"])
+        if usage is None:
+            return None
+        return Usage(registers=usage.registers, stack=usage.stack, shared=int(compiled.metadata.shared))
 
+    def lower(self) -> None:
+        """Compiles as far as Triton's own forms go, before LLVM's. Raises what Triton's compiler raises."""
+        from triton._C.libtriton import ir
+        from triton.backends.compiler import GPUTarget, Language
+        from triton.compiler import make_backend
 
-def _source(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, object]) -> Any:
-    """A function at these types and constants, of tensors and strides of multiples of 16."""
-    from triton.compiler import ASTSource
+        target = GPUTarget("cuda", self.capability, 32)
+        backend = make_backend(target)
+        options = backend.parse_options(self.options)
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, options, Language.TRITON)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+        lowered = self._source().make_ir(target, options, functions, modules, context)
+        metadata: dict[str, Any] = {}
+        for form in ("ttir", "ttgir"):
+            lowered = stages[form](lowered, metadata)
 
-    divisible = {
-        (i,): [["tt.divisibility", 16]]
-        for i, (name, kind) in enumerate(signature.items())
-        if kind.startswith("*") or name.startswith("stride_")
-    }
-    return ASTSource(
-        fn=kernel,
-        signature=dict(signature),
-        constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
-        attrs=divisible,
-    )
+    def _source(self) -> Any:
+        from triton.compiler import ASTSource
+
+        position = self.function.arg_names.index
+        divisible = {
+            (i,): [["tt.divisibility", 16]]
+            for i, (name, kind) in enumerate(self.signature.items())
+            if kind.startswith("*") or name.startswith("stride_")
+        }
+        return ASTSource(
+            fn=self.function,
+            signature=dict(self.signature),
+            constexprs={(position(name),): value for name, value in self.constants.items()},
+            attrs=divisible,
+        )
 
 
 def read_usage(cubin: bytes) -> Usage | None:
@@ -181,17 +179,15 @@ class TritonCompiler(Toolchain):
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage | None:
         """Backward kernels are launched without a gradient of lse."""
-        return compile_offline(*_offline_arguments(module, kernel, position, device))
+        return _triton_kernel(module, kernel, position, device).compile()
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
         """Compiles up to the forms of Triton itself."""
-        lower_offline(*_offline_arguments(module, kernel, position, device))
+        _triton_kernel(module, kernel, position, device).lower()
 
 
-def _offline_arguments(
-    module: ir.Module, kernel: Which, position: int, device: Device
-) -> tuple[Any, dict[str, str], dict[str, object], int, int, int, int | None]:
-    """What `compile_offline` takes of a kernel of a planned module, at one of its configs."""
+def _triton_kernel(module: ir.Module, kernel: Which, position: int, device: Device) -> TritonKernel:
+    """A kernel of a planned module at one of its configs."""
     planned = module.kernels[kernel]
     config = planned.configs[position]
     constants: dict[str, object] = {
@@ -210,14 +206,14 @@ def _offline_arguments(
             constants |= {"dlse_ptr": None, "EARLY_DP": early}
     function = getattr(load_module(module), planned.name)
     signature = {name: _type_of(name, module, constants) for name in function.arg_names}
-    return (
-        function,
-        signature,
-        {name: value for name, value in constants.items() if name in signature},
-        device.capability,
-        config.warps,
-        config.stages,
-        limit,
+    return TritonKernel(
+        function=function,
+        signature=signature,
+        constants={name: value for name, value in constants.items() if name in signature},
+        capability=device.capability,
+        warps=config.warps,
+        stages=config.stages,
+        maxnreg=limit,
     )
 
 

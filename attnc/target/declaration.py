@@ -103,7 +103,8 @@ def section(
     room = f"l2() * {part} // {whole}" if part > 1 else f"l2() // {whole}"
     found = f"{heads}, {rows} * {row_bytes}{shared}, {room}"
     if planned.rounds:
-        return f"even_section({found}, {planned.rounds} * multiprocessors(), {tiles})"
+        busy = f"{planned.rounds} * multiprocessors()" if planned.rounds > 1 else "multiprocessors()"
+        return f"even_section({found}, {busy}, {tiles})"
     limits = f", {planned.least}, {planned.most}" if planned.most is not None else ""
     return f"section({found}{limits})"
 

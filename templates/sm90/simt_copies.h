@@ -138,6 +138,10 @@ static void begin_load(Copy& copy, u32 bar, int line)
     for (u32 p = copy.place / UNIT * UNIT; p < copy.place + copy.bytes; p += UNIT) {
         Unit& one = unit(p);
         check_readers(one, p, line, "a copy");
+        for (int warp = 0; warp < threads_of_block / WARP; ++warp)
+            if (one.reads[warp] > warp_now().clock.reads[warp])
+                fail(line, "a copy overwrites shared + %u, which threads of warp %d have read without a fence.proxy.async and a"
+                     " __syncwarp since", p - BASE, warp);
         if (one.writer && (one.writer - 1) / WARP != current / WARP
             && warp_now().clock.ticks[(one.writer - 1) / WARP] < one.tick)
             fail(line, "a copy overwrites shared + %u, which warp %d writes too", p - BASE, (one.writer - 1) / WARP);

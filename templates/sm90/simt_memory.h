@@ -55,6 +55,7 @@ static void wrote(u32 place, u32 bytes, int line)
 // fence.proxy.async: of all writes that this warp knows of, its own and others'.
 static void fence_proxy()
 {
+    warp_now().fenced = true;
     for (int from = 0; from < threads_of_block / WARP; ++from) {
         Warp& writer = block->warps[from];
         int left = 0;
@@ -95,7 +96,8 @@ static void check_async_read(const Unit& one, u32 place, int line, const char* w
 static void check_read(u32 place, u32 bytes, int line)
 {
     for (u32 p = place / UNIT * UNIT; p < place + bytes; p += UNIT) {
-        const Unit& one = unit(p);
+        Unit& one = unit(p);
+        one.reads[current / WARP] = warp_now().reads + 1;
         if (!arrived(one))
             fail(line, "a load of shared + %u, where a copy has not arrived yet", p - BASE);
         if (one.writer && (one.writer - 1) / WARP != current / WARP
@@ -110,6 +112,7 @@ static void release(Clock& to)
 {
     Warp& warp = warp_now();
     warp.clock.ticks[current / WARP] = warp.tick++;
+    warp.clock.reads[current / WARP] = warp.reads;
     to.join(warp.clock);
 }
 

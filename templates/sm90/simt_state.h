@@ -37,9 +37,10 @@ constexpr int BARRIERS = 64, COPIES = 512, SUMS = 12, PRODUCTS = 512, OPERANDS =
 constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies before it is the system's
 
 // What a warp knows to have happened, from what it has waited for (a vector clock). Of every warp: its generic writes of shared
-// memory up to an arrival, the groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases completed.
+// memory up to an arrival, its generic reads, the groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases
+// completed.
 struct Clock {
-    u32 ticks[MOST_WARPS], groups[MOST_WARPS], bulks[MOST_WARPS], phases[BARRIERS];
+    u32 ticks[MOST_WARPS], reads[MOST_WARPS], groups[MOST_WARPS], bulks[MOST_WARPS], phases[BARRIERS];
 
     void join(const Clock& other)
     {
@@ -59,6 +60,7 @@ struct Unit {
     u32 phase;                // of that barrier, in which the copy counts
     int bulk_warp;            // warp whose bulk store read them last + 1, or 0
     u32 bulk, groups[MOST_WARPS];  // number of that store; of every warp, the last group of wgmma that reads them
+    u32 reads[MOST_WARPS];         // of every warp, which of its reads was the last generic one
 };
 
 struct Barrier {
@@ -129,6 +131,8 @@ struct Warp {
     int arrived;  // lanes at the collective instruction
     Clock clock;
     u32 tick, sync, stores;  // numbers of the next release and __syncwarp; bulk stores issued
+    u32 reads;               // how often lanes have met behind a fence.proxy.async: reads before are done, for copies too
+    bool fenced;             // since the last time
     int registers, set_registers, written_count;
     u32 written[WRITTEN];  // places of 16 bytes, since the last fence.proxy.async
     u32 fences, committed, retired, flow[64];  // wgmma: fences, groups, what was issued up to a commit

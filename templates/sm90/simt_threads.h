@@ -101,7 +101,11 @@ static bool together(int kind, int line, Act act)
     for (int i = 0; i < WARP; ++i)
         if (lanes[i].line != line || lanes[i].kind != kind)
             fail(line, "lanes of a warp are at different instructions (lane %d at line %d)", i, lanes[i].line);
-    warp.sync += kind == SYNC || kind == NAMED;
+    if (kind == SYNC || kind == NAMED) {
+        ++warp.sync;
+        warp.reads += warp.fenced;
+        warp.fenced = false;
+    }
     act();
     for (int i = 0; i < WARP; ++i)
         lanes[i].at = At::ready;
@@ -209,7 +213,8 @@ static void start_block(Block& of, Dim index)
         warp.fences = warp.committed = warp.retired = warp.issued = warp.stores = 0;
         warp.open = false;
         warp.tick = 1;
-        warp.sync = 0;
+        warp.sync = warp.reads = 0;
+        warp.fenced = false;
         warp.registers = allowed < 256 ? allowed : 256;
         memset(&warp.clock, 0, sizeof warp.clock);
         for (Sum& sum : warp.sums)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ import torch
 from attnc.bench.host_cost import Call, HostBenchmark, first_variants, measure_calls
 from attnc.build import front
 from attnc.runtime.timing import orders
+from tests.plans import SPECS
 
-SPECS = Path(__file__).parents[2] / "specs"
 MACHINE = {"device": "NVIDIA H200", "torch": "2.11.0"}
 COSTS = {
     Call("bias", "triton"): 12.34,

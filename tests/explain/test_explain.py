@@ -10,10 +10,9 @@ from attnc.build import front, plan_program
 from attnc.explain.backward import backward_dict, backward_text, explain_backward
 from attnc.explain.forward import Explanation, as_dict, as_text, explain
 from attnc.plan.device import DEVICES
-from tests.plans import plans_of
+from tests.plans import SPECS, module_of, plans_of
 from tests.targets import TARGETS
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
 GENERATED = SPECS.parent / "generated"
 
 
@@ -94,7 +93,7 @@ def test_every_backward_can_be_explained(path: Path) -> None:
 
 
 def test_figures_of_a_backward() -> None:
-    module = plans_of(SPECS / "full.attn").modules[0]
+    module = plans_of("full").modules[0]
     found = explain_backward(module, DEVICES["sm_90"], {"dq": Compiled()})
     dq, dkdv = json.loads(json.dumps(backward_dict(found)))
     whole = 16384 * 4096 * 2048
@@ -107,8 +106,7 @@ def test_figures_of_a_backward() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: str) -> None:
-    modules = plans_of(SPECS / "varlen.attn").modules
-    module = next(module for module in modules if module.target == target)
+    module = module_of("varlen", target)
     launched = (GENERATED / "varlen" / target.replace(".", "_") / "d128.py").read_text(encoding="utf-8")
     tile = module.kernel.configs[0].tile_q
     schedule = next(s for s in front(SPECS / "varlen.attn").schedules if s.target == target)
@@ -123,7 +121,7 @@ def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: s
 
 
 def test_a_backward_for_a_smaller_device_takes_a_config_that_fits() -> None:
-    module = plans_of(SPECS / "causal_gqa.attn").modules[0]
+    module = plans_of("causal_gqa").modules[0]
     here, there = (explain_backward(module, DEVICES[arch], {}) for arch in ("sm_90", "sm_86"))
     assert [e.position for e in here] == [0, 0]
     assert there[0].position == 1

@@ -9,15 +9,14 @@ import ctypes
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
+from tests.plans import SPECS
 
-SPECS = Path(__file__).parents[2] / "specs"
 #: Elements between neighbours on the axis at hand: more than 32 bits hold, signed or not.
 FAR = (1 << 32) + (1 << 12)
 SKIPPED = 77

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 
 from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
-
-SPECS = Path(__file__).parents[2] / "specs"
+from tests.plans import SPECS
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import torch
 
 from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
+from tests.plans import SPECS
 from tests.targets import TARGETS, skip_without_launcher
 
-SPECS = Path(__file__).parents[2] / "specs"
 B, HEADS, KV_HEADS, ROOM, PAGE = 4, 16, 4, 4096, 16
 LENGTHS = ((4096, 1, 777, 2048), (16, 0, 4000, 4096), (1, 1, 1, 1))
 

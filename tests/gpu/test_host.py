@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from attnc.bench.host_cost import SIZES
 from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
+from tests.plans import SPECS
 from tests.targets import TARGETS, skip_without_launcher
-
-SPECS = Path(__file__).parents[2] / "specs"
 
 #: Microseconds of the host for a call; 15.6 at most where PyTorch's own attention takes 19.2.
 MOST = 20.0

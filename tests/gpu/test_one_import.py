@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ import torch
 
 from attnc.build import compile_spec, support_outputs
 from attnc.output import write
-
-SPECS = Path(__file__).parents[2] / "specs"
+from tests.plans import SPECS
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,9 @@ from attnc.plan import ir
 from attnc.plan.targets import target_of
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
-from tests.plans import plans_of
+from tests.plans import SPECS, plans_of
 from tests.targets import skip_without_launcher
 
-SPECS = Path(__file__).parents[2] / "specs"
 LENGTH = 160
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case
 from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
+from tests.plans import SPECS
 
-SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 200, "N": 200, "H": 4, "Hkv": 2, "G": 2}
 #: GQA, a sink, dropout with a scalar, a bias, documents, packed sequences.
 NAMES = ("causal_gqa", "local_sink", "dropout", "bias", "document", "varlen")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from attnc.build import front, plan_program
@@ -19,9 +17,8 @@ from attnc.plan.sm80.forward import cuda_estimate
 from attnc.plan.sm80.layout import Swizzle, traffic
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
+from tests.plans import SPECS
 from tests.targets import TARGETS
-
-SPECS = Path(__file__).parents[2] / "specs"
 
 SPEC = """
 attention plain {{

@@ -2,19 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from attnc.plan import ir
 from tests.plans import plans_of
 
-SPECS = Path(__file__).parents[2] / "specs"
 U = 2.0**-24
 
 
 def wide_f32() -> list[ir.Module]:
-    return [m for m in plans_of(SPECS / "f32.attn").modules if m.variant.params["D"] == 128]
+    return [m for m in plans_of("f32").modules if m.variant.params["D"] == 128]
 
 
 def cut(x: float, unit: float) -> float:

@@ -9,9 +9,8 @@ import pytest
 from attnc.expr.evaluate import Env, evaluate
 from attnc.plan import ir
 from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
-from tests.plans import plans_of
+from tests.plans import SPECS, plans_of
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
 #: Specs whose masks read no tensor.
 PURE = ("causal_gqa", "chunked", "full", "window", "local_sink", "fa1", "softcap")
 SHAPES = [(128, 128, 64, 64), (100, 300, 64, 32), (200, 70, 32, 64), (1, 257, 64, 64), (65, 64, 64, 32)]
@@ -23,7 +22,7 @@ def test_only_what_the_loops_read_is_made_up() -> None:
 
 
 def planned(name: str) -> ir.Module:
-    return next(iter(plans_of(SPECS / f"{name}.attn").modules))
+    return next(iter(plans_of(name).modules))
 
 
 @pytest.mark.parametrize("name", PURE)

@@ -101,15 +101,16 @@ def test_buffers_are_doubled_as_far_as_they_fit() -> None:
     assert shape("tile.kv = 80", d=256) == (1, 0)
 
 
-def test_o_leaves_through_q_where_it_has_no_room_and_there_are_two() -> None:
-    def through(schedule: str, **options: Any) -> bool:
+def test_o_leaves_through_q_or_v_where_it_has_no_room() -> None:
+    def way(schedule: str, **options: Any) -> str:
         kernel = planned(schedule, **options).kernel
-        return layout_of(kernel).through_q(kernel.configs[0])
+        return layout_of(kernel).way_out(kernel.configs[0])
 
-    assert not through("tile.kv = 128", d=128)
-    assert through("tile.kv = 144", d=128)
-    assert through("consumers = 3, tile.kv = 64, stages = 4", d=128)
-    assert not through("tile.kv = 80", d=256)
+    assert way("tile.kv = 128", d=128) == "tile"
+    assert way("tile.kv = 144", d=128) == "q"
+    assert way("consumers = 3, tile.kv = 64, stages = 4", d=128) == "q"
+    assert way("tile.kv = 80", d=256) == "v"
+    assert way("tile.kv = 16, stages = 8", d=256) == ""
 
 
 def test_warpgroups_have_key_tiles_of_their_own_where_one_may_not_see_a_tile() -> None:

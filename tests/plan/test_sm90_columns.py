@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnc.expr.nodes import Binary, BinaryOp, Call, Compare, Const, Dot, Expr, Index, Load, Neg, Ref, show
-from attnc.plan.sm90.columns import columns_of
+from attnc.plan.sm90.scores import columns_of
 
 S = Dot()
 SLOPE = Ref("slope", "float")

@@ -13,28 +13,31 @@ from tests.plan import planning
 from tests.plan.test_sm90_backward import CAUSAL, is_by_wgmma, planned
 
 DOCUMENTS = {"inputs": ("doc: i32[B, N] is sorted",)}
-#: Masks, and whether later kv tiles see later queries.
-NEIGHBOURS: tuple[tuple[str, bool, dict[str, Any]], ...] = (
-    ("true", False, {}),
-    (CAUSAL, False, {}),
-    ("q_pos <= kv_idx", True, {}),
-    ("kv_idx <= q_pos and kv_idx > q_pos - 100", True, {}),
-    (f"{CAUSAL} and doc[b, q_pos] == doc[b, kv_idx]", True, DOCUMENTS),
-    (f"{CAUSAL} and q_pos // 100 == kv_idx // 100", True, {}),
-    (f"{CAUSAL} or kv_idx < n[b]", False, {"inputs": ("n: i32[B]",)}),
-    ("kv_idx < n[b]", False, {"inputs": ("n: i32[B]",)}),
+#: Masks; whether the last kv tile has the first turn, and whether the first to add varies.
+NEIGHBOURS: tuple[tuple[str, tuple[bool, bool], dict[str, Any]], ...] = (
+    ("true", (False, False), {}),
+    (CAUSAL, (True, True), {}),
+    ("q_pos <= kv_idx", (False, True), {}),
+    ("kv_idx <= q_pos and kv_idx > q_pos - 100", (True, True), {}),
+    (f"{CAUSAL} and doc[b, q_pos] == doc[b, kv_idx]", (True, True), DOCUMENTS),
+    (f"{CAUSAL} and q_pos // 100 == kv_idx // 100", (True, True), {}),
+    (f"{CAUSAL} or kv_idx < n[b]", (True, True), {"inputs": ("n: i32[B]",)}),
+    ("kv_idx < n[b]", (False, False), {"inputs": ("n: i32[B]",)}),
 )
 
 
-@pytest.mark.parametrize(("mask", "grows", "options"), NEIGHBOURS)
-def test_keys_that_see_a_query_are_neighbours(mask: str, grows: bool, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("mask", "order", "options"), NEIGHBOURS)
+def test_keys_that_see_a_query_are_neighbours(
+    mask: str, order: tuple[bool, bool], options: dict[str, Any]
+) -> None:
     module = planned(mask, accumulate="ordered", **options)
     assert is_by_wgmma(module)
     assert list(module.backward_kernels) == ["dkdv"]
     assert module.backward is not None
     layout = module.backward.layout
     assert isinstance(layout, Sm90Backward)
-    assert (layout.takes_turns, layout.ends_grow) == (True, grows)
+    assert layout.turns is not None
+    assert (layout.turns.from_last, layout.turns.first_varies) == order
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_ordered",
         file="backward_dkdv",
         story="the sum was right in every run that was looked at",
-        anchor="await_turn(turn, kv_tile);",
+        anchor="await_turn(turn, rank);",
         patch="",
     ),
     HopperBug(
@@ -166,8 +166,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="every kv tile the first to add",
         attention="hopper_ordered",
         file="backward_dkdv",
-        story="where the one before ends was asked of the first tile alone",
-        anchor="hi_before = hi;",
+        story="where the one before begins was asked of the first tile alone",
+        anchor="edge = lo;",
         patch="",
     ),
     HopperBug(
@@ -183,8 +183,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_ordered",
         file="backward_dkdv",
         story="a turn is passed by who has waited for one",
-        anchor="pass_turn(turn, kv_tile);",
-        patch="if (!is_first) pass_turn(turn, kv_tile);",
+        anchor="pass_turn(turn, rank);",
+        patch="if (!is_first) pass_turn(turn, rank);",
     ),
     # A kernel each for dk and dv
     HopperBug(

@@ -74,8 +74,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="Q kept by rows that see nothing",
         attention="hopper_ranges",
         story="Q was given back behind the first product, and these rows have none",
-        anchor="} else { give_q_back();",
-        patch="} else {",
+        anchor="__syncwarp(); give_q_back();",
+        patch="__syncwarp();",
     ),
     HopperBug(
         name="keys of the first warpgroup for all",

@@ -25,7 +25,6 @@ from attnc.target.files import render_files
 from tests.plans import plans_of
 from tests.runtime.same_memory import Memory
 
-SPECS = Path(__file__).parents[2] / "specs"
 STREAM = 7
 #: An optional output, packed sequences, a second kernel and its scratch, pages, a counter, numbers.
 NAMES = ("causal_gqa", "bias", "varlen", "decode", "paged_decode", "unified_decode", "dropout", "fa1")
@@ -88,7 +87,7 @@ class Case:
     def __init__(
         self, name: str, target: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, gradients: bool
     ) -> None:
-        modules = plans_of(SPECS / f"{name}.attn").modules
+        modules = plans_of(name).modules
         self.planned = next(m for m in modules if m.target == target and m.variant.attention.name == name)
         self.driver, self.memory = Driver(monkeypatch), Memory()
         files = render_files(self.planned, path=f"{name}.attn", sha256="")

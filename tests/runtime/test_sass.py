@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.runtime.sass import Loop, disassemble, findings, loops
-from attnc.runtime.toolchains import tool
+from attnc.runtime.toolchains import compile_configs, tool
 
+GENERATED = Path(__file__).parents[2] / "generated"
 needs_nvdisasm = pytest.mark.skipif(tool("nvdisasm") is None, reason="Triton's wheel has nvdisasm")
 
 #: Two products a turn; a wait for a barrier whose loop lies elsewhere, and a loop that does not multiply.
@@ -142,3 +144,25 @@ def test_exponentials_behind_the_wait_are_told_from_those_in_front() -> None:
 def test_addresses_that_differ_between_threads_are_told_from_uniform_ones() -> None:
     assert compiled().moves == 0
     assert compiled(per_thread=True).moves > 0
+
+
+@needs_nvdisasm
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module",
+    [
+        "causal_gqa/cuda_sm_90a/bf16_d128.py",
+        "causal_gqa/cuda_sm_90a/bf16_d256.py",
+        "local_sink/cuda_sm_90a/w128_d64.py",
+        "softcap/cuda_sm_90a/d128.py",
+        "varlen/cuda_sm_90a/d128.py",
+    ],
+)
+def test_committed_kernels_hide_their_exponentials(module: str) -> None:
+    """Waits are behind the softmax, addresses in uniform registers, and sums among the exponentials."""
+    for config, cubin in compile_configs(GENERATED / module, "sm_90a"):
+        text = disassemble(cubin.image)
+        assert text is not None
+        found = loops(text)
+        assert found
+        assert [told for loop in found for told in findings(loop, overlaps=config.OVERLAP == 1)] == []

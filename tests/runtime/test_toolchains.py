@@ -9,9 +9,9 @@ from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
 from attnc.plan.triton.resources import estimate
 from attnc.runtime.toolchains import tool
+from tests.plans import SPECS
 from tests.processes import compiling
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -177,13 +177,15 @@ COMBINE = """
 import sys
 from pathlib import Path
 from attnc.build import front, plan_program
-from attnc.runtime.toolchains import compile_offline
+from attnc.runtime.toolchains import TritonKernel
 from attnc.runtime.loader import load_module
 kernel = load_module(plan_program(front(Path(sys.argv[1]))).modules[0]).paged_decode_combine
 kinds = {"O": "*bf16", "BLOCK_S": "constexpr"}
 signature = {n: kinds.get(n, "*fp32" if n.endswith("_ptr") else "i32") for n in kernel.arg_names}
 for splits in (2, 16, 128):
-    compile_offline(kernel, signature, {"BLOCK_S": splits}, 90, 4, 3)
+    TritonKernel(
+        function=kernel, signature=signature, constants={"BLOCK_S": splits}, capability=90, warps=4, stages=3
+    ).compile()
 """
 
 

@@ -1,6 +1,5 @@
 """Launches for tuning: every kernel of a backward runs with the config that is asked for."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +9,10 @@ from attnc.runtime.loader import load_module
 from attnc.runtime.trial import backward_trial, problem_for
 from tests.plans import plans_of
 
-SPECS = Path(__file__).parents[2] / "specs"
-
 
 @pytest.mark.parametrize("name", ["alibi", "fa1"])
 def test_a_backward_can_be_tried_with_every_config(name: str) -> None:
-    module = plans_of(SPECS / f"{name}.attn").modules[0]
+    module = plans_of(name).modules[0]
     problem = problem_for(module, 16, device="cpu", tokens=16)
     assert list(vars(load_module(module))["BACKWARD_CONFIGS"]) == list(module.backward_kernels)
     default: Any = backward_trial(module, problem)()

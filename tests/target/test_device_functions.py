@@ -5,13 +5,11 @@ random specs either is what `test_defined_names` holds.
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 from attnc.target.files import render_files
 from attnc.target.triton.render import device_functions
 from tests.plans import plans_of
 
-SPECS = Path(__file__).parents[2] / "specs"
 #: Of each kind one, by what it adds: pages, a search, packed rows, tanh, dropout, descriptors.
 TELLING = ("paged_decode", "chunked_prefill", "document", "varlen", "softcap", "dropout", "alibi", "full")
 #: What comes in pairs, although a kernel may call one alone.
@@ -21,7 +19,7 @@ ROWS = {"_load_rows", "_store_rows"}
 def test_what_is_called_is_defined_and_nothing_else() -> None:
     seen: set[str] = set()
     for name in TELLING:
-        for module in plans_of(SPECS / f"{name}.attn").modules:
+        for module in plans_of(name).modules:
             if module.target == "triton":
                 found = device_functions(module)
                 (text,) = render_files(module, path="a.attn", sha256="0" * 64).values()

@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import jinja2
@@ -27,7 +26,6 @@ from tests.plans import plans_of
 
 ROOT = resource("templates")
 PATHS = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.jinja"))
-SPECS = Path(__file__).parents[2] / "specs"
 #: `text (sm80.kernel.CudaText)`, below attnc.target; one of several, where kernels of several kinds have it.
 _NEED = re.compile(r"\btext \((.*?)\)")
 _CLASS = re.compile(r"([\w.]+)\.(\w+)")
@@ -133,7 +131,7 @@ def test_what_is_rendered_is_what_was_said(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(jinja2.Template, "render", recording)
     for name in ("causal_gqa", "paged_decode", "varlen", "fa1"):
-        firsts = {module.target: module for module in plans_of(SPECS / f"{name}.attn").modules}
+        firsts = {module.target: module for module in plans_of(name).modules}
         for module in firsts.values():
             render_files(module, path="a.attn", sha256="0" * 64)
     assert len(rendered) > 15

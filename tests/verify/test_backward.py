@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +25,6 @@ from attnc.support.arguments import DTYPES
 from attnc.syntax.parser import parse, prelude
 from tests.plans import plans_of
 
-SPECS = Path(__file__).parents[2] / "specs"
 FRAME = """attention under_test {{
   input q: f32[B, M, H, 32]
   input k, v: f32[B, N, H, 32]
@@ -51,7 +49,7 @@ TALL = {"B": 2, "H": 2, "M": 50, "N": 40}
 
 @cache
 def spec(name: str) -> ir.Module:
-    return plans_of(SPECS / f"{name}.attn").modules[0]
+    return plans_of(name).modules[0]
 
 
 @cache
@@ -228,7 +226,7 @@ def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
 
 
 def test_wide_heads_have_a_kernel_for_each_gradient() -> None:
-    module = plans_of(SPECS / "causal_gqa.attn").modules[2]
+    module = plans_of("causal_gqa").modules[2]
     assert module.backward is not None
     assert module.variant.name == "bf16_d256"
     assert [planned.makes for planned in module.backward.kernels] == [("dq",), ("dv",), ("dk",)]

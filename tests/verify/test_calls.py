@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
 import pytest
 
 from attnc.build import digest
-from attnc.plan import ir
 from attnc.target.files import render_files
 from attnc.target.support import standalone, with_headers
 from attnc.verify.calls import call_violations
 from attnc.verify.subject import Subject, subject_of
-from tests.plans import plans_of
+from tests.plans import module_of
 from tests.verify.judging import spec, subject_of_text
 
-SPECS = Path(__file__).parents[2] / "specs"
 #: The layouts of three tensors, as the key of a prepared call has them.
 Q, K, V = (f"{x}.shape, {x}.stride(), {x}.dtype, {x}.device," for x in "qkv")
 #: What is taken out of a module's host code, what is put there, and what is then said.
@@ -50,15 +45,9 @@ BUGS = {
 }
 
 
-@cache
-def module(target: str, name: str = "causal_gqa") -> ir.Module:
-    modules = plans_of(SPECS / f"{name}.attn").modules
-    return next(made for made in modules if made.target == target)
-
-
 def changed(target: str, old: str, new: str) -> Subject:
     """A module with another text wherever its host code has this one; of the layouts, in those of three."""
-    planned = module(target)
+    planned = module_of("causal_gqa", target)
     files = render_files(planned, path="causal_gqa.attn", sha256=digest(planned.variant.source))
     name = f"{planned.variant.name}.py"
     text = standalone(files[name])
@@ -72,7 +61,7 @@ def changed(target: str, old: str, new: str) -> Subject:
 @pytest.mark.parametrize("target", BUGS)
 @pytest.mark.parametrize("name", ["causal_gqa", "decode", "varlen", "bias"])
 def test_modules_launch_the_same_after_any_call(target: str, name: str) -> None:
-    assert list(call_violations(subject_of(module(target, name)))) == []
+    assert list(call_violations(subject_of(module_of(name, target)))) == []
 
 
 def test_a_length_that_only_a_part_of_the_tensor_shares_is_any_length() -> None:

@@ -19,16 +19,15 @@ from attnc.verify.problem import FILLS, build
 from attnc.verify.search import verify
 from attnc.verify.strategies import Limits, cases, free_dims
 from attnc.verify.subject import Subject, subject_of
-from tests.plans import plans_of
+from tests.plans import SPECS, plans_of
 from tests.verify.judging import examples, fuzz, right_by_day
 
-SPECS = Path(__file__).parents[2] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "\nattention " in path.read_text())
 
 
 @cache
 def modules(name: str) -> tuple[ir.Module, ...]:
-    return plans_of(SPECS / f"{name}.attn").modules
+    return plans_of(name).modules
 
 
 @cache

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from attnc.plan import ir
 from attnc.reference import Floats
 from attnc.verify.boundaries import Boundary, boundaries_of
 from attnc.verify.case import Case
@@ -22,23 +19,15 @@ from attnc.verify.problem import build
 from attnc.verify.storage import LENGTHS
 from attnc.verify.strategies import fit_of
 from attnc.verify.subject import subject_of
-from tests.plans import plans_of
+from tests.plans import module_of
 from tests.targets import TARGETS
 from tests.verify.judging import right, spec, subject_of_text
-
-SPECS = Path(__file__).parents[2] / "specs"
-
-
-@cache
-def module(name: str, target: str = "triton") -> ir.Module:
-    modules = plans_of(SPECS / f"{name}.attn").modules
-    return next(made for made in modules if made.target == target)
 
 
 def named(name: str, target: str = "triton") -> dict[str, set[int]]:
     """Points by the boundary's quantity."""
     found: dict[str, set[int]] = {}
-    for boundary in boundaries_of(module(name, target)):
+    for boundary in boundaries_of(module_of(name, target)):
         found.setdefault(boundary.quantity, set()).update(boundary.points)
     return found
 
@@ -59,7 +48,7 @@ def test_programs_that_take_several_tiles_have_some() -> None:
     """One more than there are programs, and one more than each has two of; as many steps as a pipeline holds.
     What a program leaves behind shows in its next tile.
     """
-    made = module("causal_gqa", "cuda.sm_90a")
+    made = module_of("causal_gqa", "cuda.sm_90a")
     assert {5, 9} <= named("causal_gqa", "cuda.sm_90a")["tiles"]
     assert not {"tiles"} & {*named("causal_gqa"), *named("decode", "cuda.sm_90a")}
     device = {b.value for b in boundaries_of(made, 132) if b.quantity == "tiles"}
@@ -71,7 +60,7 @@ def test_programs_that_take_several_tiles_have_some() -> None:
 
 def test_the_last_query_of_a_tile_is_the_first_to_see_a_tile_of_keys() -> None:
     """Of a tile of heads that share keys, where the last query has some of its heads in the next tile."""
-    subject = subject_of(module("speculative"))
+    subject = subject_of(module_of("speculative"))
     cases = [case for case in thin_cases(subject.space, subject.limits()) if case.dims["G"] == 5]
     (case,) = cases
     shape = subject.configs[case.config]
@@ -93,8 +82,8 @@ def test_a_lazy_maximum_moves() -> None:
 
 
 def test_a_boundary_is_in_force_under_its_config() -> None:
-    at = next(b for b in boundaries_of(module("causal_gqa")) if b.where == (("BLOCK_M", 128),))
-    (config,) = (c for c in subject_of(module("causal_gqa")).configs[:1])
+    at = next(b for b in boundaries_of(module_of("causal_gqa")) if b.where == (("BLOCK_M", 128),))
+    (config,) = (c for c in subject_of(module_of("causal_gqa")).configs[:1])
     assert at.is_in_force({at.kernel: config})
     assert not at.is_in_force({at.kernel: config._replace(BLOCK_M=64)})
     assert not at.is_in_force({})
@@ -103,7 +92,7 @@ def test_a_boundary_is_in_force_under_its_config() -> None:
 
 @pytest.mark.parametrize("name", ["causal_gqa", "document", "varlen", "paged_decode"])
 def test_the_array_meets_what_it_can(name: str) -> None:
-    subject = subject_of(module(name))
+    subject = subject_of(module_of(name))
     space, limits = subject.space, subject.limits()
     cases = list(covering_cases(space, limits, 24))
     assert cases[:5] == list(covering_cases(space, limits, 5))[:5]
@@ -128,7 +117,7 @@ def test_the_array_meets_what_it_can(name: str) -> None:
 
 @pytest.mark.slow
 def test_more_cases_meet_more() -> None:
-    space, limits = (made := subject_of(module("causal_gqa"))).space, made.limits()
+    space, limits = (made := subject_of(module_of("causal_gqa"))).space, made.limits()
     coverage, met = Coverage(space), []
     for case in covering_cases(space, limits, 64):
         coverage.note(case)
@@ -138,7 +127,7 @@ def test_more_cases_meet_more() -> None:
 
 
 def test_the_layouts_of_a_case_are_of_their_levels() -> None:
-    space = subject_of(module("causal_gqa")).space
+    space = subject_of(module_of("causal_gqa")).space
     names = {tensor.name for tensor in space.tensors}
     assert {"q", "k", "v", "o", "lse", "do", "dlse"} == names
     for tensor in space.tensors:
@@ -157,7 +146,7 @@ def test_lengths_beside_a_tile(length: int, level: str) -> None:
 @pytest.mark.parametrize("style", LENGTHS)
 def test_sequences_of_every_style_of_length(style: str) -> None:
     dims = {"Hkv": 1, "G": 1, "M": 9, "N": 7, "B": 3}
-    space = subject_of(module("varlen")).space
+    space = subject_of(module_of("varlen")).space
     found = space.facts(Case(dims=dims, lengths=style)).sizes
     assert found["sequences"] == {3}
     assert max(found["rows"]) <= 9
@@ -165,7 +154,7 @@ def test_sequences_of_every_style_of_length(style: str) -> None:
 
 
 def test_facts_follow_the_lengths_that_a_spec_declares() -> None:
-    space = subject_of(module("decode")).space
+    space = subject_of(module_of("decode")).space
     dims = {"B": 4, "M": 2, "Hkv": 1, "G": 3, "N": 40}
     full = space.facts(Case(dims=dims, lengths="full")).sizes
     assert (full["keys"], full["packed"], full["heads"]) == tuple(map(frozenset, ({40}, {6}, {12})))
@@ -174,7 +163,7 @@ def test_facts_follow_the_lengths_that_a_spec_declares() -> None:
 
 
 def test_styles_of_other_inputs() -> None:
-    attention = module("bias").variant.attention
+    attention = module_of("bias").variant.attention
     dims = {"B": 1, "H": 2, "M": 6, "N": 8}
 
     def bias(style: str) -> Floats:
@@ -190,11 +179,11 @@ def test_styles_of_other_inputs() -> None:
 
 
 def test_gradients_of_rows_that_a_bias_masks_are_right() -> None:
-    right(subject_of(module("bias")), Case(dims={"B": 1, "H": 1, "M": 40, "N": 20}, extras="masked"))
+    right(subject_of(module_of("bias")), Case(dims={"B": 1, "H": 1, "M": 40, "N": 20}, extras="masked"))
 
 
 def test_dropout_may_drop_everything() -> None:
-    right(subject_of(module("dropout")), Case(dims={"B": 1, "H": 1, "M": 5, "N": 20}, extras="one"))
+    right(subject_of(module_of("dropout")), Case(dims={"B": 1, "H": 1, "M": 5, "N": 20}, extras="one"))
 
 
 def test_results_of_the_module_s_own_are_judged_too() -> None:
@@ -218,14 +207,14 @@ def test_results_of_the_module_s_own_are_judged_too() -> None:
 
 
 def test_thin_cases_are_affordable_and_long() -> None:
-    made = subject_of(module("document"))
+    made = subject_of(module_of("document"))
     longest = [max(case.dims.values()) for case in thin_cases(made.space, made.limits())]
     assert 16385 in longest
     assert 4097 in longest
 
 
 def test_nothing_is_known_of_a_module_without_a_plan() -> None:
-    made = subject_of(module("bias"))
+    made = subject_of(module_of("bias"))
     space = Space(attention=made.variant.attention, configs=made.configs, usable=(0,))
     assert not space.boundaries
     assert list(covering_cases(space, made.limits(), 2))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,6 @@ from attnc.verify.subject import Subject, subject_of
 from attnc.verify.tolerance import Verdict
 from tests.plans import plans_of
 
-SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}
 #: Behind a module: gradients made from its own.
 BROKEN = """
@@ -40,7 +38,7 @@ BEHIND = "q.as_strided((1,), (1,), q.storage_offset() + q.numel())"
 
 @cache
 def module(name: str) -> ir.Module:
-    return plans_of(SPECS / f"{name}.attn").modules[0]
+    return plans_of(name).modules[0]
 
 
 @cache
@@ -122,7 +120,7 @@ def test_a_rule_that_cannot_be_checked_is_broken() -> None:
 
 
 def test_sums_in_any_order_are_not_held_to_bits_on_cuda_either() -> None:
-    made = plans_of(SPECS / "causal_gqa.attn").modules
+    made = plans_of("causal_gqa").modules
     subjects = {one.target: subject_of(one) for one in made if one.variant.name == "bf16_d64"}
     assert subjects["cuda.sm_80"].atomic == {"q"}
     assert subjects["triton"].atomic == frozenset()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +20,6 @@ from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
 from tests.plans import plans_of
 
-SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"B": 2, "M": 300, "N": 400, "H": 2, "Hkv": 2, "G": 2}
 #: A new tensor, or another view of one; whatever else there is reads or writes elements.
 ALLOCATIONS = {
@@ -72,7 +70,7 @@ class Launches:
 
 @cache
 def planned(name: str) -> ir.Module:
-    return plans_of(SPECS / f"{name}.attn").modules[0]
+    return plans_of(name).modules[0]
 
 
 def without_kernels(

@@ -16,10 +16,9 @@ from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.runners import runner_of
-from tests.plans import plans_of
+from tests.plans import SPECS, plans_of
 from tests.targets import TARGETS, skip_without_compiler
 
-SPECS = Path(__file__).parents[2] / "specs"
 SIZES = {"H": 2, "Hkv": 1, "G": 2}
 LENGTH = 20
 #: A sink and a window, dropout with scalars, an lse that the spec does not return.
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 @cache
 def planned(name: str, target: str) -> ir.Module:
-    modules = plans_of(SPECS / f"{name}.attn").modules
+    modules = plans_of(name).modules
     return next(made for made in modules if made.target == target and made.variant.attention.name == name)
 
 

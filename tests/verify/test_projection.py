@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,12 +24,10 @@ from tests.planted.bug import plant
 from tests.planted.registry import BUGS
 from tests.verify.judging import examples
 
-SPECS = Path(__file__).parents[2] / "specs"
-
 
 @cache
 def modules() -> tuple[ProjectionModule, ...]:
-    return plans_of(SPECS / "linear.attn").projections
+    return plans_of("linear").projections
 
 
 @cache
@@ -65,7 +62,7 @@ def test_drawn_cases() -> None:
 @pytest.mark.slow
 def test_a_layer_of_the_7b_model_at_one_row() -> None:
     """As large as it is, with tiles that are never ragged."""
-    planned = plans_of(SPECS / "llama_7b.attn").projections[1]
+    planned = plans_of("llama_7b").projections[1]
     flat = next(at for at, config in enumerate(planned.configs) if config.impl == "flat")
     case = Case(dims={"M": 1, "N": 4096, "K": 4096}, config=flat)
     assert check_projection(projection_subject(planned), case).ok

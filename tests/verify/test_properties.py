@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +16,8 @@ from attnc.verify.gradient_properties import GRADIENT_PROPERTIES
 from attnc.verify.properties import PROPERTIES, violations
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject, subject_of
-from tests.plans import plans_of
+from tests.plans import SPECS, plans_of
 
-SPECS = Path(__file__).parents[2] / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "attention " in path.read_text(encoding="utf-8"))
 SIZES = {"B": 2, "M": 70, "N": 75, "H": 2, "Hkv": 2, "G": 2}
 #: One of each kind, see `_kind`; the others are held to the rules every night.
@@ -33,7 +31,7 @@ DECODED = 3
 
 @cache
 def subject(name: str) -> Subject:
-    return subject_of(plans_of(SPECS / f"{name}.attn").modules[0])
+    return subject_of(plans_of(name).modules[0])
 
 
 def case(name: str, **changes: Any) -> Case:

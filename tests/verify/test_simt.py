@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,17 +12,15 @@ from attnc.plan import ir
 from attnc.verify.runners import runner_of
 from attnc.verify.simt import SimtFault, available, launch, run_on_cpu
 from attnc.verify.subject import Subject, subject_of
-from tests.plans import plans_of
+from tests.plans import SPECS, plans_of
 from tests.verify.judging import examples, fuzz, right_by_day
-
-SPECS = Path(__file__).parents[2] / "specs"
 
 pytestmark = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 
 
 @cache
 def modules(name: str) -> tuple[ir.Module, ...]:
-    planned = plans_of(SPECS / f"{name}.attn").modules
+    planned = plans_of(name).modules
     return tuple(module for module in planned if runner_of(module.target).warps_matter)
 
 

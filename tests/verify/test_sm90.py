@@ -183,6 +183,31 @@ def test_wrong_columns_and_draws_show(kind: str, wrong: str, instead: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "proxy_fence();  // a copy overwrites what threads have read",
+        "__syncwarp();\n            mbarrier_arrive_if(barrier_of(base, PAIR",
+    ],
+    ids=["no_proxy_fence", "lanes_do_not_meet"],
+)
+def test_pairs_that_are_given_back_while_they_are_read_show(wrong: str) -> None:
+    """Copies write by another proxy than threads read."""
+    lines = [
+        "input q: bf16[B, M, H, 32]",
+        "input k, v: bf16[B, N, H, 32]",
+        "input pairs: f32[H, M, N]",
+        f"score = {SCORE} + pairs[h, q_idx, kv_idx]",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 32]",
+    ]
+    found = verdict(
+        subject(spec(lines, LAZY, target="cuda.sm_90a"), wrong, wrong.partition(";")[2].lstrip("\n"))
+    )
+    assert "have read without a fence.proxy.async and a __syncwarp since" in found.message
+
+
+@pytest.mark.slow
 def test_columns_are_bf16_whatever_k_is() -> None:
     text = text_of("causal", score=f"{SCORE} + 1000 * bias[b, kv_idx]", more="bias").replace("bf16", "f16")
     found = verdict(subject(text))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from attnc.verify.subject import Subject, subject_of
 from tests.plans import plans_of
 from tests.verify.judging import modules_of, right, subject_of_text, transposed
 
-SPECS = Path(__file__).parents[2] / "specs"
 SCHEDULE = "schedule a for triton { tile.q = 16, tile.kv = 32, warps = 4, stages = 2 }"
 MATHS = """
   score = dot(q, k) / sqrt(D)
@@ -213,7 +211,7 @@ def test_pages_equal_contiguous_rows_bitwise(page: int) -> None:
 @pytest.mark.parametrize("name", ["paged_decode", "varlen"])
 def test_a_realistic_problem_can_be_made(name: str) -> None:
     """What `attnc demo` and `attnc tune` run."""
-    module = plans_of(SPECS / f"{name}.attn").modules[0]
+    module = plans_of(name).modules[0]
     ensure_interpreter()
     problem = problem_for(module, 40, device="cpu", tokens=80)
     result = trial(module, problem)()

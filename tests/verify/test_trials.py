@@ -17,20 +17,17 @@ from attnc.verify.simt import available
 from attnc.verify.strategies import fit_of
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.trials import across, check_large, corpus, file_of, large_cases
-from tests.plans import plans_of
+from tests.plans import SPECS, module_of, plans_of
 from tests.planted.bug import plant
 from tests.planted.registry import BUGS
 from tests.verify.judging import right
-
-SPECS = Path(__file__).parents[2] / "specs"
 
 # --- targets that must agree --------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 def test_targets_agree_and_a_bug_in_one_shows() -> None:
-    modules = plans_of(SPECS / "paged_decode.attn").modules
-    triton, cuda = (next(m for m in modules if m.target == t) for t in ("triton", "cuda.sm_80"))
+    triton, cuda = (module_of("paged_decode", target) for target in ("triton", "cuda.sm_80"))
     case = Case(dims={"B": 2, "M": 2, "Hkv": 1, "G": 3, "N": 100}, seed=4)
     same = across({"cuda.sm_80": subject_of(cuda)})
     assert not list(same(subject_of(triton), case))
@@ -51,7 +48,7 @@ KEPT = sorted((SPECS / "cases").glob("*.json"))
 @pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_kept_cases_fit_their_spec_and_pass(path: Path) -> None:
-    modules = plans_of(SPECS / f"{path.stem}.attn").modules
+    modules = plans_of(path.stem).modules
     kept = json.loads(path.read_text(encoding="utf-8"))
     for name, entries in kept.items():
         module = next(m for m in modules if m.variant.attention.name == name and m.target == "triton")
@@ -64,7 +61,7 @@ def test_kept_cases_fit_their_spec_and_pass(path: Path) -> None:
 
 
 def test_what_was_found_is_replayed_first(tmp_path: Path) -> None:
-    module = plans_of(SPECS / "prefix_lm.attn").modules[0]
+    module = plans_of("prefix_lm").modules[0]
     made = subject_of(module)
     variant = module.variant
     fit = fit_of(variant.attention, len(made.configs))
@@ -80,7 +77,7 @@ def test_what_was_found_is_replayed_first(tmp_path: Path) -> None:
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    module = plans_of(SPECS / "prefix_lm.attn").modules[0]
+    module = plans_of("prefix_lm").modules[0]
     source = replace(module.variant.source, path=str(tmp_path / "a.attn"))
     variant = replace(module.variant, source=source)
     fit = fit_of(variant.attention, 1)
@@ -97,7 +94,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 @cache
 def subject(name: str) -> Subject:
-    return subject_of(plans_of(SPECS / f"{name}.attn").modules[0])
+    return subject_of(plans_of(name).modules[0])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from attnc.plan.fitting import (
     first_fitting,
     nothing_fits,
     remedy,
+    several_values,
     unsupported,
 )
 from attnc.plan.layout import Buffer, Estimate, KernelName
@@ -41,12 +42,7 @@ def check_cuda_backward(knob: Knob) -> Iterator[Diagnostic]:
         return
     match knob.key, knob.choices:
         case "warp_split" | "order", (_, _, *_):
-            yield unsupported(
-                f"'{knob.key}' shapes the text of a CUDA kernel",
-                span,
-                "has one value in a schedule",
-                "write a second attention to compare",
-            )
+            yield several_values(knob)
         case "tile.d", _:
             yield unsupported(
                 "'tile.d' is not lowered to CUDA",

@@ -14,7 +14,7 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.device import devices_from
-from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy, unsupported
+from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.signature import feature
@@ -76,12 +76,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     knobs = knobs_of(schedule, "forward")
     for key in ("loops", "warp_split", "softmax", "persistent", "order", "pack"):
         if key in knobs and len(knobs[key].choices) > 1:
-            yield unsupported(
-                f"'{key}' shapes the text of a CUDA kernel",
-                knobs[key].span,
-                "has one value in a schedule",
-                "write a second attention to compare",
-            )
+            yield several_values(knobs[key])
     for knob in knobs.values():
         yield from _knob(knob)
     yield from _wide(variant, knobs)

@@ -39,7 +39,7 @@ from attnc.plan.signature import feature, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import CudaBackward, CudaLayout, over_rows
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, beyond_shared_memory, entry_registers
-from attnc.plan.sm90.turns import turns_under
+from attnc.plan.sm90.turns import Turns, turns_under
 
 #: Warpgroups that multiply; rows of the tile that stays; tiles of K, and of dS, of the kernel over keys.
 CONSUMERS = 2
@@ -70,12 +70,11 @@ _WIDEST, _WIDEST_OF_ALL = 128, 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Backward(CudaBackward):
     """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same.
-    takes_turns: blocks add to dq kv tile after kv tile; ends_grow: as for `turns.Turns`.
+    turns: how blocks take turns at adding to dq; None: they add in any order.
     """
 
     by_wgmma: frozenset[KernelName]
-    takes_turns: bool
-    ends_grow: bool
+    turns: Turns | None
 
     @property
     def gives_p(self) -> bool:
@@ -185,8 +184,9 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     return Sm90Backward(
         **{field.name: getattr(plan, field.name) for field in fields(plan)},
         by_wgmma=by_wgmma,
-        takes_turns=(takes_turns := accumulate_of_dq(variant, schedule) == "ordered"),
-        ends_grow=takes_turns and turns_under(normalise(variant.attention).mask).ends_grow,
+        turns=turns_under(normalise(variant.attention).mask)
+        if accumulate_of_dq(variant, schedule) == "ordered"
+        else None,
     )
 
 

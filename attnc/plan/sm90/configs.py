@@ -15,13 +15,12 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES
-from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
+from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
-from attnc.plan.sm90.columns import COLUMN_BYTES, columns_of
 from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
 from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
@@ -37,7 +36,7 @@ from attnc.plan.sm90.layout import (
     registers_left,
     widest_product,
 )
-from attnc.plan.sm90.pairs import PAIR_STAGES, pair_of
+from attnc.plan.sm90.scores import COLUMN_BYTES, PAIR_STAGES, columns_of, pair_of
 from attnc.plan.sm90.softcap import cap_of
 from attnc.plan.softmax import split_scale
 
@@ -107,12 +106,7 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 def _knob(knob: Knob, portable: str) -> Iterator[Diagnostic]:
     structure = ("loops", "softmax", "order", "persistent", "warp_split")
     if knob.key in structure and len(knob.choices) > 1:
-        yield unsupported(
-            f"'{knob.key}' shapes the text of a CUDA kernel",
-            knob.span,
-            "has one value in a schedule",
-            "write a second attention to compare",
-        )
+        yield several_values(knob)
         return
     match knob.key, knob.choices[0]:
         case "loops", ("kv", "q"):

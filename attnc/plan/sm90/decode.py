@@ -27,7 +27,7 @@ from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES
-from attnc.plan.fitting import Tiles, nothing_fits, remedy, unsupported
+from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import MMA, CudaLayout, Swizzle, chunk_of
@@ -190,12 +190,7 @@ def page_of(attention: Attention) -> int:
 
 def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
     if knob.key in ("consumers", "softmax", "pack") and len(knob.choices) > 1:
-        yield unsupported(
-            f"'{knob.key}' shapes the text of a CUDA kernel",
-            knob.span,
-            "has one value in a schedule",
-            "write a second attention to compare",
-        )
+        yield several_values(knob)
         return
     match knob.key, knob.choices[0]:
         case "warp_split", "kv":

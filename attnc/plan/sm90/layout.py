@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from attnc.model.schedule import HopperConfig, TileConfig
 from attnc.plan.sm80.layout import MMA, CudaLayout
-from attnc.plan.sm90.columns import COLUMN_BYTES
+from attnc.plan.sm90.scores import COLUMN_BYTES
 
 #: Rows of a wgmma, and columns of a piece of a tile of 16 bits: 128 bytes.
 WGMMA_ROWS, PIECE, PIECE_BYTES = 64, 64, 128
 #: Registers of a multiprocessor, and steps of a thread's; what a thread that copies does with.
 _REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
+#: How a tile of o leaves (`Sm90Layout.way_out`).
+WayOut: TypeAlias = Literal["tile", "q", "v", ""]
 #: Columns of q and k, and of v, that one accumulator can have.
 WIDEST = 256
 #: Bytes of what the swizzle of a tile repeats by, which tiles begin at a multiple of.
@@ -150,12 +153,20 @@ class Sm90Layout(CudaLayout):
             multiply_registers=registers,
         )
 
-    def through_q(self, config: TileConfig) -> bool:
-        """Whether o leaves by TMA through its rows of Q: where there is no room for one of its own, but for
-        another Q.
+    def way_out(self, config: TileConfig) -> WayOut:
+        """How o leaves: by TMA through a "tile" of its own where there is room for one; else through its rows
+        of Q where there is another Q, or through the tiles of V, as many pieces through each as it has room
+        for; "" from registers.
         """
-        shape = self.shape(config)
-        return self.by_tma and not shape.o_tiles and shape.q_tiles > 1 and self.v.width <= self.qk.width
+        shape, pieces = self.shape(config), self.v.width // PIECE
+        if not self.by_tma:
+            return ""
+        if shape.o_tiles:
+            return "tile"
+        if shape.q_tiles > 1:
+            return "q" if self.v.width <= self.qk.width else ""
+        of_a_tile = config.tile_kv * pieces // config.tile_q
+        return "v" if of_a_tile and -(-pieces // of_a_tile) <= config.stages else ""
 
     def threads(self, config: TileConfig) -> int:
         return self.shape(config).threads
@@ -172,8 +183,8 @@ class Sm90Layout(CudaLayout):
         loaded = {"vectors": 2 * stages} if self.vectors else {}
         drawn = {"kept": 2 * stages} if self.draws else {}
         pairs = {"pairs": 2 * self.pair_stages} if self.pair_stages else {}
-        q_tiles = self.shape(config).q_tiles
-        return {"query tiles": 4, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **pairs}
+        q_tiles, leaving = self.shape(config).q_tiles, {"o": 1} if self.way_out(config) == "v" else {}
+        return {"query tiles": 5, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **pairs, **leaving}
 
     def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
@@ -195,7 +206,7 @@ class Sm90Layout(CudaLayout):
             "pairs": self.pair_stages * tile_q * pair_pieces * PIECE_BYTES,
             "vectors": self.vectors * stages * tile_kv * 4,
             "kept": self.draws * stages * tile_q * -(-tile_kv // _KEPT) * _KEPT // 8,
-            "barriers": _BARRIER * (4 + 2 * q_tiles + of_stages * stages + 2 * self.pair_stages) + _RECORDS,
+            "barriers": _BARRIER * (6 + 2 * q_tiles + of_stages * stages + 2 * self.pair_stages) + _RECORDS,
         }
         return {name: bytes for name, bytes in buffers.items() if bytes}
 

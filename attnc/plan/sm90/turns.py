@@ -1,9 +1,13 @@
-"""Whether blocks that add to dq can take turns, kv tile after kv tile.
+"""Whether blocks that add to dq can take turns, kv tile after kv tile, and in which order.
 
-The blocks of a head begin their kv tiles in ascending order, and each walks over its q tiles from the last
-to the first. What kv tile n adds to a q tile follows what n - 1 added, so no block waits for one that begins
-after it: of the tiles that are not done, the one that began first waits for nobody, hence nobody waits for
-ever.
+Blocks take the kv tiles of a head in the order of turns, and what a tile adds to a q tile follows what the
+ones before it added, so no block waits for one that begins after it: of the tiles that are not done, the one
+that began first waits for nobody, hence nobody waits for ever.
+
+Where later kv tiles see later queries, as under a causal mask, they have turns from the last to the first,
+each along its q tiles from the first to the last: a tile begins where nobody has been, and comes to where the
+one before began when that has gone on. Where all begin at the same q tile, turns are from the first kv tile
+to the last, and walks from the last q tile to the first.
 
 That takes that the kv tiles which see a q tile are neighbours. They are where `lo` and `hi`, the bounds of
 the loop over queries, both grow with the keys, or `hi` falls, and no tile between them is skipped.
@@ -25,12 +29,14 @@ _TILE = (Index("kv_lo"), Index("kv_hi"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """why_not: why blocks cannot take turns, empty if they can; ends_grow: whether later kv tiles see later
-    queries, so that the first to see a q tile need not be the first of all.
+    """why_not: why blocks cannot take turns, empty if they can; from_last: the last kv tile has the first
+    turn, and walks go on to later queries; first_varies: the kv tile that is the first to add to a q tile is
+    not the same for all, but where the one before it ends, or, from the last, begins.
     """
 
     why_not: str = ""
-    ends_grow: bool = False
+    from_last: bool = False
+    first_varies: bool = False
 
 
 @lru_cache(maxsize=64)
@@ -42,7 +48,8 @@ def turns_under(mask: Expr) -> Turns:
     lo, hi = _bounds(loops)
     if not _grows(lo) or not (_grows(hi) or _falls(hi)):
         return Turns(why_not="keys that see a query are no neighbours, for all that is known")
-    return Turns(ends_grow=not _is_fixed(hi) and not _falls(hi))
+    from_last = _grows(hi) and not _is_fixed(lo)
+    return Turns(from_last=from_last, first_varies=from_last or not _falls(hi))
 
 
 def _bounds(loops: Regions) -> tuple[Expr, Expr]:

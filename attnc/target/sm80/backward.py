@@ -422,22 +422,6 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
     def starts(self) -> Iterator[str]:
         return self.sums.starts
 
-    @property
-    def adjoint_steps(self) -> Iterator[str]:
-        return self.sums.steps
-
-    @property
-    def column_sums(self) -> list[str]:
-        return self.sums.column_sums
-
-    @property
-    def column_ends(self) -> Iterator[str]:
-        return self.sums.column_ends
-
-    @property
-    def ends(self) -> Iterator[str]:
-        return self.sums.ends
-
     # -- the frame -----------------------------------------------------------------------------------------
 
     @property

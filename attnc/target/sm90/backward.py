@@ -30,14 +30,25 @@ class Sm90BackwardText(Sm90TileText):
         self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
         self.gives_p = self.stores_rows = self.plan.gives_p
         self.k_tiles, self.staged = self.plan.k_tiles(planned.kind), self.plan.staged(planned.kind)
-        self.takes_turns = self.chain.adds_dq is not None and self.plan.takes_turns
+        # dk and dv leave side by side through what a warp stages, if they fit, else dv through its rows of V
+        pieces = self.plan.qk_pieces + self.plan.v_pieces
+        self.through_v = bool(self.staged) and self.makes_dk and self.makes_dv and pieces * 2048 > self.staged
+        self.turns = self.plan.turns if self.chain.adds_dq is not None else None
         self.do_tiles = "1" if planned.kind == "dk" else "STAGES"
         is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
         self.clears_values = planned.fills_keys or is_cut
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
         self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
-        self.asks_first = self.takes_turns and self.plan.ends_grow
-        self.adds_by_bulk = self.takes_turns or (bool(self.staged) and self.layout.d > _ADDS_FROM_REGISTERS)
+        if self.turns is not None and self.turns.first_varies:
+            self.edge = self.lo if self.turns.from_last else self.hi
+        self.adds_by_bulk = self.turns is not None or (
+            bool(self.staged) and self.layout.d > _ADDS_FROM_REGISTERS
+        )
+
+    @property
+    def tiles_of_head(self) -> str:
+        """How many kv tiles take turns at the sums of a head."""
+        return "(N + BLOCK_N - 1) / BLOCK_N" if self.kernel.grid.sequences is not None else self.walk.tiles
 
     @property
     def template(self) -> str:
@@ -69,7 +80,7 @@ class Sm90BackwardText(Sm90TileText):
 class Sm90RowsText(Sm90TileText):
     """Attribute by attribute what `templates/sm90/backward_dq.cu.jinja` and its parts print."""
 
-    adds_by_bulk, stores_rows = False, True
+    stores_rows = True
     template = "backward_dq"
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
@@ -86,7 +97,7 @@ class Sm90RowsText(Sm90TileText):
 def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
     """How the sums of a q tile of dq lie."""
     size = f"{64 * plan.qk_pieces} * BLOCK_M"
-    if plan.takes_turns:
+    if plan.turns:
         yield f"constexpr int TURNS = {TURNS}, DQ_SIZE = {size} + TURNS;"
     else:
         yield f"constexpr int DQ_SIZE = {size};"
@@ -99,13 +110,11 @@ class Sm90PreprocessText(RowsText):
 
     @property
     def turns(self) -> str:  # type: ignore[override]  # computed here
-        return (
-            "((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)" if self.plan.takes_turns else ""
-        )
+        return "((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)" if self.plan.turns else ""
 
     @property
     def clears(self) -> bool:  # type: ignore[override]  # computed here
-        return self.plan.adds_dq and not self.plan.takes_turns
+        return self.plan.adds_dq and self.plan.turns is None
 
     @property
     def constants(self) -> Iterator[str]:

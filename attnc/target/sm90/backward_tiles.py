@@ -12,6 +12,7 @@ from attnc.plan.ir import Fetch, Let, Module, Statement, fetch_expressions, stat
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.sm90.turns import Turns
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import Arguments
@@ -19,6 +20,9 @@ from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
 from attnc.target.sm90.boxes import coordinates
 from attnc.target.sm90.wgmma import wgmma
+
+#: Queries of a tile, at most, whose p lies in registers both rounded and as a factor of ds.
+_QUERIES_BESIDE_P = 64
 
 
 class Sm90Arguments(Arguments):
@@ -49,8 +53,10 @@ class Sm90TileText(CudaBackwardText):
     """
 
     plan: Sm90Backward
-    #: Whether blocks add to dq by turns, and ask whether the first turn is theirs.
-    takes_turns = asks_first = False
+    #: How blocks take turns at adding to dq, if they do; the bound of the loops of the kv tile before that
+    #: tells whether a turn is the first, if one does.
+    turns: Turns | None = None
+    edge = ""
     #: Whether dv and dk have a warpgroup each, of which one gives p to the other.
     gives_p = False
     is_backward, is_decode = True, False
@@ -63,15 +69,28 @@ class Sm90TileText(CudaBackwardText):
         self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv}
         self.sum_columns = list(dict.fromkeys(width.get(name, self.layout.d) for name in planned.makes))
-        derives = planned.chain.slope is not None or planned.chain.shared or planned.chain.adjoints
-        self.p_first = not derives and self.kernel.softmax.dropout is None
+        # p is rounded at once where something stands between it and ds, if there are registers for that
+        apart = planned.chain.slope is not None or self.kernel.softmax.dropout is not None
+        self.packs_p = apart and {"dk", "dv"} <= set(planned.makes)
+        has_room = not self.packs_p or self.plan.tile(planned.kind)[0] <= _QUERIES_BESIDE_P
+        # adjoints want scores and ds of an element together
+        self.p_first = has_room and not planned.chain.adjoints
+        self.packs_p = self.packs_p and self.p_first
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 
     searching_lanes = "32"
 
     @property
     def walk(self) -> CudaWalk:
-        return replace(super().walk, last_rounds=0 if self.plan.takes_turns else LAST_ROUNDS)
+        walk = super().walk
+        if self.turns is None:
+            return replace(walk, last_rounds=LAST_ROUNDS)
+        return replace(walk, walk=replace(walk.walk, last_first=self.turns.from_last))
+
+    @property
+    def ascends(self) -> bool:
+        """Whether tiles of the other axis are walked over from the first to the last."""
+        return self.over_q or (self.turns is not None and self.turns.from_last)
 
     @property
     def searches_together(self) -> bool:
@@ -189,10 +208,10 @@ class Sm90TileText(CudaBackwardText):
         return needed_for({x.name for x in self._statements if self._is_integer(x)}, self._statements)
 
     @property
-    def end_program(self) -> list[Statement]:
-        """What the end of the loops is computed from, as far as it varies from kv tile to kv tile."""
+    def edge_program(self) -> list[Statement]:
+        """What `edge` is computed from, as far as it varies from kv tile to kv tile."""
         found: list[Statement] = []
-        for item in needed_for({self.hi}, self._statements):
+        for item in needed_for({self.edge}, self._statements):
             exprs = statement_expressions(item)
             by_tile = any(Index(name) in walk(expr) for expr in exprs for name in ("kv_lo", "kv_hi"))
             if by_tile or names_in(item) & {x.name for x in found}:
@@ -226,7 +245,7 @@ class Sm90TileText(CudaBackwardText):
             *(["q_first"] if tensors.packs(Role.QUERY) else []),
             *(["k_first"] if tensors.packs(Role.KEY) else []),
         ]
-        before = ["hi_before"] if self.asks_first else []
+        before = ["edge"] if self.edge else []
         sequence = ["sequence"] if self.kernel.grid.sequences is not None and self.over_q else []
         values = [item.name for item in self._statements if self._is_integer(item)]
         wanted = self._wanted

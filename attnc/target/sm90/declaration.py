@@ -107,7 +107,7 @@ class HopperBackward(CudaBackward):
 
     @property
     def section(self) -> Section | None:
-        return super().section if self._plan.takes_turns else SECTIONS
+        return super().section if self._plan.turns else SECTIONS
 
     @property
     def clears_dq(self) -> bool:
@@ -115,7 +115,7 @@ class HopperBackward(CudaBackward):
 
     @property
     def size_of_dq(self) -> str:
-        turns = f" + {TURNS}" if self._plan.takes_turns else ""
+        turns = f" + {TURNS}" if self._plan.turns else ""
         return f"{64 * self._plan.qk_pieces} * {self.configs[-1]}.BLOCK_M{turns}"
 
     @property
@@ -127,7 +127,7 @@ class HopperBackward(CudaBackward):
         same head: they walk over its queries side by side, so what they read is in the cache.
         """
         tiles = super().kv_tiles(keys)
-        return f"min({tiles}, {_TURNS_OF_A_HEAD})" if self._plan.takes_turns else tiles
+        return f"min({tiles}, {_TURNS_OF_A_HEAD})" if self._plan.turns else tiles
 
     def kernel(self, name: str) -> Record:
         if name != finish_name(self.module):

@@ -8,15 +8,21 @@ from functools import cached_property
 from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.plan.ir import Arg, Fetch, Forward, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.loads import axes_of
-from attnc.plan.sm90.columns import Column
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, Shape, Sm90Layout, widest_product
-from attnc.plan.sm90.pairs import is_pair
+from attnc.plan.sm90.scores import Column, is_pair
 from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.printer import STORED, at_row, local, scalar, sizes_of_call, statement, value_type
 from attnc.target.sm90.boxes import BoxText
-from attnc.target.sm90.mask import Ends, row_ends
-from attnc.target.sm90.score import Score, exponent, in_columns, product_exponent, shared_score
+from attnc.target.sm90.score import (
+    Ends,
+    Score,
+    exponent,
+    in_columns,
+    product_exponent,
+    row_ends,
+    shared_score,
+)
 from attnc.target.sm90.wgmma import parts_of, wgmma
 
 #: What is copied by TMA.
@@ -38,10 +44,12 @@ class Sm90Text(BoxText):
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)
         self.shape: Shape = layout.shape(self.default)
-        self.through_q = any(map(layout.through_q, kernel.configs))
-        by_tma = [bool(layout.shape(c).o_tiles) or layout.through_q(c) for c in kernel.configs]
-        self.stores_by_tma, self.stores_by_thread = layout.by_tma and any(by_tma), not all(by_tma)
-        self.o_by_tma = "(O_TILES || O_THROUGH_Q)" if self.through_q else "O_TILES"
+        ways = [layout.way_out(config) for config in kernel.configs]
+        self.through_q, self.through_v = "q" in ways, "v" in ways
+        self.through_a_tile = self.through_q or "tile" in ways
+        self.stores_by_tma, self.stores_by_thread = any(ways), not all(ways)
+        names = ["O_TILES", *(f"O_THROUGH_{way.upper()}" for way in ("q", "v") if way in ways)]
+        self.o_by_tma = f"({' || '.join(names)})" if len(names) > 1 else names[0]
         self.has_headroom = kernel.softmax.headroom > 0
         self.qk_pieces, self.v_pieces = layout.qk.width // PIECE, layout.v.width // PIECE
         in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
@@ -129,6 +137,8 @@ class Sm90Text(BoxText):
         """Whether each warpgroup walks over the key tiles that its own rows see: where they may be fewer than
         those of all rows, and where nothing is done by all warpgroups together.
         """
+        if self.through_v:
+            return False
         others = any(config.tile_q - WGMMA_ROWS >= config.tile_kv for config in self.kernel.configs)
         together = self.clears_values or self.draws or self.kernel.grid.sequences is not None
         alone = not (together or self.guard or self.page or self.pair_load)

@@ -1,4 +1,10 @@
-"""What of a score is not computed element by element: once for a key, by the warp that loads what is asked of
+"""Masks that are an interval of keys for each row, of which a thread keeps the elements by bits.
+
+Where a row's keys begin and end is known before any element is looked at. A word of bits for a row and tile
+takes some ten instructions, and the compiler moves several of them to predicates at once, where comparisons
+with both ends and an `and` would be three instructions for each element.
+
+What of a score is not computed element by element: once for a key, by the warp that loads what is asked of
 keys, or once for a row and tile.
 
 An element pays for each of its instructions as often as the mask keeps elements, and at D = 128 five of them
@@ -10,23 +16,101 @@ is exact in float32, and beyond it is rounded twice (`verify.running_error`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from attnc.expr.affine import affine
-from attnc.expr.construct import add, mul, sub
-from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg, Ref, children, walk
+from attnc.expr.construct import MIRRORED, add, maximum, minimum, mul, sub
+from attnc.expr.nodes import (
+    And,
+    Binary,
+    Call,
+    Compare,
+    CompareOp,
+    Const,
+    Dot,
+    Expr,
+    Index,
+    Neg,
+    Or,
+    Ref,
+    children,
+    walk,
+)
 from attnc.expr.simplify import make, scale_by, substitute
 from attnc.plan.ir import Fetch, Let
 from attnc.plan.loads import axes_of
-from attnc.plan.sm90.columns import Column, columns_of
+from attnc.plan.sm90.scores import Column, columns_of
 from attnc.plan.steps import fetches_for
 from attnc.plan.width import is_wide
+
+_KEY = Index("kv_idx")
+_ONE = Const(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The first key that a row keeps, and the one behind the last; None where nothing bounds them."""
+
+    first: Expr | None
+    end: Expr | None
+
+
+def row_ends(keep: Expr) -> Ends | None:
+    """Of a mask that is true between its ends alone; None of any other."""
+    match keep:
+        case And(operands=operands):
+            return _joined(operands, maximum, minimum)
+        case Or(operands=operands):
+            found = _joined(operands, minimum, maximum)
+            return found if found is None or None in (found.first, found.end) else None  # no hull
+        case Compare(op=op, left=left, right=right) if left.type == right.type == "int":
+            return _compared(op, left, right)
+        case _:
+            return None
+
+
+def _joined(
+    operands: tuple[Expr, ...],
+    of_first: Callable[[Expr, Expr], Expr],
+    of_end: Callable[[Expr, Expr], Expr],
+) -> Ends | None:
+    first: Expr | None = None
+    end: Expr | None = None
+    for operand in operands:
+        found = row_ends(operand)
+        if found is None:
+            return None
+        if found.first is not None:
+            first = found.first if first is None else of_first(first, found.first)
+        if found.end is not None:
+            end = found.end if end is None else of_end(end, found.end)
+    return Ends(first, end)
+
+
+def _compared(op: CompareOp, left: Expr, right: Expr) -> Ends | None:
+    """kv_idx, or a sum with it, beside a value of the row."""
+    if left == _KEY:
+        value = right
+    elif right == _KEY:
+        op, value = MIRRORED[op], left
+    else:
+        terms = affine(left) - affine(right)
+        step = dict(terms.terms).get(_KEY, 0)
+        if abs(step) != 1:
+            return None
+        value = ((terms - affine(_KEY) * step) * -step).expr
+        op = op if step > 0 else MIRRORED[op]
+    if op in ("<=", ">"):
+        value = add(value, _ONE)
+    if op in ("==", "!=") or "kv" in axes_of(value) or is_wide(value):
+        return None
+    return Ends(None, value) if op in ("<", "<=") else Ends(value, None)
+
 
 #: Columns between a thread's first key and the one at hand, a constant; that first key.
 COLUMN = Ref("column", "float", ("kv",))
 FIRST_KEY = Ref("first_key", "int", natural=True, within=(0, 2**30))
-_KEY = Index("kv_idx")
 #: Names of what is computed once; what finds none left stays where it is.
 _AT_FIRST = ("at_first", "at_first_2", "at_first_3", "at_first_4")
 _OF_KEY = ("of_key", "of_key_2", "of_key_3", "of_key_4")

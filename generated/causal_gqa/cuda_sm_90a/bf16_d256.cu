@@ -50,14 +50,18 @@ constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural uni
 constexpr int QK_PIECES = 4, V_PIECES = 4;
 constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
 constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
+// Where there is room for one Q alone, o leaves through the tiles of V, as many pieces through each as it has room for.
+constexpr int O_PIECES = V_BYTES < BLOCK_M * 128 ? 1 : V_BYTES / (BLOCK_M * 128), O_PARTS = (V_PIECES + O_PIECES - 1) / O_PIECES;
+constexpr bool O_THROUGH_V = !O_TILES && Q_TILES == 1 && V_BYTES >= BLOCK_M * 128 && O_PARTS <= STAGES;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
-constexpr int PART = 32 / CONSUMERS;  // of the lanes, which looks for the keys of one warpgroup
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, NEXT_WANTED = RECORD_EMPTY + RECORDS;
+constexpr int Q_FULL = NEXT_WANTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
-constexpr int BARRIERS = V_EMPTY + STAGES;
+constexpr int O_EMPTY = V_EMPTY + STAGES;
+constexpr int BARRIERS = O_EMPTY + 1;
 constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
 
 // More registers than the launch holds would be waited for for ever.
@@ -66,7 +70,7 @@ static_assert(HELPERS * COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
-    TensorMap q_map, k_map, v_map;
+    TensorMap q_map, k_map, v_map, o_map;
     bf16* o_ptr;
     float* lse_ptr;
     int* counter_ptr;
@@ -78,10 +82,8 @@ struct Args {
 // What is said of a tile of queries.
 struct Record {
     int q_lo;  // its first row; negative: there are no more tiles
-    int kv_lo, first_tile;  // the last of its key tiles, which comes first, and the first; less than that: it sees none
-    int last_tile[CONSUMERS];  // of the rows of each warpgroup
-    int h, b;
-    int full_hi[CONSUMERS];
+    int kv_lo;  // the last of its key tiles, which comes first; less than `lo`: it sees none
+    int h, b, full_hi;
 };
 static_assert(RECORDS * sizeof(Record) <= 384, "records");
 
@@ -219,9 +221,14 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
+    Ring<1> wanted = {0, 0};
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     for (int tile = -1;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
+        if (tile >= 0) {  // a tile that is claimed late goes to the block that is free first
+            mbarrier_wait(barrier_of(base, NEXT_WANTED, 0), wanted.parity);
+            wanted.step();
+        }
         __syncwarp();  // a lane that came late would find the next phase but one
         Record& record = records[at.at];
         tile = tile < 0 ? blockIdx.x : claim();
@@ -235,33 +242,20 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
         const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-        // Each warpgroup has keys of its own, for which a part of the lanes looks.
-        const int first_row = q_lo, lane = threadIdx.x % 32, part = min(lane / PART, CONSUMERS - 1);
-        int last_tile, first_tile;  // of all
-        {
-            const int q_lo = first_row + 64 * part;
-            const int q_hi = min(q_lo + 64, M) - 1;
-            // causal: which kv tiles are partial, and which are full
-            const int first_pos = q_lo + N - M;
-            const int last_pos = q_hi + N - M;
-            const int hi = last_pos + 1;
-            const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-            const int own = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
-            const bool sees = q_lo < M && own >= 0;
-            last_tile = most_of_lanes(sees ? own : -BLOCK_N);
-            first_tile = min(least_of_lanes(sees ? 0 : last_tile + BLOCK_N), last_tile + BLOCK_N);
-            if (lane == part * PART) {
-                record.last_tile[part] = sees ? own : first_tile - BLOCK_N;
-                record.full_hi[part] = full_hi;
-            }
-            __syncwarp();
-        }
+        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
+
+        // causal: which kv tiles are partial, and which are full
+        const int first_pos = q_lo + N - M;
+        const int last_pos = q_hi + N - M;
+        const int hi = last_pos + 1;
+        const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
+        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
         if (leads) {
             record.q_lo = q_lo;
             record.kv_lo = last_tile;
             record.h = h;
             record.b = b;
-            record.first_tile = first_tile;
+            record.full_hi = full_hi;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
     }
@@ -281,6 +275,15 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 1};
     Ring<STAGES> k = {0, 1}, v = {0, 1};
+    Ring<1> o = {0, 1};  // of the tile of queries before
+    bool left = false;
+    auto await_o = [&] {
+        if (O_THROUGH_V && !left) {
+            mbarrier_wait(barrier_of(base, O_EMPTY, 0), o.parity);
+            o.step();
+        }
+        left = true;
+    };
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         const Record record = records[at.at];
@@ -293,19 +296,27 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
+        left = false;
+        auto want_next = [&] { mbarrier_arrive(barrier_of(base, NEXT_WANTED, 0)); };
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
         mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
         for (int piece = 0; piece < QK_PIECES; ++piece)
             tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
                      q_lo, h, b);
         q.step();
-        if (kv_lo < 0)
+        if (kv_lo < 0) {
+            want_next();
+            await_o();
             continue;
+        }
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
+            const int next = previous(kv_lo);
             more = kv_lo >= 0;
             if (more) {
+                if (next < 0)
+                    want_next();
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
                 mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
                 for (int piece = 0; piece < QK_PIECES; ++piece)
@@ -314,6 +325,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 k.step();
             }
             if (v_lo >= 0) {
+                await_o();
                 mbarrier_wait(barrier_of(base, V_EMPTY, v.at), v.parity);
                 mbarrier_expect(barrier_of(base, V_FULL, v.at), V_BYTES);
                 for (int piece = 0; piece < V_PIECES; ++piece)
@@ -322,7 +334,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 v.step();
             }
             v_lo = more ? kv_lo : -1;
-            kv_lo = previous(kv_lo);
+            kv_lo = next;
         }
     }
 }
@@ -339,7 +351,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 0};
     Ring<STAGES> k = {0, 0}, v = {0, 0};
-    int late = 0;  // values that others alone see, and that are not given back yet
+    bool leaves = false;  // whether o is on its way through tiles of V
+    auto give_v_back = [&] {
+        const bool gives = O_THROUGH_V && leaves && lane == 0;
+        if (gives)
+            tma_wait_read();
+        mbarrier_arrive_if(barrier_of(base, O_EMPTY, 0), gives);
+    };
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         Record& record = records[at.at];
@@ -348,8 +366,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             break;
         const int h = uniform(record.h);
         const int b = uniform(record.b);
-        const int full_hi = uniform(record.full_hi[consumer]);
-        int kv_lo = uniform(record.last_tile[consumer]);
+        const int full_hi = uniform(record.full_hi);
+        int kv_lo = uniform(record.kv_lo);
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
         int q_idx[ROWS], q_pos[ROWS];
@@ -371,23 +389,6 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         auto release_v = [&] {
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
             v.step();
-        };
-        // Gives back tiles that others alone see, each in its turn: a phase later its barrier would not tell which it waits for. Values
-        // may be late as long as there are others for who copies.
-        auto pass_v = [&] {
-            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
-            __syncwarp();
-            release_v();
-            --late;
-        };
-        auto pass = [&](int tiles) {
-            for (; tiles > 0; --tiles) {
-                mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
-                __syncwarp();
-                release_k(false);
-                if (++late == STAGES)
-                    pass_v();
-            }
         };
         auto start_qk = [&] { multiply_qk(scores[0], q_tiles + q.at * (Q_BYTES / 16), k_tiles + k.at * (K_BYTES / 16)); };
         auto start_pv = [&](bool accumulate) { multiply_pv(acc, p, v_tiles + v.at * (V_BYTES / 16), accumulate); };
@@ -500,19 +501,17 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             accumulate = true;
         };
 
-        pass((uniform(record.kv_lo) - kv_lo) / BLOCK_N);
         mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
         if (kv_lo >= 0) {
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             wgmma_fence();
             start_qk();
+            give_v_back();
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < 0);
 
             first_p(kv_lo);
-            while (late > 0)
-                pass_v();
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             kv_lo = previous(kv_lo);
             #pragma unroll 1
@@ -525,6 +524,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_fence();
             start_pv(accumulate);
         } else {
+            // A lane that came late would find the next phase but one.
+            __syncwarp();
+            give_v_back();
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
         }
 
@@ -552,7 +554,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_wait<0>();  // the last p v has run meanwhile
             pin(acc);
             pin(p);
-            if (uniform(record.last_tile[consumer]) >= 0)
+            if (uniform(record.kv_lo) >= 0)
                 release_v();
             q.step();
             u32 rounded[DV / 8][ROWS];
@@ -561,39 +563,33 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
+            const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
+            Ring<STAGES> part = v;
             #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                element* const o_row = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om;
-                const bool exists = row < M;
-                // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+            for (int i = 0; i < O_PARTS; ++i, part.step()) {
+                const u32 o_at = base + V_AT + part.at * V_BYTES;
+                mbarrier_wait(barrier_of(base, V_EMPTY, part.at), part.parity ^ 1);
+                __syncwarp();
                 #pragma unroll
-                for (int j = 0; j + 3 < DV / 8; j += 4) {
-                    u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                for (int j = i * O_PIECES * 8; j < min((i + 1) * O_PIECES * 8, DV / 8); j += 2)
+                    store_pieces(o_at + ((j / 8 - i * O_PIECES) * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                                 rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
+                proxy_fence();
+                __syncwarp();
+                if (lane == 0) {
                     #pragma unroll
-                    for (int i = 0; i < 4; i += 2) {
-                        const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
-                        x[i] = t & 1 ? other : x[i];
-                        x[i + 1] = t & 1 ? x[i + 1] : other;
-                    }
-                    #pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
-                        x[i] = t & 2 ? other : x[i];
-                        x[i + 2] = t & 2 ? x[i + 2] : other;
-                    }
-                    if (exists)
-                        store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                    for (int piece = i * O_PIECES; piece < min((i + 1) * O_PIECES, V_PIECES); ++piece)
+                        tma_store(args.o_map, o_at + ((piece - i * O_PIECES) * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
                 }
-                #pragma unroll
-                for (int j = DV / 32 * 4; j < DV / 8; ++j)
-                    if (exists)
-                        *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
             }
-            pass((0 - uniform(record.first_tile)) / BLOCK_N);
+            if (lane == 0)
+                tma_commit();
+            leaves = true;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
     }
+    if ((O_TILES || O_THROUGH_V) && lane == 0)
+        tma_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_forward(const __grid_constant__ Args args)
@@ -607,6 +603,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_forward(cons
             mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
             mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
         }
+        mbarrier_init(barrier_of(base, NEXT_WANTED, 0), 1);
+        mbarrier_init(barrier_of(base, O_EMPTY, 0), 4 * CONSUMERS);
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);

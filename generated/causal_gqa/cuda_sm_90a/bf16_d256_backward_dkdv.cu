@@ -52,7 +52,7 @@ constexpr int P_AT = DO_AT + DO_TILES * DO_BYTES;
 constexpr int LSE2_AT = P_AT + P_TILES * P_BYTES, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
 // Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
-constexpr int RECORDS = 2;  // tiles of keys that are known: that at hand, and the next
+constexpr int RECORDS = 1;  // tiles of keys that are known: that at hand, and near its end the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, V_FULL = RECORD_EMPTY + RECORDS, V_EMPTY = V_FULL + 1;
 constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
 constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
@@ -266,7 +266,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         const Record record = records[at.at];
-        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
         const int kv_lo = record.kv_lo;
         if (kv_lo < 0)
             return;
@@ -279,7 +278,8 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
-        if (q_lo < lo)
+        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), !(q_lo >= lo));
+        if (!(q_lo >= lo))
             continue;
         // K of this tile arrives while the one before is still at work.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
@@ -290,6 +290,8 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         #pragma unroll 1
         while (q_lo >= lo) {
             const int q_next = next(q_lo);
+            // The next tile is claimed while the last q tiles of this one are at work: not earlier, or another block would have begun it by now.
+            mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), h == h_last && !(q_next >= lo));
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
             mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);
@@ -308,7 +310,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 first = false;
             }
             q_lo = q_next;
-            if (q_lo < lo && h < h_last) {
+            if (!(q_lo >= lo) && h < h_last) {
                 ++h;
                 q_lo = q_start;
             }
@@ -438,7 +440,7 @@ __device__ __forceinline__ void make_dv(const Args& args, u32 base, const Record
             while (h < h_last || q_next >= lo) {
                 step(No{});
                 q_lo = q_next;
-                if (q_lo < lo && h < h_last) {
+                if (!(q_lo >= lo) && h < h_last) {
                     ++h;
                     q_lo = q_start;
                 }
@@ -573,7 +575,7 @@ __device__ __forceinline__ void make_dk(const Args& args, u32 base, const Record
             while (h < h_last || q_next >= lo) {
                 step(No{});
                 q_lo = q_next;
-                if (q_lo < lo && h < h_last) {
+                if (!(q_lo >= lo) && h < h_last) {
                     ++h;
                     q_lo = q_start;
                 }

@@ -56,7 +56,8 @@ constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * 
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
 constexpr int PART = 32 / CONSUMERS;  // of the lanes, which looks for the keys of one warpgroup
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, NEXT_WANTED = RECORD_EMPTY + RECORDS;
+constexpr int Q_FULL = NEXT_WANTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
 constexpr int BARRIERS = V_EMPTY + STAGES;
 constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
@@ -214,13 +215,18 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
+    Ring<1> wanted = {0, 0};
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     const int lane = threadIdx.x % 32;
-    int tile = blockIdx.x, next = tile;  // `next`: of those that have been claimed, the one that nobody has seen
+    int next = blockIdx.x;  // of those that have been claimed, the one that nobody has seen
     // Of a tile that is done, which rows have to be computed once more: lane w knows those of warp w.
     auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
-    for (;; at.step()) {
+    for (int tile = -1;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
+        if (tile >= 0) {  // a tile that is claimed late goes to the block that is free first
+            mbarrier_wait(barrier_of(base, NEXT_WANTED, 0), wanted.parity);
+            wanted.step();
+        }
         Record& record = records[at.at];
         // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
         Record* source = &record;
@@ -314,19 +320,25 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
+        auto want_next = [&] { mbarrier_arrive(barrier_of(base, NEXT_WANTED, 0)); };
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
         mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
         for (int piece = 0; piece < QK_PIECES; ++piece)
             tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
                      q_lo, h, b);
         q.step();
-        if (kv_lo < 0)
+        if (kv_lo < 0) {
+            want_next();
             continue;
+        }
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
+            const int next = previous(kv_lo);
             more = kv_lo >= 0;
             if (more) {
+                if (next < 0)
+                    want_next();
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
                 mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
                 for (int piece = 0; piece < QK_PIECES; ++piece)
@@ -343,7 +355,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 v.step();
             }
             v_lo = more ? kv_lo : -1;
-            kv_lo = previous(kv_lo);
+            kv_lo = next;
         }
     }
 }
@@ -579,6 +591,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_fence();
             start_pv(accumulate);
         } else {
+            // A lane that came late would find the next phase but one.
+            __syncwarp();
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
         }
 
@@ -694,6 +708,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_forward(cons
             for (int w = 0; w < 4 * CONSUMERS; ++w)
                 records[i].failed[w] = 0;
         }
+        mbarrier_init(barrier_of(base, NEXT_WANTED, 0), 1);
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);

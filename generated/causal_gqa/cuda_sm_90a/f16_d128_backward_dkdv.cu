@@ -55,7 +55,7 @@ constexpr int DS_AT = DO_AT + DO_TILES * DO_BYTES, STAGED_AT = DS_AT + DS_TILES 
 constexpr int LSE2_AT = STAGED_AT + 4 * CONSUMERS * STAGED, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
 // Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
-constexpr int RECORDS = 2;  // tiles of keys that are known: that at hand, and the next
+constexpr int RECORDS = 1;  // tiles of keys that are known: that at hand, and near its end the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, V_FULL = RECORD_EMPTY + RECORDS, V_EMPTY = V_FULL + 1;
 constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
 constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
@@ -262,7 +262,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         const Record record = records[at.at];
-        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
         const int kv_lo = record.kv_lo;
         if (kv_lo < 0)
             return;
@@ -275,7 +274,8 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
-        if (q_lo < lo)
+        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), !(q_lo >= lo));
+        if (!(q_lo >= lo))
             continue;
         // K of this tile arrives while the one before is still at work.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
@@ -286,6 +286,8 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         #pragma unroll 1
         while (q_lo >= lo) {
             const int q_next = next(q_lo);
+            // The next tile is claimed while the last q tiles of this one are at work: not earlier, or another block would have begun it by now.
+            mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), h == h_last && !(q_next >= lo));
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
             mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);
@@ -304,7 +306,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 first = false;
             }
             q_lo = q_next;
-            if (q_lo < lo && h < h_last) {
+            if (!(q_lo >= lo) && h < h_last) {
                 ++h;
                 q_lo = q_start;
             }
@@ -447,7 +449,6 @@ __device__ __forceinline__ void multiply_tiles(
             }
             wgmma_wait<0>();
             pin(gradients[0]);
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
@@ -500,65 +501,71 @@ __device__ __forceinline__ void multiply_tiles(
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
             int q_next = next(q_lo);
-            step(Yes{}, h == h_last && q_next < lo);
+            step(Yes{}, h == h_last && !(q_next >= lo));
             q_lo = q_next;
-            if (q_lo < lo && h < h_last) {
+            if (!(q_lo >= lo) && h < h_last) {
                 ++h;
                 q_lo = q_start;
             }
             #pragma unroll 1
             while (q_lo >= lo) {
                 q_next = next(q_lo);
-                step(No{}, h == h_last && q_next < lo);
+                step(No{}, h == h_last && !(q_next >= lo));
                 q_lo = q_next;
-                if (q_lo < lo && h < h_last) {
+                if (!(q_lo >= lo) && h < h_last) {
                     ++h;
                     q_lo = q_start;
                 }
             }
             start_dq();
+            // Each warp stores its own 16 keys, while the last dq is under way.
+            if (lane == 0)
+                tma_wait_read();  // those of the tile before
+            __syncwarp();
+            pin(dv);
+            warpgroups_meet(2 + consumer, 128);  // the warpgroup has read its rows of V, through which dv leaves
+            #pragma unroll
+            for (int j = 0; j < DV / 8; j += 2)
+                store_pieces(base + V_AT + first_key * 128 + j / 8 * BLOCK_N * 128 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                             pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                             pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+            proxy_fence();
+            __syncwarp();
+            if (lane == 0) {
+                #pragma unroll
+                for (int piece = 0; piece < V_PIECES; ++piece)
+                    tma_store(args.dv_map, base + V_AT + first_key * 128 + piece * BLOCK_N * 128, 64 * piece, kv_lo + first_key, h_kv, b);
+                tma_commit();
+            }
+            pin(dk);
+            #pragma unroll
+            for (int j = 0; j < D / 8; j += 2)
+                store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                             pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f), pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
+                             pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f), pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
+            proxy_fence();
+            __syncwarp();
+            if (lane == 0) {
+                #pragma unroll
+                for (int piece = 0; piece < QK_PIECES; ++piece)
+                    tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h_kv, b);
+                tma_commit();
+            }
             wgmma_wait<0>();
+            if (lane == 0)
+                tma_wait_read();
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), lane == 0);
             add_dq();
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
             k.step();
-            pin(dk);
-            pin(dv);
             v.step();
-        }
-
-        // dv: each warp stores its own 16 keys.
-        if (lane == 0)
-            tma_wait_read();
-        __syncwarp();
-        #pragma unroll
-        for (int j = 0; j < DV / 8; j += 2)
-            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                         pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
-        proxy_fence();
-        __syncwarp();
-        if (lane == 0) {
-            #pragma unroll
-            for (int piece = 0; piece < V_PIECES; ++piece)
-                tma_store(args.dv_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h_kv, b);
-            tma_commit();
-        }
-        // dk: each warp stores its own 16 keys.
-        if (lane == 0)
-            tma_wait_read();
-        __syncwarp();
-        #pragma unroll
-        for (int j = 0; j < D / 8; j += 2)
-            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f), pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
-                         pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f), pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
-        proxy_fence();
-        __syncwarp();
-        if (lane == 0) {
-            #pragma unroll
-            for (int piece = 0; piece < QK_PIECES; ++piece)
-                tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h_kv, b);
-            tma_commit();
+        } else {  // nobody sees these keys
+            for (int i = lane; i < 16 * DV / 8; i += 32)
+                if (const int row = kv_lo + first_key + i / (DV / 8); row < args.N)
+                    *(Chunk*)(args.dv_ptr + b * args.stride_dvb + h_kv * args.stride_dvh + row * args.stride_dvn + i % (DV / 8) * 8) = {};
+            for (int i = lane; i < 16 * D / 8; i += 32)
+                if (const int row = kv_lo + first_key + i / (D / 8); row < args.N)
+                    *(Chunk*)(args.dk_ptr + b * args.stride_dkb + h_kv * args.stride_dkh + row * args.stride_dkn + i % (D / 8) * 8) = {};
         }
     }
     if (lane == 0)

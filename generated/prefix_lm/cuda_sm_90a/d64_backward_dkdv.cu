@@ -52,7 +52,7 @@ constexpr int STAGED_AT = DO_AT + DO_TILES * DO_BYTES;
 constexpr int LSE2_AT = STAGED_AT + 4 * CONSUMERS * STAGED, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
 // Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
-constexpr int RECORDS = 2;  // tiles of keys that are known: that at hand, and the next
+constexpr int RECORDS = 1;  // tiles of keys that are known: that at hand, and near its end the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, V_FULL = RECORD_EMPTY + RECORDS, V_EMPTY = V_FULL + 1;
 constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
 constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
@@ -232,7 +232,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         const Record record = records[at.at];
-        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
         const int kv_lo = record.kv_lo;
         if (kv_lo < 0)
             return;
@@ -243,7 +242,8 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        if (q_lo < lo)
+        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), !(q_lo >= lo));
+        if (!(q_lo >= lo))
             continue;
         // K of this tile arrives while the one before is still at work.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
@@ -254,6 +254,8 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         #pragma unroll 1
         while (q_lo >= lo) {
             const int q_next = next(q_lo);
+            // The next tile is claimed while the last q tiles of this one are at work: not earlier, or another block would have begun it by now.
+            mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), !(q_next >= lo));
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
             mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);
@@ -282,6 +284,7 @@ __device__ __forceinline__ void multiply_tiles(
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
     const int M = args.M, N = args.N;
+    const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
     float dk[D / 8][4];
     float dv[DV / 8][4];
     Ring<RECORDS> at = {0, 0};
@@ -413,50 +416,51 @@ __device__ __forceinline__ void multiply_tiles(
             #pragma unroll 1
             while (q_lo >= lo) {
                 const int q_next = next(q_lo);
-                step(q_next < lo);
+                step(!(q_next >= lo));
                 q_lo = q_next;
+            }
+            // Each warp stores its own 16 keys.
+            if (lane == 0)
+                tma_wait_read();  // those of the tile before
+            __syncwarp();
+            pin(dv);
+            #pragma unroll
+            for (int j = 0; j < DV / 8; j += 2)
+                store_pieces(base + staged + 2048 * QK_PIECES + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                             pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                             pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+            proxy_fence();
+            __syncwarp();
+            if (lane == 0) {
+                #pragma unroll
+                for (int piece = 0; piece < V_PIECES; ++piece)
+                    tma_store(args.dv_map, base + staged + 2048 * QK_PIECES + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
+                tma_commit();
+            }
+            pin(dk);
+            #pragma unroll
+            for (int j = 0; j < D / 8; j += 2)
+                store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                             pack(dk[j][0] * 0.125f, dk[j][1] * 0.125f), pack(dk[j][2] * 0.125f, dk[j][3] * 0.125f),
+                             pack(dk[j + 1][0] * 0.125f, dk[j + 1][1] * 0.125f), pack(dk[j + 1][2] * 0.125f, dk[j + 1][3] * 0.125f));
+            proxy_fence();
+            __syncwarp();
+            if (lane == 0) {
+                #pragma unroll
+                for (int piece = 0; piece < QK_PIECES; ++piece)
+                    tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
+                tma_commit();
             }
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
             k.step();
-            pin(dk);
-            pin(dv);
             v.step();
-        }
-
-        const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
-        // dv: each warp stores its own 16 keys.
-        if (lane == 0)
-            tma_wait_read();
-        __syncwarp();
-        #pragma unroll
-        for (int j = 0; j < DV / 8; j += 2)
-            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                         pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
-        proxy_fence();
-        __syncwarp();
-        if (lane == 0) {
-            #pragma unroll
-            for (int piece = 0; piece < V_PIECES; ++piece)
-                tma_store(args.dv_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
-            tma_commit();
-        }
-        // dk: each warp stores its own 16 keys.
-        if (lane == 0)
-            tma_wait_read();
-        __syncwarp();
-        #pragma unroll
-        for (int j = 0; j < D / 8; j += 2)
-            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dk[j][0] * 0.125f, dk[j][1] * 0.125f), pack(dk[j][2] * 0.125f, dk[j][3] * 0.125f),
-                         pack(dk[j + 1][0] * 0.125f, dk[j + 1][1] * 0.125f), pack(dk[j + 1][2] * 0.125f, dk[j + 1][3] * 0.125f));
-        proxy_fence();
-        __syncwarp();
-        if (lane == 0) {
-            #pragma unroll
-            for (int piece = 0; piece < QK_PIECES; ++piece)
-                tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
-            tma_commit();
+        } else {  // nobody sees these keys
+            for (int i = lane; i < 16 * DV / 8; i += 32)
+                if (const int row = kv_lo + first_key + i / (DV / 8); row < args.N)
+                    *(Chunk*)(args.dv_ptr + b * args.stride_dvb + h * args.stride_dvh + row * args.stride_dvn + i % (DV / 8) * 8) = {};
+            for (int i = lane; i < 16 * D / 8; i += 32)
+                if (const int row = kv_lo + first_key + i / (D / 8); row < args.N)
+                    *(Chunk*)(args.dk_ptr + b * args.stride_dkb + h * args.stride_dkh + row * args.stride_dkn + i % (D / 8) * 8) = {};
         }
     }
     if (lane == 0)

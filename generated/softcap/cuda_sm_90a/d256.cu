@@ -51,13 +51,18 @@ constexpr float LEAST = -21.31513136727981f;  // log2 of what exponentials sum t
 constexpr int QK_PIECES = 4, V_PIECES = 4;
 constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
 constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
+// Where there is room for one Q alone, o leaves through the tiles of V, as many pieces through each as it has room for.
+constexpr int O_PIECES = V_BYTES < BLOCK_M * 128 ? 1 : V_BYTES / (BLOCK_M * 128), O_PARTS = (V_PIECES + O_PIECES - 1) / O_PIECES;
+constexpr bool O_THROUGH_V = !O_TILES && Q_TILES == 1 && V_BYTES >= BLOCK_M * 128 && O_PARTS <= STAGES;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, NEXT_WANTED = RECORD_EMPTY + RECORDS;
+constexpr int Q_FULL = NEXT_WANTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
-constexpr int BARRIERS = V_EMPTY + STAGES;
+constexpr int O_EMPTY = V_EMPTY + STAGES;
+constexpr int BARRIERS = O_EMPTY + 1;
 constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
 
 // More registers than the launch holds would be waited for for ever.
@@ -66,7 +71,7 @@ static_assert(HELPERS * COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
-    TensorMap q_map, k_map, v_map;
+    TensorMap q_map, k_map, v_map, o_map;
     bf16* o_ptr;
     int* counter_ptr;
     long long stride_ob, stride_om, stride_oh;
@@ -205,13 +210,18 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
+    Ring<1> wanted = {0, 0};
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     const int lane = threadIdx.x % 32;
-    int tile = blockIdx.x, next = tile;  // `next`: of those that have been claimed, the one that nobody has seen
+    int next = blockIdx.x;  // of those that have been claimed, the one that nobody has seen
     // Of a tile that is done, which rows have to be computed once more: lane w knows those of warp w.
     auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
-    for (;; at.step()) {
+    for (int tile = -1;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
+        if (tile >= 0) {  // a tile that is claimed late goes to the block that is free first
+            mbarrier_wait(barrier_of(base, NEXT_WANTED, 0), wanted.parity);
+            wanted.step();
+        }
         Record& record = records[at.at];
         // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
         Record* source = &record;
@@ -280,6 +290,15 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 1};
     Ring<STAGES> k = {0, 1}, v = {0, 1};
+    Ring<1> o = {0, 1};  // of the tile of queries before
+    bool left = false;
+    auto await_o = [&] {
+        if (O_THROUGH_V && !left) {
+            mbarrier_wait(barrier_of(base, O_EMPTY, 0), o.parity);
+            o.step();
+        }
+        left = true;
+    };
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         const Record record = records[at.at];
@@ -292,19 +311,27 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
+        left = false;
+        auto want_next = [&] { mbarrier_arrive(barrier_of(base, NEXT_WANTED, 0)); };
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
         mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
         for (int piece = 0; piece < QK_PIECES; ++piece)
             tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
                      q_lo, h, b);
         q.step();
-        if (kv_lo < 0)
+        if (kv_lo < 0) {
+            want_next();
+            await_o();
             continue;
+        }
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
+            const int next = previous(kv_lo);
             more = kv_lo >= 0;
             if (more) {
+                if (next < 0)
+                    want_next();
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
                 mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
                 for (int piece = 0; piece < QK_PIECES; ++piece)
@@ -313,6 +340,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 k.step();
             }
             if (v_lo >= 0) {
+                await_o();
                 mbarrier_wait(barrier_of(base, V_EMPTY, v.at), v.parity);
                 mbarrier_expect(barrier_of(base, V_FULL, v.at), V_BYTES);
                 for (int piece = 0; piece < V_PIECES; ++piece)
@@ -321,7 +349,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 v.step();
             }
             v_lo = more ? kv_lo : -1;
-            kv_lo = previous(kv_lo);
+            kv_lo = next;
         }
     }
 }
@@ -338,6 +366,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
     Ring<RECORDS> at = {0, 0};
     Ring<Q_TILES> q = {0, 0};
     Ring<STAGES> k = {0, 0}, v = {0, 0};
+    bool leaves = false;  // whether o is on its way through tiles of V
+    auto give_v_back = [&] {
+        const bool gives = O_THROUGH_V && leaves && lane == 0;
+        if (gives)
+            tma_wait_read();
+        mbarrier_arrive_if(barrier_of(base, O_EMPTY, 0), gives);
+    };
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         Record& record = records[at.at];
@@ -585,6 +620,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
             wgmma_fence();
             start_qk();
+            give_v_back();
             wgmma_wait<0>();
             pin(scores[0]);
             release_k(previous(kv_lo) < 0);
@@ -606,6 +642,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             wgmma_fence();
             start_pv(accumulate);
         } else {
+            // A lane that came late would find the next phase but one.
+            __syncwarp();
+            give_v_back();
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
         }
 
@@ -643,38 +682,66 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                element* const o_row = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om;
-                const bool exists = writes(r) && row < M;
-                // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+            // A box that has rows that are not written leaves row by row.
+            if (written == ~0u) {
+                const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
+                Ring<STAGES> part = v;
                 #pragma unroll
-                for (int j = 0; j + 3 < DV / 8; j += 4) {
-                    u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                for (int i = 0; i < O_PARTS; ++i, part.step()) {
+                    const u32 o_at = base + V_AT + part.at * V_BYTES;
+                    mbarrier_wait(barrier_of(base, V_EMPTY, part.at), part.parity ^ 1);
+                    __syncwarp();
                     #pragma unroll
-                    for (int i = 0; i < 4; i += 2) {
-                        const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
-                        x[i] = t & 1 ? other : x[i];
-                        x[i + 1] = t & 1 ? x[i + 1] : other;
+                    for (int j = i * O_PIECES * 8; j < min((i + 1) * O_PIECES * 8, DV / 8); j += 2)
+                        store_pieces(o_at + ((j / 8 - i * O_PIECES) * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                                     rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
+                    proxy_fence();
+                    __syncwarp();
+                    if (lane == 0) {
+                        #pragma unroll
+                        for (int piece = i * O_PIECES; piece < min((i + 1) * O_PIECES, V_PIECES); ++piece)
+                            tma_store(args.o_map, o_at + ((piece - i * O_PIECES) * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
                     }
-                    #pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
-                        x[i] = t & 2 ? other : x[i];
-                        x[i + 2] = t & 2 ? x[i + 2] : other;
-                    }
-                    if (exists)
-                        store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
                 }
+                if (lane == 0)
+                    tma_commit();
+            } else {
                 #pragma unroll
-                for (int j = DV / 32 * 4; j < DV / 8; ++j)
-                    if (exists)
-                        *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
+                for (int r = 0; r < ROWS; ++r) {
+                    const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                    element* const o_row = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om;
+                    const bool exists = writes(r) && row < M;
+                    // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+                    #pragma unroll
+                    for (int j = 0; j + 3 < DV / 8; j += 4) {
+                        u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                        #pragma unroll
+                        for (int i = 0; i < 4; i += 2) {
+                            const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
+                            x[i] = t & 1 ? other : x[i];
+                            x[i + 1] = t & 1 ? x[i + 1] : other;
+                        }
+                        #pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
+                            x[i] = t & 2 ? other : x[i];
+                            x[i + 2] = t & 2 ? x[i + 2] : other;
+                        }
+                        if (exists)
+                            store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                    }
+                    #pragma unroll
+                    for (int j = DV / 32 * 4; j < DV / 8; ++j)
+                        if (exists)
+                            *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
+                }
             }
+            leaves = true;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
     }
+    if ((O_TILES || O_THROUGH_V) && lane == 0)
+        tma_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) softcap_forward(const __grid_constant__ Args args)
@@ -690,6 +757,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) softcap_forward(const _
             for (int w = 0; w < 4 * CONSUMERS; ++w)
                 records[i].failed[w] = 0;
         }
+        mbarrier_init(barrier_of(base, NEXT_WANTED, 0), 1);
+        mbarrier_init(barrier_of(base, O_EMPTY, 0), 4 * CONSUMERS);
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);

@@ -54,7 +54,7 @@ constexpr int STAGED_AT = DO_AT + DO_TILES * DO_BYTES;
 constexpr int LSE2_AT = STAGED_AT + 4 * CONSUMERS * STAGED, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
 // Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
-constexpr int RECORDS = 2;  // tiles of keys that are known: that at hand, and the next
+constexpr int RECORDS = 1;  // tiles of keys that are known: that at hand, and near its end the next
 constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, V_FULL = RECORD_EMPTY + RECORDS, V_EMPTY = V_FULL + 1;
 constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
 constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
@@ -249,7 +249,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
         const Record record = records[at.at];
-        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
         const int kv_lo = record.kv_lo;
         if (kv_lo < 0)
             return;
@@ -265,7 +264,8 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         int q_lo = q_start;
         const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
         int h = h_kv * G;
-        if (q_lo < lo)
+        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), !(q_lo >= lo));
+        if (!(q_lo >= lo))
             continue;
         // K of this tile arrives while the one before is still at work.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
@@ -276,6 +276,8 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         #pragma unroll 1
         while (q_lo >= lo) {
             const int q_next = next(q_lo);
+            // The next tile is claimed while the last q tiles of this one are at work: not earlier, or another block would have begun it by now.
+            mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), h == h_last && !(q_next >= lo));
             const long long row = (long long)h * args.M_padded + (q_first / args.ROW_TILE + b) * args.ROW_TILE + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
             mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);
@@ -294,7 +296,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                 first = false;
             }
             q_lo = q_next;
-            if (q_lo < lo && h < h_last) {
+            if (!(q_lo >= lo) && h < h_last) {
                 ++h;
                 q_lo = q_start;
             }
@@ -308,6 +310,7 @@ __device__ __forceinline__ void multiply_tiles(
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
     const int G = args.G;
+    const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
     float dk[D / 8][4];
     float dv[DV / 8][4];
     Ring<RECORDS> at = {0, 0};
@@ -415,7 +418,6 @@ __device__ __forceinline__ void multiply_tiles(
             }
             wgmma_wait<0>();
             pin(gradients[0]);
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
@@ -452,74 +454,79 @@ __device__ __forceinline__ void multiply_tiles(
             #pragma unroll 1
             while (q_lo >= lo) {
                 const int q_next = next(q_lo);
-                step(h == h_last && q_next < lo);
+                step(h == h_last && !(q_next >= lo));
                 q_lo = q_next;
-                if (q_lo < lo && h < h_last) {
+                if (!(q_lo >= lo) && h < h_last) {
                     ++h;
                     q_lo = q_start;
                 }
             }
+            // Each warp stores its own 16 keys.
+            if (lane == 0)
+                tma_wait_read();  // those of the tile before
+            __syncwarp();
+            pin(dv);
+            warpgroups_meet(2 + consumer, 128);  // the warpgroup has read its rows of V, through which dv leaves
+            #pragma unroll
+            for (int j = 0; j < DV / 8; j += 2)
+                store_pieces(base + V_AT + first_key * 128 + j / 8 * BLOCK_N * 128 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                             pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                             pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+            proxy_fence();
+            __syncwarp();
+            if (kv_lo + first_key + 16 <= N && lane == 0) {
+                #pragma unroll
+                for (int piece = 0; piece < V_PIECES; ++piece)
+                    tma_store(args.dv_map, base + V_AT + first_key * 128 + piece * BLOCK_N * 128, 64 * piece, k_first + kv_lo + first_key, h_kv, 0);
+                tma_commit();
+            }
+            if (kv_lo + first_key + 16 > N) {  // what follows is not of this sequence
+                element* const rows = args.dv_ptr + k_first * args.stride_dvn + h_kv * args.stride_dvh;
+                for (int i = lane; i < 2 * DV; i += 32) {
+                    const int row = i / (DV / 8), chunk = i % (DV / 8);
+                    if (kv_lo + first_key + row < N)
+                        *(Chunk*)(rows + (kv_lo + first_key + row) * args.stride_dvn + 8 * chunk) =
+                            *(const Chunk*)(tiles + V_AT + first_key * 128 + chunk / 8 * BLOCK_N * 128 + row * 128 + (chunk % 8 ^ row % 8) * 16);
+                }
+                __syncwarp();
+            }
+            pin(dk);
+            #pragma unroll
+            for (int j = 0; j < D / 8; j += 2)
+                store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                             pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f), pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
+                             pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f), pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
+            proxy_fence();
+            __syncwarp();
+            if (kv_lo + first_key + 16 <= N && lane == 0) {
+                #pragma unroll
+                for (int piece = 0; piece < QK_PIECES; ++piece)
+                    tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, k_first + kv_lo + first_key, h_kv, 0);
+                tma_commit();
+            }
+            if (kv_lo + first_key + 16 > N) {  // what follows is not of this sequence
+                element* const rows = args.dk_ptr + k_first * args.stride_dkn + h_kv * args.stride_dkh;
+                for (int i = lane; i < 2 * D; i += 32) {
+                    const int row = i / (D / 8), chunk = i % (D / 8);
+                    if (kv_lo + first_key + row < N)
+                        *(Chunk*)(rows + (kv_lo + first_key + row) * args.stride_dkn + 8 * chunk) =
+                            *(const Chunk*)(tiles + staged + chunk / 8 * 2048 + row * 128 + (chunk % 8 ^ row % 8) * 16);
+                }
+                __syncwarp();
+            }
+            if (lane == 0)
+                tma_wait_read();
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), lane == 0);
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
             k.step();
-            pin(dk);
-            pin(dv);
             v.step();
-        }
-
-        const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
-        // dv: each warp stores its own 16 keys.
-        if (lane == 0)
-            tma_wait_read();
-        __syncwarp();
-        #pragma unroll
-        for (int j = 0; j < DV / 8; j += 2)
-            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                         pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
-        proxy_fence();
-        __syncwarp();
-        if (kv_lo + first_key + 16 <= N && lane == 0) {
-            #pragma unroll
-            for (int piece = 0; piece < V_PIECES; ++piece)
-                tma_store(args.dv_map, base + staged + piece * 2048, 64 * piece, k_first + kv_lo + first_key, h_kv, 0);
-            tma_commit();
-        }
-        if (kv_lo + first_key + 16 > N) {  // what follows is not of this sequence
-            element* const rows = args.dv_ptr + k_first * args.stride_dvn + h_kv * args.stride_dvh;
-            for (int i = lane; i < 2 * DV; i += 32) {
-                const int row = i / (DV / 8), chunk = i % (DV / 8);
-                if (kv_lo + first_key + row < N)
-                    *(Chunk*)(rows + (kv_lo + first_key + row) * args.stride_dvn + 8 * chunk) =
-                        *(const Chunk*)(tiles + staged + chunk / 8 * 2048 + row * 128 + (chunk % 8 ^ row % 8) * 16);
-            }
-            __syncwarp();
-        }
-        // dk: each warp stores its own 16 keys.
-        if (lane == 0)
-            tma_wait_read();
-        __syncwarp();
-        #pragma unroll
-        for (int j = 0; j < D / 8; j += 2)
-            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f), pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
-                         pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f), pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
-        proxy_fence();
-        __syncwarp();
-        if (kv_lo + first_key + 16 <= N && lane == 0) {
-            #pragma unroll
-            for (int piece = 0; piece < QK_PIECES; ++piece)
-                tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, k_first + kv_lo + first_key, h_kv, 0);
-            tma_commit();
-        }
-        if (kv_lo + first_key + 16 > N) {  // what follows is not of this sequence
-            element* const rows = args.dk_ptr + k_first * args.stride_dkn + h_kv * args.stride_dkh;
-            for (int i = lane; i < 2 * D; i += 32) {
-                const int row = i / (D / 8), chunk = i % (D / 8);
-                if (kv_lo + first_key + row < N)
-                    *(Chunk*)(rows + (kv_lo + first_key + row) * args.stride_dkn + 8 * chunk) =
-                        *(const Chunk*)(tiles + staged + chunk / 8 * 2048 + row * 128 + (chunk % 8 ^ row % 8) * 16);
-            }
-            __syncwarp();
+        } else {  // nobody sees these keys
+            for (int i = lane; i < 16 * DV / 8; i += 32)
+                if (const int row = kv_lo + first_key + i / (DV / 8); row < N)
+                    *(Chunk*)(args.dv_ptr + k_first * args.stride_dvn + h_kv * args.stride_dvh + row * args.stride_dvn + i % (DV / 8) * 8) = {};
+            for (int i = lane; i < 16 * D / 8; i += 32)
+                if (const int row = kv_lo + first_key + i / (D / 8); row < N)
+                    *(Chunk*)(args.dk_ptr + k_first * args.stride_dkn + h_kv * args.stride_dkh + row * args.stride_dkn + i % (D / 8) * 8) = {};
         }
     }
     if (lane == 0)

@@ -6,11 +6,17 @@ term costs an instruction or two for each, and at D = 128 five of them take as l
 more step of 16 in the depth of q k^T it costs an eighth of that product: q has the factors there, and k the
 numbers of its keys, of which one tile of 16 bytes a key holds eight. They are bf16, three for a float32,
 which they give exactly; the sum is that of a product, in float32.
+
+A load with a value for each query and key, `bias[b, h, q_idx, kv_idx]`, as tiles that TMA copies.
+
+Element by element it is a load of 2 or 4 bytes in the middle of the softmax, eight rows of 8 bytes for a
+warp. As a tile beside each tile of keys it comes ahead of its turn, in boxes of 128 bytes a row; and as its
+rows and columns are those of the scores, a warp reads 16-bit values by ldmatrix as its scores lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from attnc.expr.affine import Affine, affine
@@ -32,6 +38,7 @@ from attnc.expr.nodes import (
     walk,
 )
 from attnc.expr.simplify import make, substitute
+from attnc.model.tensors import DType
 from attnc.plan.loads import axes_of
 from attnc.plan.width import is_wide
 
@@ -184,3 +191,32 @@ def _in_units(column: Column, factor: float) -> Column:
     if column.of_key is not None:
         return Column(column.factor, mul(column.of_key, Const(factor)))
     return Column(mul(column.factor, Const(factor)))
+
+
+#: Tiles in shared memory, the most first: one can be copied while the one before is read.
+PAIR_STAGES = (2, 1)
+#: Axes in front of the last two that a box has room for.
+_MOST_AXES = 2
+_LAST = (Index("q_idx"), Index("kv_idx"))
+
+
+def pair_of(score: Expr, mask: Expr, dtypes: dict[str, DType]) -> Load | None:
+    """The first such load of the score that the mask does not read too; None if there is none."""
+    asked: Collection[Expr] = frozenset(walk(mask))
+    for node in walk(score):
+        if isinstance(node, Load) and node not in asked and is_pair(node) and dtypes[node.tensor].is_float:
+            return node
+    return None
+
+
+def is_pair(load: Load) -> bool:
+    """Whether a tile of queries and keys is a box of the tensor: its last axes are theirs, and the others
+    are the same for all of the tile. What lies outside of the tensor is 0 in boxes as in loads.
+    """
+    others = load.indices[:-2]
+    if load.indices[-2:] != _LAST or len(others) > _MOST_AXES:
+        return False
+    return all(
+        not axes_of(index) and not is_wide(index) and not any(isinstance(node, Load) for node in walk(index))
+        for index in others
+    )
