@@ -317,7 +317,11 @@ class HopperLaunch(CudaLaunch):
     def launcher(self, kernel: Ready, aligned: bool) -> Callable[[int, int, int], None]:
         if self.tma is None or not self.tma.kernels.waits:
             return super().launcher(kernel, aligned)
-        name, config, blocks, _ = kernel
+        name, config, blocks, joins = kernel
+        if not joins and blocks <= self.gpu.multiprocessors:
+            # A multiprocessor for each: some start while blocks of the kernel before still run elsewhere, and two
+            # would share one. So each asks for half of its shared memory, beside what the system takes.
+            config = config._replace(shared=max(config.shared, self.gpu.shared_in_all // 2))
         function = self.program.function(name, config, aligned, self.gpu.index, self.gpu.arch)
         return launcher_behind(function.ptr, blocks, 32 * config.WARPS, config.shared)
 
