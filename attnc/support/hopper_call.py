@@ -319,8 +319,8 @@ class HopperLaunch(CudaLaunch):
             return super().launcher(kernel, aligned)
         name, config, blocks, joins = kernel
         if not joins and blocks <= self.gpu.multiprocessors:
-            # A multiprocessor for each: some start while blocks of the kernel before still run elsewhere, and two
-            # would share one. So each asks for half of its shared memory, beside what the system takes.
+            # A multiprocessor for each: some start while blocks of the kernel before still run elsewhere, and
+            # two would share one. So each asks for half of its shared memory, beside what the system takes.
             config = config._replace(shared=max(config.shared, self.gpu.shared_in_all // 2))
         function = self.program.function(name, config, aligned, self.gpu.index, self.gpu.arch)
         return launcher_behind(function.ptr, blocks, 32 * config.WARPS, config.shared)
