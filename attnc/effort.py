@@ -23,7 +23,7 @@ _R = TypeVar("_R")
 
 
 class Exhausted(Exception):
-    """The steps that a file may cost are spent. `diagnostics.charged` makes it a diagnostic."""
+    """The steps that a file may cost are spent. `model.elaborate.charged` makes it a diagnostic."""
 
 
 class _Unknown:

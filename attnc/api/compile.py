@@ -197,7 +197,7 @@ def _choose(program: Program, wanted: str | None) -> str:
 
 def _scheduled(program: Program, name: str, target: str) -> Source:
     """The spec with a schedule for the target. ValueError for a projection."""
-    from attnc.plan.default_schedule import shape_of
+    from attnc.plan.fitting import shape_of
     from attnc.plan.targets import schedule_for
 
     text = program.source.text

@@ -307,8 +307,7 @@ def write_spec(
 
 def _schedule(title: str, layout: Layout, *, gradients: bool, masked: bool) -> str:
     """The target's own choice. The planner is loaded here: a kernel that is kept is found without it."""
-    from attnc.plan.default_schedule import Shape
-    from attnc.plan.fitting import Tiles
+    from attnc.plan.fitting import Shape, Tiles
     from attnc.plan.targets import schedule_for
 
     shape = Shape(

@@ -1,6 +1,10 @@
-"""Where the rows of a matrix lie in memory: the nouns that loads, stores and grids are printed from.
+"""Where the rows of a matrix lie in memory, and which tile comes when: the nouns that loads, stores and grids
+are printed from.
 
-Made by `storage` from the spec's adjectives, part of an `ir.Kernel`.
+Programs of one head read the same K and V, or in a backward the same q and do. A grid walks over the
+tiles of a section of heads, and then over those of the next one, so that what its programs read stays in
+the L2 cache. How many heads that are is decided here, as a part of the cache of a device that is known
+when a kernel is called; modules declare it, and `support.sizes` computes it.
 """
 
 from __future__ import annotations
@@ -9,6 +13,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnc.expr.nodes import Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """How many heads a section has: as many as fill a part of the L2 cache.
+
+    cache: that part, a quotient; least, most: the fewest and the most, unless there are fewer heads.
+    rounds: so many tiles for each multiprocessor are in a section at least, and sections are as large as each
+    other: blocks take tiles from a counter, the longest first, and those of a small last section would come
+    last. 0: it does not matter.
+    """
+
+    cache: tuple[int, int]
+    least: int = 1
+    most: int | None = None
+    rounds: int = 0
+
+
+#: Others need the cache too, and programs are not all at the same tile.
+A_QUARTER = Section(cache=(1, 4), least=4, most=16)
+#: The same where loops are short, so that a program reads few rows of a head: more heads than would fit.
+SHORT_LOOPS = Section(cache=(1, 4), least=16, most=16)
+HALF = Section(cache=(1, 2))
+EVEN = Section(cache=(5, 9), rounds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +73,7 @@ class Sequences:
 class TileWalk:
     """What the number of a tile says: the batch entry, the head and the first row.
 
-    Tiles are numbered section of heads by section (`sections.Section`), and in one by `rank`: a tile of every
+    Tiles are numbered section of heads by section (`Section`), and in one by `rank`: a tile of every
     head, then the next of each; the last ones first where they have the most work (`last_first`). Those of a
     decode kernel are few, and numbered head by head.
 

@@ -91,8 +91,8 @@ def wanted_loads(attention: Attention) -> tuple[Wanted, ...]:
 
 
 def names_of_sum(name: str) -> tuple[str, ...]:
-    """What kernels call the sum for a gradient: a value, its total in a block, and its place in memory."""
-    return name, f"{name}_total", f"{name}_tile"
+    """Names of the sum for a gradient: in a thread, of a column and a block, and its place in memory."""
+    return name, f"{name}_column", f"{name}_total", f"{name}_tile"
 
 
 def _natural(attention: Attention) -> Expr:

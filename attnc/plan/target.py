@@ -15,14 +15,13 @@ from typing import Any, ClassVar
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, TileConfig
-from attnc.plan.default_schedule import Shape
+from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.fitting import unsupported
+from attnc.plan.fitting import Shape, unsupported
 from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN
 from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
 from attnc.plan.picture import Picture
-from attnc.plan.sections import Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

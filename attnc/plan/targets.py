@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from attnc.plan.default_schedule import Shape
+from attnc.plan.fitting import Shape
 from attnc.plan.sm80 import SM80
 from attnc.plan.sm90 import SM90A
 from attnc.plan.target import Target

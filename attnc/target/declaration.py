@@ -13,11 +13,11 @@ from typing import TypeAlias
 from attnc.expr.nodes import Const, Load, show
 from attnc.model.schedule import DkDvConfig
 from attnc.model.tensors import DType, Role, group_size, is_static
+from attnc.plan.access import Section
 from attnc.plan.decode import MOST_SPLITS, has_fixed_splits, keys_of_split
 from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, Part
 from attnc.plan.ir.kernel import IDLE_GAIN, Split
-from attnc.plan.sections import Section
 from attnc.plan.signature import feature, is_plain, longest
 from attnc.target.quote import literal
 from attnc.tuned.choices import Buckets, Tuned

@@ -241,6 +241,11 @@ class AdjointText:
     def vectors(self) -> list[str]:
         return [adjoint.name for adjoint in self.adjoints if self.is_vector(adjoint)]
 
+    @property
+    def counts_tiles(self) -> bool:
+        """Whether some sum has an entry for each tile of the outer axis."""
+        return any(not adjoint.along and adjoint.accumulate == "two_pass" for adjoint in self.adjoints)
+
     def factor(self, value: Expr) -> str:
         """`value` as the right operand of a product with a tile."""
         return self.show(Binary("*", Ref("x", "float", ("q", "kv")), value)).removeprefix("x * ")

@@ -123,13 +123,18 @@ def _launches(module: ir.Module, kernel: Which, problem: Problem, count: int) ->
     for position in range(count):
         try:
             launch = _trial(module, kernel, problem, position)
-            with watched(f"config {position} of {kernel} of {module.variant.attention.name}", "cuda"):
+            with watched(_name(module, kernel, position), "cuda"):
                 launch()
                 synchronize()
         except Exception:  # too large for this device, or the compiler gave up: not a candidate
             continue
         launches[str(position)] = launch
     return launches
+
+
+def _name(module: ir.Module, kernel: Which, position: int) -> str:
+    """Names a config for a reader."""
+    return f"config {position} of {kernel} of {module.variant.attention.name} for {module.target}"
 
 
 def _trial(module: ir.Module, kernel: Which, problem: Problem, position: int) -> Launch:
@@ -152,7 +157,9 @@ def _compile_all(path: Path, planned: Sequence[ir.Module], kernels: Collection[s
 def _compile_one(path: Path, target: str, variant: int, kernel: Which, position: int) -> None:
     module = [module for module in plan_program(front(path)).modules if module.target == target][variant]
     try:
-        _trial(module, kernel, problem_for(module, min(_LENGTHS.values())), position)()
-        synchronize()
+        launch = _trial(module, kernel, problem_for(module, min(_LENGTHS.values())), position)
+        with watched(_name(module, kernel, position), "cuda"):
+            launch()
+            synchronize()
     except Exception:  # the measurement meets the same failure
         return

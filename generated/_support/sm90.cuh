@@ -164,14 +164,6 @@ __device__ __forceinline__ void await_turn(const int* turn, int mine)
     while (now != mine);
 }
 
-// Whether it is.
-__device__ __forceinline__ bool is_turn(const int* turn, int mine)
-{
-    int now;
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    return now == mine;
-}
-
 // The next turn, once what this thread knows to have been added is there for everybody.
 __device__ __forceinline__ void pass_turn(int* turn, int mine)
 {

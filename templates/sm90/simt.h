@@ -108,7 +108,6 @@ static inline void atomic_add(float* place, float x) { *place += x; }
 static inline void atomic_add4(float* place, const float* x) { for (int i = 0; i < 4; ++i) place[i] += x[i]; }
 static inline void wait_global(const volatile int* place, int value, SIMT_LINE) { simt::wait_for_memory(place, value, line); }
 static inline void await_turn(const int* turn, int mine, SIMT_LINE) { simt::wait_for_memory(turn, mine, line); }
-static inline bool is_turn(const int* turn, int mine) { return *turn == mine; }
 static inline void pass_turn(int* turn, int mine) { *turn = mine + 1; }
 static inline void copies_fence() {}
 

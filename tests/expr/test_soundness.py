@@ -52,6 +52,7 @@ def test_random_masks(mask: Expr, drawn: Case) -> None:
     check(mask, drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", CORNERS)
 def test_corners(text: str) -> None:
     mask = spell(text)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.default_schedule import Shape
+from attnc.plan.fitting import Shape
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import SM90A, layout_of
 from attnc.plan.sm90.layout import (

@@ -82,10 +82,24 @@ def test_what_a_mask_reads_too_is_loaded_there() -> None:
     ("bias", "d", "tiles", "stages"),
     [
         ("bf16[H, M, N]", 128, "", 2),
-        ("f32[H, M, N]", 128, "", 1),  # 64 KB a tile
+        ("f32[H, M, N]", 128, "", 2),
+        ("f32[H, M, N]", 128, ", tile.kv = 128", 1),  # 64 KB a tile
         ("f32[H, M, N]", 128, ", tile.kv = 64", 2),
         ("bf16[H, M, N]", 256, "", 0),  # K and V leave no room
     ],
 )
 def test_there_are_as_many_tiles_as_there_is_room_for(bias: str, d: int, tiles: str, stages: int) -> None:
     assert planned(bias=bias, d=d, tiles=tiles).pair_stages == stages
+
+
+@pytest.mark.parametrize(
+    ("bias", "d", "tiles"),
+    [("f32[H, M, N]", 128, (192, 64)), ("f32[H, M, N]", 64, (128, 128)), ("bf16[H, M, N]", 128, (128, 128))],
+)
+def test_values_of_32_bits_get_tiles_of_which_two_have_room(
+    bias: str, d: int, tiles: tuple[int, int]
+) -> None:
+    text = SPEC.format(load="bias[h, q_idx, kv_idx]", bias=bias, d=d, mask="causal", tiles="")
+    (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
+    config = module.kernel.configs[0]
+    assert (config.tile_q, config.tile_kv) == tiles

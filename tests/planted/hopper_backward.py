@@ -144,6 +144,22 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="i < DQ_SIZE / 4; i += THREADS",
         patch="i < DQ_SIZE / 8; i += THREADS",
     ),
+    HopperBug(
+        name="dv staged while dq is added",
+        attention="hopper_between",
+        file="backward_dkdv",
+        story="it waits for what left before it: dk, it was thought",
+        anchor="pin(dv); if (lane == 0) tma_wait_read(); __syncwarp();",
+        patch="pin(dv);",
+    ),
+    HopperBug(
+        name="p of masked keys in dv",
+        attention="hopper_between",
+        file="backward_dkdv",
+        story="p was rounded before the mask, and its zeros went to what ds is made from alone",
+        anchor="left_p[j / 2][j % 2 * 2 + r] &= c ? 0x0000ffff : 0xffff0000;",
+        patch="",
+    ),
     # Turns
     HopperBug(
         name="turns that nobody waits for",

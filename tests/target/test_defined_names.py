@@ -182,6 +182,7 @@ def test_what_did_not_compile_and_random_specs_compile_without_a_gpu() -> None:
     assert found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOPPERS)
 def test_what_did_not_compile_for_hopper_does(name: str) -> None:
     lines = [

@@ -12,9 +12,8 @@ from typing import ClassVar, Literal, TypeAlias
 from attnc.expr.nodes import Const, Dim, Expr, Index, Load
 from attnc.model.schedule import ForwardConfig, Knob, Schedule, TileConfig, knobs_of
 from attnc.model.tensors import DType
-from attnc.plan.access import Rows, Sequences, TileWalk
+from attnc.plan.access import Rows, Section, Sequences, TileWalk
 from attnc.plan.layout import Layout
-from attnc.plan.sections import Section
 from attnc.source import Span
 
 Axis: TypeAlias = Literal["q", "kv"]

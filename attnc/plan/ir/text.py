@@ -25,7 +25,7 @@ from typing import Any
 
 from attnc.expr.nodes import Expr, Load, show
 from attnc.model.tensors import Tensor
-from attnc.plan.access import Rows, Sequences
+from attnc.plan.access import Rows, Section, Sequences
 from attnc.plan.ir import (
     Arg,
     Axis,
@@ -57,7 +57,6 @@ from attnc.plan.ir.backward import (
     Prologue,
 )
 from attnc.plan.layout import BackwardLayout
-from attnc.plan.sections import Section
 from attnc.source import Span
 
 _WIDTH = 110

@@ -12,14 +12,13 @@ from typing import ClassVar
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, TileConfig
-from attnc.plan.default_schedule import Shape, choices
+from attnc.plan.access import HALF
 from attnc.plan.device import DEVICES, Device, devices_from
-from attnc.plan.fitting import Tiles
+from attnc.plan.fitting import Shape, Tiles, choices
 from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.backward import Backward
 from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
 from attnc.plan.picture import Picture
-from attnc.plan.sections import HALF
 from attnc.plan.sm80.backward import (
     check_cuda_backward,
     cuda_backward_estimate,

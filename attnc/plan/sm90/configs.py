@@ -56,6 +56,10 @@ CONSUMERS = 2
 #: as wide: a tile of queries sees few keys, and each warpgroup walks over those that its own rows see.
 _SHORT_TILES = Tiles(tile_q=192, tile_kv=64, stages=4)
 _WIDEST_SHORT = 128
+#: And of a load of 32 bits for each query and key, beside heads of so many columns: there is room for two of
+#: its tiles.
+_WIDE_PAIR_TILES = Tiles(tile_q=192, tile_kv=64, stages=2)
+_WIDE_PAIR_COLUMNS = range(65, 129)
 #: Keys with which a schedule has chosen between the two.
 _CHOOSING = {"consumers", "tile.q", "tile.kv", "registers", "warps"}
 #: Registers of a thread that does not multiply, beside two warpgroups that do.
@@ -232,8 +236,12 @@ def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
     """
     width = _width_of(variant)
     first = next(tiles for widest, tiles in _TILES if width <= widest)
-    if width <= _WIDEST_SHORT and not knobs.keys() & _CHOOSING and _has_short_loops(variant):
+    chooses = bool(knobs.keys() & _CHOOSING)
+    pair = _pair_of(variant)
+    if width <= _WIDEST_SHORT and not chooses and _has_short_loops(variant):
         yield _SHORT_TILES
+    if width in _WIDE_PAIR_COLUMNS and not chooses and pair is not None and pair.bytes == 4:
+        yield _WIDE_PAIR_TILES
     yield first
     for keys in (64, 48, 32):
         if keys < (first.tile_kv or 0):
@@ -248,10 +256,17 @@ def _has_short_loops(variant: Variant) -> bool:
     ranges = solve(attention.mask)
     if ranges.may_lo is None or ranges.may_hi is None or ranges.tile_may is not None:
         return False
-    dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
     together = attention.softmax.dropout is not None or attention.q.storage.is_packed
     alone = not together and not page_of(attention)
-    return alone and pair_of(attention.score, attention.mask, dtypes) is None
+    return alone and _pair_of(variant) is None
+
+
+def _pair_of(variant: Variant) -> DType | None:
+    """The type of the load that comes as tiles of queries and keys; None if there is none."""
+    attention = normalise(variant.attention)
+    dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
+    pair = pair_of(attention.score, attention.mask, dtypes)
+    return None if pair is None or page_of(attention) else dtypes[pair.tensor]
 
 
 def _completed(

@@ -1,17 +1,18 @@
-"""Terms of a score that tensor cores add to the products: a number of the row times a number of the key.
+"""Parts of a score that no thread computes element by element: terms that tensor cores add to the products,
+and a load of each query and key that comes as tiles.
 
-`slope[h] * (q_pos - kv_idx)` is a number of the row and, for each key of a tile, `slope[h]` times how far the
-key is from the tile's first one; `bias[b, kv_idx]` is a number of the key. Added element by element, such a
-term costs an instruction or two for each, and at D = 128 five of them take as long as the products. As one
-more step of 16 in the depth of q k^T it costs an eighth of that product: q has the factors there, and k the
-numbers of its keys, of which one tile of 16 bytes a key holds eight. They are bf16, three for a float32,
-which they give exactly; the sum is that of a product, in float32.
+A term may be a number of the row times a number of the key. `slope[h] * (q_pos - kv_idx)` is a number of
+the row and, for each key of a tile, `slope[h]` times how far the key is from the tile's first one;
+`bias[b, kv_idx]` is a number of the key. Added element by element, such a term costs an instruction or
+two for each, and at D = 128 five of them take as long as the products. As one more step of 16 in the
+depth of q k^T it costs an eighth of that product: q has the factors there, and k the numbers of its keys,
+of which one tile of 16 bytes a key holds eight. They are bf16, three for a float32, which they give
+exactly; the sum is that of a product, in float32.
 
-A load with a value for each query and key, `bias[b, h, q_idx, kv_idx]`, as tiles that TMA copies.
-
-Element by element it is a load of 2 or 4 bytes in the middle of the softmax, eight rows of 8 bytes for a
-warp. As a tile beside each tile of keys it comes ahead of its turn, in boxes of 128 bytes a row; and as its
-rows and columns are those of the scores, a warp reads 16-bit values by ldmatrix as its scores lie.
+A load with a value for each query and key, `bias[b, h, q_idx, kv_idx]`, is one of 2 or 4 bytes in the
+middle of the softmax, eight rows of 8 bytes for a warp. As a tile beside each tile of keys it comes ahead
+of its turn, in boxes of 128 bytes a row; and as its rows and columns are those of the scores, a warp
+reads 16-bit values by ldmatrix as its scores lie.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
 from attnc.model.names import TAKING_TILES
 from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, TileConfig
-from attnc.plan.default_schedule import Shape
+from attnc.plan.access import EVEN, Section
 from attnc.plan.device import DEVICES, Device
+from attnc.plan.fitting import Shape
 from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
-from attnc.plan.sections import EVEN, Section
 from attnc.plan.signature import feature
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout

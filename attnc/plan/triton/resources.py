@@ -2,7 +2,7 @@
 
 Shared memory: the sum of its buffers, at least what Triton's compiler asks for, since a launch fails
 where there is less, and little more; which buffers it makes was found by compiling kernels of all kinds,
-and tests/runtime/test_cubin.py compiles some again. Registers: the accumulator, the scores and the
+and tests/runtime/test_toolchains.py compiles some again. Registers: the accumulator, the scores and the
 probabilities live through every step, a lower bound that ptxas may exceed (spills show in `attnc
 explain`). Non-goal: ranking the configs that fit; that is measured (`attnc tune`).
 """

@@ -14,12 +14,21 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Phase, Schedule, TileConfig, knobs_of
 from attnc.model.tensors import DType
-from attnc.plan.default_schedule import Shape, choices
+from attnc.plan.access import A_QUARTER, SHORT_LOOPS, Section
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.fitting import C, Tiles, backward_phase_of, first_fitting, nothing_fits, remedy, unsupported
+from attnc.plan.fitting import (
+    C,
+    Shape,
+    Tiles,
+    backward_phase_of,
+    choices,
+    first_fitting,
+    nothing_fits,
+    remedy,
+    unsupported,
+)
 from attnc.plan.ir import Module
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
-from attnc.plan.sections import A_QUARTER, SHORT_LOOPS, Section
 from attnc.plan.signature import feature
 from attnc.plan.target import Target
 from attnc.plan.triton import resources

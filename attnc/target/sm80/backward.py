@@ -427,7 +427,7 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
     @property
     def counts_tiles(self) -> bool:
         """Whether some sum has an entry for each kv tile."""
-        return any("* kv_tiles" in line for line in self.sums.ends)
+        return self.sums.counts_tiles
 
     @property
     def paper(self) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from attnc.expr.nodes import show
 from attnc.model.tensors import Role
+from attnc.plan.access import Section
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.sections import Section
 from attnc.plan.signature import longest
 from attnc.plan.sm80 import backward_layout_of
 from attnc.target.declaration import (

@@ -78,8 +78,8 @@ def render_host(
     target: str = "cuda",
     constants: str = "cuda/_host_constants.py.jinja",
 ) -> str:
-    """The Python module beside a `.cu` text and those of the backward. target: as for `support.imports`;
-    constants: the template of its configs.
+    """The Python module beside a `.cu` text and those of the backward. target: as in the imports of the
+    support package; constants: the template of its configs.
     """
     kernel = module.kernel
     hashes = {"kernel_sha256": _sha256((source,))}

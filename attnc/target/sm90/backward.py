@@ -15,6 +15,8 @@ from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 #: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win
 #: beyond (measured on an H200).
 _ADDS_FROM_REGISTERS = 64
+#: Bytes of 16 rows and 64 columns.
+_STAGED_PIECE = 2048
 #: Warps that round dq, each what one of those that multiply has added; elements between the rows that they
 #: leave in shared memory.
 FINISH_WARPS, FINISH_PITCH = 8, 8
@@ -30,9 +32,9 @@ class Sm90BackwardText(Sm90TileText):
         self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
         self.gives_p = self.stores_rows = self.plan.gives_p
         self.k_tiles, self.staged = self.plan.k_tiles(planned.kind), self.plan.staged(planned.kind)
-        # dk and dv leave side by side through what a warp stages, if they fit, else dv through its rows of V
+        # dk and dv leave beside each other, if both fit what a warp stages
         pieces = self.plan.qk_pieces + self.plan.v_pieces
-        self.through_v = bool(self.staged) and self.makes_dk and self.makes_dv and pieces * 2048 > self.staged
+        self.stores_beside = self.makes_dk and self.makes_dv and pieces * _STAGED_PIECE <= self.staged
         self.turns = self.plan.turns if self.chain.adds_dq is not None else None
         self.do_tiles = "1" if planned.kind == "dk" else "STAGES"
         is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys

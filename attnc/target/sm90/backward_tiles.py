@@ -11,15 +11,13 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, fetch_expressions, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
-from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward
-from attnc.plan.sm90.turns import Turns
+from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward, Turns
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
-from attnc.target.sm90.boxes import coordinates
-from attnc.target.sm90.wgmma import wgmma
+from attnc.target.sm90.tiles import coordinates, wgmma
 
 #: Queries of a tile, at most, whose p lies in registers both rounded and as a factor of ds.
 _QUERIES_BESIDE_P = 64
@@ -69,12 +67,11 @@ class Sm90TileText(CudaBackwardText):
         self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv}
         self.sum_columns = list(dict.fromkeys(width.get(name, self.layout.d) for name in planned.makes))
-        # p is rounded at once where something stands between it and ds, if there are registers for that
-        apart = planned.chain.slope is not None or self.kernel.softmax.dropout is not None
-        self.packs_p = apart and {"dk", "dv"} <= set(planned.makes)
+        # p is rounded at once where a slope stands between it and ds, if there are registers for that
+        self.packs_p = planned.chain.slope is not None and {"dk", "dv"} <= set(planned.makes)
         has_room = not self.packs_p or self.plan.tile(planned.kind)[0] <= _QUERIES_BESIDE_P
-        # adjoints want scores and ds of an element together
-        self.p_first = has_room and not planned.chain.adjoints
+        # adjoints want scores and ds of an element together; bits of what dropout keeps would take registers
+        self.p_first = has_room and not planned.chain.adjoints and self.kernel.softmax.dropout is None
         self.packs_p = self.packs_p and self.p_first
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 

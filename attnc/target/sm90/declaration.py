@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from attnc.expr.nodes import show
 from attnc.model.tensors import Role
+from attnc.plan.access import Section
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.sections import Section
 from attnc.plan.signature import longest
-from attnc.plan.sm90.backward import SECTIONS, TURNS, Sm90Backward
+from attnc.plan.sm90.backward import SECTIONS, SECTIONS_OF_TURNS, TURNS, Sm90Backward
 from attnc.target.declaration import Items, Record, Value, attention_fields, section, tiles
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
@@ -28,9 +28,6 @@ from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
 
-#: Tiles that a head is taken to have, where blocks take turns: about a third of them is under way at a time
-#: (of 8, 16 and 32 the fastest on an H200).
-_TURNS_OF_A_HEAD = 8
 #: Rows that a warp stores at once.
 _STORED_ROWS = 16
 
@@ -107,7 +104,7 @@ class HopperBackward(CudaBackward):
 
     @property
     def section(self) -> Section | None:
-        return super().section if self._plan.turns else SECTIONS
+        return SECTIONS_OF_TURNS if self._plan.turns else SECTIONS
 
     @property
     def clears_dq(self) -> bool:
@@ -121,13 +118,6 @@ class HopperBackward(CudaBackward):
     @property
     def sum_bytes(self) -> int:
         return 64 * self._plan.qk_pieces * 4 if self._adds else 0
-
-    def kv_tiles(self, keys: str) -> str:
-        """As for `cuda.sm_80`. Where blocks take turns, a section is large, so that few of them are at the
-        same head: they walk over its queries side by side, so what they read is in the cache.
-        """
-        tiles = super().kv_tiles(keys)
-        return f"min({tiles}, {_TURNS_OF_A_HEAD})" if self._plan.turns else tiles
 
     def kernel(self, name: str) -> Record:
         if name != finish_name(self.module):

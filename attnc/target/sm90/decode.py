@@ -11,8 +11,7 @@ from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
 from attnc.plan.sm90.layout import widest_product
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.printer import scalar
-from attnc.target.sm90.boxes import BoxText
-from attnc.target.sm90.wgmma import parts_of
+from attnc.target.sm90.tiles import BoxText, parts_of
 
 
 class Sm90DecodeText(BoxText, CudaDecodeText):

@@ -13,7 +13,6 @@ from attnc.plan.sm90.scores import Column, is_pair
 from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.printer import STORED, at_row, local, scalar, sizes_of_call, statement, value_type
-from attnc.target.sm90.boxes import BoxText
 from attnc.target.sm90.score import (
     Ends,
     Score,
@@ -23,7 +22,7 @@ from attnc.target.sm90.score import (
     row_ends,
     shared_score,
 )
-from attnc.target.sm90.wgmma import parts_of, wgmma
+from attnc.target.sm90.tiles import BoxText, parts_of, wgmma
 
 #: What is copied by TMA.
 _COPIED = ("q", "k", "v")

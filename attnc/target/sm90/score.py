@@ -1,17 +1,16 @@
-"""Masks that are an interval of keys for each row, of which a thread keeps the elements by bits.
+"""What of a score and of a mask is not computed element by element: once for a key, by the warp that loads
+what is asked of keys, or once for a row and tile.
 
-Where a row's keys begin and end is known before any element is looked at. A word of bits for a row and tile
-takes some ten instructions, and the compiler moves several of them to predicates at once, where comparisons
-with both ends and an `and` would be three instructions for each element.
+An element pays for each of its instructions as often as the mask keeps elements, and at D = 128 five of
+them take as long as its products. So an expression of the key alone (`bias[b, kv_idx] * log2(e)`) comes
+through shared memory as one number; and of an integer that grows with the key (`q_pos - kv_idx`) a thread
+converts its value at the thread's first key, from which those of its other keys differ by constants. Up
+to 2^24 that is exact in float32, and beyond it is rounded twice (`verify.running_error`).
 
-What of a score is not computed element by element: once for a key, by the warp that loads what is asked of
-keys, or once for a row and tile.
-
-An element pays for each of its instructions as often as the mask keeps elements, and at D = 128 five of them
-take as long as its products. So an expression of the key alone (`bias[b, kv_idx] * log2(e)`) comes through
-shared memory as one number; and of an integer that grows with the key (`q_pos - kv_idx`) a thread converts
-its value at the thread's first key, from which those of its other keys differ by constants. Up to 2^24 that
-is exact in float32, and beyond it is rounded twice (`verify.running_error`).
+Of a mask that is an interval of keys for each row, a thread keeps the elements by bits. Where a row's
+keys begin and end is known before any element is looked at. A word of bits for a row and tile takes some
+ten instructions, and the compiler moves several of them to predicates at once, where comparisons with
+both ends and an `and` would be three instructions for each element.
 """
 
 from __future__ import annotations

@@ -38,10 +38,24 @@ class Sums(AdjointText):
 
     all_n: str
 
+    def _is_added(self, adjoint: Adjoint) -> bool:
+        return adjoint.accumulate != "atomic" or adjoint.guard != FALSE
+
     @property
-    def count_tiles(self) -> bool:
-        """Whether a sum has an entry for each tile of the outer axis."""
-        return any(adjoint.along == () and adjoint.accumulate == "two_pass" for adjoint in self.adjoints)
+    def reads_inner(self) -> bool:
+        """Whether the step stores or adds something by the numbers of the inner axis."""
+        return any(self._is_added(adjoint) and not self.is_vector(adjoint) for adjoint in self.adjoints)
+
+    @property
+    def reads_outer(self) -> bool:
+        """Whether what stands after the loops is stored or added by the numbers of the outer axis."""
+        return any(self._is_added(adjoint) and self.is_vector(adjoint) for adjoint in self.adjoints)
+
+    @property
+    def stores_pairs(self) -> bool:
+        """Whether a sum has an entry for each query and key, in rows of its own."""
+        pairs = (adjoint for adjoint in self.adjoints if not self.is_vector(adjoint))
+        return any(adjoint.accumulate == "two_pass" for adjoint in pairs)
 
     @property
     def step_names(self) -> list[str]:
@@ -76,7 +90,7 @@ class Sums(AdjointText):
                 yield f"{adjoint.name} {sign}= tl.sum({term}, 1)"
                 continue
             term = self._term(adjoint)
-            if adjoint.accumulate == "atomic" and adjoint.guard == FALSE:
+            if not self._is_added(adjoint):
                 continue
             if adjoint.along != ("q", "kv"):  # a gradient of queries, where the rows of a tile are keys
                 where = scalar(conj(IN_ROWS, adjoint.guard))
@@ -99,7 +113,7 @@ class Sums(AdjointText):
             # p is 0 in rows past the end, but not for keys past the end.
             total = f"tl.sum({name}, 0)" if self.over_q else f"tl.sum(tl.where({inside}, {name}, 0.0), 0)"
             guard = "" if adjoint.guard == TRUE else scalar(adjoint.guard)
-            if not self.is_vector(adjoint) or (atomic and adjoint.guard == FALSE):
+            if not self.is_vector(adjoint) or not self._is_added(adjoint):
                 continue
             if not adjoint.along and not atomic:
                 yield f"tl.store({name}_ptr + (b * H + h).to(tl.int64) * {tile}_tiles + {start}, {total})"
@@ -244,14 +258,14 @@ class BackwardText(ProgramText, BackwardView):
             or self.chain.adds_dq is not None
             or self.kernel.softmax.dropout is not None
             or self._step_reads("q_idx")
-            or any("q_idx" in line for line in self.sums.steps)
+            or self.sums.reads_inner
         )
 
     @property
     def uses_kv_idx(self) -> bool:
         """Whether a program whose rows are keys needs the keys' numbers."""
         loaded = any("kv" in fetch.axes for fetch in self.kernel.outer) or self.kernel.fills_keys
-        return loaded or "kv_idx" in self.step_names or any("kv_idx" in line for line in self.sums.ends)
+        return loaded or "kv_idx" in self.step_names or self.sums.reads_outer
 
     def _step_reads(self, index: str) -> bool:
         step = self.kernel.step
@@ -328,8 +342,8 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def reads_first_row(self) -> bool:
-        lines = (*self.sums.starts, *self.sums.ends, *self.heads)
-        return any("first_row" in line for line in lines)
+        """Whether a program whose rows are keys needs to know where rows of the head begin in memory."""
+        return self.sums.stores_pairs or self.packs_queries
 
     @property
     def advance(self) -> Iterator[str]:

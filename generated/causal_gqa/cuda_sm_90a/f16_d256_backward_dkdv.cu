@@ -255,13 +255,12 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     }
 }
 
-// One thread: copies K and V of a tile, and tiles of Q and dO, as buffers become free.
-__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records)
+// One thread: copies K of a tile, and tiles of Q, as buffers become free.
+__device__ __forceinline__ void copy_k_q(const Args& args, u32 base, const Record* records)
 {
     const int H = args.H, G = args.G, M = args.M;
     Ring<RECORDS> at = {0, 0};
     Ring<K_TILES> k = {0, 1};
-    Ring<1> v = {0, 1};
     Ring<STAGES> q = {0, 1};
     for (;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
@@ -286,7 +285,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
         load_tile<BLOCK_N, K_BOX, QK_PIECES>(base + K_AT + k.at * K_BYTES, args.k_map, barrier_of(base, K_FULL, k.at), kv_lo, h_kv, b);
         k.step();
-        bool first = true;
         #pragma unroll 1
         while (q_lo >= lo) {
             const int q_next = next(q_lo);
@@ -298,17 +296,54 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             load_tile<BLOCK_M, Q_BOX, QK_PIECES>(base + Q_AT + q.at * Q_BYTES, args.q_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
             bulk_load(base + LSE2_AT + q.at * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
             bulk_load(base + DELTA_AT + q.at * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
+            q.step();
+            q_lo = q_next;
+            if (!(q_lo >= lo) && h < h_last) {
+                ++h;
+                q_lo = q_start;
+            }
+        }
+    }
+}
+
+// One thread: copies V of a tile, and tiles of dO, as buffers become free.
+__device__ __forceinline__ void copy_v_do(const Args& args, u32 base, const Record* records)
+{
+    const int G = args.G, M = args.M;
+    Ring<RECORDS> at = {0, 0};
+    Ring<1> v = {0, 1};
+    Ring<STAGES> q = {0, 1};
+    for (;; at.step()) {
+        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
+        const Record record = records[at.at];
+        const int kv_lo = record.kv_lo;
+        if (kv_lo < 0)
+            return;
+        const int b = record.b;
+        const int h_kv = record.h_kv;
+        const int lo = record.lo;
+        const int hi = M;
+        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
+        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
+        int q_lo = q_start;
+        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        int h = h_kv * G;
+        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), !(q_lo >= lo));
+        if (!(q_lo >= lo))
+            continue;
+        mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.parity);
+        mbarrier_expect(barrier_of(base, V_FULL, 0), V_BYTES);
+        load_tile<BLOCK_N, K_BOX, V_PIECES>(base + V_AT, args.v_map, barrier_of(base, V_FULL, 0), kv_lo, h_kv, b);
+        v.step();
+        #pragma unroll 1
+        while (q_lo >= lo) {
+            const int q_next = next(q_lo);
+            // The next tile is claimed while the last q tiles of this one are at work: not earlier, or another block would have begun it by now.
+            mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), h == h_last && !(q_next >= lo));
             mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
             mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES);
             load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, DO_FULL, q.at), q_lo, h, b);
             q.step();
-            if (first) {
-                mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.parity);
-                mbarrier_expect(barrier_of(base, V_FULL, 0), V_BYTES);
-                load_tile<BLOCK_N, K_BOX, V_PIECES>(base + V_AT, args.v_map, barrier_of(base, V_FULL, 0), kv_lo, h_kv, b);
-                v.step();
-                first = false;
-            }
             q_lo = q_next;
             if (!(q_lo >= lo) && h < h_last) {
                 ++h;
@@ -605,7 +640,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dkd
         // A warp arrives by one lane. K is of dv's warpgroup alone, V of dk's.
         for (int i = 0; i < RECORDS; ++i) {
             mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);
+            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 2);
         }
         mbarrier_init(barrier_of(base, K_FULL, 0), 1);
         mbarrier_init(barrier_of(base, K_EMPTY, 0), 4);
@@ -632,9 +667,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dkd
             tma_prefetch(args.k_map);
             tma_prefetch(args.v_map);
             tma_prefetch(args.do_map);
-            copy_tiles(args, base, records);
+            copy_k_q(args, base, records);
         } else if (warp == 1) {
             find_tiles(args, base, records);
+        } else if (threadIdx.x == 64) {
+            copy_v_do(args, base, records);
         }
     } else {
         warpgroup_take_registers<MULTIPLY_REGISTERS>();

@@ -347,8 +347,6 @@ __device__ __forceinline__ void multiply_tiles(
         // One tile of keys. last: q and do are not needed any more.
         auto step = [&](bool last) {
             const u32 k_tile = base + K_AT + k.at * K_BYTES;
-            // What is kept is divided by the share that is: in p by way of its exponent. dp - delta is so when ds is made of p, so delta is less here.
-            const float keep_share = p_value < 1.0f ? 1.0f - p_value : 1.0f, keep_log2 = log2f(keep_share);
             const Draw drawn(p_value);
             u32 kept[ROWS];
             #pragma unroll
@@ -356,36 +354,38 @@ __device__ __forceinline__ void multiply_tiles(
                 settle(kept[r] = draw_keys<COLUMNS>(drawn, seed, b, h, q_idx[r], kv_lo));
             float scores[1][BLOCK_N / 8][4], gradients[1][BLOCK_N / 8][4];
             mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
-            #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; ++j) {
-                #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    gradients[0][j][i] = -delta[i / 2] * keep_share;
-            }
-            pin(gradients[0]);
             wgmma_fence();
             multiply_rows<D>(scores[0], q_rows, wgmma_descriptor(k_tile, 16, 1024));
             mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
             mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
             wgmma_fence();
-            multiply_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.at * V_BYTES, 16, 1024), true);
-            wgmma_wait<1>();
+            multiply_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.at * V_BYTES, 16, 1024));
+            wgmma_wait<0>();
             pin(scores[0]);
+            pin(gradients[0]);
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), last && lane == 0);
+            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), last && lane == 0);
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
+            v.step();
+            const float keep_scale = p_value < 1.0f ? 1.0f / (1.0f - p_value) : 0.0f;
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[0][j][r % 2 * 2 + c];
-                        float p = exp2_(s * SCALE - (lse2[r] + keep_log2));
-                        s = p;
+                        float& s = scores[r / 2][j][r % 2 * 2 + c];
+                        float& dp = gradients[r / 2][j][r % 2 * 2 + c];
+                        const float p = exp2_(s * SCALE - lse2[r]);
+                        const bool keep = kept[r] >> (2 * j + c) & 1;
+                        dp = keep ? dp * keep_scale : 0.0f;
+                        const float ds = p * (dp - delta[r]);
+                        s = keep ? p * keep_scale : 0.0f;
+                        dp = ds;
                     }
                 }
             }
-            const bool partial = kv_lo >= full_hi;
-            if (partial) {
+            if (kv_lo >= full_hi) {
                 branch();  // not selects in every tile
                 // dropout.attn:10  mask = causal
                 #pragma unroll
@@ -396,32 +396,9 @@ __device__ __forceinline__ void multiply_tiles(
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(kv_idx <= q_pos[r]))
-                                scores[r / 2][j][r % 2 * 2 + c] = 0.0f;
+                                scores[r / 2][j][r % 2 * 2 + c] = gradients[r / 2][j][r % 2 * 2 + c] = 0.0f;
                         }
                     }
-            }
-            wgmma_wait<0>();
-            pin(gradients[0]);
-            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), last && lane == 0);
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
-            v.step();
-            #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; ++j) {
-                #pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) {
-                        float& dp = gradients[0][j][r % 2 * 2 + c];
-                        dp = (kept[r] >> (2 * j + c) & 1 ? dp : -delta[r] * keep_share) * scores[0][j][r % 2 * 2 + c];
-                    }
-            }
-            if (partial) {
-                branch();
-                #pragma unroll
-                for (int j = 0; j < COLUMNS / 8; ++j)
-                    #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];  // dp of what is masked may be anything
             }
             u32 left[BLOCK_N / 16][4];
             to_left(left, gradients[0]);

@@ -431,6 +431,7 @@ __device__ __forceinline__ void multiply_tiles(
             }
             wgmma_wait<0>();
             pin(gradients[0]);
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
@@ -492,15 +493,19 @@ __device__ __forceinline__ void multiply_tiles(
                 q_lo = q_next;
             }
             start_dq();
-            // Each warp stores its own 16 keys, while the last dq is under way.
-            if (lane == 0)
-                tma_wait_read();  // those of the tile before
-            __syncwarp();
+            wgmma_wait<0>();
+            add_dq();
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
+            k.step();
+            v.step();
+            // dv: each warp stores its own 16 keys.
             pin(dv);
-            warpgroups_meet(2 + consumer, 128);  // the warpgroup has read its rows of V, through which dv leaves
+            if (lane == 0)
+                tma_wait_read();
+            __syncwarp();
             #pragma unroll
             for (int j = 0; j < DV / 8; j += 2)
-                store_pieces(base + V_AT + first_key * 128 + j / 8 * BLOCK_N * 128 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
                              pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
                              pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
             proxy_fence();
@@ -508,10 +513,14 @@ __device__ __forceinline__ void multiply_tiles(
             if (lane == 0) {
                 #pragma unroll
                 for (int piece = 0; piece < V_PIECES; ++piece)
-                    tma_store(args.dv_map, base + V_AT + first_key * 128 + piece * BLOCK_N * 128, 64 * piece, kv_lo + first_key, h, b);
+                    tma_store(args.dv_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
                 tma_commit();
             }
+            // dk: each warp stores its own 16 keys.
             pin(dk);
+            if (lane == 0)
+                tma_wait_read();
+            __syncwarp();
             #pragma unroll
             for (int j = 0; j < D / 8; j += 2)
                 store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
@@ -525,14 +534,6 @@ __device__ __forceinline__ void multiply_tiles(
                     tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
                 tma_commit();
             }
-            wgmma_wait<0>();
-            if (lane == 0)
-                tma_wait_read();
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), lane == 0);
-            add_dq();
-            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
-            k.step();
-            v.step();
         } else {  // nobody sees these keys
             for (int i = lane; i < 16 * DV / 8; i += 32)
                 if (const int row = kv_lo + first_key + i / (DV / 8); row < args.N)

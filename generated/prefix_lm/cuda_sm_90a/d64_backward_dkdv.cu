@@ -421,22 +421,8 @@ __device__ __forceinline__ void multiply_tiles(
             }
             // Each warp stores its own 16 keys.
             if (lane == 0)
-                tma_wait_read();  // those of the tile before
+                tma_wait_read();  // what left before, through the same place
             __syncwarp();
-            pin(dv);
-            #pragma unroll
-            for (int j = 0; j < DV / 8; j += 2)
-                store_pieces(base + staged + 2048 * QK_PIECES + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                             pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                             pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
-            proxy_fence();
-            __syncwarp();
-            if (lane == 0) {
-                #pragma unroll
-                for (int piece = 0; piece < V_PIECES; ++piece)
-                    tma_store(args.dv_map, base + staged + 2048 * QK_PIECES + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
-                tma_commit();
-            }
             pin(dk);
             #pragma unroll
             for (int j = 0; j < D / 8; j += 2)
@@ -449,6 +435,20 @@ __device__ __forceinline__ void multiply_tiles(
                 #pragma unroll
                 for (int piece = 0; piece < QK_PIECES; ++piece)
                     tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
+                tma_commit();
+            }
+            pin(dv);
+            #pragma unroll
+            for (int j = 0; j < DV / 8; j += 2)
+                store_pieces(base + staged + 2048 * QK_PIECES + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                             pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                             pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+            proxy_fence();
+            __syncwarp();
+            if (lane == 0) {
+                #pragma unroll
+                for (int piece = 0; piece < V_PIECES; ++piece)
+                    tma_store(args.dv_map, base + staged + 2048 * QK_PIECES + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
                 tma_commit();
             }
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);

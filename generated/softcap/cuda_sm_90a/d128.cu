@@ -496,7 +496,12 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                             #pragma unroll
                             for (int r = 0; r < ROWS; ++r) {
                                 float& s = scores[0][j][2 * r + c];
-                                s = exp2_(near[r] ? s * (0.12751654349274472f + s * s * (-1.3262424343901436e-07f + s * s * 1.5394007364470298e-13f)) - m[r] : tanh_(s * 0.0017677669529663688f) * 72.13475204444816f - m[r]);
+                                if (near[r]) {
+                                    s = exp2_(s * (0.12751654349274472f + s * s * (-1.3262424343901436e-07f + s * s * 1.5394007364470298e-13f)) - m[r]);
+                                    branch();  // or what both have in common would be computed behind, and rounded otherwise
+                                } else {
+                                    s = exp2_(tanh_(s * 0.0017677669529663688f) * 72.13475204444816f - m[r]);
+                                }
                                 (c == 0 ? even : odd)[r] += s;
                             }
                         }

@@ -524,7 +524,12 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                             #pragma unroll
                             for (int r = 0; r < ROWS; ++r) {
                                 float& s = scores[0][j][2 * r + c];
-                                s = exp2_(near[r] ? s * (0.09016781261718912f + s * s * (-4.688975094273127e-08f + s * s * 2.7213017492631507e-14f)) - m[r] : tanh_(s * 0.00125f) * 72.13475204444816f - m[r]);
+                                if (near[r]) {
+                                    s = exp2_(s * (0.09016781261718912f + s * s * (-4.688975094273127e-08f + s * s * 2.7213017492631507e-14f)) - m[r]);
+                                    branch();  // or what both have in common would be computed behind, and rounded otherwise
+                                } else {
+                                    s = exp2_(tanh_(s * 0.00125f) * 72.13475204444816f - m[r]);
+                                }
                                 (c == 0 ? even : odd)[r] += s;
                             }
                         }
