@@ -81,6 +81,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
             staging=_STAGING if any(staged) else (),
             idle_gain=target.idle_gain(attention),
             most=MOST_SPLITS,
+            trips=target.partial_trips(layout),
             few=target.few_tiles(layout),
         )
     softmax, score = plan_softmax(attention, default, names)

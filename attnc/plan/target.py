@@ -19,7 +19,7 @@ from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import Shape, unsupported
 from attnc.plan.ir import Module, OutputKernel
-from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN
+from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN, PARTIAL_TRIPS
 from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
 from attnc.plan.picture import Picture
 
@@ -151,6 +151,10 @@ class Target(ABC):
     def idle_gain(self, attention: Attention) -> float:
         """How much faster a multiprocessor reads keys while others idle."""
         return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
+
+    def partial_trips(self, layout: Layout | None) -> int:
+        """What a byte of a partial result costs in bytes of keys."""
+        return PARTIAL_TRIPS
 
     def few_tiles(self, layout: Layout | None) -> int:
         """Tiles of keys for each multiprocessor below which blocks that decode share the columns of o."""

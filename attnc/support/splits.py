@@ -11,8 +11,6 @@ from .sizes import Names, evaluate
 #: Bytes that a multiprocessor reads while a wave of programs starts and ends, and while the kernel that joins
 #: the splits is launched; measured on an H200.
 _WAVE_BYTES, _COMBINE_BYTES = 96 << 10, 96 << 10
-#: What a byte of a partial result costs, which is written and read again, in bytes of keys; measured there.
-_TRIPS = 3
 
 
 @dataclass(frozen=True)
@@ -23,6 +21,9 @@ class Split:
     idle_gain: how much faster a multiprocessor reads while others idle; staging: major capabilities on
     which a block takes `config.staged` bytes of shared memory; most: splits that a grid has room for;
     counted: that are considered.
+
+    trips: what a byte of a partial result costs, which is written and read again, in bytes of keys; measured
+    on an H200.
 
     columns: of a result, of which a block has `config.BLOCK_D`, 0: all; few: fewer tiles of keys for each
     multiprocessor than which are for blocks that share them.
@@ -37,6 +38,7 @@ class Split:
     staging: tuple[int, ...] = ()
     most: int | None = None
     counted: int = 128
+    trips: int = 3
     columns: int = 0
     few: int = 0
 
@@ -67,6 +69,7 @@ class Split:
                 gpu,
                 self.idle_gain,
                 self.counted,
+                self.trips,
             )
         )
         if self.most is not None and splits > self.most:
@@ -92,6 +95,7 @@ def count_splits(
     gpu: Gpu,
     idle_gain: float,
     most: int,
+    trips: int = 3,
 ) -> int:
     """The number of splits with the shortest time, by a model of a kernel bound by memory.
 
@@ -111,6 +115,6 @@ def count_splits(
         if rest:
             deepest = -(-rest // processors)
             time += max(rest / processors, deepest / idle_gain) * split_bytes + _WAVE_BYTES
-        return time if n == 1 else time + _COMBINE_BYTES + _TRIPS * n * partial_bytes / processors
+        return time if n == 1 else time + _COMBINE_BYTES + trips * n * partial_bytes / processors
 
     return min(range(1, max(1, min(key_tiles, most)) + 1), key=cost)

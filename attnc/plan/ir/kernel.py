@@ -160,6 +160,8 @@ def expressions_within(part: object) -> Iterator[Expr]:
 
 #: How much faster a multiprocessor reads while others idle, and where rows lie in pages; measured on an H200.
 IDLE_GAIN, PAGED_IDLE_GAIN = 1.3, 1.2
+#: What a byte of a partial result costs, which is written and read again, in bytes of keys; measured there.
+PARTIAL_TRIPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,8 @@ class Split:
     none if no config takes more.
 
     Into how many splits keys are cut follows from a model of time (`support.splits.count_splits`): idle_gain
-    is how much faster a multiprocessor reads while others idle, most the splits that are considered. few:
+    is how much faster a multiprocessor reads while others idle, most the splits that are considered,
+    trips what a byte of a partial result costs in bytes of keys. few:
     where a call has fewer tiles of keys for each multiprocessor, blocks share the columns of o; 0: never.
     """
 
@@ -197,6 +200,7 @@ class Split:
     staging: tuple[int, ...]
     idle_gain: float
     most: int
+    trips: int
     few: int
 
 

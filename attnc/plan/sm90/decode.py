@@ -49,6 +49,8 @@ BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
 FEW_TILES = 1
 #: How much faster a multiprocessor is at tiles of two warpgroups while others idle: tensor cores bound it.
 LATENT_IDLE_GAIN = 1.0
+#: What a byte of their partial results costs in bytes of keys: few blocks join them. Measured there.
+LATENT_TRIPS = 4
 #: Bytes of a row of a piece of a tile, and of a barrier.
 _ROW, _BARRIER = 128, 8
 #: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.

@@ -41,6 +41,7 @@ from attnc.plan.sm90.configs import (
 from attnc.plan.sm90.decode import (
     FEW_TILES,
     LATENT_IDLE_GAIN,
+    LATENT_TRIPS,
     Sm90DecodeLayout,
     sm90_decode_configs,
     sm90_decode_estimate,
@@ -127,6 +128,10 @@ class Sm90a(Target):
     def idle_gain(self, attention: Attention) -> float:
         is_latent = attention.v.storage.is_part and feature(attention.v) > WIDEST
         return LATENT_IDLE_GAIN if is_latent else Target.idle_gain(self, attention)
+
+    def partial_trips(self, layout: Layout | None) -> int:
+        is_latent = isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1
+        return LATENT_TRIPS if is_latent else Target.partial_trips(self, layout)
 
     def few_tiles(self, layout: Layout | None) -> int:
         return FEW_TILES if isinstance(layout, Sm90DecodeLayout) and layout.shares else 0
