@@ -95,6 +95,9 @@ def _diagnostic(severity: Severity, code: str, message: str, primary: Label, det
     )
 
 
+# --- 'did you mean'
+
+
 def suggest(name: str, candidates: Iterable[str]) -> str | None:
     """The closest candidate, if it is close enough; among equals one that the name begins, then the first by
     name.
@@ -128,6 +131,9 @@ def _distance(a: str, b: str) -> int:
             row.append(cost)
         rows.append(row)
     return rows[-1][-1]
+
+
+# --- as text and as JSON
 
 
 _TAB = 4
@@ -301,6 +307,9 @@ def _char_width(char: str) -> int:
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+# --- of all passes
 
 
 MAX_DIAGNOSTICS = 100

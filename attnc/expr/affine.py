@@ -52,6 +52,8 @@ from attnc.expr.nodes import (
 )
 from attnc.expr.simplify import make, simplify
 
+# --- sums
+
 
 @dataclass(frozen=True, slots=True)
 class Affine:
@@ -196,6 +198,9 @@ def _reading_order(term: tuple[Expr, int], *, aligned: bool) -> tuple[int, bool,
         case _:
             rank = 2
     return rank, isinstance(atom, Dim), c < 0, show(atom)
+
+
+# --- what is proved of them for every tile
 
 
 Q_LO, Q_HI, KV_LO, KV_HI = Index("q_lo"), Index("q_hi"), Index("kv_lo"), Index("kv_hi")

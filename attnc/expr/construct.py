@@ -31,6 +31,9 @@ from attnc.expr.nodes import (
     Or,
 )
 
+# --- numbers
+
+
 ZERO, ONE = Const(0), Const(1)
 
 
@@ -222,6 +225,9 @@ def maximum(left: Expr, right: Expr) -> Expr:
     if a is not None and b is not None and left.type == right.type:
         return left if a >= b else right
     return left if left == right else Call("max", (left, right))
+
+
+# --- conditions
 
 
 #: not (a < b)  <=>  a >= b; and a < b  <=>  b > a

@@ -65,6 +65,9 @@ from attnc.expr.nodes import (
 )
 from attnc.expr.simplify import nnf, substitute
 
+# --- integers
+
+
 #: The largest tile, and so how far the elements of one may lie past the end.
 _TILE = 1024
 #: The most queries, keys or anything else that a tensor has along an axis; positions of a last tile, which
@@ -185,6 +188,9 @@ def _range_of_rounded(whole: Range, size: Range) -> Range:
     if size.lo <= 0:
         return Range(min(whole.lo + size.lo - 1, whole.lo - size.hi, 0), max(whole.hi - size.lo, whole.hi, 0))
     return Range(max(whole.lo - size.hi + 1, 0) if whole.lo >= 0 else whole.lo - size.hi + 1, whole.hi)
+
+
+# --- over a tile
 
 
 Join: TypeAlias = Callable[[Expr, Expr], Expr]
@@ -427,6 +433,9 @@ def _both(join: Join, a: Expr | None, b: Expr | None) -> Expr | None:
 
 def _any(join: Join, a: Expr | None, b: Expr | None) -> Expr | None:
     return b if a is None else a if b is None else join(a, b)
+
+
+# --- where a value may be no finite number
 
 
 _ANY = frozenset({math.inf, -math.inf, math.nan})

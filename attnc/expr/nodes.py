@@ -339,6 +339,9 @@ def uses(expr: Expr) -> frozenset[str]:
 _OR, _AND, _NOT, _COMPARE, _SUM, _PRODUCT, _NEG, _ATOM = range(8)
 
 
+# --- as spec text
+
+
 def show(expr: Expr) -> str:
     """The expression in the notation of a spec, with as few parentheses as keep its structure.
 

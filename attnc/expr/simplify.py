@@ -135,6 +135,9 @@ def _nnf(mask: Expr, *, positive: bool) -> Expr:
             return simplify(mask) if positive else negate(simplify(mask))
 
 
+# --- a score times a constant
+
+
 def scale_by(expr: Expr, factor: float) -> Expr:
     """expr * factor with the factor folded into constants that are there already, and divisions by constants
     made products.

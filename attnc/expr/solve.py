@@ -42,6 +42,8 @@ from attnc.expr.nodes import (
 )
 from attnc.expr.simplify import nnf, substitute
 
+# --- runs of positions
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -168,6 +170,9 @@ def _count(run: Run, length: Expr) -> Expr:
 
 def _cost(run: Run) -> int:
     return sum(1 for part in (run.lo, run.hi, run.guard) if part is not None for _ in walk(part))
+
+
+# --- masks
 
 
 Var: TypeAlias = Literal["q_idx", "kv_idx"]

@@ -38,6 +38,9 @@ from attnc.model.tensors import DType, Tensor
 from attnc.source import Span
 from attnc.syntax import ast
 
+# --- limits on what a file expands to
+
+
 MAX_NODES = 4096
 #: Levels of the result, and of expressions inside of expressions on the way: far from Python's own limit.
 MAX_DEPTH = 96
@@ -106,6 +109,9 @@ def charged(what: str, span: Span) -> Iterator[None]:
 
 _NUMBERS: tuple[Type, ...] = ("int", "float")
 _A: dict[Type, str] = {"bool": "true or false", "int": "an integer", "float": "a number"}
+
+
+# --- expressions
 
 
 @dataclass(slots=True)

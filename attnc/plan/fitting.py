@@ -133,6 +133,9 @@ def several_values(knob: Knob) -> Diagnostic:
     return unsupported(message, knob.span, label, hint)
 
 
+# --- of attentions that have no schedule
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What the choice depends on. dtype: of q, as a spec spells it; width: of its rows, the larger of D and

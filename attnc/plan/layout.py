@@ -10,6 +10,9 @@ from typing import Literal, Protocol, TypeAlias
 
 from attnc.model.schedule import TileConfig
 
+# --- how kernels lie on a machine
+
+
 #: The kernels of a backward by what they make; "rows" makes what the score loads, and none of these.
 KernelName: TypeAlias = Literal["dq", "dkdv", "dk", "dv", "rows"]
 #: Any kernel of a module.
@@ -37,6 +40,9 @@ class BackwardLayout(Protocol):
 
     def registers(self, config: TileConfig, kernel: KernelName) -> Mapping[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
+
+
+# --- what a block takes, and what a launch moves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,9 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     return module
 
 
+# --- what a target cannot lower
+
+
 def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Every reason why this target cannot compile this variant under this schedule."""
     target = TARGETS.get(schedule.target)

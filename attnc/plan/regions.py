@@ -143,6 +143,9 @@ def _align_down(position: Expr, axis: Axis) -> Expr:
     return position if position == ZERO else mul(floordiv(position, TILE[axis]), TILE[axis])
 
 
+# --- keys that no query keeps
+
+
 _KV_IDX = Index("kv_idx")
 
 

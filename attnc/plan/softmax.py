@@ -35,118 +35,6 @@ from attnc.plan.ir.kernel import UnifiedMax, is_decode
 from attnc.plan.loads import LoadNames
 from attnc.plan.target import Target
 
-LOG2E = math.log2(math.e)
-
-
-def split_scale(score: Expr) -> tuple[float | None, Expr]:
-    """(scale, s) with score * log2(e) == scale * s; scale is None when the whole score carries the factor
-    itself.
-
-    A positive constant factor of the whole score stays out of s: exp2(scale * s - m) is one fused
-    multiply-add and one exp2, and max(scale * s) = scale * max(s). A negative factor would turn the maximum
-    into a minimum, so it is multiplied in first; one that a normal float32 cannot hold would be 0 or infinite
-    there, and 0 * -inf is no maximum.
-    """
-    match simplify(scale_by(score, LOG2E)):
-        case Dot() as dot:
-            return LOG2E, dot
-        case (
-            Binary(op="*", left=rest, right=Const(value=factor))
-            | Binary(op="*", left=Const(value=factor), right=rest)
-        ) if 2.0**-126 <= factor < 2.0**128:
-            return float(factor), rest
-        case scaled:
-            return None, scaled
-
-
-#: What sums are laid out for: keys of a sequence, and the size of a value.
-LONGEST, LARGEST_VALUE = 2.0**20, 2.0**16
-#: Factors below a row's largest probability that must still be exact in its type.
-HEADROOM = 2.0**8
-_LARGEST = {DType.F16: 65504.0, DType.BF16: 3.38e38, DType.F32: 3.4e38}
-_SMALLEST_NORMAL = {DType.F16: 2.0**-14, DType.BF16: 2.0**-126, DType.F32: 2.0**-126}
-
-
-def safe_range(dtype: DType) -> tuple[float, float]:
-    """The exponents between which a row's largest may lie, for probabilities and values of this type."""
-    sums = math.log(_LARGEST[DType.F32]) - math.log(LONGEST) - math.log(LARGEST_VALUE)
-    return math.log(_SMALLEST_NORMAL[dtype] * HEADROOM), min(math.log(_LARGEST[dtype]), sums)
-
-
-def check_bounds(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
-    """E0604 where the bounds that a schedule gives are not safe for the type of P and V."""
-    dtype = DType(variant.attention.v.dtype)
-    low, high = safe_range(dtype)
-    for choice in knob.choices:
-        if isinstance(choice, Choice) and choice.name == "unified_max" and knob.span is not None:
-            a, b = bounds_of(choice)
-            if a < low or b > high:
-                shown = f"[{math.ceil(low * 10) / 10:g}, {math.floor(high * 10) / 10:g}]"
-                yield error(
-                    "E0604",
-                    f"bounds = [{a:g}, {b:g}] are not safe with probabilities in {dtype}",
-                    knob.span,
-                    "exp(s - phi) overflows or loses its digits there",
-                    hints=(f"{shown} is safe for up to 2**20 keys and values up to 65536",),
-                )
-
-
-def unified_max(attention: Attention, config: ForwardConfig) -> UnifiedMax | None:
-    """The unified maximum that a config asks for; its fallback is dropped where the score cannot leave the
-    bounds.
-    """
-    choice = config.softmax
-    if choice.name != "unified_max":
-        return None
-    phi = choice.args["phi"]
-    assert isinstance(phi, float)
-    a, b = bounds_of(choice)
-    low, high = score_range(attention.score)
-    inside = phi + a <= low and high <= phi + b and attention.softmax.sink is None
-    return UnifiedMax(phi=phi * LOG2E, low=a * LOG2E, high=b * LOG2E, fallback=not inside)
-
-
-def bounds_of(choice: Choice) -> tuple[float, float]:
-    """Where a row's largest exponent may lie, in natural units."""
-    bounds = choice.args["bounds"]
-    assert isinstance(bounds, tuple)
-    a, b = bounds
-    assert isinstance(a, float)
-    assert isinstance(b, float)
-    return a, b
-
-
-def score_range(score: Expr) -> tuple[float, float]:
-    """Between which numbers the score lies, whatever its inputs; infinite where nothing bounds it."""
-    match score:
-        case Const(value=int() | float() as value):
-            return float(value), float(value)
-        case Call(function=function) if function in REAL:
-            return REAL[function].low, REAL[function].high
-        case Neg(operand=operand):
-            low, high = score_range(operand)
-            return -high, -low
-        case Binary(op="+" | "-" as op, left=left, right=right):
-            (a, b), (c, d) = score_range(left), score_range(right)
-            return (a + c, b + d) if op == "+" else (a - d, b - c)
-        case Binary(op="*", left=left, right=right):
-            ends = [_product(x, y) for x in score_range(left) for y in score_range(right)]
-            return min(ends), max(ends)
-        case Binary(op="/", left=left, right=Const(value=int() | float() as value)) if value != 0:
-            ends = [x / value for x in score_range(left)]
-            return min(ends), max(ends)
-        case Call(function="min" | "max" as function, args=args):
-            choose = min if function == "min" else max
-            lows, highs = zip(*map(score_range, args), strict=True)
-            return choose(lows), choose(highs)
-        case _:
-            return -math.inf, math.inf
-
-
-def _product(x: float, y: float) -> float:
-    return 0.0 if 0.0 in (x, y) else x * y
-
-
 #: log2 of how far a maximum of f16 probabilities may grow unseen: they reach 2^14, and the row's largest
 #: should have all of its bits even before that.
 _F16_HEADROOM = 12.0
@@ -279,3 +167,121 @@ def shift_of(softmax: Softmax, unified: UnifiedMax | None, p: DType) -> Shift:
 def top_of(p: DType) -> int:
     """log2 of what p may reach under a lazy maximum: f16 has few exponents, and is used up to its largest."""
     return 14 if p is DType.F16 else 0
+
+
+# --- one maximum for all rows
+
+
+#: What sums are laid out for: keys of a sequence, and the size of a value.
+LONGEST, LARGEST_VALUE = 2.0**20, 2.0**16
+#: Factors below a row's largest probability that must still be exact in its type.
+HEADROOM = 2.0**8
+_LARGEST = {DType.F16: 65504.0, DType.BF16: 3.38e38, DType.F32: 3.4e38}
+_SMALLEST_NORMAL = {DType.F16: 2.0**-14, DType.BF16: 2.0**-126, DType.F32: 2.0**-126}
+
+
+def safe_range(dtype: DType) -> tuple[float, float]:
+    """The exponents between which a row's largest may lie, for probabilities and values of this type."""
+    sums = math.log(_LARGEST[DType.F32]) - math.log(LONGEST) - math.log(LARGEST_VALUE)
+    return math.log(_SMALLEST_NORMAL[dtype] * HEADROOM), min(math.log(_LARGEST[dtype]), sums)
+
+
+def check_bounds(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
+    """E0604 where the bounds that a schedule gives are not safe for the type of P and V."""
+    dtype = DType(variant.attention.v.dtype)
+    low, high = safe_range(dtype)
+    for choice in knob.choices:
+        if isinstance(choice, Choice) and choice.name == "unified_max" and knob.span is not None:
+            a, b = bounds_of(choice)
+            if a < low or b > high:
+                shown = f"[{math.ceil(low * 10) / 10:g}, {math.floor(high * 10) / 10:g}]"
+                yield error(
+                    "E0604",
+                    f"bounds = [{a:g}, {b:g}] are not safe with probabilities in {dtype}",
+                    knob.span,
+                    "exp(s - phi) overflows or loses its digits there",
+                    hints=(f"{shown} is safe for up to 2**20 keys and values up to 65536",),
+                )
+
+
+def unified_max(attention: Attention, config: ForwardConfig) -> UnifiedMax | None:
+    """The unified maximum that a config asks for; its fallback is dropped where the score cannot leave the
+    bounds.
+    """
+    choice = config.softmax
+    if choice.name != "unified_max":
+        return None
+    phi = choice.args["phi"]
+    assert isinstance(phi, float)
+    a, b = bounds_of(choice)
+    low, high = score_range(attention.score)
+    inside = phi + a <= low and high <= phi + b and attention.softmax.sink is None
+    return UnifiedMax(phi=phi * LOG2E, low=a * LOG2E, high=b * LOG2E, fallback=not inside)
+
+
+def bounds_of(choice: Choice) -> tuple[float, float]:
+    """Where a row's largest exponent may lie, in natural units."""
+    bounds = choice.args["bounds"]
+    assert isinstance(bounds, tuple)
+    a, b = bounds
+    assert isinstance(a, float)
+    assert isinstance(b, float)
+    return a, b
+
+
+def score_range(score: Expr) -> tuple[float, float]:
+    """Between which numbers the score lies, whatever its inputs; infinite where nothing bounds it."""
+    match score:
+        case Const(value=int() | float() as value):
+            return float(value), float(value)
+        case Call(function=function) if function in REAL:
+            return REAL[function].low, REAL[function].high
+        case Neg(operand=operand):
+            low, high = score_range(operand)
+            return -high, -low
+        case Binary(op="+" | "-" as op, left=left, right=right):
+            (a, b), (c, d) = score_range(left), score_range(right)
+            return (a + c, b + d) if op == "+" else (a - d, b - c)
+        case Binary(op="*", left=left, right=right):
+            ends = [_product(x, y) for x in score_range(left) for y in score_range(right)]
+            return min(ends), max(ends)
+        case Binary(op="/", left=left, right=Const(value=int() | float() as value)) if value != 0:
+            ends = [x / value for x in score_range(left)]
+            return min(ends), max(ends)
+        case Call(function="min" | "max" as function, args=args):
+            choose = min if function == "min" else max
+            lows, highs = zip(*map(score_range, args), strict=True)
+            return choose(lows), choose(highs)
+        case _:
+            return -math.inf, math.inf
+
+
+def _product(x: float, y: float) -> float:
+    return 0.0 if 0.0 in (x, y) else x * y
+
+
+# --- scores in base 2
+
+
+LOG2E = math.log2(math.e)
+
+
+def split_scale(score: Expr) -> tuple[float | None, Expr]:
+    """(scale, s) with score * log2(e) == scale * s; scale is None when the whole score carries the factor
+    itself.
+
+    A positive constant factor of the whole score stays out of s: exp2(scale * s - m) is one fused
+    multiply-add and one exp2, and max(scale * s) = scale * max(s). A negative factor would turn the maximum
+    into a minimum, so it is multiplied in first; one that a normal float32 cannot hold would be 0 or infinite
+    there, and 0 * -inf is no maximum.
+    """
+    match simplify(scale_by(score, LOG2E)):
+        case Dot() as dot:
+            return LOG2E, dot
+        case (
+            Binary(op="*", left=rest, right=Const(value=factor))
+            | Binary(op="*", left=Const(value=factor), right=rest)
+        ) if 2.0**-126 <= factor < 2.0**128:
+            return float(factor), rest
+        case scaled:
+            return None, scaled

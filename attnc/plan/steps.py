@@ -309,6 +309,9 @@ def dims_of(expressions: Iterable[Expr]) -> tuple[str, ...]:
     return (*kept, *sorted(used - set(first) - {"BLOCK_M", "BLOCK_N"}))
 
 
+# --- the sequence at hand
+
+
 #: Rows of q and o that the sequence has in memory, where M may be less.
 Q_ROWS = Ref("q_rows", "int", within=(0, SIZE))
 

@@ -34,63 +34,142 @@ from attnc.source import Source, Span
 from attnc.syntax import ast
 from attnc.syntax.explain import explain
 
-MAX_CHARACTERS = 256 * 1024
-#: Of lines, and of words, numbers and signs outside comments.
-MAX_TOKENS = 16 * 1024
-MAX_DEPTH = 64
-MAX_DIGITS = 32
-MAX_NAME = 64
-_STEPS_PER_TOKEN = 15
+MAX_ERRORS = 50
 
-_TOKEN = re.compile(
-    r"(?P<comment>\#[^\n]*) | (?P<open>[(\[{]) | (?P<close>[)\]}]) | (?P<sign>- | not\b)"
-    r" | (?P<name>[A-Za-z_][A-Za-z0-9_]*) | (?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?) | [^\s]",
-    re.VERBOSE,
-)
+_ITEM_START = re.compile(r"^[ \t]*(?:attention|projection|schedule|def)\b", re.MULTILINE)
+_COMMENT = re.compile(r"#[^\n]*")
 
 
-def check_size(source: Source) -> Diagnostic | None:
-    """E0501, or None. Counts what reading the file costs."""
-    if len(source.text) > MAX_CHARACTERS:
-        message = f"the file has {len(source.text)} characters; the limit is {MAX_CHARACTERS}"
-        return error("E0501", message, source.span(0, 0), "too large to be a spec")
-    tokens = sum(match.lastgroup != "comment" for match in _TOKEN.finditer(source.text))
-    for count, what in ((source.text.count("\n"), "lines"), (tokens, "words, numbers and signs")):
-        if count > MAX_TOKENS:
-            message = f"the file has {count} {what}; the limit is {MAX_TOKENS}"
-            return error("E0501", message, source.span(0, 0), "too large to be a spec")
-    spend(_STEPS_PER_TOKEN * tokens)
-    return None
+def load(path: Path) -> Source:
+    """Reads a spec file. Raises OSError, and DiagnosticError for text that is not UTF-8."""
+    with path.open("rb") as file:
+        data = file.read(4 * MAX_CHARACTERS + 4)
+    cut_off = (
+        len(data) > 4 * MAX_CHARACTERS
+    )  # more than enough for `parse` to refuse it, so decoding may be rough
+    try:
+        text = data.decode("utf-8-sig", errors="replace" if cut_off else "strict")
+    except UnicodeDecodeError as failure:
+        # `failure.start` counts from after a byte order mark when there is one.
+        source = Source(str(path), data.decode("utf-8-sig", errors="replace"))
+        good = len(failure.object[: failure.start].decode("utf-8-sig"))
+        byte = failure.object[failure.start]
+        span = source.span(good, good + 1)
+        raise DiagnosticError(
+            [error("E0105", "the file is not UTF-8 text", span, f"byte 0x{byte:02x}")]
+        ) from None
+    return Source(str(path), text)
 
 
-def check_limits(source: Source, start: int, end: int) -> Diagnostic | None:
-    """The first place in [start, end) that exceeds a limit, or None."""
-    return next(_violations(source, start, end), None)
+def parse(source: Source) -> ast.File:
+    """The tree of a file. Raises DiagnosticError with an error for each wrong item (at most `MAX_ERRORS`)."""
+    if oversized := check_size(source):
+        raise DiagnosticError([oversized])
+    items: list[ast.Item] = []
+    errors: list[Diagnostic] = []
+    for start, end in _item_ranges(source.text):
+        try:
+            items += _parse_items(source, start, end)
+        except DiagnosticError as failure:
+            [found] = failure.diagnostics
+            # The rest of an unclosed block may stand behind the item that cut it off.
+            if not (errors and errors[-1].code == "E0103" and found.code in ("E0104", "E0107")):
+                errors.append(found)
+            if len(errors) == MAX_ERRORS:
+                break
+    if errors:
+        raise DiagnosticError(errors)
+    return ast.File(items=tuple(items), comments=_comments(source), span=source.span(0, len(source.text)))
 
 
-def too_deep(span: Span) -> Diagnostic:
-    hint = "give parts of the expression a name with 'let' or 'def'"
-    return error("E0502", f"more than {MAX_DEPTH} levels of nesting", span, "too deep", hints=[hint])
+def _item_ranges(text: str) -> Iterator[tuple[int, int]]:
+    starts = [match.start() for match in _ITEM_START.finditer(text) if match.start() > 0]
+    return pairwise([0, *starts, len(text)])
 
 
-def _violations(source: Source, start: int, end: int) -> Iterator[Diagnostic]:
-    depth = signs = 0
-    for match in _TOKEN.finditer(source.text, start, end):
-        kind, length = match.lastgroup, match.end() - match.start()
-        span = source.span(match.start(), match.end())
-        signs = signs + 1 if kind == "sign" else 0
-        depth += (kind == "open") - (kind == "close" and depth > 0)
-        if depth + signs > MAX_DEPTH:
-            yield too_deep(span)
-        elif kind == "name" and length > MAX_NAME:
-            yield error("E0504", f"name of {length} characters", span, f"the limit is {MAX_NAME}")
-        elif kind == "number" and (digits := sum(map(str.isdigit, match.group()))) > MAX_DIGITS:
-            yield error("E0503", f"number of {digits} digits", span, f"the limit is {MAX_DIGITS}")
-        elif kind == "number" and not math.isfinite(float(match.group())):
-            yield error("E0505", f"'{span.text}' is too large", span, "not a finite float64")
+def _parse_items(source: Source, start: int, end: int) -> tuple[ast.Item, ...]:
+    """The item in [start, end); none before the first. Raises with exactly one error."""
+    if exceeded := check_limits(source, start, end):
+        raise DiagnosticError([exceeded])
+    text = TextSlice(source.text, start, end)
+    session = _lark().parse_interactive(text)
+    tokens: list[Token] = []
+    try:
+        for token in session.iter_parse():
+            tokens.append(token)  # noqa: PERF402 - the tokens before a failure are needed
+        tree = session.feed_token(Token("$END", "", end, end_pos=end))
+    except UnexpectedInput as failure:
+        taken = tokens[:-1] if tokens and tokens[-1] is getattr(failure, "token", None) else tokens
+        raise DiagnosticError([explain(source, taken, failure, _accepted(text, len(taken)), end)]) from None
+    return build_items(source, tree)
 
 
-Cst: TypeAlias = "Tree[Token]"
+def _accepted(text: TextSlice[str], count: int) -> set[str]:
+    """The types of token that may follow the first `count` tokens.
+
+    Parsed anew: the parser that failed may have reduced before it saw that it could not go on.
+    """
+    session = _lark().parse_interactive(text)
+    with suppress(UnexpectedInput):
+        for _ in islice(session.iter_parse(), count + 1):  # the last one is read and not yet taken
+            pass
+    accepts: Callable[[], set[str]] = session.accepts
+    return accepts()
+
+
+def _comments(source: Source) -> tuple[ast.Comment, ...]:
+    """Every comment. The language has no strings, so that every '#' starts one."""
+    return tuple(
+        ast.Comment(text=text, span=source.span(match.start(), match.start() + len(text)))
+        for match in _COMMENT.finditer(source.text)
+        if (text := match.group().rstrip())
+    )
+
+
+@cache
+def _lark() -> Lark:
+    grammar = resource("grammar", "attn.lark").read_text(encoding="utf-8")
+    return Lark(
+        grammar,
+        start="file",
+        parser="lalr",
+        postlex=_Newlines(),
+        propagate_positions=True,
+        maybe_placeholders=False,
+    )
+
+
+class _Newlines(PostLex):
+    """Drops the newlines that end no statement: those inside ( ), [ ] and sets, and all but one of a run."""
+
+    # Read everywhere as what they are: 'andb' is never 'and' and 'b', '==' never '=' and '='.
+    always_accept = ("_NL", "NAME", "COMPARISON")
+
+    def process(self, stream: Iterator[Token]) -> Iterator[Token]:
+        ends_statement = [True]
+        before = ""
+        for token in stream:
+            if token.type != "_NL":
+                yield token
+                if token.type in ("LPAR", "LSQB", "LBRACE"):
+                    ends_statement.append(token.type == "LBRACE" and before != "IN")
+                elif token.type in ("RPAR", "RSQB", "RBRACE") and len(ends_statement) > 1:
+                    ends_statement.pop()
+            elif ends_statement[-1] and before != "_NL":
+                yield token
+            else:
+                continue
+            before = token.type
+
+
+@cache
+def prelude() -> ast.File:
+    """The tree of the prelude. Its source is named without the place of the installation."""
+    return parse(Source("prelude.attn", resource("grammar", "prelude.attn").read_text(encoding="utf-8")))
+
+
+# --- from a CST to the AST
+
 
 _FLAT = frozenset(
     {"file", "attention", "projection", "schedule", "def", "name", "number", "true", "false", "dotted"}
@@ -315,135 +394,63 @@ class _Builder:
         return ast.Keyword(name=self.name(name), value=self.expr(value), span=self.span(tree))
 
 
-MAX_ERRORS = 50
-
-_ITEM_START = re.compile(r"^[ \t]*(?:attention|projection|schedule|def)\b", re.MULTILINE)
-_COMMENT = re.compile(r"#[^\n]*")
+# --- limits
 
 
-def load(path: Path) -> Source:
-    """Reads a spec file. Raises OSError, and DiagnosticError for text that is not UTF-8."""
-    with path.open("rb") as file:
-        data = file.read(4 * MAX_CHARACTERS + 4)
-    cut_off = (
-        len(data) > 4 * MAX_CHARACTERS
-    )  # more than enough for `parse` to refuse it, so decoding may be rough
-    try:
-        text = data.decode("utf-8-sig", errors="replace" if cut_off else "strict")
-    except UnicodeDecodeError as failure:
-        # `failure.start` counts from after a byte order mark when there is one.
-        source = Source(str(path), data.decode("utf-8-sig", errors="replace"))
-        good = len(failure.object[: failure.start].decode("utf-8-sig"))
-        byte = failure.object[failure.start]
-        span = source.span(good, good + 1)
-        raise DiagnosticError(
-            [error("E0105", "the file is not UTF-8 text", span, f"byte 0x{byte:02x}")]
-        ) from None
-    return Source(str(path), text)
+MAX_CHARACTERS = 256 * 1024
+#: Of lines, and of words, numbers and signs outside comments.
+MAX_TOKENS = 16 * 1024
+MAX_DEPTH = 64
+MAX_DIGITS = 32
+MAX_NAME = 64
+_STEPS_PER_TOKEN = 15
+
+_TOKEN = re.compile(
+    r"(?P<comment>\#[^\n]*) | (?P<open>[(\[{]) | (?P<close>[)\]}]) | (?P<sign>- | not\b)"
+    r" | (?P<name>[A-Za-z_][A-Za-z0-9_]*) | (?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?) | [^\s]",
+    re.VERBOSE,
+)
 
 
-def parse(source: Source) -> ast.File:
-    """The tree of a file. Raises DiagnosticError with an error for each wrong item (at most `MAX_ERRORS`)."""
-    if oversized := check_size(source):
-        raise DiagnosticError([oversized])
-    items: list[ast.Item] = []
-    errors: list[Diagnostic] = []
-    for start, end in _item_ranges(source.text):
-        try:
-            items += _parse_items(source, start, end)
-        except DiagnosticError as failure:
-            [found] = failure.diagnostics
-            # The rest of an unclosed block may stand behind the item that cut it off.
-            if not (errors and errors[-1].code == "E0103" and found.code in ("E0104", "E0107")):
-                errors.append(found)
-            if len(errors) == MAX_ERRORS:
-                break
-    if errors:
-        raise DiagnosticError(errors)
-    return ast.File(items=tuple(items), comments=_comments(source), span=source.span(0, len(source.text)))
+def check_size(source: Source) -> Diagnostic | None:
+    """E0501, or None. Counts what reading the file costs."""
+    if len(source.text) > MAX_CHARACTERS:
+        message = f"the file has {len(source.text)} characters; the limit is {MAX_CHARACTERS}"
+        return error("E0501", message, source.span(0, 0), "too large to be a spec")
+    tokens = sum(match.lastgroup != "comment" for match in _TOKEN.finditer(source.text))
+    for count, what in ((source.text.count("\n"), "lines"), (tokens, "words, numbers and signs")):
+        if count > MAX_TOKENS:
+            message = f"the file has {count} {what}; the limit is {MAX_TOKENS}"
+            return error("E0501", message, source.span(0, 0), "too large to be a spec")
+    spend(_STEPS_PER_TOKEN * tokens)
+    return None
 
 
-def _item_ranges(text: str) -> Iterator[tuple[int, int]]:
-    starts = [match.start() for match in _ITEM_START.finditer(text) if match.start() > 0]
-    return pairwise([0, *starts, len(text)])
+def check_limits(source: Source, start: int, end: int) -> Diagnostic | None:
+    """The first place in [start, end) that exceeds a limit, or None."""
+    return next(_violations(source, start, end), None)
 
 
-def _parse_items(source: Source, start: int, end: int) -> tuple[ast.Item, ...]:
-    """The item in [start, end); none before the first. Raises with exactly one error."""
-    if exceeded := check_limits(source, start, end):
-        raise DiagnosticError([exceeded])
-    text = TextSlice(source.text, start, end)
-    session = _lark().parse_interactive(text)
-    tokens: list[Token] = []
-    try:
-        for token in session.iter_parse():
-            tokens.append(token)  # noqa: PERF402 - the tokens before a failure are needed
-        tree = session.feed_token(Token("$END", "", end, end_pos=end))
-    except UnexpectedInput as failure:
-        taken = tokens[:-1] if tokens and tokens[-1] is getattr(failure, "token", None) else tokens
-        raise DiagnosticError([explain(source, taken, failure, _accepted(text, len(taken)), end)]) from None
-    return build_items(source, tree)
+def too_deep(span: Span) -> Diagnostic:
+    hint = "give parts of the expression a name with 'let' or 'def'"
+    return error("E0502", f"more than {MAX_DEPTH} levels of nesting", span, "too deep", hints=[hint])
 
 
-def _accepted(text: TextSlice[str], count: int) -> set[str]:
-    """The types of token that may follow the first `count` tokens.
-
-    Parsed anew: the parser that failed may have reduced before it saw that it could not go on.
-    """
-    session = _lark().parse_interactive(text)
-    with suppress(UnexpectedInput):
-        for _ in islice(session.iter_parse(), count + 1):  # the last one is read and not yet taken
-            pass
-    accepts: Callable[[], set[str]] = session.accepts
-    return accepts()
-
-
-def _comments(source: Source) -> tuple[ast.Comment, ...]:
-    """Every comment. The language has no strings, so that every '#' starts one."""
-    return tuple(
-        ast.Comment(text=text, span=source.span(match.start(), match.start() + len(text)))
-        for match in _COMMENT.finditer(source.text)
-        if (text := match.group().rstrip())
-    )
+def _violations(source: Source, start: int, end: int) -> Iterator[Diagnostic]:
+    depth = signs = 0
+    for match in _TOKEN.finditer(source.text, start, end):
+        kind, length = match.lastgroup, match.end() - match.start()
+        span = source.span(match.start(), match.end())
+        signs = signs + 1 if kind == "sign" else 0
+        depth += (kind == "open") - (kind == "close" and depth > 0)
+        if depth + signs > MAX_DEPTH:
+            yield too_deep(span)
+        elif kind == "name" and length > MAX_NAME:
+            yield error("E0504", f"name of {length} characters", span, f"the limit is {MAX_NAME}")
+        elif kind == "number" and (digits := sum(map(str.isdigit, match.group()))) > MAX_DIGITS:
+            yield error("E0503", f"number of {digits} digits", span, f"the limit is {MAX_DIGITS}")
+        elif kind == "number" and not math.isfinite(float(match.group())):
+            yield error("E0505", f"'{span.text}' is too large", span, "not a finite float64")
 
 
-@cache
-def _lark() -> Lark:
-    grammar = resource("grammar", "attn.lark").read_text(encoding="utf-8")
-    return Lark(
-        grammar,
-        start="file",
-        parser="lalr",
-        postlex=_Newlines(),
-        propagate_positions=True,
-        maybe_placeholders=False,
-    )
-
-
-class _Newlines(PostLex):
-    """Drops the newlines that end no statement: those inside ( ), [ ] and sets, and all but one of a run."""
-
-    # Read everywhere as what they are: 'andb' is never 'and' and 'b', '==' never '=' and '='.
-    always_accept = ("_NL", "NAME", "COMPARISON")
-
-    def process(self, stream: Iterator[Token]) -> Iterator[Token]:
-        ends_statement = [True]
-        before = ""
-        for token in stream:
-            if token.type != "_NL":
-                yield token
-                if token.type in ("LPAR", "LSQB", "LBRACE"):
-                    ends_statement.append(token.type == "LBRACE" and before != "IN")
-                elif token.type in ("RPAR", "RSQB", "RBRACE") and len(ends_statement) > 1:
-                    ends_statement.pop()
-            elif ends_statement[-1] and before != "_NL":
-                yield token
-            else:
-                continue
-            before = token.type
-
-
-@cache
-def prelude() -> ast.File:
-    """The tree of the prelude. Its source is named without the place of the installation."""
-    return parse(Source("prelude.attn", resource("grammar", "prelude.attn").read_text(encoding="utf-8")))
+Cst: TypeAlias = "Tree[Token]"

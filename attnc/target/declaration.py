@@ -22,6 +22,9 @@ from attnc.plan.signature import feature, is_plain, longest
 from attnc.target.quote import literal
 from attnc.tuned.choices import Buckets, Tuned
 
+# --- text of declarations
+
+
 WIDTH = 110
 
 
@@ -89,11 +92,9 @@ def in_words(text: str) -> Words:
     return Words(text.split(" "))
 
 
-def section(
-    planned: Section | None, heads: str, rows: str, row_bytes: int, *, shared: str = "", tiles: str = "1"
-) -> str:
+def section(planned: Section | None, heads: str, rows: str, row_bytes: int, *, shared: str = "") -> str:
     """How many of the heads a section has: a size, as text. rows: of the matrices that its programs read of a
-    head; shared: what divides them among heads; tiles: of a head.
+    head; shared: what divides them among heads.
     """
     if planned is None:
         return "1"
@@ -102,9 +103,6 @@ def section(
     part, whole = planned.cache
     room = f"l2() * {part} // {whole}" if part > 1 else f"l2() // {whole}"
     found = f"{heads}, {rows} * {row_bytes}{shared}, {room}"
-    if planned.rounds:
-        busy = f"{planned.rounds} * multiprocessors()" if planned.rounds > 1 else "multiprocessors()"
-        return f"even_section({found}, {busy}, {tiles})"
     limits = f", {planned.least}, {planned.most}" if planned.most is not None else ""
     return f"section({found}{limits})"
 
@@ -147,6 +145,9 @@ def _classes(value: Value) -> Iterator[str]:
     if isinstance(value, Items | Table | Record):
         for _, part in _parts(value):
             yield from _classes(part)
+
+
+# --- the call
 
 
 def operator_name(module: Module, code: str) -> str:
@@ -376,6 +377,9 @@ def _part(part: Part) -> Record:
     along = Items([quoted(axis) for axis in part.along])
     places = Items([quoted(place) if isinstance(place, str) else str(place) for place in part.places])
     return Record("Part", [quoted(part.name)], {"along": along, "places": places})
+
+
+# --- configs, and measured choices among them
 
 
 def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
