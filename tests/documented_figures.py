@@ -280,6 +280,42 @@ def decode_cuda() -> str:
     return table(rows)
 
 
+def decode_hopper() -> str:
+    """Decoding on Hopper, of a tensor and of pages, beside the Triton kernels of the same specs and cuDNN."""
+    record = json.loads((ROOT / "docs" / "figures" / "decode_hopper_h200.json").read_text(encoding="utf-8"))
+    head = ("cell", "us", "GB/s", "Triton, us", "to Triton", "cuDNN, us", "to cuDNN")
+    rows: list[tuple[str, ...]] = [(*head, "page 16, us", "Triton, us", "to Triton"), ("---",) * 10]
+    for cell in record["cells"]:
+        found = {name: its["us"] for name, its in cell["results"].items()}
+        mine, paged = found["attnc"], found["paged"]
+        shown = [cell["name"], f"{mine:.1f}", f"{cell['bytes'] / mine * 1e-3:.0f}"]
+        for name, ours in (("triton_attnc", mine), ("cudnn", mine), ("", paged), ("triton_paged", paged)):
+            theirs = found.get(name)
+            beside = ("n/a", "n/a") if theirs is None else (f"{theirs:.1f}", _ratio(theirs, ours))
+            shown += beside if name else (f"{ours:.1f}",)
+        rows.append(tuple(shown))
+    return table(rows)
+
+
+def latent_hopper() -> str:
+    """Latent attention and drafts on Hopper, beside Triton and two matrix products of cuBLAS."""
+    record = json.loads((ROOT / "docs" / "figures" / "decode_hopper_h200.json").read_text(encoding="utf-8"))
+    head = ("cell", "us", "TFLOP/s", "of roofline", "Triton, us", "to Triton", "two products, us", "to these")
+    rows: list[tuple[str, ...]] = [head, ("---",) * len(head)]
+    for cell in record["serving"]:
+        found = {name: its["us"] for name, its in cell["results"].items()}
+        if "attnc" not in found:
+            continue
+        mine = found["attnc"]
+        shown = [cell["name"], f"{mine:.1f}", f"{cell['flops'] / mine * 1e-6:.0f}"]
+        shown.append(f"{100 * cell['roofline_us'] / mine:.0f} %")
+        for name in ("triton", "bare"):
+            theirs = found.get(name)
+            shown += ("n/a", "n/a") if theirs is None else (f"{theirs:.1f}", _ratio(theirs, mine))
+        rows.append(tuple(shown))
+    return table(rows)
+
+
 def f32() -> str:
     """Single precision: TFLOP/s of both targets and of PyTorch, and ratios to its memory-efficient kernel."""
     names = {

@@ -92,10 +92,11 @@ class DecodeInputs:
 
 
 def decode_cells() -> tuple[DecodeCell, ...]:
-    """Batch 1, short and long; batches of 8k; every head its own keys; all heads the same keys."""
+    """Batch 1, short and long; batches of 2k and 8k; every head its own keys; all heads the same keys."""
     shapes = (
         (1, 32, 8, 8192),
         (1, 32, 8, 131072),
+        (4, 32, 8, 2048),
         (16, 32, 8, 8192),
         (64, 32, 8, 8192),
         (16, 32, 32, 8192),

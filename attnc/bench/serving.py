@@ -73,8 +73,9 @@ class ServingCell:
 
 
 def serving_cells() -> tuple[ServingCell, ...]:
-    """Three batches or lengths of each kind."""
-    mla = (ServingCell(kind="mla", batch=b, length=8192) for b in (1, 16, 64))
+    """Some batches and lengths of each kind."""
+    shapes = ((1, 2048), (1, 8192), (2, 8192), (4, 8192), (16, 8192), (64, 8192), (1, 65536))
+    mla = (ServingCell(kind="mla", batch=b, length=n) for b, n in shapes)
     verify = (ServingCell(kind="verify", batch=b, length=8192) for b in (1, 16, 64))
     prefix = (ServingCell(kind="prefix", batch=b, length=n) for b, n in ((16, 8192), (64, 8192), (64, 32768)))
     return (*mla, *verify, *prefix)

@@ -250,6 +250,8 @@ def _structure(e: Explanation) -> Iterator[str]:
         yield f"  a program for each tile of {tile_q} of {rows} rows, {heads} and batch"
         if e.kernel.split is not None:
             yield "  and for each split of the keys that the tile visits, joined by the combine kernel"
+            if e.kernel.split.in_turn:
+                yield "  splits take tiles in turn"
     else:
         yield f"  {grid_line(e.kernel, tile_q, tile_kv)}"
     if grid.persistent:

@@ -75,11 +75,14 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
         split = Split(
             lo=loops.loops[0].start,
             hi=loops.loops[-1].stop,
+            in_turn=target.splits_in_turn,
             max_visible_keys=max_visible_keys(attention.mask),
             staged=staged,
             staging=_STAGING if any(staged) else (),
             idle_gain=target.idle_gain(attention),
             most=MOST_SPLITS,
+            trips=target.partial_trips(layout),
+            few=target.few_tiles(layout),
         )
     softmax, score = plan_softmax(attention, default, names)
     unified = unified_max(attention, default)

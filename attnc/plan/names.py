@@ -39,7 +39,7 @@ KERNEL = frozenset((
     "rank",
     "row", "row_lo", "row_tiles", "ROWS", "rows", "run", "s", "SCALE", "score", "SECTION", "section",
     "shift", "SPLIT", "split", "split_hi", "split_lo", "split_row", "SPLIT_ROWS", "split_size", "SPLIT_SIZE",
-    "SPLITS", "splits", "splits_ptr", "start", "stop", "tile",
+    "split_step", "SPLITS", "splits", "splits_ptr", "start", "stop", "tile",
     "third_page", "tiles", "tl", "TMA", "torch", "triton", "TWO_LOG2E", "V", "v", "weight", "zero",
     "ZERO_FILL",
 ))  # fmt: skip

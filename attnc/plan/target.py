@@ -19,7 +19,7 @@ from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import Shape, unsupported
 from attnc.plan.ir import Module, OutputKernel
-from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN
+from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN, PARTIAL_TRIPS
 from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
 from attnc.plan.picture import Picture
 
@@ -36,6 +36,7 @@ class Target(ABC):
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
     besides inputs and outputs.
+    splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`).
     """
 
     name: str
@@ -48,6 +49,7 @@ class Target(ABC):
     has_lazy_maximum: ClassVar[bool] = False
     has_rows_kernel: ClassVar[bool]
     sections: ClassVar[Section]
+    splits_in_turn: ClassVar[bool] = False
     own_tensors: ClassVar[frozenset[str]] = frozenset()
 
     @property
@@ -149,6 +151,14 @@ class Target(ABC):
     def idle_gain(self, attention: Attention) -> float:
         """How much faster a multiprocessor reads keys while others idle."""
         return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
+
+    def partial_trips(self, layout: Layout | None) -> int:
+        """What a byte of a partial result costs in bytes of keys."""
+        return PARTIAL_TRIPS
+
+    def few_tiles(self, layout: Layout | None) -> int:
+        """Tiles of keys for each multiprocessor below which blocks that decode share the columns of o."""
+        return 0
 
     def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         """The most results of parts of a row's keys that one program joins."""

@@ -166,7 +166,7 @@ def storage_notes(attention: Attention) -> list[str]:
             notes.append(f"Key j of sequence b is row {cu}[b] + j; {cu}[0] is 0.")
         case Paged(block_table=table, page=page):
             notes.append(f"Key j of sequence b is row j % {page} of page {table}[b, j // {page}].")
-            notes.append("Entries of the table past the end of a sequence are never read.")
+            notes.append("Entries of the table past the end of a sequence may hold anything.")
     if isinstance(attention.v.storage, Prefix):
         notes.append("The values are the first columns of k.")
     return notes

@@ -17,7 +17,7 @@ from attnc.plan.access import Section
 from attnc.plan.decode import MOST_SPLITS, has_fixed_splits, keys_of_split
 from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, Part
-from attnc.plan.ir.kernel import IDLE_GAIN, Split
+from attnc.plan.ir.kernel import IDLE_GAIN, PARTIAL_TRIPS, Split
 from attnc.plan.signature import feature, is_plain, longest
 from attnc.target.quote import literal
 from attnc.tuned.choices import Buckets, Tuned
@@ -245,6 +245,10 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
         fields["staging"] = Items([str(major) for major in split.staging])
     if most is not None and has_fixed_splits(kernel):
         fields["most"] = str(most)
+    if split.trips != PARTIAL_TRIPS:
+        fields["trips"] = str(split.trips)
+    if split.few:
+        fields |= {"columns": str(dv), "few": str(split.few)}
     if split.most != MOST_SPLITS:
         fields["counted"] = str(split.most)
     return Record("Split", fields=fields)

@@ -10,7 +10,7 @@ from attnc.model.variants import variants
 from attnc.plan.ir import Module
 from attnc.plan.lower import plan
 from attnc.plan.sm90 import SM90A, decode_layout_of
-from attnc.plan.sm90.decode import BLOCKS, REGISTERS
+from attnc.plan.sm90.decode import BLOCKS, REGISTERS, sm90_decode_registers
 from attnc.plan.sm90.layout import hopper
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
@@ -70,11 +70,22 @@ def refusal(schedule: str, **options: object) -> str:
 )
 def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int, dv: int, page: int, consumers: int) -> None:
     kernel = planned(d=d, dv=dv, page=page).kernel
-    (config,), layout = kernel.configs, decode_layout_of(kernel)
+    config, layout = kernel.configs[0], decode_layout_of(kernel)
     assert (config.tile_q, hopper(config).consumers, config.warps) == (64, consumers, 4 * (consumers + 1))
     assert sum(layout.shared_memory(config).values()) == kernel.shared[0] <= ROOM
     assert sum(layout.registers(config).values()) < REGISTERS[consumers][1]
-    assert layout.columns * consumers == (dv or d)
+    assert layout.columns(config) * consumers == (dv or d)
+
+
+def test_blocks_can_share_the_columns_of_o() -> None:
+    kernel = planned(d=576, dv=512, page=64).kernel
+    layout = decode_layout_of(kernel)
+    assert [config.tile_d for config in kernel.configs] == [512, 256]
+    assert [layout.sharers(config) for config in kernel.configs] == [1, 2]
+    assert len(planned("tile.d = 512", d=576, dv=512).kernel.configs) == 1
+    assert len(planned(d=192, dv=128).kernel.configs) == 1  # 64 columns for each warpgroup already
+    for config in kernel.configs:
+        assert sum(sm90_decode_registers(layout, config).values()) <= REGISTERS[2][1]
 
 
 def test_two_blocks_of_one_warpgroup_live_on_a_multiprocessor() -> None:
@@ -126,7 +137,12 @@ def test_keys_that_are_copied_at_once_lie_in_one_page(page: int, box: int) -> No
         ("", {"page": 4}, "pages of 4 keys are not lowered to TMA: it copies 8 keys at once"),
         ("warp_split = kv", {}, "'warp_split = kv' is not lowered"),
         ("overlap = false", {}, "a decode kernel has no overlap to choose"),
-        ("tile.d = 64", {}, "the head dimension stays whole in a CUDA kernel"),
+        ("tile.d = 64", {}, "the head dimension stays whole in this CUDA kernel"),
+        (
+            "tile.d = 192",
+            {"d": 576, "dv": 512},
+            "tile.d = 192: blocks share 512 columns of o by multiples of 128",
+        ),
         (
             "softmax = unified_max(phi = 0, bounds = [-60, 60], fallback = online)",
             {},
@@ -148,6 +164,6 @@ def test_roles_are_explained() -> None:
     lines = list(SM90A.roles(kernel, kernel.configs[0]))
     assert (
         lines[2]
-        == "  2 warpgroups  232 registers a thread: half of the columns of o each, p of every other tile"
+        == "  2 warpgroups  232 registers a thread: 256 of 512 columns of o each, p of every other tile"
     )
     assert lines[3] == "  10 mbarriers: keys 8, p 2"

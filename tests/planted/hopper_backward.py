@@ -149,8 +149,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_between",
         file="backward_dkdv",
         story="it waits for what left before it: dk, it was thought",
-        anchor="pin(dv); if (lane == 0) tma_wait_read(); __syncwarp();",
-        patch="pin(dv);",
+        anchor="dv: each warp stores its own 16 keys. if (lane == 0) tma_wait_read(); __syncwarp();",
+        patch="dv: each warp stores its own 16 keys.",
     ),
     HopperBug(
         name="p of masked keys in dv",

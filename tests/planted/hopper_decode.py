@@ -109,9 +109,16 @@ BUGS: tuple[HopperBug, ...] = (
     HopperBug(
         name="pages of the tile before",
         attention="hopper_gqa",
-        story="pages are looked up a tile ahead, and were not looked up again",
-        anchor="page = page_of(kv_lo + lane * BOX);",
-        patch="",
+        story="lanes have the pages of several tiles, and those of the first were taken for all",
+        anchor="of_lane(pages, taken++ * BOXES + lane % BOXES)",
+        patch="of_lane(pages, lane % BOXES)",
+    ),
+    HopperBug(
+        name="first tile copied twice",
+        attention="hopper_gqa",
+        story="it was copied early, and the loop began with it",
+        anchor="kv_lo = is_early ? next(first) : first;",
+        patch="kv_lo = first;",
     ),
     HopperBug(
         name="boxes without keys announced",
@@ -176,7 +183,7 @@ BUGS: tuple[HopperBug, ...] = (
         name="a lane announces before the others have waited",
         attention="hopper_gqa",
         story="a warp with nothing to copy waited for nobody",
-        anchor="const u32 full = barrier_of(base, FULL, PARTS * stage.at + part); __syncwarp();",
-        patch="const u32 full = barrier_of(base, FULL, PARTS * stage.at + part);",
+        anchor="const u32 full = barrier_of(base, FULL, PARTS * next_stage.at + part); __syncwarp();",
+        patch="const u32 full = barrier_of(base, FULL, PARTS * next_stage.at + part);",
     ),
 )

@@ -71,6 +71,28 @@ def test_splits_of_a_fixed_size() -> None:
         split.sizes(names, CONFIGS[1]._replace(splits=5), H200)
 
 
+def test_blocks_share_the_columns_of_a_result_where_tiles_are_few() -> None:
+    class Shared(NamedTuple):
+        BLOCK_M: int
+        BLOCK_N: int
+        BLOCK_D: int
+        shared: int = 230480
+        splits: int = 0
+
+    configs = whole, half = Shared(64, 64, 512), Shared(64, 64, 256)
+    split = Split("cdiv(H, BLOCK_M) * B", "cdiv(N, BLOCK_N)", 1152, 513, columns=512, few=4)
+    for batch, first in ((1, half), (4, whole)):
+        names = {"B": batch, "H": 128, "M": 1, "N": 8192}
+        assert split.in_order(configs, names, H200)[0] == first
+        assert choose_config(None, H200, 8192, configs, {}, split.in_order(configs, names, H200)) == first
+        assert choose_config(whole, H200, 8192, configs, {}, split.in_order(configs, names, H200)) == whole
+    names = {"B": 1, "H": 128, "M": 1, "N": 8192, "BLOCK_M": 64, "BLOCK_N": 64}
+    blocks = [split.sizes(names, config, H200)["SPLITS"] * 1024 // config.BLOCK_D for config in configs]
+    assert all(count <= 132 for count in blocks)
+    assert blocks[1] > blocks[0] / 2
+    assert Split("B", "1", 512, 129).in_order(configs, names, H200) == configs
+
+
 def test_layouts_are_those_of_torch() -> None:
     for shape in ((2, 3, 4), (2, 0, 4), (), (1,)):
         made = contiguous(shape, torch.float32)

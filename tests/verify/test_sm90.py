@@ -142,6 +142,23 @@ def test_rows_that_are_nobodys_do_not_move_a_maximum(lengths: str) -> None:
     assert found.ok, found.message
 
 
+@pytest.mark.slow
+def test_tiles_without_rows_are_passed_over() -> None:
+    """There is one where a packed sequence ends with a tile; blocks take several."""
+    lines = [
+        "input q: bf16[T, H, 16] via ragged(cu_q)",
+        "input k, v: bf16[S, H, 16] via ragged(cu_k)",
+        "input cu_q, cu_k: i32[B + 1]",
+        "score = dot(q, k)",
+        "mask = true",
+        "normalize = softmax",
+        "output o: bf16[T, H, 16]",
+    ]
+    case = Case(dims={"B": 36, "H": 2, "M": 128, "N": 4}, lengths="full")
+    found = check(subject(spec(lines, LAZY, target="cuda.sm_90a")), case, fills=("nan",))
+    assert found.ok, found.message
+
+
 MEET = "            __syncwarp();\n            mbarrier_arrive_if(barrier_of(base, "
 
 

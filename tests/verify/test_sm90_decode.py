@@ -19,20 +19,26 @@ def text_of(
     mask: str = "causal",
     *,
     shared: bool = False,
+    rest: int = 64,
+    width: int = 128,
     page: int = 0,
     score: str = "dot(q, k) / sqrt(64)",
     normalize: str = "softmax",
     schedule: str = "",
+    splits: str = "auto, 3",
     dtype: str = "bf16",
     more: tuple[str, ...] = (),
 ) -> str:
-    """shared: one KV head of 192 columns, the first 128 of which are the values, for two warpgroups; else
-    heads with K and V of 64.
+    """shared: one KV head, for two warpgroups, whose first `width` columns are the values, with `rest` more;
+    else heads with K and V of 64.
     """
     paged = f" via paged(table, page = {page})" if page else ""
     if shared:
-        q, o = f"{dtype}[B, M, G, 192]", f"{dtype}[B, M, G, 128]"
-        keys = [f"input k: {dtype}[B, N, 1, 192]{paged}", f"input v: {dtype}[B, N, 1, 128] via prefix(k)"]
+        q, o = f"{dtype}[B, M, G, {width + rest}]", f"{dtype}[B, M, G, {width}]"
+        keys = [
+            f"input k: {dtype}[B, N, 1, {width + rest}]{paged}",
+            f"input v: {dtype}[B, N, 1, {width}] via prefix(k)",
+        ]
     else:
         q = o = f"{dtype}[B, M, Hkv * G, 64]"
         keys = [f"input k, v: {dtype}[B, N, Hkv, 64]{paged}"]
@@ -50,7 +56,7 @@ def text_of(
         f"output lse: f32[B, {'G' if shared else 'Hkv * G'}, M]",
     ]
     consumers = "consumers = 2, " if shared else ""
-    knobs = f"loops = [kv], pack = gqa, {consumers}tile.kv = 32, stages = 2, split.kv in {{auto, 3}}"
+    knobs = f"loops = [kv], pack = gqa, {consumers}tile.kv = 32, stages = 2, split.kv in {{{splits}}}"
     return spec(lines, f"{knobs}\n  {schedule}", target="cuda.sm_90a")
 
 
@@ -62,6 +68,10 @@ KINDS = {
         score="softcap(dot(q, k) / sqrt(192), 30)",
         schedule="softmax = online(rescale = lazy(8))",
     ),
+    "halves": text_of(shared=True, width=256, page=16, splits="2"),
+    "halves_alone": text_of(shared=True, width=256, rest=0, splits="1", schedule="tile.d = 128"),
+    "dense": text_of(splits="3, 7"),
+    "fixed": text_of(page=16, splits="3, fixed(64)"),
     "sink": text_of(
         "window(40, 0)", page=32, normalize="softmax(sink = sink[h])", more=("input sink: f32[Hkv * G]",)
     ),
@@ -84,10 +94,19 @@ def subject(kind: str) -> Subject:
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_and_scores_are_right(kind: str, sizes: tuple[int, int, int, int]) -> None:
     b, m, g, n = sizes
-    heads = {} if kind.startswith("two") else {"Hkv": 2}
-    for config in range(2):
+    heads = {} if kind.startswith(("two", "halves")) else {"Hkv": 2}
+    for config in range(len(subject(kind).configs)):
         case = Case(dims={"B": b, "M": m, "G": g, "N": n, **heads}, logits="rising", config=config)
         found = check(subject(kind), case, fills=("nan",))
+        assert found.ok, found.message
+
+
+def test_pages_of_more_tiles_than_lanes_have_at_once() -> None:
+    (module,) = modules_of(text_of(page=8, splits="1, 2"))
+    made = subject_of(module)
+    for config in range(2):
+        case = Case(dims={"B": 2, "M": 1, "G": 3, "Hkv": 1, "N": 600}, logits="rising", config=config)
+        found = check(made, case, fills=("nan",))
         assert found.ok, found.message
 
 

@@ -160,6 +160,8 @@ def expressions_within(part: object) -> Iterator[Expr]:
 
 #: How much faster a multiprocessor reads while others idle, and where rows lie in pages; measured on an H200.
 IDLE_GAIN, PAGED_IDLE_GAIN = 1.3, 1.2
+#: What a byte of a partial result costs, which is written and read again, in bytes of keys; measured there.
+PARTIAL_TRIPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,22 +178,30 @@ class Split:
     The bounds are found on the device, so the number of programs, which is all that a launch fixes, does not
     depend on any length. A split may be empty.
 
+    in_turn: a split that is counted, and not of a fixed size, has every so many-th tile, so that its first
+    tile is known before any length is; else its tiles follow each other.
+
     max_visible_keys: the most keys that one row visits, where the mask limits them to a window; None: as many
     as there are. staged: bytes of shared memory that a block of each config takes where tensor cores read
     tiles there, 0 if no more than elsewhere (`Target.staged`); staging: major capabilities of such devices,
     none if no config takes more.
 
     Into how many splits keys are cut follows from a model of time (`support.splits.count_splits`): idle_gain
-    is how much faster a multiprocessor reads while others idle, most the splits that are considered.
+    is how much faster a multiprocessor reads while others idle, most the splits that are considered,
+    trips what a byte of a partial result costs in bytes of keys. few:
+    where a call has fewer tiles of keys for each multiprocessor, blocks share the columns of o; 0: never.
     """
 
     lo: Expr
     hi: Expr
+    in_turn: bool
     max_visible_keys: int | None
     staged: tuple[int, ...]
     staging: tuple[int, ...]
     idle_gain: float
     most: int
+    trips: int
+    few: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,7 @@ from attnc.plan.ir.backward import (
     Preprocess,
     Prologue,
 )
+from attnc.plan.ir.kernel import PARTIAL_TRIPS
 from attnc.plan.layout import BackwardLayout
 from attnc.source import Span
 
@@ -153,6 +154,9 @@ def _splits(kernel: Decode) -> Iterator[str]:
         split = kernel.split
         visible = "all" if split.max_visible_keys is None else split.max_visible_keys
         told = [f"max_visible_keys = {visible}", f"at most {split.most}", f"idle_gain = {split.idle_gain}"]
+        told += [f"trips = {split.trips}"] if split.trips != PARTIAL_TRIPS else []
+        told += [f"few = {split.few}"] if split.few else []
+        told += ["in turn"] if split.in_turn else []
         told += [f"staging on {list(split.staging)}"] if split.staging else []
         yield _list(f"split keys {show(split.lo)} .. {show(split.hi)}", told)
     parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)

@@ -10,6 +10,9 @@ consumers = 2: each has half of the columns of o, which are too many for one, an
     probabilities: the first of the even tiles, the second of the odd ones. Each multiplies its own p, from
     registers, and the other's, from shared memory, by its columns of V. So one softmax runs beside the
     other's products (the "seesaw" of FlashMLA, github.com/deepseek-ai/FlashMLA).
+
+Where there are fewer blocks than multiprocessors, two blocks can share the columns of o (tile.d): both make
+all probabilities, and each multiplies them by half of the columns of V, and stores half of what splits leave.
 """
 
 from __future__ import annotations
@@ -42,6 +45,12 @@ from attnc.plan.sm90.layout import (
 #: all that the launch holds, exactly, with as many blocks on a multiprocessor as `_BLOCKS` says.
 REGISTERS: Mapping[int, tuple[int, int]] = {1: (40, 216), 2: (40, 232)}
 BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
+#: Tiles of keys for each multiprocessor below which two blocks share the columns of o; measured on an H200.
+FEW_TILES = 1
+#: How much faster a multiprocessor is at tiles of two warpgroups while others idle: tensor cores bound it.
+LATENT_IDLE_GAIN = 1.0
+#: What a byte of their partial results costs in bytes of keys: few blocks join them. Measured there.
+LATENT_TRIPS = 4
 #: Bytes of a row of a piece of a tile, and of a barrier.
 _ROW, _BARRIER = 128, 8
 #: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.
@@ -55,11 +64,12 @@ _REMEDIES: Mapping[str, Sequence[Value]] = {"stages": (2,), "tile.kv": (64, 32, 
 class Sm90DecodeLayout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces.
 
-    consumers: warpgroups that multiply; box: keys that lie one behind the other in memory, and are copied at
-    once, at most; room: bytes of shared memory of a block.
+    consumers: warpgroups that multiply; shares: blocks of some config share the columns of o; page: keys that
+    lie one behind the other in memory, 0: all; room: bytes of shared memory of a block.
     """
 
     consumers: int
+    shares: bool
     page: int
     room: int
 
@@ -71,15 +81,21 @@ class Sm90DecodeLayout(CudaLayout):
     def v_pieces(self) -> int:
         return self.v.width // PIECE
 
+    def sharers(self, config: TileConfig) -> int:
+        """Blocks that share the columns of o."""
+        return self.dv // config.tile_d if self.shares else 1
+
+    def chosen(self, config: TileConfig) -> tuple[int, ...]:
+        return (config.tile_d,) if self.shares else ()
+
+    def columns(self, config: TileConfig) -> int:
+        """Of o, that one warpgroup has."""
+        return self.dv // self.consumers // self.sharers(config)
+
     @property
     def rest(self) -> int:
         """Pieces of the columns of K that are not in V."""
         return self.qk_pieces - self.v_pieces if self.v_in_k else 0
-
-    @property
-    def columns(self) -> int:
-        """Of o, that one warpgroup has."""
-        return self.dv // self.consumers
 
     @property
     def groups(self) -> int:
@@ -127,7 +143,7 @@ class Sm90DecodeLayout(CudaLayout):
         """32-bit registers of a thread that multiplies, those that live through a step."""
         tile_kv = config.tile_kv
         kept = {"q": 16 * self.rest} if self.consumers == 2 and self.rest else {}
-        return {"acc": self.columns // 2, "s": tile_kv // 2, "p": tile_kv // 4, **kept}
+        return {"acc": self.columns(config) // 2, "s": tile_kv // 2, "p": tile_kv // 4, **kept}
 
 
 def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -153,8 +169,9 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
                 "pad the last axis",
             )
     yield from check_pages(attention)
+    layout = sm90_decode_layout(variant, schedule)
     for knob in knobs.values():
-        yield from _knob(knob, schedule.target)
+        yield from _knob(knob, schedule.target, shares=layout.consumers == 2)
 
 
 def check_pages(attention: Attention) -> Iterator[Diagnostic]:
@@ -173,7 +190,7 @@ def page_of(attention: Attention) -> int:
     return attention.k.storage.rows_of_page
 
 
-def _knob(knob: Knob, target: str) -> Iterator[Diagnostic]:
+def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
     if knob.key in ("consumers", "softmax", "pack") and len(knob.choices) > 1:
         yield several_values(knob)
         return
@@ -184,9 +201,12 @@ def _knob(knob: Knob, target: str) -> Iterator[Diagnostic]:
         case "overlap", _:
             label = "two warpgroups, or two blocks, take turns"
             yield unsupported("a decode kernel has no overlap to choose", knob.span, label, "remove it")
-        case "tile.d", _:
+        case "tile.d", _ if not shares:
+            label = (
+                "blocks share the columns of o where its values are in the keys and two warpgroups multiply"
+            )
             yield unsupported(
-                "the head dimension stays whole in a CUDA kernel", knob.span, "cannot be tiled", "remove it"
+                "the head dimension stays whole in this CUDA kernel", knob.span, label, "remove it"
             )
         case "softmax", Choice(name="two_pass" | "unified_max"):
             label = "keys come by once, under a running maximum"
@@ -205,8 +225,10 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
     attention = variant.attention
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
-    consumers = knobs_of(schedule, "forward").get("consumers")
+    knobs = knobs_of(schedule, "forward")
+    consumers, columns = knobs.get("consumers"), knobs.get("tile.d")
     count = consumers.choices[0] if consumers else 2 if dv > WIDEST else 1
+    shares = dv % (4 * PIECE) == 0 if columns is None else columns.choices != (dv,)
     return Sm90DecodeLayout(
         arch=schedule.target.removeprefix("cuda."),
         element=element,
@@ -218,6 +240,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         streamed="kv",
         v_in_k=attention.v.storage.is_part,
         consumers=count if isinstance(count, int) else 1,
+        shares=count == 2 and shares,
         page=page_of(attention),
         room=DEVICES["sm_90"].shared_per_block,
     )
@@ -228,7 +251,12 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
     knobs, layout = knobs_of(schedule, "forward"), sm90_decode_layout(variant, schedule)
     found = [hopper(config) for config in configs(schedule, "forward", variant)]
     groups = [
-        [_completed(tiles.without(knobs).of(config), knobs, layout) for config in found] for tiles in _TILES
+        [
+            completed
+            for config in found
+            for completed in _completed(tiles.without(knobs).of(config), knobs, layout)
+        ]
+        for tiles in _TILES
     ]
     fitting = next((g for g in groups if any(_misfit(config, layout) is None for config in g)), groups[0])
     candidates = tuple(dict.fromkeys(fitting))
@@ -240,15 +268,25 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
     return kept
 
 
-def _completed(config: HopperConfig, knobs: Mapping[str, Knob], layout: Sm90DecodeLayout) -> HopperConfig:
-    """With what follows from the number of warpgroups, where the schedule does not say it."""
+def _completed(
+    config: HopperConfig, knobs: Mapping[str, Knob], layout: Sm90DecodeLayout
+) -> Iterator[HopperConfig]:
+    """With what follows from the number of warpgroups, where the schedule does not say it; and once more for
+    blocks that share the columns of o.
+    """
     config = Tiles(tile_q=WGMMA_ROWS, warps=4 * (layout.consumers + 1)).without(knobs).of(config)
     held = REGISTERS[layout.consumers][1] if layout.consumers in REGISTERS else 0
-    return replace(
+    config = replace(
         config,
         consumers=config.consumers if "consumers" in knobs else layout.consumers,
         registers=config.registers if "registers" in knobs else held,
     )
+    if "tile.d" in knobs:
+        yield config
+        return
+    yield replace(config, tile_d=layout.dv)
+    if layout.shares:
+        yield replace(config, tile_d=layout.dv // 2)
 
 
 def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
@@ -258,8 +296,12 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
         return f"consumers = {consumers}: one, or two that share the columns of o"
     if consumers == 2 and not (layout.v_in_k and layout.dv % (2 * PIECE) == 0):
         return f"consumers = 2 share a multiple of {2 * PIECE} columns of values that are in the keys"
-    if layout.columns > WIDEST:
-        return f"consumers = {consumers} leaves {layout.columns} columns of o to each: {WIDEST} at most"
+    if layout.shares and (layout.dv % config.tile_d or config.tile_d % (2 * PIECE)):
+        return f"tile.d = {config.tile_d}: blocks share {layout.dv} columns of o by multiples of {2 * PIECE}"
+    if layout.columns(config) > WIDEST:
+        return (
+            f"consumers = {consumers} leaves {layout.columns(config)} columns of o to each: {WIDEST} at most"
+        )
     copying = f"4 for each of consumers = {consumers}, and 4 that copy"
     for key, size, needed, why in (
         ("tile.q", config.tile_q, WGMMA_ROWS, "the rows of a wgmma"),
@@ -318,7 +360,7 @@ def sm90_decode_roles(layout: Sm90DecodeLayout, config: TileConfig) -> Iterator[
     paged = f", {layout.box(config.tile_kv)} keys at once" if layout.page else ""
     yield f"  1 warpgroup   {copying:3} registers a thread: copies tiles{paged}"
     what = (
-        "half of the columns of o each, p of every other tile"
+        f"{layout.columns(config)} of {layout.dv} columns of o each, p of every other tile"
         if layout.consumers == 2
         else "all columns of o"
     )

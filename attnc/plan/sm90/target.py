@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.names import TAKING_TILES
 from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, TileConfig
 from attnc.plan.device import DEVICES, Device
@@ -19,6 +19,7 @@ from attnc.plan.fitting import Shape
 from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
+from attnc.plan.signature import feature
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm80.layout import CudaBackward
@@ -38,13 +39,16 @@ from attnc.plan.sm90.configs import (
     sm90_layout,
 )
 from attnc.plan.sm90.decode import (
+    FEW_TILES,
+    LATENT_IDLE_GAIN,
+    LATENT_TRIPS,
     Sm90DecodeLayout,
     sm90_decode_configs,
     sm90_decode_estimate,
     sm90_decode_layout,
     sm90_decode_roles,
 )
-from attnc.plan.sm90.layout import Sm90Layout
+from attnc.plan.sm90.layout import WIDEST, Sm90Layout
 from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.target import Target
 
@@ -61,6 +65,7 @@ class Sm90a(Target):
     has_rows_kernel: ClassVar = True
     own_tensors: ClassVar = TAKING_TILES
     sections: ClassVar = SECTIONS
+    splits_in_turn: ClassVar = True
 
     def section(self) -> None:
         return None  # blocks are at different tiles of a head, which so stays in the cache
@@ -119,6 +124,17 @@ class Sm90a(Target):
             return {}
         keys = max(config.tile_kv for config in configs)
         return {"columns": keys, "columns_factor": min(layout.columns_factor, 1.0)}
+
+    def idle_gain(self, attention: Attention) -> float:
+        is_latent = attention.v.storage.is_part and feature(attention.v) > WIDEST
+        return LATENT_IDLE_GAIN if is_latent else Target.idle_gain(self, attention)
+
+    def partial_trips(self, layout: Layout | None) -> int:
+        is_latent = isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1
+        return LATENT_TRIPS if is_latent else Target.partial_trips(self, layout)
+
+    def few_tiles(self, layout: Layout | None) -> int:
+        return FEW_TILES if isinstance(layout, Sm90DecodeLayout) and layout.shares else 0
 
     def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         return layout.consumers if isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1 else 0

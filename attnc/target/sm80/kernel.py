@@ -113,6 +113,11 @@ class CudaLoopText(KernelView):
         return self.kernel.regions.axis == "kv" and self.masked != "true" and bool(self.kept_values)
 
     @property
+    def tile_step(self) -> str:
+        """From the first key of a tile to that of the next."""
+        return "BLOCK_N"
+
+    @property
     def tests(self) -> tuple[Statement, ...]:
         """What the guard reads of the tile at hand."""
         return self.kernel.regions.tests

@@ -42,9 +42,9 @@ def hopper_declaration(
     names = [arg.tensor.name for arg in text.arguments]
     strides = [text.strides(arg) for arg in text.arguments]
     if isinstance(text, Sm90DecodeText):
-        kernels = [
-            cuda_kernel(kernel.name, "tiles * SPLITS" if text.is_split else tiles(module, text.kernel))
-        ]
+        blocks = "tiles * SPLITS" if text.is_split else tiles(module, text.kernel)
+        blocks += f" * ({text.layout.dv} // config.BLOCK_D)" if text.blocks_share else ""
+        kernels = [cuda_kernel(kernel.name, blocks)]
         if text.is_split:
             fields |= parts_fields(module, text)
             names += parts_addresses(text)

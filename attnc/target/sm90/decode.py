@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice, takewhile
 
+from attnc.expr.construct import ZERO
 from attnc.plan.ir import Arg, Decode, Let, Module
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
 from attnc.plan.sm90.layout import widest_product
 from attnc.target.sm80.kernel import CudaDecodeText
+from attnc.target.sm80.printer import scalar
 from attnc.target.sm90.tiles import BoxText, parts_of
 
 
@@ -27,8 +30,11 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     def __init__(self, module: Module, kernel: Decode, layout: Sm90DecodeLayout) -> None:
         super().__init__(module, kernel, layout)
         self.shares_columns = layout.consumers == 2
-        self.sum_parts = parts_of(layout.columns, widest_product(layout.entry_registers))
+        widths = dict.fromkeys(map(layout.columns, kernel.configs))
+        parts = [parts_of(columns, widest_product(layout.entry_registers)) for columns in widths]
+        self.sum_parts, self.all_parts = parts[0], parts
         self.keeps_rest = self.shares_columns and layout.rest > 0
+        self.blocks_share = layout.shares
         self.registers, self.blocks = REGISTERS[layout.consumers], BLOCKS[layout.consumers]
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"
         self.v_bytes = "K_BYTES" if layout.v_in_k else "V_BYTES"
@@ -51,9 +57,14 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         return f"s[j][2 * r + c]{self.times_scale} - m[r]"
 
     @property
+    def sum_columns(self) -> list[int]:
+        return list(dict.fromkeys(columns for parts in self.all_parts for _, columns in parts))
+
+    @property
     def first_column(self) -> str:
         """Of o, as a summand."""
-        return "consumer * COLUMNS + " if self.shares_columns else ""
+        block = "sharer * BLOCK_D + " if self.blocks_share else ""
+        return f"{block}consumer * COLUMNS + " if self.shares_columns else ""
 
     @property
     def first_lane(self) -> str:
@@ -61,11 +72,81 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         return f"consumer == 0 && {lane}" if self.shares_columns else lane
 
     @property
+    def has_statistics(self) -> str:
+        """Who stores those of a row, as an operand: not all who have columns of it."""
+        block = "sharer == 0 && " if self.blocks_share else ""
+        return f"{block}consumer == 0 && " if self.shares_columns else ""
+
+    @property
+    def number_of_tile(self) -> str:
+        """Of rows and splits."""
+        return "blockIdx.x / SHARERS" if self.blocks_share else "blockIdx.x"
+
+    @property
     def clears_values(self) -> bool:
         """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone."""
         return self.kernel.step.kept is not None or any(
             isinstance(item, Let) and item.name == "N" for item in self.kernel.program
         )
+
+    # -- splits --------------------------------------------------------------------------------------------
+
+    @property
+    def tile_step(self) -> str:
+        return "split_step" if self.is_split else super().tile_step
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether the first tile of a block is known before any length is, and what is copied of it."""
+        split, loops = self.kernel.split, self.kernel.regions.loops
+        first = loops[0].start if split is None else split.lo
+        return first == ZERO and not self.guard and self.rows("k").first is None and "N" in self.kernel.dims
+
+    @property
+    def start_of_split(self) -> list[str]:
+        """Which tiles are this block's, and the first of them where that is known before any length is."""
+        split = self.kernel.split
+        if split is None:
+            return []
+        assert split.in_turn
+        if not self.has_fixed_splits:
+            comment, step = "every so many-th tile", "const int split_step = args.SPLITS * BLOCK_N;"
+        else:
+            comment = "so many keys, or every so many-th tile"
+            step = "const int split_size = args.SPLIT_SIZE, "
+            step += "split_step = split_size > 0 ? BLOCK_N : args.SPLITS * BLOCK_N;"
+        return [
+            f"// this block's split: {comment}",
+            step,
+            *(self._first_of_split if self.starts_early else []),
+        ]
+
+    @property
+    def _first_of_split(self) -> list[str]:
+        assert self.kernel.split is not None
+        lo = "" if self.kernel.split.lo == ZERO else f"{scalar(self.kernel.split.lo)} + "
+        tile = "(split_size > 0 ? split_size : BLOCK_N)" if self.has_fixed_splits else "BLOCK_N"
+        return [f"const int split_lo = {lo}split * {tile};"]
+
+    @property
+    def own_split(self) -> list[str]:
+        split = self.kernel.split
+        if split is None:
+            return []
+        end = hi = scalar(split.hi)
+        if self.has_fixed_splits:
+            end = f"split_size > 0 ? min(split_lo + split_size, {hi}) : {hi}"
+        return [*([] if self.starts_early else self._first_of_split), f"const int split_hi = {end};"]
+
+    @property
+    def loads(self) -> list[str]:
+        """The first lines of `program`, which ask memory and wait for nothing: where rows lie, lengths."""
+        found = takewhile(lambda item: not isinstance(item, Let), self.kernel.program)
+        return [self.statement(item) for item in found]
+
+    @property
+    def program(self) -> Iterator[str]:
+        yield from islice(super().program, len(self.loads), None)
 
     # -- arguments -----------------------------------------------------------------------------------------
 
