@@ -153,6 +153,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         warp_split="q",
         streamed="kv",
         by_tma=attention.q.storage.is_plain or attention.q.storage.is_packed,
+        packed=attention.q.storage.is_packed,
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
         draws=attention.softmax.dropout is not None,

@@ -105,7 +105,7 @@ class Sm90Layout(CudaLayout):
     pair_stages: tiles of them in shared memory, 0: none; draws: whether a warpgroup draws what dropout keeps;
     columns: terms of the score that tensor cores add (`columns`), key_columns: those of numbers of keys;
     columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
-    (`softcap`).
+    (`softcap`). packed: whether sequences are, whose tiles are claimed at once.
     """
 
     by_tma: bool
@@ -118,6 +118,7 @@ class Sm90Layout(CudaLayout):
     key_columns: int = 0
     columns_factor: float = 1.0
     capped: bool = False
+    packed: bool = False
 
     @property
     def record_bytes(self) -> int:
@@ -184,7 +185,10 @@ class Sm90Layout(CudaLayout):
         drawn = {"kept": 2 * stages} if self.draws else {}
         pairs = {"pairs": 2 * self.pair_stages} if self.pair_stages else {}
         leaving = {"o": 1} if self.way_out(config) == "v" else {}
-        of_queries = {"query tiles": 4 + config.longest_first, "q": 2 * self.shape(config).q_tiles}
+        of_queries = {
+            "query tiles": 4 + (config.longest_first and not self.packed),
+            "q": 2 * self.shape(config).q_tiles,
+        }
         return {**of_queries, **of_keys, **loaded, **drawn, **pairs, **leaving}
 
     def registers(self, config: TileConfig) -> dict[str, int]:
