@@ -133,8 +133,8 @@ def included(source: str, read: Callable[[str], str]) -> str:
 
 def defined(config: KernelConfig, aligned: bool) -> dict[str, int]:
     """What a kernel is compiled with, by name."""
-    names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES")
-    sizes = {name: int(getattr(config, name)) for name in names}
+    names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "BLOCK_D")
+    sizes = {name: int(getattr(config, name)) for name in names if hasattr(config, name)}
     if limit := getattr(config, "maxnreg", 0):
         sizes["MAXNREG"] = int(limit)
     return {**sizes, "ALIGNED": int(aligned)}

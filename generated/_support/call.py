@@ -452,7 +452,8 @@ class Attention(ABC):
         if evaluate(self.work, sizes) == 0:
             return _plain(results), (), ()
         gpu = self.gpu_of(first.get_device())
-        config = choose_config(config, gpu, evaluate(self.longest, sizes), self.configs, self.tuned)
+        configs = self.configs if self.split is None else self.split.in_order(self.configs, sizes, gpu)
+        config = choose_config(config, gpu, evaluate(self.longest, sizes), self.configs, self.tuned, configs)
         names: dict[str, Any] = {**sizes, **self.functions(gpu), "config": config}
         names |= {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
         if self.split is not None:

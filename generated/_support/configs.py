@@ -37,17 +37,22 @@ def check_backward_configs(given: object, kernels: Mapping[str, object], known: 
 
 
 def choose_config(
-    config: KernelConfig | None, gpu: Gpu, longest: int, configs: Sequence[KernelConfig], tuned: Measured
+    config: KernelConfig | None,
+    gpu: Gpu,
+    longest: int,
+    configs: Sequence[KernelConfig],
+    tuned: Measured,
+    in_order: Sequence[KernelConfig] = (),
 ) -> KernelConfig:
     """The caller's config, the measured one for this device and key length, or the first that fits the
-    device.
+    device. in_order: the configs in another order, that of a call.
     """
     if config is not None:
         return config
     for limit, index in tuned.get(gpu.name, ()):
         if limit is None or longest <= limit:
             return configs[index]
-    return next((config for config in configs if config.shared <= gpu.shared), configs[-1])
+    return next((config for config in in_order or configs if config.shared <= gpu.shared), configs[-1])
 
 
 def encode_configs(config: KernelConfig | None, backward: BackwardConfigs | None) -> str:

@@ -318,9 +318,16 @@ class HopperLaunch(CudaLaunch):
     def launcher(self, kernel: Ready, aligned: bool) -> Callable[[int, int, int], None]:
         if self.tma is None or not self.tma.kernels.waits:
             return super().launcher(kernel, aligned)
-        name, config, blocks, _ = kernel
+        name, config, blocks, joins = kernel
+        shared = config.shared
+        if not joins:  # what a function may ask for belongs to all its launches
+            config = config._replace(shared=max(shared, self.gpu.shared_in_all // 2))
         function = self.program.function(name, config, aligned, self.gpu.index, self.gpu.arch)
-        return launcher_behind(function.ptr, blocks, 32 * config.WARPS, config.shared)
+        if blocks <= self.gpu.multiprocessors:
+            # A multiprocessor for each: some start while blocks of the kernel before still run elsewhere, and
+            # two would share one. So each asks for half of its shared memory, beside what the system takes.
+            shared = config.shared
+        return launcher_behind(function.ptr, blocks, 32 * config.WARPS, shared)
 
     def map(self, i: int, address: int, box: Box) -> bytes:
         """The map of the tensor with this number where it begins there. The last are kept."""

@@ -2,6 +2,7 @@
 """How many programs share the keys of a sequence in decoding."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,6 @@ from .sizes import Names, evaluate
 #: Bytes that a multiprocessor reads while a wave of programs starts and ends, and while the kernel that joins
 #: the splits is launched; measured on an H200.
 _WAVE_BYTES, _COMBINE_BYTES = 96 << 10, 96 << 10
-#: What a byte of a partial result costs, which is written and read again, in bytes of keys; measured there.
-_TRIPS = 3
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,12 @@ class Split:
     idle_gain: how much faster a multiprocessor reads while others idle; staging: major capabilities on
     which a block takes `config.staged` bytes of shared memory; most: splits that a grid has room for;
     counted: that are considered.
+
+    trips: what a byte of a partial result costs, which is written and read again, in bytes of keys; measured
+    on an H200.
+
+    columns: of a result, of which a block has `config.BLOCK_D`, 0: all; few: fewer tiles of keys for each
+    multiprocessor than which are for blocks that share them.
     """
 
     tiles: str
@@ -34,6 +39,18 @@ class Split:
     staging: tuple[int, ...] = ()
     most: int | None = None
     counted: int = 128
+    trips: int = 3
+    columns: int = 0
+    few: int = 0
+
+    def in_order(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
+        """The configs, those first whose blocks suit the number of tiles of a call."""
+        if not self.few:
+            return configs
+        sizes = {**names, "BLOCK_M": configs[0].BLOCK_M, "BLOCK_N": configs[0].BLOCK_N}
+        keys = evaluate(self.tiles, sizes) * evaluate(self.key_tiles, sizes)
+        is_few = keys < self.few * gpu.multiprocessors
+        return sorted(configs, key=lambda config: (self.columns > config.BLOCK_D) != is_few)
 
     def sizes(self, names: Names, config: Any, gpu: Gpu) -> dict[str, int]:
         """tiles, rows, SPLITS and SPLIT_ROWS (rows * SPLITS) of a call. ValueError for too many splits."""
@@ -45,7 +62,7 @@ class Split:
             fixed
             or config.splits
             or count_splits(
-                tiles,
+                tiles * (self.columns // config.BLOCK_D if self.columns else 1),
                 evaluate(self.key_tiles, names),
                 config.BLOCK_N * self.key_bytes,
                 rows * 4 * self.width,
@@ -53,6 +70,7 @@ class Split:
                 gpu,
                 self.idle_gain,
                 self.counted,
+                self.trips,
             )
         )
         if self.most is not None and splits > self.most:
@@ -78,6 +96,7 @@ def count_splits(
     gpu: Gpu,
     idle_gain: float,
     most: int,
+    trips: int = 3,
 ) -> int:
     """The number of splits with the shortest time, by a model of a kernel bound by memory.
 
@@ -97,6 +116,6 @@ def count_splits(
         if rest:
             deepest = -(-rest // processors)
             time += max(rest / processors, deepest / idle_gain) * split_bytes + _WAVE_BYTES
-        return time if n == 1 else time + _COMBINE_BYTES + _TRIPS * n * partial_bytes / processors
+        return time if n == 1 else time + _COMBINE_BYTES + trips * n * partial_bytes / processors
 
     return min(range(1, max(1, min(key_tiles, most)) + 1), key=cost)

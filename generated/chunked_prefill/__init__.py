@@ -49,7 +49,7 @@ def chunked_prefill(
     The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
     Sequence b has the rows cu_q[b] .. cu_q[b + 1] of q and of the results; cu_q[0] is 0.
     Key j of sequence b is row j % 16 of page block_table[b, j // 16].
-    Entries of the table past the end of a sequence are never read.
+    Entries of the table past the end of a sequence may hold anything.
     out: (o, lse) to write to.
     target: which one, instead of the table's choice.
     options: what the function of that target takes besides.

@@ -222,7 +222,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     Ring<RECORDS> at = {0, 1};
     Ring<1> wanted = {0, 0};
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
-    for (int tile = -1;; at.step()) {
+    for (int tile = -1;;) {  // -1: none yet
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
         if (tile >= 0) {  // a tile that is claimed late goes to the block that is free first
             mbarrier_wait(barrier_of(base, NEXT_WANTED, 0), wanted.parity);
@@ -230,7 +230,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         }
         __syncwarp();  // a lane that came late would find the next phase but one
         Record& record = records[at.at];
-        tile = tile < 0 ? blockIdx.x : claim();
+        tile = tile == -1 ? blockIdx.x : claim();
         if (tile >= tiles) {
             if (leads)
                 record.q_lo = -1;
@@ -260,6 +260,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             record.full_hi = full_hi;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+        at.step();
     }
     if (leads) {
         __threadfence();

@@ -221,7 +221,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     int next = blockIdx.x;  // of those that have been claimed, the one that nobody has seen
     // Of a tile that is done, which rows have to be computed once more: lane w knows those of warp w.
     auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
-    for (int tile = -1;; at.step()) {
+    for (int tile = -1;;) {  // -1: none yet
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
         if (tile >= 0) {  // a tile that is claimed late goes to the block that is free first
             mbarrier_wait(barrier_of(base, NEXT_WANTED, 0), wanted.parity);
@@ -262,6 +262,10 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         // what follows the last sequence has rows to write, but no queries
         int M = sequence < B ? q_rows : 0;
         const int b = min(sequence, B - 1);
+        if (!again && q_lo >= q_rows) {  // where a sequence ends with a tile there is one more, without rows
+            tile = -2;
+            continue;
+        }
         int N = args.N;
         const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
         N = max(min(kv_len, N), 0);
@@ -296,6 +300,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             record.met_hi = met_hi;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+        at.step();
     }
     if (leads) {
         __threadfence();
@@ -344,7 +349,7 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             want_next();
             continue;
         }
-        // A lane copies BOX keys of each tile, which lie in one page. It is looked up a tile ahead, and behind the last key not at all.
+        // A lane copies BOX keys of each tile, which lie in one page. Behind the last key it is not looked up.
         auto page_of = [&](int kv_idx) {
             return kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
         };

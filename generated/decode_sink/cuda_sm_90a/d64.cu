@@ -206,24 +206,74 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_sink_forwar
     const int row_tiles = (M * G + BLOCK_M - 1) / BLOCK_M, row_lo = tile % row_tiles * BLOCK_M;
     const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;
     const int q_lo = row_lo / G;
-    // What needs no length of the sequence is loaded while that is.
-    if (warpgroup > 0) {
-        // So many threads copy a row, all that they copy at once. Rows that do not exist become zeros.
-        constexpr int SHARERS = 128 * CONSUMERS / BLOCK_M, COUNT = QK_PIECES * 8 / SHARERS;
-        const int place = (threadIdx.x - 128) / SHARERS, row = row_lo + place, first_chunk = threadIdx.x % SHARERS;
-        const element* const q_row = args.q_ptr + b * args.stride_qb + (row / G) * args.stride_qm + (h_kv * G + row % G) * args.stride_qh;
-        Chunk chunks[COUNT] = {};
-        #pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            if (row < M * G)
-                chunks[i] = *(const Chunk*)(q_row + 8 * (i * SHARERS + first_chunk));
-        #pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            store_shared(base + Q_AT + at_piece(place, i * SHARERS + first_chunk), chunks[i]);
-        proxy_fence();
-    }
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
+    // this block's split: every so many-th tile
+    const int split_step = args.SPLITS * BLOCK_N;
+    // A lane copies BOX keys of each tile, which lie in one page. Behind the last key it is not looked up.
+    auto page_of = [&](int kv_idx) {
+        return kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
+    };
+    // Of a tile, that hold keys.
+    auto boxes_of = [&](int kv_lo) { return min(BOXES, (N - kv_lo + BOX - 1) / BOX); };
+    // Lanes have the pages of several tiles, of which so many have been taken.
+    constexpr int AT_ONCE = 32 / BOXES;
+    int pages = 0, taken = 0;
+    auto pages_of = [&](int kv_lo) { return lane < AT_ONCE * BOXES ? page_of(kv_lo + lane / BOXES * split_step + lane % BOXES * BOX) : 0; };
+    const int copier = warp;
+    Ring<STAGES> next_stage = {0, 1};  // that is copied to
+    // As parts of a stage become free.
+    auto copy_tile = [&](int kv_lo) {
+        const int kv_idx = kv_lo + lane * BOX, boxes = boxes_of(kv_lo), page = of_lane(pages, taken++ * BOXES + lane % BOXES);
+        // So many pieces of columns, all keys of each: those whose turn is this warp's.
+        auto own = [](int pieces, int turn) { return (pieces + COPIERS - 1 - turn) / COPIERS; };
+        auto copy = [&](const TensorMap& map, u32 to, u32 full, int first_piece, int pieces, int turn) {
+            if (lane < boxes)
+                #pragma unroll 1
+                for (int piece = first_piece + turn; piece < first_piece + pieces; piece += COPIERS)
+                    tma_load(to + (piece * BLOCK_N + lane * BOX) * 128, map, full, 64 * piece, kv_idx % PAGE, h_kv, page);
+        };
+        // Waits until a part can be written, and announces so many pieces of this warp.
+        auto begin = [&](int part, int pieces) {
+            mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.at + part), next_stage.parity);
+            const u32 full = barrier_of(base, FULL, PARTS * next_stage.at + part);
+            __syncwarp();  // a lane that came later would find it read, where this warp has nothing to copy
+            if (lane == 0)
+                mbarrier_expect(full, pieces * boxes * BOX * 128);
+            __syncwarp();
+            return full;
+        };
+        const u32 k_tile = base + K_AT + next_stage.at * K_BYTES;
+        copy(args.k_map, k_tile, begin(0, own(QK_PIECES, copier)), 0, QK_PIECES, copier);
+        // Two warps begin with K, and the other two with V.
+        const int turn = (copier + COPIERS / 2) % COPIERS;
+        copy(args.v_map, base + V_AT + next_stage.at * V_BYTES, begin(1, own(V_PIECES, turn)), 0, V_PIECES, turn);
+        next_stage.step();
+    };
+
+    // What needs no length of the sequence is asked for before that is there.
+    if (warpgroup > 0) {
+        // Eight threads copy a row, 64 columns at a time, all that they copy at once. Rows that do not exist become zeros.
+        constexpr int ROWS_AT_ONCE = 16 * CONSUMERS, TIMES = BLOCK_M / ROWS_AT_ONCE;
+        const int place = (threadIdx.x - 128) / 8, chunk = threadIdx.x % 8;
+        Chunk chunks[TIMES][QK_PIECES] = {};
+        #pragma unroll
+        for (int i = 0; i < TIMES; ++i) {
+            const int row = row_lo + place + i * ROWS_AT_ONCE;
+            if (row < M * G) {
+                const element* const q_row = args.q_ptr + b * args.stride_qb + (row / G) * args.stride_qm + (h_kv * G + row % G) * args.stride_qh + 8 * chunk;
+                #pragma unroll
+                for (int piece = 0; piece < QK_PIECES; ++piece)
+                    chunks[i][piece] = *(const Chunk*)(q_row + 64 * piece);
+            }
+        }
+        #pragma unroll
+        for (int i = 0; i < TIMES; ++i)
+            #pragma unroll
+            for (int piece = 0; piece < QK_PIECES; ++piece)
+                store_shared(base + Q_AT + at_piece(place + i * ROWS_AT_ONCE, 8 * piece + chunk), chunks[i][piece]);
+        proxy_fence();
+    }
     N = max(min(kv_len, N), 0);
     const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
 
@@ -234,51 +284,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_sink_forwar
     const int hi = last_pos + 1;
     const int full_lo = max(last_pos - 128, 0);
     const int full_hi = first_pos + 1;
-    // this block's split: whole tiles, as many as the others have, or what is left of them
-    const int split_size = ((max(hi - lo, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
-    const int split_lo = lo + split * split_size, split_hi = min(split_lo + split_size, hi);
-    auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
+    const int split_lo = lo + split * BLOCK_N;
+    const int split_hi = hi;
+    auto next = [&](int kv_lo) { return kv_lo + split_step; };
     const int first = uniform(split_lo), end = uniform(split_hi);  // of the keys that are visited
 
     if (warpgroup == 0) {
         warpgroup_give_registers<COPY_REGISTERS>();
-        const int copier = warp;
-        // A lane copies BOX keys of each tile, which lie in one page. It is looked up a tile ahead, and behind the last key not at all.
-        auto page_of = [&](int kv_idx) {
-            return lane < BOXES && kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
-        };
-        // Of a tile, that hold keys.
-        auto boxes_of = [&](int kv_lo) { return min(BOXES, (N - kv_lo + BOX - 1) / BOX); };
-        int page = page_of(first + lane * BOX);
-        Ring<STAGES> stage = {0, 1};
+        pages = pages_of(first);
+        int next_pages = pages_of(first + AT_ONCE * split_step);
         #pragma unroll 1
-        for (int kv_lo = first; kv_lo < end; stage.step()) {
-            const int kv_idx = kv_lo + lane * BOX, boxes = boxes_of(kv_lo);
-            // So many pieces of columns, all keys of each: those whose turn is this warp's.
-            auto own = [](int pieces, int turn) { return (pieces + COPIERS - 1 - turn) / COPIERS; };
-            auto copy = [&](const TensorMap& map, u32 to, u32 full, int first_piece, int pieces, int turn) {
-                if (lane < boxes)
-                    #pragma unroll 1
-                    for (int piece = first_piece + turn; piece < first_piece + pieces; piece += COPIERS)
-                        tma_load(to + (piece * BLOCK_N + lane * BOX) * 128, map, full, 64 * piece, kv_idx % PAGE, h_kv, page);
-            };
-            // Waits until a part can be written, and announces so many pieces of this warp.
-            auto begin = [&](int part, int pieces) {
-                mbarrier_wait(barrier_of(base, EMPTY, PARTS * stage.at + part), stage.parity);
-                const u32 full = barrier_of(base, FULL, PARTS * stage.at + part);
-                __syncwarp();  // a lane that came later would find it read, where this warp has nothing to copy
-                if (lane == 0)
-                    mbarrier_expect(full, pieces * boxes * BOX * 128);
-                __syncwarp();
-                return full;
-            };
-            const u32 k_tile = base + K_AT + stage.at * K_BYTES;
-            copy(args.k_map, k_tile, begin(0, own(QK_PIECES, copier)), 0, QK_PIECES, copier);
-            // Two warps begin with K, and the other two with V.
-            const int turn = (copier + COPIERS / 2) % COPIERS;
-            copy(args.v_map, base + V_AT + stage.at * V_BYTES, begin(1, own(V_PIECES, turn)), 0, V_PIECES, turn);
-            kv_lo = next(kv_lo);
-            page = page_of(kv_lo + lane * BOX);
+        for (int kv_lo = first; kv_lo < end; kv_lo = next(kv_lo)) {
+            if (taken == AT_ONCE) {
+                taken = 0;
+                pages = next_pages;
+                next_pages = pages_of(kv_lo + AT_ONCE * split_step);
+            }
+            copy_tile(kv_lo);
         }
         return;
     }

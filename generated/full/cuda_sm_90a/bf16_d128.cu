@@ -205,7 +205,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     int next = blockIdx.x;  // of those that have been claimed, the one that nobody has seen
     // Of a tile that is done, which rows have to be computed once more: lane w knows those of warp w.
     auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
-    for (int tile = -1;; at.step()) {
+    for (int tile = -1;;) {  // -1: none yet
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
         Record& record = records[at.at];
         // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
@@ -254,6 +254,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             record.met_hi = met_hi;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+        at.step();
     }
     if (leads) {
         __threadfence();

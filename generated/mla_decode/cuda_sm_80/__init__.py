@@ -36,7 +36,7 @@ def mla_decode(
         lse: f32[B, G, M]
     The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
     Key j of sequence b is row j % 64 of page block_table[b, j // 64].
-    Entries of the table past the end of a sequence are never read.
+    Entries of the table past the end of a sequence may hold anything.
     The values are the first columns of k.
     Dv: the value of this param; it picks the module.
     out: (o, lse) to write to.

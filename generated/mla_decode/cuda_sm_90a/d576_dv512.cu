@@ -32,19 +32,21 @@
 #define BLOCK_N 64  // keys of a tile
 #define WARPS 12  // 4 copy, the others multiply
 #define STAGES 2  // tiles of K and of V in shared memory
+#define BLOCK_D 512  // columns of o of a block
 #endif
 
 #define ELEMENT bf16
 #include "sm90.cuh"
 
 constexpr int CONSUMERS = WARPS / 4 - 1, COPIERS = 4, THREADS = 32 * WARPS;  // warpgroups that multiply, warps that copy
-constexpr int DV = 512, COLUMNS = DV / CONSUMERS;  // of o, that a warpgroup has
+constexpr int DV = 512, COLUMNS = BLOCK_D / CONSUMERS;  // of o, that a warpgroup has
+constexpr int SHARERS = DV / BLOCK_D;  // blocks that share the columns of o
 constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r + lane / 4 of its warp, and all keys
 constexpr float SCALE = 0.10411754627697266f;  // factor of the raw score in base-2 units
 constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural units
 
 // Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
-constexpr int QK_PIECES = 9, V_PIECES = 8;
+constexpr int QK_PIECES = 9, V_PIECES = BLOCK_D / 64;
 constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_BYTES;
 constexpr int TILES_END = K_AT + STAGES * K_BYTES;
@@ -112,6 +114,21 @@ __device__ __forceinline__ void wgmma(float (&d)[32][4], const u32 (&a)[4], u64 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
+// d += a b, or d = a b, of 128 columns: a in registers, b by rows.
+__device__ __forceinline__ void wgmma(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulate)
+{
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 { "
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
+                 "{ %64, %65, %66, %67 }, %68, p, 1, 1, 1; }"
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
+                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
+}
+
 // d += a b, or d = a b, of 256 columns: both in shared memory, b by rows.
 template <bool A_BY_ROWS, bool B_BY_ROWS>
 __device__ __forceinline__ void wgmma(float (&d)[32][4], u64 a, u64 b, bool accumulate)
@@ -131,6 +148,22 @@ __device__ __forceinline__ void wgmma(float (&d)[32][4], u64 a, u64 b, bool accu
                    WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15),
                    WGMMA_PIECE(16), WGMMA_PIECE(17), WGMMA_PIECE(18), WGMMA_PIECE(19), WGMMA_PIECE(20), WGMMA_PIECE(21), WGMMA_PIECE(22), WGMMA_PIECE(23),
                    WGMMA_PIECE(24), WGMMA_PIECE(25), WGMMA_PIECE(26), WGMMA_PIECE(27), WGMMA_PIECE(28), WGMMA_PIECE(29), WGMMA_PIECE(30), WGMMA_PIECE(31)
+                 : "l"(a), "l"(b), "r"((int)accumulate));
+}
+
+// d += a b, or d = a b, of 128 columns: both in shared memory, b by rows.
+template <bool A_BY_ROWS, bool B_BY_ROWS>
+__device__ __forceinline__ void wgmma(float (&d)[16][4], u64 a, u64 b, bool accumulate)
+{
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 { "
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
+                 "%64, %65, p, 1, 1, 0, 1; }"
+                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
+                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -260,28 +293,92 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
 
     const int H = args.H, M = args.M;
     int N = args.N;
-    const int split = blockIdx.x % args.SPLITS, tile = blockIdx.x / args.SPLITS;
+    const int sharer = blockIdx.x % SHARERS;
+    // Where columns of K and q lie: first those of V that are this block's, then the others.
+    auto own_piece = [&](int piece) { return piece < DV / 64 ? (piece + sharer * V_PIECES) % (DV / 64) : piece; };
+    const int split = blockIdx.x / SHARERS % args.SPLITS, tile = blockIdx.x / SHARERS / args.SPLITS;
     const int row_tiles = (M * H + BLOCK_M - 1) / BLOCK_M, row_lo = tile % row_tiles * BLOCK_M;
     const int b = tile / row_tiles;
     const int q_lo = row_lo / H;
-    // What needs no length of the sequence is loaded while that is.
-    if (warpgroup > 0) {
-        // So many threads copy a row, all that they copy at once. Rows that do not exist become zeros.
-        constexpr int SHARERS = 128 * CONSUMERS / BLOCK_M, COUNT = QK_PIECES * 8 / SHARERS;
-        const int place = (threadIdx.x - 128) / SHARERS, row = row_lo + place, first_chunk = threadIdx.x % SHARERS;
-        const element* const q_row = args.q_ptr + b * args.stride_qb + (row / H) * args.stride_qm + (row % H) * args.stride_qh;
-        Chunk chunks[COUNT] = {};
-        #pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            if (row < M * H)
-                chunks[i] = *(const Chunk*)(q_row + 8 * (i * SHARERS + first_chunk));
-        #pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            store_shared(base + Q_AT + at_piece(place, i * SHARERS + first_chunk), chunks[i]);
-        proxy_fence();
-    }
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
+    // this block's split: every so many-th tile
+    const int split_step = args.SPLITS * BLOCK_N;
+    const int split_lo = split * BLOCK_N;
+    // A lane copies BOX keys of each tile, which lie in one page. Behind the last key it is not looked up.
+    auto page_of = [&](int kv_idx) {
+        return kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
+    };
+    // Of a tile, that hold keys.
+    auto boxes_of = [&](int kv_lo) { return min(BOXES, (N - kv_lo + BOX - 1) / BOX); };
+    // Lanes have the pages of several tiles, of which so many have been taken.
+    constexpr int AT_ONCE = 32 / BOXES;
+    int pages = 0, taken = 0;
+    auto pages_of = [&](int kv_lo) { return lane < AT_ONCE * BOXES ? page_of(kv_lo + lane / BOXES * split_step + lane % BOXES * BOX) : 0; };
+    const bool is_early = split_lo < N;  // the first tile is copied before the length is there
+    const int copier = warp;
+    Ring<STAGES> next_stage = {0, 1};  // that is copied to
+    bool odd = false;
+    // As parts of a stage become free.
+    auto copy_tile = [&](int kv_lo) {
+        const int kv_idx = kv_lo + lane * BOX, boxes = boxes_of(kv_lo), page = of_lane(pages, taken++ * BOXES + lane % BOXES);
+        // So many pieces of columns, all keys of each: those whose turn is this warp's.
+        auto own = [](int pieces, int turn) { return (pieces + COPIERS - 1 - turn) / COPIERS; };
+        auto copy = [&](const TensorMap& map, u32 to, u32 full, int first_piece, int pieces, int turn) {
+            if (lane < boxes)
+                #pragma unroll 1
+                for (int piece = first_piece + turn; piece < first_piece + pieces; piece += COPIERS)
+                    tma_load(to + (piece * BLOCK_N + lane * BOX) * 128, map, full, 64 * own_piece(piece), kv_idx % PAGE, 0, page);
+        };
+        // Waits until a part can be written, and announces so many pieces of this warp.
+        auto begin = [&](int part, int pieces) {
+            mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.at + part), next_stage.parity);
+            const u32 full = barrier_of(base, FULL, PARTS * next_stage.at + part);
+            __syncwarp();  // a lane that came later would find it read, where this warp has nothing to copy
+            if (lane == 0)
+                mbarrier_expect(full, pieces * boxes * BOX * 128);
+            __syncwarp();
+            return full;
+        };
+        const u32 k_tile = base + K_AT + next_stage.at * K_BYTES;
+        // The columns of V of the warpgroup that makes p of this tile are free first, as are columns of K that are not in V.
+        constexpr int HALF = V_PIECES / 2, REST = QK_PIECES - V_PIECES;
+        const u32 sooner = begin(odd, own(HALF, copier) + own(REST, copier));
+        copy(args.k_map, k_tile, sooner, odd * HALF, HALF, copier);
+        copy(args.k_map, k_tile, sooner, V_PIECES, REST, copier);
+        const u32 later = begin(!odd, own(HALF, copier));
+        copy(args.k_map, k_tile, later, !odd * HALF, HALF, copier);
+        odd = !odd;
+        next_stage.step();
+    };
+
+    // What needs no length of the sequence is asked for before that is there.
+    if (warpgroup > 0) {
+        // Eight threads copy a row, 64 columns at a time, all that they copy at once. Rows that do not exist become zeros.
+        constexpr int ROWS_AT_ONCE = 16 * CONSUMERS, TIMES = BLOCK_M / ROWS_AT_ONCE;
+        const int place = (threadIdx.x - 128) / 8, chunk = threadIdx.x % 8;
+        Chunk chunks[TIMES][QK_PIECES] = {};
+        #pragma unroll
+        for (int i = 0; i < TIMES; ++i) {
+            const int row = row_lo + place + i * ROWS_AT_ONCE;
+            if (row < M * H) {
+                const element* const q_row = args.q_ptr + b * args.stride_qb + (row / H) * args.stride_qm + (row % H) * args.stride_qh + 8 * chunk;
+                #pragma unroll
+                for (int piece = 0; piece < QK_PIECES; ++piece)
+                    chunks[i][piece] = *(const Chunk*)(q_row + 64 * own_piece(piece));
+            }
+        }
+        #pragma unroll
+        for (int i = 0; i < TIMES; ++i)
+            #pragma unroll
+            for (int piece = 0; piece < QK_PIECES; ++piece)
+                store_shared(base + Q_AT + at_piece(place + i * ROWS_AT_ONCE, 8 * piece + chunk), chunks[i][piece]);
+        proxy_fence();
+    } else {
+        pages = pages_of(split_lo);
+        if (is_early)
+            copy_tile(split_lo);
+    }
     N = max(min(kv_len, N), 0);
     const int q_hi = (min(row_lo + BLOCK_M, M * H) - 1) / H;
 
@@ -290,57 +387,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
     const int last_pos = q_hi + N - M;
     const int hi = last_pos + 1;
     const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-    // this block's split: whole tiles, as many as the others have, or what is left of them
-    const int split_size = ((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
-    const int split_lo = split * split_size, split_hi = min(split_lo + split_size, hi);
-    auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
+    const int split_hi = hi;
+    auto next = [&](int kv_lo) { return kv_lo + split_step; };
     const int first = uniform(split_lo), end = uniform(split_hi);  // of the keys that are visited
 
     if (warpgroup == 0) {
         warpgroup_give_registers<COPY_REGISTERS>();
-        const int copier = warp;
-        // A lane copies BOX keys of each tile, which lie in one page. It is looked up a tile ahead, and behind the last key not at all.
-        auto page_of = [&](int kv_idx) {
-            return lane < BOXES && kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
-        };
-        // Of a tile, that hold keys.
-        auto boxes_of = [&](int kv_lo) { return min(BOXES, (N - kv_lo + BOX - 1) / BOX); };
-        int page = page_of(first + lane * BOX);
-        Ring<STAGES> stage = {0, 1};
-        bool odd = false;
+        int next_pages = pages_of(first + AT_ONCE * split_step);
         #pragma unroll 1
-        for (int kv_lo = first; kv_lo < end; stage.step()) {
-            const int kv_idx = kv_lo + lane * BOX, boxes = boxes_of(kv_lo);
-            // So many pieces of columns, all keys of each: those whose turn is this warp's.
-            auto own = [](int pieces, int turn) { return (pieces + COPIERS - 1 - turn) / COPIERS; };
-            auto copy = [&](const TensorMap& map, u32 to, u32 full, int first_piece, int pieces, int turn) {
-                if (lane < boxes)
-                    #pragma unroll 1
-                    for (int piece = first_piece + turn; piece < first_piece + pieces; piece += COPIERS)
-                        tma_load(to + (piece * BLOCK_N + lane * BOX) * 128, map, full, 64 * piece, kv_idx % PAGE, 0, page);
-            };
-            // Waits until a part can be written, and announces so many pieces of this warp.
-            auto begin = [&](int part, int pieces) {
-                mbarrier_wait(barrier_of(base, EMPTY, PARTS * stage.at + part), stage.parity);
-                const u32 full = barrier_of(base, FULL, PARTS * stage.at + part);
-                __syncwarp();  // a lane that came later would find it read, where this warp has nothing to copy
-                if (lane == 0)
-                    mbarrier_expect(full, pieces * boxes * BOX * 128);
-                __syncwarp();
-                return full;
-            };
-            const u32 k_tile = base + K_AT + stage.at * K_BYTES;
-            // The columns of V of the warpgroup that makes p of this tile are free first, as are columns of K that are not in V.
-            constexpr int HALF = V_PIECES / 2, REST = QK_PIECES - V_PIECES;
-            const u32 sooner = begin(odd, own(HALF, copier) + own(REST, copier));
-            copy(args.k_map, k_tile, sooner, odd * HALF, HALF, copier);
-            copy(args.k_map, k_tile, sooner, V_PIECES, REST, copier);
-            const u32 later = begin(!odd, own(HALF, copier));
-            copy(args.k_map, k_tile, later, !odd * HALF, HALF, copier);
-            odd = !odd;
-            kv_lo = next(kv_lo);
-            page = page_of(kv_lo + lane * BOX);
+        for (int kv_lo = is_early ? next(first) : first; kv_lo < end; kv_lo = next(kv_lo)) {
+            if (taken == AT_ONCE) {
+                taken = 0;
+                pages = next_pages;
+                next_pages = pages_of(kv_lo + AT_ONCE * split_step);
+            }
+            copy_tile(kv_lo);
         }
+        if (is_early && first >= end)  // copied in vain; a block does not end before its copies do
+            for (int part = 0; part < PARTS; ++part)
+                mbarrier_wait(barrier_of(base, FULL, part), 0);
         return;
     }
     warpgroup_take_registers<MULTIPLY_REGISTERS>();
@@ -420,7 +485,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
             l[r] += sum[r];
     };
 
-    constexpr int HALF = V_PIECES / 2, REST = QK_PIECES - V_PIECES;  // pieces of a warpgroup's columns of v; those that are not in v
+    // Pieces of a warpgroup's columns of v; of those of other blocks; those that are not in v.
+    constexpr int HALF = V_PIECES / 2, OTHERS = DV / 64 - V_PIECES, REST = QK_PIECES - DV / 64;
     const u64 q_tile = wgmma_descriptor(base + Q_AT, 16, 1024), k_tiles = wgmma_descriptor(base + K_AT, 16, 1024);
     const u64 v_tiles = wgmma_descriptor(base + K_AT + consumer * HALF * BLOCK_N * 128, BLOCK_N * 128, 1024);
     const u64 p_tile = wgmma_descriptor(base + P_AT, 16, 1024);
@@ -429,7 +495,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
     u32 q_rest[4 * REST][4];
     #pragma unroll
     for (int d = 0; d < 4 * REST; ++d)
-        load_pieces(q_rest[d], base + Q_AT + at_piece(16 * warp + lane % 16, 8 * V_PIECES + 2 * d + lane / 16));
+        load_pieces(q_rest[d], base + Q_AT + at_piece(16 * warp + lane % 16, 8 * (QK_PIECES - REST) + 2 * d + lane / 16));
     Ring<STAGES> own = {0, 0}, other = {0, 0};  // stages of the next tile that this warpgroup makes p of, and of that the other does
     u32 parity = 0;
     auto wait = [&](const Ring<STAGES>& stage, int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.at + part), stage.parity); };
@@ -459,9 +525,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
         wait(own, consumer);
         wgmma_fence();
         multiply_qk<HALF>(scores[0], q_tile, k_tile, consumer * HALF, false);
+        if constexpr (OTHERS > 0)
+            multiply_qk<OTHERS>(scores[0], q_tile, k_tile, V_PIECES, true);
         #pragma unroll
         for (int d = 0; d < 4 * REST; ++d)
-            wgmma<false>(scores[0], q_rest[d], k_tile + (V_PIECES * BLOCK_N * 128 + d * 32) / 16, true);
+            wgmma<false>(scores[0], q_rest[d], k_tile + ((QK_PIECES - REST + d / 4) * BLOCK_N * 128 + d % 4 * 32) / 16, true);
         wgmma_commit();
         if constexpr (follows.value)
             start_other(other_lo);
@@ -544,7 +612,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
         // A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * H;
-        if (consumer == 0 && t == 0 && exists) {
+        if (sharer == 0 && consumer == 0 && t == 0 && exists) {
             const int q = (row) / H, head = (row) % H;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
@@ -554,7 +622,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
         if (args.SPLITS > 1) {
             const int q = (row) / H, head = (row) % H;
             // Columns of two pieces side by side, 64 bytes of four lanes in a row: the kernel that joins splits puts them back.
-            float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + consumer * COLUMNS + 4 * t;
+            float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + sharer * BLOCK_D + consumer * COLUMNS + 4 * t;
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; j += 2)
                 if (exists)
@@ -565,7 +633,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
         #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j)
             rounded[j] = pack(acc[j][2 * r] * scale, acc[j][2 * r + 1] * scale);
-        element* const o_row = args.o_ptr + b * args.stride_ob + (row / H) * args.stride_om + (row % H) * args.stride_oh + consumer * COLUMNS;
+        element* const o_row = args.o_ptr + b * args.stride_ob + (row / H) * args.stride_om + (row % H) * args.stride_oh + sharer * BLOCK_D + consumer * COLUMNS;
         // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
         #pragma unroll
         for (int j = 0; j + 3 < COLUMNS / 8; j += 4) {

@@ -36,7 +36,7 @@ def speculative(
         o: bf16[B, M, Hkv * G, D]
     The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
     Key j of sequence b is row j % 64 of page block_table[b, j // 64].
-    Entries of the table past the end of a sequence are never read.
+    Entries of the table past the end of a sequence may hold anything.
     out: a tensor to write to.
     config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
 

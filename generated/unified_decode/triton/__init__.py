@@ -38,7 +38,7 @@ def unified_decode(
         lse: f32[B, Hkv * G, M]
     The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
     Key j of sequence b is row j % 16 of page block_table[b, j // 16].
-    Entries of the table past the end of a sequence are never read.
+    Entries of the table past the end of a sequence may hold anything.
     out: (o, lse) to write to.
     config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
     fallbacks: i32[1] that is increased by the number of splits whose scores left the bounds of the unified maximum.

@@ -214,7 +214,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     int next = blockIdx.x;  // of those that have been claimed, the one that nobody has seen
     // Of a tile that is done, which rows have to be computed once more: lane w knows those of warp w.
     auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
-    for (int tile = -1;; at.step()) {
+    for (int tile = -1;;) {  // -1: none yet
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
         if (tile >= 0) {  // a tile that is claimed late goes to the block that is free first
             mbarrier_wait(barrier_of(base, NEXT_WANTED, 0), wanted.parity);
@@ -255,6 +255,10 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         // what follows the last sequence has rows to write, but no queries
         int M = sequence < B ? q_rows : 0;
         const int b = min(sequence, B - 1);
+        if (!again && q_lo >= q_rows) {  // where a sequence ends with a tile there is one more, without rows
+            tile = -2;
+            continue;
+        }
         const int k_first = args.cu_k_ptr[b * args.stride_cu_k_0];
         const int k_end = args.cu_k_ptr[(b + 1) * args.stride_cu_k_0];
         int N = k_end - k_first;
@@ -290,6 +294,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             record.met_hi = met_hi;
         }
         mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+        at.step();
     }
     if (leads) {
         __threadfence();
