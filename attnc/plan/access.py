@@ -20,15 +20,11 @@ class Section:
     """How many heads a section has: as many as fill a part of the L2 cache.
 
     cache: that part, a quotient; least, most: the fewest and the most, unless there are fewer heads.
-    rounds: so many tiles for each multiprocessor are in a section at least, and sections are as large as each
-    other: blocks take tiles from a counter, the longest first, and those of a small last section would come
-    last. 0: it does not matter.
     """
 
     cache: tuple[int, int]
     least: int = 1
     most: int | None = None
-    rounds: int = 0
 
 
 #: Others need the cache too, and programs are not all at the same tile.
@@ -36,7 +32,6 @@ A_QUARTER = Section(cache=(1, 4), least=4, most=16)
 #: The same where loops are short, so that a program reads few rows of a head: more heads than would fit.
 SHORT_LOOPS = Section(cache=(1, 4), least=16, most=16)
 HALF = Section(cache=(1, 2))
-EVEN = Section(cache=(5, 9), rounds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
             persistent=default.persistent,
             longest_first=default.longest_first,
             sequences=sequences(attention),
-            section=target.section(longest_first=default.longest_first) if inner == "kv" else None,
+            section=target.section() if inner == "kv" else None,
         ),
         kv_head=kv_head,
         dims=sizes(attention, dims_of(used)),

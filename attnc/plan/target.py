@@ -96,7 +96,7 @@ class Target(ABC):
 
     # --- how programs are numbered
 
-    def section(self, *, longest_first: bool) -> Section | None:
+    def section(self) -> Section | None:
         """Which heads of a forward are worked at beside each other; None: one comes after the other."""
         return self.sections
 

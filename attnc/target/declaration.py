@@ -92,11 +92,9 @@ def in_words(text: str) -> Words:
     return Words(text.split(" "))
 
 
-def section(
-    planned: Section | None, heads: str, rows: str, row_bytes: int, *, shared: str = "", tiles: str = "1"
-) -> str:
+def section(planned: Section | None, heads: str, rows: str, row_bytes: int, *, shared: str = "") -> str:
     """How many of the heads a section has: a size, as text. rows: of the matrices that its programs read of a
-    head; shared: what divides them among heads; tiles: of a head.
+    head; shared: what divides them among heads.
     """
     if planned is None:
         return "1"
@@ -105,9 +103,6 @@ def section(
     part, whole = planned.cache
     room = f"l2() * {part} // {whole}" if part > 1 else f"l2() // {whole}"
     found = f"{heads}, {rows} * {row_bytes}{shared}, {room}"
-    if planned.rounds:
-        busy = f"{planned.rounds} * multiprocessors()" if planned.rounds > 1 else "multiprocessors()"
-        return f"even_section({found}, {busy}, {tiles})"
     limits = f", {planned.least}, {planned.most}" if planned.most is not None else ""
     return f"section({found}{limits})"
 

@@ -46,17 +46,8 @@ def section(heads: int, size: int, room: int, least: int = 1, most: int | None =
     return max(1, min(heads, max(least, fitting if most is None else min(fitting, most))))
 
 
-def even_section(heads: int, size: int, room: int, busy: int, tiles: int) -> int:
-    """Counts heads as `section` does, in sections as large as each other, each of at least `busy` tiles;
-    tiles: of a head.
-    """
-    most = max(1, room // max(1, size), cdiv(busy, max(1, tiles)))
-    return max(1, cdiv(heads, max(1, cdiv(heads, most))))
-
-
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cdiv": cdiv,
-    "even_section": even_section,
     "gcd": math.gcd,
     "max": max,
     "min": min,

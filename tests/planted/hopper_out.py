@@ -1,4 +1,4 @@
-"""Bugs planted where Hopper's o leaves through the tiles of V, and where a tile of queries is asked for."""
+"""Bugs planted where Hopper's o leaves through the tiles of V."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="o of rows without keys not waited for",
         attention="hopper_out",
         story="no values are copied for them, so nothing was asked; a phase later it was too late",
-        anchor="want_next(); await_o(); continue;",
-        patch="want_next(); continue;",
+        anchor="await_o(); continue;",
+        patch="continue;",
     ),
     HopperBug(
         name="o of rows without keys kept",
@@ -60,19 +60,5 @@ BUGS: tuple[HopperBug, ...] = (
         story="it was given back behind the first product, and these rows have none",
         anchor="__syncwarp(); give_v_back();",
         patch="__syncwarp();",
-    ),
-    HopperBug(
-        name="next tile not asked for behind rows without keys",
-        attention="hopper_out",
-        story="a tile was asked for with the last keys, and these rows have none: it hangs",
-        anchor="want_next(); await_o(); continue;",
-        patch="await_o(); continue;",
-    ),
-    HopperBug(
-        name="tile asked for with every K",
-        attention="hopper_out",
-        story="the barrier completed phases that nobody waited for",
-        anchor="if (next < 0) want_next();",
-        patch="want_next();",
     ),
 )

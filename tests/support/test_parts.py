@@ -144,9 +144,6 @@ def test_kernels_are_compiled_with_their_config() -> None:
         ("section(32, 10000, 1000, 4, 16)", 4),
         ("section(32, 1, 1000, 4, 16)", 16),
         ("section(2, 0, 1000, 4, 16)", 2),
-        ("even_section(32, 100, 1000, 0, 1)", 8),  # 4 of 8, not 10 + 10 + 10 + 2
-        ("even_section(32, 100, 1000, 60, 3)", 16),  # 20 have 60 tiles
-        ("even_section(0, 100, 1000, 60, 0)", 1),
     ],
 )
 def test_how_many_heads_are_worked_at_together(text: str, heads: int) -> None:

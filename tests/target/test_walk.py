@@ -94,6 +94,26 @@ def test_each_place_has_one_number(walked: TileWalk, section: int) -> None:
     assert all(lo == first for _, _, lo in found[: min(section, SIZES["B"] * SIZES[walked.heads])])
 
 
+@pytest.mark.parametrize(("rounds", "blocks"), [(0, 1), (2, 1), (2, 3), (2, 100)])
+@pytest.mark.parametrize("last_first", [False, True])
+def test_heads_in_turn_and_the_last_ones_together(rounds: int, blocks: int, *, last_first: bool) -> None:
+    walked = walk("q", "M", last_first=last_first)
+    text = CudaWalk(walk=walked, of_call="", section="", last_rounds=rounds)
+    lines = [f"const int {walked.tiles} = {text.tiles};", *text.place, "use(b);"]
+    printed = settle("{\n" + "\n".join(lines) + "\n}").splitlines()[1:-2]
+    code = (line.replace("(int)", "") for line in printed if not line.strip().startswith("//"))
+    python = "\n".join(map(_python, code))
+    starts = range(0, SIZES["M"], SIZES[walked.size])
+    heads = [(b, h) for b in range(SIZES["B"]) for h in range(SIZES["H"])]
+    last = min(-(-rounds * blocks // len(starts)), len(heads))
+    grid = SimpleNamespace(x=blocks)
+    names = {**SIZES, "args": SimpleNamespace(**SIZES), "gridDim": grid}
+    found = [place(python, walked, {**names, "tile": n}) for n in range(len(heads) * len(starts))]
+    order = sorted(starts, reverse=last_first)
+    first = [(*head, lo) for head in heads[: len(heads) - last] for lo in order]
+    assert found == [*first, *((*head, lo) for lo in order for head in heads[len(heads) - last :])]
+
+
 #: Where packed sequences begin and end: one is empty, and rows follow the last.
 BEGINS, ROWS = (0, 70, 70, 100), 110
 

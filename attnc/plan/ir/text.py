@@ -245,8 +245,7 @@ def _section(section: Section | None) -> list[str]:
         return []
     part, whole = section.cache
     count = f"{section.least} to {section.most}" if section.most else f"{section.least} or more"
-    rounds = [f"tiles for each multiprocessor: {section.rounds} or more"] * (section.rounds > 0)
-    return [f"sections of {count} heads in {part}/{whole} of the L2 cache", *rounds]
+    return [f"sections of {count} heads in {part}/{whole} of the L2 cache"]
 
 
 def _sequences(sequences: Sequences | None) -> list[str]:

@@ -183,8 +183,9 @@ class Sm90Layout(CudaLayout):
         loaded = {"vectors": 2 * stages} if self.vectors else {}
         drawn = {"kept": 2 * stages} if self.draws else {}
         pairs = {"pairs": 2 * self.pair_stages} if self.pair_stages else {}
-        q_tiles, leaving = self.shape(config).q_tiles, {"o": 1} if self.way_out(config) == "v" else {}
-        return {"query tiles": 5, "q": 2 * q_tiles, **of_keys, **loaded, **drawn, **pairs, **leaving}
+        leaving = {"o": 1} if self.way_out(config) == "v" else {}
+        of_queries = {"query tiles": 4 + config.longest_first, "q": 2 * self.shape(config).q_tiles}
+        return {**of_queries, **of_keys, **loaded, **drawn, **pairs, **leaving}
 
     def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""

@@ -14,7 +14,6 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.names import TAKING_TILES
 from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, TileConfig
-from attnc.plan.access import EVEN, Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import Shape
 from attnc.plan.ir import Module, OutputKernel
@@ -24,6 +23,7 @@ from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm80.layout import CudaBackward
 from attnc.plan.sm90.backward import (
+    SECTIONS,
     Sm90Backward,
     check_turns,
     plan_sm90_backward,
@@ -60,10 +60,10 @@ class Sm90a(Target):
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
     own_tensors: ClassVar = TAKING_TILES
-    sections: ClassVar = EVEN
+    sections: ClassVar = SECTIONS
 
-    def section(self, *, longest_first: bool) -> Section | None:
-        return EVEN if longest_first else None
+    def section(self) -> None:
+        return None  # blocks are at different tiles of a head, which so stays in the cache
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90(variant, schedule)

@@ -252,12 +252,8 @@ class CudaBackward(BackwardDeclaration):
         kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
         planned = self.section
         return {
-            "SECTION": section(
-                planned, "H" if self.packs_queries else "B * H", keys, row_bytes, tiles=self.q_tiles(queries)
-            ),
-            "KV_SECTION": section(
-                planned, kv_heads, shared, row_bytes + self.sum_bytes, tiles=self.kv_tiles(keys)
-            ),
+            "SECTION": section(planned, "H" if self.packs_queries else "B * H", keys, row_bytes),
+            "KV_SECTION": section(planned, kv_heads, shared, row_bytes + self.sum_bytes),
         }
 
     @property
@@ -269,14 +265,6 @@ class CudaBackward(BackwardDeclaration):
     def sum_bytes(self) -> int:
         """Bytes of the sums of a row of dq, which stay in the cache beside what is read; 0: not counted."""
         return 0
-
-    def q_tiles(self, queries: str) -> str:
-        """Tiles of the queries of a head, where a section is made of them."""
-        return f"cdiv({queries}, {self._backward.kernels[0].configs[0].tile_q})"
-
-    def kv_tiles(self, keys: str) -> str:
-        """Tiles of the keys of a head, where a section is made of them."""
-        return f"cdiv({keys}, {self._backward.kernels[-1].configs[0].tile_kv})"
 
     def kernel(self, name: str) -> Record:
         """Declares the launch of a kernel."""

@@ -219,8 +219,9 @@ def statement(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaWalk:
     """The walk of one kernel as text. of_call: what stands before a size that is an argument of the call, ""
-    where it is a local of the same name; section: the argument with the heads of a section; last_rounds:
-    the last section has so many tiles for each block at least, 0: none is larger than the others.
+    where it is a local of the same name; section: the argument with the heads of a section, "" where a head
+    is one; last_rounds: the last section has so many tiles for each block at least, 0: none is larger than
+    the others.
     """
 
     walk: TileWalk
@@ -246,7 +247,9 @@ class CudaWalk:
         """From `tile` to b, the head and the first row, and to the length of a packed sequence."""
         tiles, lo, size, head = self.walk.tiles, self.walk.lo, self.walk.size, self.walk.head
         section, in_section = f"args.{self.section}", f"{tiles} * args.{self.section}"
-        if self.last_rounds:
+        if not self.section:
+            yield from self._heads_in_turn
+        elif self.last_rounds:
             yield "// The last section is larger, so that what begins last is short, and nobody waits."
             yield f"const int last = ({self.last_rounds} * (int)gridDim.x + {tiles} - 1) / {tiles};"
             yield f"const int others = max(({self.all_heads} - last) / {section}, 1) * {section};"
@@ -265,6 +268,19 @@ class CudaWalk:
         tile = f"({tiles} - 1 - rank / heads)" if self.walk.last_first else "rank / heads"
         yield f"const int {lo} = {tile} * {size};"
         yield f"const int b = ({number}) / {self.walk.heads}, {head} = ({number}) % {self.walk.heads};"
+
+    @property
+    def _heads_in_turn(self) -> Iterator[str]:
+        """The rank of the tile in its head, or in the last section."""
+        tiles = self.walk.tiles
+        if not self.last_rounds:
+            yield f"const int first_head = tile / {tiles}, heads = 1, rank = tile % {tiles};"
+            return
+        yield "// The last heads are one section, so that what begins last is short, and nobody waits."
+        yield f"const int last = ({self.last_rounds} * (int)gridDim.x + {tiles} - 1) / {tiles};"
+        yield f"const int others = max({self.all_heads} - last, 0), first_head = min(tile / {tiles}, others);"
+        yield f"const int heads = first_head < others ? 1 : {self.all_heads} - others;"
+        yield f"const int rank = tile - first_head * {tiles};"
 
     def of_sequence(self, sequences: Sequences, size: str) -> Iterator[str]:
         """From `number` among the tiles of packed sequences, of `size` rows, to the sequence of the tile."""

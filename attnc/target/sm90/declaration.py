@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attnc.expr.nodes import show
-from attnc.model.tensors import Role
 from attnc.plan.access import Section
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.signature import longest
 from attnc.plan.sm90.backward import SECTIONS, SECTIONS_OF_TURNS, TURNS, Sm90Backward
-from attnc.target.declaration import Items, Record, Value, attention_fields, section, tiles
+from attnc.target.declaration import Items, Record, Value, attention_fields, tiles
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
@@ -55,12 +53,11 @@ def hopper_declaration(
         split_size = fixed_split_size(text)
         launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
     else:
-        sections = {"SECTION": _section(module, kernel, text)} if "SECTION" in text.size_names else {}
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
         sizes |= {text.pair_load.load.tensor: "BLOCK_M"} if text.pair_load else {}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
         launch = cuda_kernels(
-            [cuda_kernel(kernel.name, _blocks(kernel))], names, strides, text.size_names, sections, boxes
+            [cuda_kernel(kernel.name, _blocks(kernel))], names, strides, text.size_names, {}, boxes
         )
     fields["launches"] = Items([launch])
     if back is not None:
@@ -73,17 +70,6 @@ def _blocks(kernel: Forward | Decode) -> str:
     if sequences is not None:
         tiles = f"({show(sequences.rows)} // BLOCK_M + B + 1) * H"
     return f"min({tiles}, multiprocessors())"
-
-
-def _section(module: Module, kernel: Forward | Decode, text: Sm90Text) -> str:
-    """Heads whose tiles blocks take one after the other, the longest first."""
-    row_bytes = (text.layout.d + text.layout.dv) * text.layout.element.bytes
-    sequences, keys = kernel.grid.sequences, show(longest(module.variant.attention, Role.KEY))
-    length = "N" if keys == "N" else f"{keys} // B"
-    shared = " // G" if "G" in kernel.dims else ""  # by the heads of a group
-    heads = "B * H" if sequences is None else "H"
-    tiles = "cdiv(M, BLOCK_M)" if sequences is None else f"{show(sequences.rows)} // B // BLOCK_M"
-    return section(kernel.grid.section, heads, length, row_bytes, shared=shared, tiles=tiles)
 
 
 class HopperBackward(CudaBackward):

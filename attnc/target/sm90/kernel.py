@@ -12,7 +12,16 @@ from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, Shape, Sm90Layout, widest_
 from attnc.plan.sm90.scores import Column, is_pair
 from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
-from attnc.target.sm80.printer import STORED, at_row, local, scalar, sizes_of_call, statement, value_type
+from attnc.target.sm80.printer import (
+    STORED,
+    CudaWalk,
+    at_row,
+    local,
+    scalar,
+    sizes_of_call,
+    statement,
+    value_type,
+)
 from attnc.target.sm90.score import (
     Ends,
     Score,
@@ -27,6 +36,10 @@ from attnc.target.sm90.tiles import BoxText, parts_of, wgmma
 #: What is copied by TMA.
 _COPIED = ("q", "k", "v")
 _TILE = Dim("BLOCK_N")
+#: Tiles for each block that the last heads have, which are walked through together.
+_LAST_ROUNDS = 2
+#: Key tiles that are left to be copied when the next tile is claimed, where its bounds are searched for.
+_SEARCHED_AHEAD = 6
 
 
 class Sm90Text(BoxText):
@@ -59,6 +72,30 @@ class Sm90Text(BoxText):
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
         self.draws = kernel.softmax.dropout is not None
         self._check_room()
+
+    @property
+    def size_names(self) -> list[str]:
+        """As the view says, without sections of heads: blocks are at different tiles of a head, which stays
+        in the L2 cache, and not all of them begin a tile at once.
+        """
+        return list(self.kernel.dims)
+
+    @cached_property
+    def walk(self) -> CudaWalk:
+        rounds = _LAST_ROUNDS if self.claims_late else 0
+        return CudaWalk(walk=self.kernel.walk, of_call="", section="", last_rounds=rounds)
+
+    @property
+    def claims_late(self) -> bool:
+        """Whether a tile is taken from the counter late in the one before, so that it goes to the block that
+        is free first: where the longest come first.
+        """
+        return self.kernel.grid.longest_first
+
+    @property
+    def claims_ahead(self) -> int:
+        """How many key tiles are left to be copied when the next tile is claimed: searches take time."""
+        return _SEARCHED_AHEAD if self.searches or self.kernel.grid.sequences is not None else 1
 
     def _check_room(self) -> None:
         """Raises ValueError where the text would use more shared memory than the plan has laid out."""

@@ -61,8 +61,7 @@ constexpr int VECTORS = 1, X_AT = O_AT + O_BYTES, X_BYTES = STAGES * VECTORS * B
 constexpr int BARRIERS_AT = X_AT + X_BYTES;
 constexpr int PART = 32 / CONSUMERS;  // of the lanes, which looks for the keys of one warpgroup
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, NEXT_WANTED = RECORD_EMPTY + RECORDS;
-constexpr int Q_FULL = NEXT_WANTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
 constexpr int X_FULL = V_EMPTY + STAGES, X_EMPTY = X_FULL + STAGES;
 constexpr int BARRIERS = X_EMPTY + STAGES;
@@ -82,7 +81,7 @@ struct Args {
     long long stride_doc_0, stride_doc_1;
     long long stride_ob, stride_om, stride_oh;
     long long stride_lseb, stride_lseh, stride_lsem;
-    int B, H, G, M, N, SECTION;
+    int B, H, G, M, N;
 };
 
 // What is said of a tile of queries.
@@ -206,11 +205,10 @@ __device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&
 __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
-    // Tiles are walked in sections of heads whose K and V share the L2 cache.
+    // Tiles are walked head by head.
     const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
-    Ring<1> wanted = {0, 0};
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     const int lane = threadIdx.x % 32;
     int next = blockIdx.x;  // of those that have been claimed, the one that nobody has seen
@@ -218,10 +216,6 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
     for (int tile = -1;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
-        if (tile >= 0) {  // a tile that is claimed late goes to the block that is free first
-            mbarrier_wait(barrier_of(base, NEXT_WANTED, 0), wanted.parity);
-            wanted.step();
-        }
         Record& record = records[at.at];
         // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
         Record* source = &record;
@@ -244,8 +238,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
             break;
         }
-        const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
-        const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
+        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
         const int q_lo = rank / heads * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
         const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
@@ -323,7 +316,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
-        auto want_next = [&] { mbarrier_arrive(barrier_of(base, NEXT_WANTED, 0)); };
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
         mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
         for (int piece = 0; piece < QK_PIECES; ++piece)
@@ -331,7 +323,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                      q_lo, h, b);
         q.step();
         if (kv_lo < record.first_tile) {
-            want_next();
             continue;
         }
         bool more = true;
@@ -340,8 +331,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             const int next = previous(kv_lo);
             more = kv_lo >= record.first_tile;
             if (more) {
-                if (next < record.first_tile)
-                    want_next();
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
                 mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
                 for (int piece = 0; piece < QK_PIECES; ++piece)
@@ -784,7 +773,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) document_forward(const 
             for (int w = 0; w < 4 * CONSUMERS; ++w)
                 records[i].failed[w] = 0;
         }
-        mbarrier_init(barrier_of(base, NEXT_WANTED, 0), 1);
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);

@@ -54,8 +54,7 @@ constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * 
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, NEXT_WANTED = RECORD_EMPTY + RECORDS;
-constexpr int Q_FULL = NEXT_WANTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
 constexpr int BARRIERS = V_EMPTY + STAGES;
 constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
@@ -72,7 +71,7 @@ struct Args {
     int* counter_ptr;
     long long stride_ob, stride_om, stride_oh;
     long long stride_lseb, stride_lseh, stride_lsem;
-    int B, H, M, N, SECTION;
+    int B, H, M, N;
 };
 
 // What is said of a tile of queries.
@@ -197,11 +196,10 @@ __device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&
 __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
-    // Tiles are walked in sections of heads whose K and V share the L2 cache.
+    // Tiles are walked head by head.
     const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
-    Ring<1> wanted = {0, 0};
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     const int lane = threadIdx.x % 32;
     int next = blockIdx.x;  // of those that have been claimed, the one that nobody has seen
@@ -209,10 +207,6 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
     for (int tile = -1;; at.step()) {
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
-        if (tile >= 0) {  // a tile that is claimed late goes to the block that is free first
-            mbarrier_wait(barrier_of(base, NEXT_WANTED, 0), wanted.parity);
-            wanted.step();
-        }
         Record& record = records[at.at];
         // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
         Record* source = &record;
@@ -235,8 +229,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
             break;
         }
-        const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
-        const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
+        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
         const int q_lo = rank / heads * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
 
@@ -288,7 +281,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int b = record.b;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
-        auto want_next = [&] { mbarrier_arrive(barrier_of(base, NEXT_WANTED, 0)); };
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
         mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
         for (int piece = 0; piece < QK_PIECES; ++piece)
@@ -296,7 +288,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
                      q_lo, h, b);
         q.step();
         if (kv_lo < 0) {
-            want_next();
             continue;
         }
         bool more = true;
@@ -305,8 +296,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             const int next = previous(kv_lo);
             more = kv_lo >= 0;
             if (more) {
-                if (next < 0)
-                    want_next();
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
                 mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
                 for (int piece = 0; piece < QK_PIECES; ++piece)
@@ -647,7 +636,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) full_forward(const __gr
             for (int w = 0; w < 4 * CONSUMERS; ++w)
                 records[i].failed[w] = 0;
         }
-        mbarrier_init(barrier_of(base, NEXT_WANTED, 0), 1);
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);

@@ -475,7 +475,7 @@ __device__ __forceinline__ void multiply_tiles(
             mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), lane == 0);
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
             q.step();
-            dq_at = ((b * H + h) * dq_tiles + q_lo / BLOCK_M) * (DQ_SIZE / 4) + (4 * consumer + warp) * (DQ_FRAGMENT / 4);
+            dq_at = (u32)((b * H + h) * dq_tiles + q_lo / BLOCK_M) * (DQ_SIZE / 4) + (4 * consumer + warp) * (DQ_FRAGMENT / 4);
             ds_before = ds;
             ds.step();
         };
@@ -497,50 +497,44 @@ __device__ __forceinline__ void multiply_tiles(
             add_dq();
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
             k.step();
-            v.step();
-            // dv: each warp stores its own 16 keys.
-            pin(dv);
-            if (lane == 0)
-                tma_wait_read();
-            __syncwarp();
-            #pragma unroll
-            for (int j = 0; j < DV / 8; j += 2)
-                store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                             pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                             pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
-            proxy_fence();
-            __syncwarp();
-            if (lane == 0) {
-                #pragma unroll
-                for (int piece = 0; piece < V_PIECES; ++piece)
-                    tma_store(args.dv_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
-                tma_commit();
-            }
-            // dk: each warp stores its own 16 keys.
             pin(dk);
-            if (lane == 0)
-                tma_wait_read();
-            __syncwarp();
+            pin(dv);
+            v.step();
+        }
+
+        // dv: each warp stores its own 16 keys.
+        if (lane == 0)
+            tma_wait_read();
+        __syncwarp();
+        #pragma unroll
+        for (int j = 0; j < DV / 8; j += 2)
+            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                         pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                         pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+        proxy_fence();
+        __syncwarp();
+        if (lane == 0) {
             #pragma unroll
-            for (int j = 0; j < D / 8; j += 2)
-                store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                             pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f), pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
-                             pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f), pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
-            proxy_fence();
-            __syncwarp();
-            if (lane == 0) {
-                #pragma unroll
-                for (int piece = 0; piece < QK_PIECES; ++piece)
-                    tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
-                tma_commit();
-            }
-        } else {  // nobody sees these keys
-            for (int i = lane; i < 16 * DV / 8; i += 32)
-                if (const int row = kv_lo + first_key + i / (DV / 8); row < args.N)
-                    *(Chunk*)(args.dv_ptr + b * args.stride_dvb + h * args.stride_dvh + row * args.stride_dvn + i % (DV / 8) * 8) = {};
-            for (int i = lane; i < 16 * D / 8; i += 32)
-                if (const int row = kv_lo + first_key + i / (D / 8); row < args.N)
-                    *(Chunk*)(args.dk_ptr + b * args.stride_dkb + h * args.stride_dkh + row * args.stride_dkn + i % (D / 8) * 8) = {};
+            for (int piece = 0; piece < V_PIECES; ++piece)
+                tma_store(args.dv_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
+            tma_commit();
+        }
+        // dk: each warp stores its own 16 keys.
+        if (lane == 0)
+            tma_wait_read();
+        __syncwarp();
+        #pragma unroll
+        for (int j = 0; j < D / 8; j += 2)
+            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                         pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f), pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
+                         pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f), pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
+        proxy_fence();
+        __syncwarp();
+        if (lane == 0) {
+            #pragma unroll
+            for (int piece = 0; piece < QK_PIECES; ++piece)
+                tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
+            tma_commit();
         }
     }
     if (lane == 0)

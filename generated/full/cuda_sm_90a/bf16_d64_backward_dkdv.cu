@@ -466,7 +466,7 @@ __device__ __forceinline__ void multiply_tiles(
             mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), lane == 0);
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
             q.step();
-            dq_at = ((b * H + h) * dq_tiles + q_lo / BLOCK_M) * (DQ_SIZE / 4) + (4 * consumer + warp) * (DQ_FRAGMENT / 4);
+            dq_at = (u32)((b * H + h) * dq_tiles + q_lo / BLOCK_M) * (DQ_SIZE / 4) + (4 * consumer + warp) * (DQ_FRAGMENT / 4);
             ds_before = ds;
             ds.step();
         };

@@ -76,7 +76,7 @@ struct Args {
     long long stride_kv_len_0;
     long long stride_ob, stride_oh, stride_om;
     long long stride_lseb, stride_lseh, stride_lsem;
-    int B, H, M, N, SECTION;
+    int B, H, M, N;
 };
 
 // What is said of a tile of queries.
@@ -198,8 +198,7 @@ __device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&
 __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
-    // Tiles are walked in sections of heads whose K and V share the L2 cache.
-    // In a section the last rows, which see most keys, come first.
+    // Tiles are walked head by head, of each the last rows, which see most keys, first.
     const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
@@ -237,8 +236,11 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
             break;
         }
-        const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
-        const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
+        // The last heads are one section, so that what begins last is short, and nobody waits.
+        const int last = (2 * (int)gridDim.x + q_tiles - 1) / q_tiles;
+        const int others = max(B * H - last, 0), first_head = min(tile / q_tiles, others);
+        const int heads = first_head < others ? 1 : B * H - others;
+        const int rank = tile - first_head * q_tiles;
         const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
         const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];

@@ -79,7 +79,7 @@ struct Args {
     long long stride_cu_k_0;
     long long stride_om, stride_oh;
     long long stride_lsem, stride_lseh;
-    int B, H, G, T, SECTION;
+    int B, H, G, T;
 };
 
 // What is said of a tile of queries.
@@ -204,8 +204,7 @@ __device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&
 __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
     const int B = args.B, H = args.H, T = args.T;
-    // Tiles are walked in sections of heads whose K and V share the L2 cache.
-    // In a section the last rows, which see most keys, come first.
+    // Tiles are walked head by head, of each the last rows, which see most keys, first.
     const int q_tiles = T / BLOCK_M + B + 1, tiles = q_tiles * H;
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
@@ -243,8 +242,11 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
             break;
         }
-        const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
-        const int heads = min(args.SECTION, H - first_head), rank = tile % (q_tiles * args.SECTION);
+        // The last heads are one section, so that what begins last is short, and nobody waits.
+        const int last = (2 * (int)gridDim.x + q_tiles - 1) / q_tiles;
+        const int others = max(H - last, 0), first_head = min(tile / q_tiles, others);
+        const int heads = first_head < others ? 1 : H - others;
+        const int rank = tile - first_head * q_tiles;
         const int h = first_head + rank % heads, number = rank / heads;
         const int sequence = find_sequence(args.cu_q_ptr, args.stride_cu_q_0, number, B, BLOCK_M);
         const int q_first = args.cu_q_ptr[sequence * args.stride_cu_q_0];
@@ -329,14 +331,16 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             want_next();
             continue;
         }
-        bool more = true;
+        bool more = true, wanted = false;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
             const int next = previous(kv_lo);
             more = kv_lo >= 0;
             if (more) {
-                if (next < 0)
+                if (!wanted && (next < 0 || kv_lo < 0 + 6 * BLOCK_N)) {
                     want_next();
+                    wanted = true;
+                }
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
                 mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
                 for (int piece = 0; piece < QK_PIECES; ++piece)
