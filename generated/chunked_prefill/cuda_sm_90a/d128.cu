@@ -62,8 +62,7 @@ static_assert(QK_PIECES * BOXES <= 32 * COPIERS && V_PIECES * BOXES <= 32 * COPI
 // Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
 constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, NEXT_WANTED = RECORD_EMPTY + RECORDS;
-constexpr int Q_FULL = NEXT_WANTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
 constexpr int BARRIERS = V_EMPTY + STAGES;
 constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
@@ -211,11 +210,10 @@ __device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&
 __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
 {
     const int B = args.B, H = args.H, T = args.T;
-    // Tiles are walked head by head, of each the last rows, which see most keys, first.
+    // Tiles are walked sequence by sequence, over all heads, of each the last rows, which see most keys, first.
     const int q_tiles = T / BLOCK_M + B + 1, tiles = q_tiles * H;
     const bool leads = threadIdx.x % 32 == 0;
     Ring<RECORDS> at = {0, 1};
-    Ring<1> wanted = {0, 0};
     auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     const int lane = threadIdx.x % 32;
     int next = blockIdx.x;  // of those that have been claimed, the one that nobody has seen
@@ -223,10 +221,6 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
     auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
     for (int tile = -1;;) {  // -1: none yet
         mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
-        if (tile >= 0) {  // a tile that is claimed late goes to the block that is free first
-            mbarrier_wait(barrier_of(base, NEXT_WANTED, 0), wanted.parity);
-            wanted.step();
-        }
         Record& record = records[at.at];
         // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
         Record* source = &record;
@@ -249,11 +243,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
             break;
         }
-        // The last heads are one section, so that what begins last is short, and nobody waits.
-        const int last = (2 * (int)gridDim.x + q_tiles - 1) / q_tiles;
-        const int others = max(H - last, 0), first_head = min(tile / q_tiles, others);
-        const int heads = first_head < others ? 1 : H - others;
-        const int rank = tile - first_head * q_tiles;
+        const int first_head = 0, heads = H, rank = tile;
         const int h = first_head + rank % heads, number = rank / heads;
         const int sequence = find_sequence(args.cu_q_ptr, args.stride_cu_q_0, number, B, BLOCK_M);
         const int q_first = args.cu_q_ptr[sequence * args.stride_cu_q_0];
@@ -336,7 +326,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
-        auto want_next = [&] { mbarrier_arrive_if(barrier_of(base, NEXT_WANTED, 0), copier == 0 && lane == 0); };
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
         if (copier == 0 && lane == 0) {
             mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
@@ -346,7 +335,6 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         }
         q.step();
         if (kv_lo < 0) {
-            want_next();
             continue;
         }
         // A lane copies BOX keys of each tile, which lie in one page. Behind the last key it is not looked up.
@@ -356,16 +344,12 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         // Of a tile, that hold keys.
         auto boxes_of = [&](int kv_lo) { return min(BOXES, (N - kv_lo + BOX - 1) / BOX); };
         int page = page_of(kv_lo + box * BOX), v_page = 0;
-        bool more = true, wanted = false;
+        bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
             const int next = previous(kv_lo);
             more = kv_lo >= 0;
             if (more) {
-                if (!wanted && (next < 0 || kv_lo < 0 + 6 * BLOCK_N)) {
-                    want_next();
-                    wanted = true;
-                }
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
                 const bool copies = piece < QK_PIECES && box < boxes_of(kv_lo);
                 const int count = count_lanes(copies);  // of all, who have waited: one that came later would find the tile read
@@ -744,7 +728,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunked_prefill_forward
             for (int w = 0; w < 4 * CONSUMERS; ++w)
                 records[i].failed[w] = 0;
         }
-        mbarrier_init(barrier_of(base, NEXT_WANTED, 0), 1);
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
