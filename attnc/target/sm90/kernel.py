@@ -6,32 +6,18 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
-from attnc.plan.ir import Arg, Fetch, Forward, Let, Module, Row, Statement, statement_expressions
-from attnc.plan.loads import axes_of
+from attnc.plan.ir import Arg, Forward, Let, Module, Row, Statement, statement_expressions
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, Shape, Sm90Layout, widest_product
-from attnc.plan.sm90.scores import Column, is_pair
-from attnc.plan.sm90.softcap import Cap, cap_of
-from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
+from attnc.plan.steps import is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.printer import (
-    STORED,
     CudaWalk,
     at_row,
-    local,
     scalar,
     sizes_of_call,
     statement,
-    value_type,
 )
-from attnc.target.sm90.score import (
-    Ends,
-    Score,
-    exponent,
-    in_columns,
-    product_exponent,
-    row_ends,
-    shared_score,
-)
-from attnc.target.sm90.tiles import BoxText, parts_of, wgmma
+from attnc.target.sm90.score import ScoreText
+from attnc.target.sm90.tiles import parts_of
 
 #: What is copied by TMA.
 _COPIED = ("q", "k", "v")
@@ -42,7 +28,7 @@ _LAST_ROUNDS = 2
 _SEARCHED_AHEAD = 6
 
 
-class Sm90Text(BoxText):
+class Sm90Text(ScoreText):
     """Attribute by attribute what `templates/sm90/*.jinja` print; the rest is as for `cuda.sm_80`.
 
     One thread finds what tiles are; the others read in a record what it publishes of them.
@@ -342,207 +328,10 @@ class Sm90Text(BoxText):
         """Warps besides those that multiply that read what is said of a tile: who copies, loads and draws."""
         return 1 + self.loads_keys + (self.pair_load is not None) + 4 * self.draws
 
-    # -- what is loaded of each key --------------------------------------------------------------------------
-
-    @cached_property
-    def _loaded(self) -> tuple[Fetch, ...]:
-        """Loads with one value for each key of the tile."""
-        if not self.layout.vectors:
-            return ()
-        found = (*(() if self.layout.columns else super().score_fetches), *self.mask_fetches)
-        return tuple(dict.fromkeys(fetch for fetch in found if self._is_vector(fetch)))
-
-    def _is_vector(self, fetch: Fetch) -> bool:
-        return fetch.axes == ("kv",) and self._vector_type(fetch) in ("float", "int", "bool")
-
-    def _vector_type(self, item: Fetch | Let) -> str:
-        return value_type(item, self.dtypes[item.load.tensor]) if isinstance(item, Fetch) else "float"
-
-    @cached_property
-    def score(self) -> Score | None:
-        """The score, without what is computed once for a key or a row."""
-        step = self.kernel.step
-        if step.score is None:
-            return None
-        if self.layout.columns:
-            return in_columns(step.score, self.module.variant.attention.mask)
-        return shared_score(step.score, self._loaded, () if step.keep is None else (step.keep,))
-
-    def row_of_score(self, let: Let) -> str:
-        """What the score reads of each row, or of all rows, at a thread's first key."""
-        value = f"(float)({at_row(let.value)})"
-        if not axes_of(let.value):
-            return f"const float {let.name} = {value};"
-        values = ", ".join(value.replace("[r]", f"[{r}]") for r in range(2))
-        return f"const float {let.name}[ROWS] = {{{values}}};"
-
-    @cached_property
-    def ends(self) -> Ends | None:
-        """Where the keys of a row begin and end, if the mask of a partial tile says nothing else."""
-        keep = self.kernel.step.keep
-        return None if keep is None else row_ends(keep)
-
-    @property
-    def seen(self) -> str:
-        """What a row keeps, by bits, of columns from 128 * w on."""
-        assert self.ends is not None
-        first, end = (
-            None if end is None else f"columns_before({at_row(end)}, first_key + 128 * w)"
-            for end in (self.ends.first, self.ends.end)
-        )
-        return f"{end} & ~{first}" if first and end else end or f"~{first}"
-
-    @cached_property
-    def exponent_of_score(self) -> Expr | None:
-        """What p is 2 to the power of, from a product, where that is more than a multiplication."""
-        if self.score is None:
-            return None
-        scale = self.kernel.softmax.scale
-        if self.score.columns:
-            return product_exponent(self.score, scale)
-        return exponent(self.score.value, scale)
-
-    @cached_property
-    def cap(self) -> Cap | None:
-        """The score, if it is a capped product, of which most are small."""
-        if self.score is None or not self.layout.capped:
-            return None
-        return cap_of(self.score.value, self.kernel.softmax.scale)
-
-    @property
-    def capped_exponent(self) -> Expr:
-        """Of p by the polynomial."""
-        assert self.cap is not None
-        return exponent(self.cap.product, None)
-
-    @cached_property
-    def vectors(self) -> tuple[Fetch | Let, ...]:
-        """What comes through shared memory, 4 bytes a key: values of the score, and what is loaded for those
-        who multiply.
-        """
-        of_keys = () if self.score is None else self.score.keys
-        return (
-            *of_keys,
-            *(fetch for fetch in self._loaded if fetch in (*self.score_fetches, *self.mask_fetches)),
-        )
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """Terms that tensor cores add, and those among them of numbers of keys."""
-        return () if self.score is None else self.score.columns
-
-    @property
-    def key_columns(self) -> list[tuple[int, str]]:
-        """Where a number of each key lies among those of its columns, and its value."""
-        of_keys = ((i, column.of_key) for i, column in enumerate(self.columns))
-        return [(3 * i, at_row(value)) for i, value in of_keys if value is not None]
-
-    @property
-    def number_columns(self) -> list[tuple[int, str]]:
-        """Where the number of a key in its tile lies, and what a row multiplies it by."""
-        return [(3 * i, at_row(x.factor)) for i, x in enumerate(self.columns) if x.of_key is None]
-
-    @property
-    def loads_keys(self) -> bool:
-        """Whether a warp loads what is asked of keys."""
-        return bool(self.vectors or self.key_columns)
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether those who multiply read what others have loaded, besides tiles of q, k and v."""
-        return bool(self.vectors or self.pair_load)
-
-    @property
-    def of_row(self) -> str:
-        """What is left of a score but for its columns; empty if nothing is."""
-        return "" if self.score is None or self.score.of_row is None else at_row(self.score.of_row)
-
-    @property
-    def columns_wgmma(self) -> str:
-        """Of bf16 whatever the type of q and k, a width of its own for each tile of keys."""
-        return "\n\n".join(
-            wgmma(keys, "bf16", registers=True, by_rows=False, name="wgmma_bf16") for keys in self.key_tiles
-        )
-
-    @property
-    def score_fetches(self) -> tuple[Fetch, ...]:
-        return () if self.score is None else self._in_step(self.kernel.step.fetches, self.score.value)
-
-    @property
-    def vector_values(self) -> Iterator[str]:
-        """Declarations of what is loaded of one key, and computed of it; other loads may say where."""
-        loads = [x for x in dict.fromkeys((*super().score_fetches, *self.mask_fetches)) if x.axes == ("kv",)]
-        of_keys = (column.of_key for column in self.columns)
-        lets = [x for x in self.vectors if isinstance(x, Let)]
-        lets += [Let(name="_", value=value) for value in of_keys if value is not None]
-        loaded = [Ref(x.name, "float", ("kv",)) for x in self.vectors if isinstance(x, Fetch)]
-        items: list[Statement] = [*fetches_for(loads, *loaded, *(let.value for let in lets)), *lets]
-        yield from map(super().statement, (item for item in items if item.name != "_"))
-
-    def as_word(self, vector: Fetch | Let) -> str:
-        """A value of one key as 4 bytes."""
-        return f"(int){vector.name}" if self._vector_type(vector) == "bool" else vector.name
-
-    def vector_places(self, *, of_score: bool) -> Iterator[str]:
-        """Where a thread finds those of its first two keys; of_score: without what the mask alone asks."""
-        for i, vector in enumerate(self.vectors):
-            if not of_score or isinstance(vector, Let) or vector in self.score_fetches:
-                place = f"X_AT + (x.at * VECTORS + {i}) * BLOCK_N * 4"
-                yield f"const u32 {vector.name}_at = base + {place} + 8 * t;"
-
-    def vector_statement(self, vector: Fetch | Let) -> str:
-        """In a step, what was loaded of a key is there already: two neighbours at once."""
-        kind, differs = self._vector_type(vector), " != 0" if self._vector_type(vector) == "bool" else ""
-        value = f"of_pair<{kind.replace('bool', 'int')}>(load_shared<u64>({vector.name}_at + 32 * j), c)"
-        return local(f"const {kind}", {vector.name: value + differs})
-
-    def statement(self, item: Statement) -> str:
-        if isinstance(item, Fetch) and item in self._loaded:
-            return self.vector_statement(item)
-        if isinstance(item, Fetch) and item == self.pair_load:
-            return local("const float", {item.name: self._pair_value})
-        return super().statement(item)
-
-    # -- what is loaded of each query and key ----------------------------------------------------------------
-
-    @cached_property
-    def pair_load(self) -> Fetch | None:
-        """What comes as tiles of queries and keys."""
-        if not self.layout.pair_stages:
-            return None
-        found = (fetch for fetch in super().score_fetches if is_pair(fetch.load))
-        return next(fetch for fetch in found if fetch not in self.mask_fetches and self._is_real(fetch))
-
-    def _computed(self) -> tuple[Statement, ...]:
-        return tuple(item for item in super()._computed() if item != self.pair_load)
-
-    def _is_real(self, fetch: Fetch) -> bool:
-        return self.dtypes[fetch.load.tensor].is_float
-
     @property
     def values_come_late(self) -> bool:
         """Whether v is waited for where it is multiplied, and not before: what comes of pairs holds it up."""
         return self.pair_load is not None and not self.clears_values
-
-    @property
-    def pair_by_pieces(self) -> bool:
-        """Whether ldmatrix reads it, which has elements of 16 bits."""
-        return self.layout.pair == 2
-
-    @property
-    def pair_place(self) -> str:
-        """Where a box of its tile begins, but for its columns: row, and the axes before."""
-        assert self.pair_load is not None
-        others = [scalar(index) for index in reversed(self.pair_load.load.indices[:-2])]
-        return ", ".join(["q_lo", *others, *["0"] * (2 - len(others))])
-
-    @property
-    def _pair_value(self) -> str:
-        assert self.pair_load is not None
-        if self.pair_by_pieces:
-            return f"half_of<{STORED[self.dtypes[self.pair_load.load.tensor]]}>(values[j % 2 * 2 + r], c)"
-        chunk = "(2 * j % 8 + t / 2 ^ g) * 16 + t % 2 * 8"
-        return f"of_pair<float>(load_shared<u64>(pair_at + (j / 4 * BLOCK_M + 8 * r) * 128 + {chunk}), c)"
 
     @property
     def copied_program(self) -> list[str]:
@@ -556,11 +345,8 @@ class Sm90Text(BoxText):
         return list(sizes_of_call(name for name in self.kernel.dims if name not in left_out))
 
     @property
-    def multiplied_sizes(self) -> list[str]:
-        return self._sizes(self._made)
-
-    @property
-    def copied_sizes(self) -> list[str]:
+    def sizes_but_made(self) -> list[str]:
+        """Sizes of the call, without those of which the record says something else."""
         return self._sizes(self._made)
 
     # -- what leaves ---------------------------------------------------------------------------------------
