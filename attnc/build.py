@@ -67,8 +67,8 @@ def front(path: Path) -> Program:
 
 @limited()
 def plan_program(program: Program) -> Planned:
-    """Every schedule of the program at every variant. Raises DiagnosticError with all reasons why one cannot
-    be.
+    """Returns every schedule of the program at every variant. Raises DiagnosticError with all reasons why one
+    cannot be.
     """
     modules: list[ir.Module] = []
     problems: list[Diagnostic] = []
@@ -122,8 +122,8 @@ def _charge_modules(program: Program) -> None:
 def compile_program(
     program: Program, name: str, tuned: Source | None = None, dispatch: Source | None = None
 ) -> Compiled:
-    """The text of every module, for every schedule the `__init__.py` that picks among them, and for every
-    attention the one that picks the target.
+    """Returns the text of every module, for every schedule the `__init__.py` that picks among them, and for
+    every attention the one that picks the target.
 
     name: what the text calls the spec; tuned: its file of tuned choices; dispatch: its tables of dispatch.
     Raises DiagnosticError.
@@ -163,7 +163,7 @@ def _by_attention(modules: Iterable[ir.Module]) -> dict[str, list[ir.Module]]:
 
 
 def support_outputs() -> tuple[Output, ...]:
-    """The package beside all modules, which they import."""
+    """Returns the package beside all modules, which they import."""
     return tuple(Output(path=path, text=text) for path, text in support_files().items())
 
 
@@ -199,7 +199,9 @@ def compile_spec(path: Path, root: Path | None = None) -> Compiled:
 
 @limited()
 def diagnose(path: Path) -> tuple[Diagnostic, ...]:
-    """Everything to say about a spec, errors and warnings: what is planned can be printed. Raises OSError."""
+    """Returns everything to say about a spec, errors and warnings: what is planned can be printed. Raises
+    OSError.
+    """
     try:
         planned = plan_program(front(path))
         tuned_of(path)
@@ -216,7 +218,7 @@ def digest(source: Source) -> str:
 
 
 def display_name(path: Path, root: Path | None) -> str:
-    """What generated text calls a spec: never an absolute path."""
+    """Returns what generated text calls a spec: never an absolute path."""
     resolved = path.resolve()
     if root is not None and resolved.is_relative_to(root.resolve()):
         return resolved.relative_to(root.resolve()).as_posix()
@@ -240,7 +242,7 @@ def dispatch_path(path: Path) -> Path:
 
 
 def tuned_source(path: Path) -> Source | None:
-    """The text of the tuned choices of a spec file, if there is one. Raises OSError."""
+    """Returns the text of the tuned choices of a spec file, if there is one. Raises OSError."""
     return _text_of(tuned_path(path))
 
 
@@ -253,7 +255,7 @@ def tuned_of(path: Path) -> tuple[Choice, ...]:
 
 
 def dispatch_source(path: Path) -> Source | None:
-    """The text of the tables of dispatch of a spec file, if there is one. Raises OSError."""
+    """Returns the text of the tables of dispatch of a spec file, if there is one. Raises OSError."""
     return _text_of(dispatch_path(path))
 
 

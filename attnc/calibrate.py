@@ -53,7 +53,7 @@ class Calibration:
 
 
 def calibrate(path: Path, samples: Path | None, keys: int) -> tuple[Calibration, ...]:
-    """A calibration for each schedule of the spec with a unified maximum.
+    """Returns a calibration for each schedule of the spec with a unified maximum.
 
     samples: a file that `torch.save` wrote, a dict of inputs by name (v may be missing); None: N(0, 1)
     inputs. keys: length of the runs of keys whose maxima count. Raises DiagnosticError for a wrong spec,
@@ -122,7 +122,7 @@ def choose(maxima: Floats, safe: tuple[float, float]) -> tuple[float, tuple[floa
 
 
 def _maxima(attention: Attention, inputs: Mapping[str, Input], keys: int) -> Iterator[Floats]:
-    """The largest score of each row in each run of `keys` keys, where it sees any."""
+    """Yields the largest score of each row in each run of `keys` keys, where it sees any."""
     for head in heads(attention, to_arrays(attention, inputs)):
         scores = head.scores
         for first in range(0, scores.shape[1], keys):
@@ -142,6 +142,6 @@ def _narrowest(types: set[DType]) -> tuple[float, float]:
 
 
 def _unified(knob: Knob) -> Choice | None:
-    """The unified maximum among the choices."""
+    """Returns the unified maximum among the choices."""
     chosen = (choice for choice in knob.choices if isinstance(choice, Choice))
     return next((choice for choice in chosen if choice.name == "unified_max"), None)

@@ -86,7 +86,7 @@ class Completion:
 
 
 def diagnose(source: Source) -> tuple[Diagnostic, ...]:
-    """Everything to say about a text, errors and warnings, as `attnc check` would of a file."""
+    """Returns everything to say about a text, errors and warnings, as `attnc check` would of a file."""
     try:
         return plan_program(resolve(parse(source), prelude())).warnings
     except DiagnosticError as failure:
@@ -94,7 +94,7 @@ def diagnose(source: Source) -> tuple[Diagnostic, ...]:
 
 
 def formatted(source: Source) -> str | None:
-    """The text as `attnc fmt` writes it; None if it does not parse."""
+    """Returns the text as `attnc fmt` writes it; None if it does not parse."""
     try:
         return format_file(parse(source))
     except DiagnosticError:
@@ -102,7 +102,9 @@ def formatted(source: Source) -> str | None:
 
 
 def hover(source: Source, offset: int) -> Hover | None:
-    """What the word at an offset means; for a mask, an attention or a schedule the tiles that it visits."""
+    """Returns what the word at an offset means; for a mask, an attention or a schedule the tiles that it
+    visits.
+    """
     word = _word_at(source, offset)
     if word is None or "#" in source.text[source.line_start(word.line) : word.start]:
         return None
@@ -181,7 +183,9 @@ def _meaning(source: Source, word: Span, block: tuple[str, str, int] | None) -> 
 
 
 def _tiles(source: Source, name: str) -> str:
-    """A picture of the tiles of an attention, as Markdown; empty where it is wrong or has no kernel."""
+    """Returns a picture of the tiles of an attention, as Markdown; empty where it is wrong or has
+    no kernel.
+    """
     from attnc.explain.forward import tiles_of
     from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 
@@ -218,7 +222,7 @@ def _declared(text: str, start: int) -> dict[str, str]:
 
 
 def _defs(source: Source) -> dict[str, str]:
-    """The defs of the prelude, and those of the text as far as it parses, as they are written."""
+    """Returns the defs of the prelude, and those of the text as far as it parses, as they are written."""
     try:
         own = parse(source).items
     except DiagnosticError:
@@ -246,8 +250,8 @@ def _block_at(text: str, offset: int) -> tuple[str, str, int] | None:
 
 
 def _is_open(text: str, start: int, offset: int) -> bool:
-    """Whether the block that starts at `start` has not ended before the offset; a def ends with its line,
-    but for what stands in parentheses.
+    """Returns whether the block that starts at `start` has not ended before the offset; a def ends with its
+    line, but for what stands in parentheses.
     """
     code = re.sub(r"#[^\n]*", "", text[start:offset]).lstrip()
     if code.startswith("def"):

@@ -35,7 +35,7 @@ class Drift:
 
 
 def compare(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tuple[Drift, ...]:
-    """How the output folder differs from the outputs, sorted by path.
+    """Returns how the output folder differs from the outputs, sorted by path.
 
     Orphans are generated files that no spec makes any more: looked for in the folders of the outputs'
     attentions, with `complete` (the outputs are those of all specs) in all of `out`.

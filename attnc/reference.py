@@ -48,7 +48,7 @@ Input: TypeAlias = "Array | torch.Tensor | bool | int | float"
 
 
 def to_arrays(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, Array]:
-    """Every input as a NumPy array: floats exactly in float64, the rest as they are.
+    """Returns every input as a NumPy array: floats exactly in float64, the rest as they are.
 
     Numbers are rounded to the declared type first.
     """
@@ -69,7 +69,7 @@ def to_arrays(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, A
 
 
 def _rounded(value: float, dtype: DType) -> Array:
-    """A number as an array of this type; bf16, which NumPy lacks, in float32."""
+    """Returns a number as an array of this type; bf16, which NumPy lacks, in float32."""
     if dtype is DType.BF16:
         return bf16_to_f32(f32_to_bf16(np.asarray(value, np.float32)))
     types = {DType.F32: np.float32, DType.F16: np.float16, DType.BOOL: np.bool_}
@@ -77,7 +77,7 @@ def _rounded(value: float, dtype: DType) -> Array:
 
 
 def bf16_to_f32(bits: Array) -> Array:
-    """The float32 values of bfloat16 bit patterns (uint16)."""
+    """Returns the float32 values of bfloat16 bit patterns (uint16)."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
@@ -89,7 +89,7 @@ def f32_to_bf16(values: Array) -> Array:
 
 
 def empty_outputs(attention: Attention, arrays: Mapping[str, Array]) -> dict[str, Floats]:
-    """The outputs as if no row saw anything: 0, and -inf for lse."""
+    """Returns the outputs as if no row saw anything: 0, and -inf for lse."""
     dims = bind(attention, arrays)
     return {
         t.name: np.full([_size(e, dims) for e in t.shape], -np.inf if t.name == "lse" else 0.0)
@@ -98,7 +98,7 @@ def empty_outputs(attention: Attention, arrays: Mapping[str, Array]) -> dict[str
 
 
 def bind(attention: Attention, arrays: Mapping[str, Array]) -> dict[str, int]:
-    """The value of every dimension, solved from the shapes; ValueError where two shapes disagree.
+    """Returns the value of every dimension, solved from the shapes; ValueError where two shapes disagree.
 
     A size that nothing determines (G when Hkv is 0, N of pages) is 1. B, M, N, H and Dv are always there.
     """
@@ -147,7 +147,7 @@ def _size(expr: Expr, dims: Mapping[str, int]) -> int:
 
 
 def _solve(expr: Expr, dims: Mapping[str, int], name: str, size: int) -> int | None:
-    """The value of the one unknown of a shape, which is affine in it; None if every value fits."""
+    """Returns the value of the one unknown of a shape, which is affine in it; None if every value fits."""
     at_zero, at_one = (_size(expr, {**dims, name: value}) for value in (0, 1))
     if at_one == at_zero:
         return None
@@ -158,7 +158,7 @@ def _solve(expr: Expr, dims: Mapping[str, int], name: str, size: int) -> int | N
 
 
 def capacity(k: Tensor, arrays: Mapping[str, Array], b: int) -> int:
-    """The rows that memory has for the keys of sequence b, before a `length` shortens it."""
+    """Returns the rows that memory has for the keys of sequence b, before a `length` shortens it."""
     match k.storage:
         case Paged(block_table=table, page=page):
             return int(arrays[table].shape[1]) * page
@@ -237,7 +237,7 @@ class Head:
         return {name: np.asarray(value, dtype=np.int64) for name, value in coordinates.items()}
 
     def value(self, expr: Expr, dot: Floats | None = None) -> Array:
-        """The expression as an array that broadcasts to [M, N]; `dot` is [M, N]."""
+        """Returns the expression as an array that broadcasts to [M, N]; `dot` is [M, N]."""
         return evaluate(expr, Env(indices=self.indices, dims=self.dims, tensors=self.arrays, dot=dot))
 
     @cached_property
@@ -253,7 +253,7 @@ class Head:
         return np.where(self.visible, score, -np.inf)
 
     def place(self, output: Tensor, outputs: Mapping[str, Array]) -> Array:
-        """A view of this piece's rows in an output: [M, Dv] of o, [M, 1] of lse."""
+        """Returns a view of this piece's rows in an output: [M, Dv] of o, [M, 1] of lse."""
         view = rows(output, {**self.arrays, **outputs}, self.b)
         return view[self.first : self.first + len(self.q), self.h]
 
@@ -276,7 +276,8 @@ class Head:
 
 
 def reference(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, Floats]:
-    """The outputs of a variant's attention (no Param left in it), by name, float64, in the declared layout.
+    """Returns the outputs of a variant's attention (no Param left in it), by name, float64, in the declared
+    layout.
 
     `tensors` has every input: an array, a torch tensor, or a number where the input is a scalar.
     ValueError if shapes disagree.
@@ -312,7 +313,7 @@ def softmax(head: Head) -> tuple[Floats, Floats]:
 
 
 def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
-    """Every query head of every sequence, in pieces of rows."""
+    """Yields every query head of every sequence, in pieces of rows."""
     shape = bind(attention, arrays)
     for b in range(shape["B"]):
         q = rows(attention.q, arrays, b).astype(np.float64)
@@ -336,7 +337,8 @@ def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
 
 
 def keep(seed: int, b: int, h: int, q_idx: Integers, kv_idx: Integers, p: float) -> Bools:
-    """The dropout keep-mask, of 15 bits for each element, from philox(seed, (kv_idx // 16, q_idx, h, b)).
+    """Returns the dropout keep-mask, of 15 bits for each element, from philox(seed, (kv_idx // 16, q_idx, h,
+    b)).
 
     Key i of sixteen has half i % 2, without its first bit, of word i // 4, turned left by 8 bits where
     i // 2 is odd. What is below 2^15 p is dropped; if p > 1/2, only what is below 2^15 (1 - p) is kept.

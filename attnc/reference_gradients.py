@@ -43,7 +43,7 @@ Values = torch.Tensor
 def gradients(
     attention: Attention, tensors: Mapping[str, Input], cotangents: Mapping[str, Input]
 ) -> dict[str, Floats]:
-    """The gradients of sum(do * o) + sum(dlse * lse) with respect to the inputs in `attention.grads`,
+    """Returns the gradients of sum(do * o) + sum(dlse * lse) with respect to the inputs in `attention.grads`,
     float64.
 
     cotangents: "o", and "lse" where it is wanted, in the declared layouts. ValueError if shapes disagree.
@@ -139,8 +139,8 @@ class _Scores:
     def value_and_slopes(
         self, wanted: tuple[str, ...]
     ) -> tuple[Floats, Floats, dict[str, Callable[[Floats], Floats]]]:
-        """The scores, d score / d dot, and for each wanted input that the score reads a function that gives
-        its gradient from that of the scores.
+        """Returns the scores, d score / d dot, and for each wanted input that the score reads a function that
+        gives its gradient from that of the scores.
         """
         products = (self.head.q @ self.head.k.T)[self.i, self.j]
         self.dot = torch.from_numpy(products).requires_grad_()
@@ -156,7 +156,7 @@ class _Scores:
         return score.detach().numpy(), slope, loads
 
     def evaluate(self, expr: Expr) -> Values:
-        """The value at every pair (or one for all of them); floats are differentiable."""
+        """Returns the value at every pair (or one for all of them); floats are differentiable."""
         match expr:
             case Const(value=value):
                 dtype = torch.float64 if expr.type == "float" else None
@@ -227,7 +227,7 @@ def _sink_slopes(head: Head, wanted: tuple[str, ...]) -> dict[str, Floats]:
 
 
 def _pulled(score: Values, leaf: Values, ds: Values) -> Floats:
-    """The gradient of sum(ds * score) with respect to a leaf, 0 where the score does not use it."""
+    """Returns the gradient of sum(ds * score) with respect to a leaf, 0 where the score does not use it."""
     found: tuple[Values | None, ...] = torch.autograd.grad(
         score, leaf, ds, retain_graph=True, allow_unused=True
     )

@@ -8,7 +8,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def resource(*parts: str) -> Path:
-    """The path of a file or folder that ships with the compiler: `resource("grammar", "attn.lark")`.
+    """Returns the path of a file or folder that ships with the compiler: `resource("grammar", "attn.lark")`.
 
     Raises FileNotFoundError, which means a broken installation.
     """

@@ -16,8 +16,9 @@ _COMMENT = re.compile(r"#[^\n]*")
 
 
 def visible(text: str, keep: str = "") -> str:
-    """The text on one line, harmless to a terminal: controls, line ends, direction marks and everything else
-    that is not printable become their number, as in `<U+202E>`. keep: those to leave as they are.
+    """Returns the text on one line, harmless to a terminal: controls, line ends, direction marks and
+    everything else that is not printable become their number, as in `<U+202E>`. keep: those to leave as they
+    are.
     """
     if text.isprintable():
         return text
@@ -57,24 +58,24 @@ class Source:
         return tuple(starts)
 
     def statement(self, offset: int) -> Span:
-        """The lines of the statement around an offset: one line, and those that its brackets continue it
-        on.
+        """Returns the lines of the statement around an offset: one line, and those that its brackets continue
+        it on.
         """
         starts = self._statement_starts
         at = bisect_right(starts, offset)
         return Span(self, starts[at - 1], starts[at] - 1 if at < len(starts) else len(self.text))
 
     def position(self, offset: int) -> tuple[int, int]:
-        """The (line, column) of an offset, both from 1; `len(text)` is a valid offset."""
+        """Returns the (line, column) of an offset, both from 1; `len(text)` is a valid offset."""
         line = bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
 
     def line_start(self, line: int) -> int:
-        """The offset of the first character of a line."""
+        """Returns the offset of the first character of a line."""
         return self._line_starts[line - 1]
 
     def line_text(self, line: int) -> str:
-        """A line without its line ending."""
+        """Returns a line without its line ending."""
         starts = self._line_starts
         end = starts[line] - 1 if line < len(starts) else len(self.text)
         return self.text[starts[line - 1] : end].removesuffix("\r")

@@ -198,7 +198,7 @@ def refuse_rotation(pos_encoding_mode: str, **rope: object) -> None:
 
 
 def dtype_planned(planned: DType, kv: DType | None, o: DType | None) -> torch.dtype:
-    """The one dtype of q, K, V and o. ValueError where they are to differ."""
+    """Returns the one dtype of q, K, V and o. ValueError where they are to differ."""
     made = [getattr(torch, x) if isinstance(x, str) else x for x in (planned, kv or planned, o or planned)]
     for name, dtype in zip(("kv_data_type", "o_data_type"), made[1:], strict=True):
         if dtype != made[0]:

@@ -102,7 +102,7 @@ class Wanted:
 
 @lru_cache(maxsize=256)
 def kernel(wanted: Wanted) -> Kernel:
-    """The callable of the spec, compiled in a few milliseconds and cached for the process.
+    """Returns the callable of the spec, compiled in a few milliseconds and cached for the process.
 
     DiagnosticError where the spec is refused, such as a head dimension that no kernel is made for.
     """
@@ -119,7 +119,7 @@ def kernel(wanted: Wanted) -> Kernel:
 
 
 def dtype_of(name: str, x: torch.Tensor) -> torch.dtype:
-    """The dtype of a tensor, if kernels are made for it. TypeError naming the argument otherwise."""
+    """Returns the dtype of a tensor, if kernels are made for it. TypeError naming the argument otherwise."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"{name}: expected dtype {', '.join(map(str, _DTYPES))}, got {x.dtype}")
     return x.dtype

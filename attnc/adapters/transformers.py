@@ -76,7 +76,8 @@ def mask(
     device: torch.device | str = "cpu",
     **rest: object,
 ) -> torch.Tensor:
-    """The band of a forward pass, attached to a tensor [B, 1, 1, 1] of NaN that carries it to the attention.
+    """Returns the band of a forward pass, attached to a tensor [B, 1, 1, 1] of NaN that carries it to the
+    attention.
 
     mask_function: causal, or equal to causal or to the config's sliding window at every one of the indices.
     attention_mask: [B, keys] with one run of ones in a row: padding on the left, on the right, or on both.
@@ -171,7 +172,9 @@ def _kernel(
 
 
 def _run_of_ones(kept: torch.Tensor, stop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first key of [B, N] that is kept and one past the last, before `stop`. ValueError for holes."""
+    """Returns the first key of [B, N] that is kept and one past the last, before `stop`. ValueError for
+    holes.
+    """
     index = torch.arange(kept.shape[1], device=kept.device)
     kept = kept & (index < stop[:, None])
     count = kept.sum(1)

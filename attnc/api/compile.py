@@ -57,7 +57,8 @@ def compile_family(
     cache: Cache = True,
     warn: bool = True,
 ) -> Family:
-    """The function of an attention (or projection) of a spec, compiled for a target; see `attnc.compile`.
+    """Returns the function of an attention (or projection) of a spec, compiled for a target; see
+    `attnc.compile`.
 
     warn: whether warnings of the compiler become a SpecWarning.
     """
@@ -101,8 +102,8 @@ _MAKING = threading.RLock()
 
 
 def making() -> threading.RLock:
-    """What a thread holds while it makes a kernel: a module that another one is importing has no functions
-    yet.
+    """Returns what a thread holds while it makes a kernel: a module that another one is importing has no
+    functions yet.
     """
     return _MAKING
 
@@ -117,7 +118,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
-    """The spec, and what was measured for a file of it. OSError where it cannot be read."""
+    """Returns the spec, and what was measured for a file of it. OSError where it cannot be read."""
     if isinstance(source, str) and ("\n" in source or "{" in source):
         found = _NAME.search(source)
         return Source(f"{found[1] if found else 'spec'}.attn", source), None, None
@@ -137,7 +138,9 @@ def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
 def _package(
     text: Source, tuned: Source | None, dispatch: Source | None, target: str | None, attention: str | None
 ) -> Package:
-    """The files for one attention and one target. DiagnosticError, and ValueError for a wrong choice."""
+    """Returns the files for one attention and one target. DiagnosticError, and ValueError for a
+    wrong choice.
+    """
     from attnc.build import compile_program
     from attnc.model.resolve import resolve
     from attnc.plan.targets import TARGETS, target_of
@@ -180,7 +183,7 @@ def _package(
 
 
 def _choose(program: Program, wanted: str | None) -> str:
-    """The attention that is meant. ValueError where that is none, or one of several."""
+    """Returns the attention that is meant. ValueError where that is none, or one of several."""
     names = [attention.name for attention in program.attentions]
     names += [projection.name for projection in program.projections]
     if wanted is None and len(names) == 1:
@@ -196,7 +199,7 @@ def _choose(program: Program, wanted: str | None) -> str:
 
 
 def _scheduled(program: Program, name: str, target: str) -> Source:
-    """The spec with a schedule for the target. ValueError for a projection."""
+    """Returns the spec with a schedule for the target. ValueError for a projection."""
     from attnc.plan.fitting import shape_of
     from attnc.plan.targets import schedule_for
 
@@ -208,7 +211,7 @@ def _scheduled(program: Program, name: str, target: str) -> Source:
 
 
 def _imported(folder: Path, package: Package) -> Family:
-    """The family of a package. Where there is no GPU its kernels run on the CPU, as the tests' do."""
+    """Returns the family of a package. Where there is no GPU its kernels run on the CPU, as the tests' do."""
     import torch
 
     if torch.cuda.is_available():
@@ -234,7 +237,7 @@ def _cache_folder(cache: Cache) -> Path:
 
 @once
 def _compiler() -> str:
-    """A hash of the compiler's own text, so that no package outlives what made it."""
+    """Returns a hash of the compiler's own text, so that no package outlives what made it."""
     package = Path(__file__).resolve().parents[1]
     roots = (package, resource("grammar"), resource("templates"))
     files = (path for root in roots for path in sorted(root.rglob("*")))
@@ -256,12 +259,12 @@ def _sized(part: str) -> str:
 
 
 def _again(spec: str, name: str, target: str) -> Family:
-    """The family of a spec's text, as pickles of a family make it."""
+    """Returns the family of a spec's text, as pickles of a family make it."""
     return compile_family(spec, target=target, attention=name, warn=False)
 
 
 def _reduced(family: Family) -> tuple[Callable[..., Family], tuple[str, str, str]]:
-    """A family as a pickle: its spec, and what was asked of it."""
+    """Returns a family as a pickle: its spec, and what was asked of it."""
     return _again, (str(family.spec), family.name, family.target)
 
 

@@ -128,7 +128,7 @@ class Family:
         return self.source_of(self.variants[0])
 
     def source_of(self, variant: str) -> Shown:
-        """The kernel of a variant. ValueError where there is none of this name."""
+        """Returns the kernel of a variant. ValueError where there is none of this name."""
         self._module(variant)
         kernel = f"{variant}.cu"
         if kernel in self.files:
@@ -136,7 +136,8 @@ class Family:
         return Shown(self.files[f"{variant}.py"], "python")
 
     def explain(self, variant: str | None = None, *, config: int = 0, arch: str | None = None) -> Shown:
-        """What the kernel does and why, as `attnc explain` says it: tiles, loops, shared memory, roofline.
+        """Returns what the kernel does and why, as `attnc explain` says it: tiles, loops, shared memory,
+        roofline.
 
         config: by its position; arch: such as "sm_80", by default the GPU here, or sm_90.
         ValueError for one that there is not, and for projections, of which only attentions are explained.
@@ -235,8 +236,8 @@ class Family:
 
 
 def _readable(signature: inspect.Signature, package: str) -> inspect.Signature:
-    """The signature with types of the package's modules by their names alone, as a notebook shows it. Of a
-    union of several `Config`, one is left.
+    """Returns the signature with types of the package's modules by their names alone, as a notebook shows it.
+    Of a union of several `Config`, one is left.
     """
     own = rf"{re.escape(package)}(\.\w+)*\.(\w+)"
 
@@ -249,7 +250,7 @@ def _readable(signature: inspect.Signature, package: str) -> inspect.Signature:
 
 
 def _arch() -> str:
-    """The GPU here, if it is one that is known, else a Hopper."""
+    """Returns the GPU here, if it is one that is known, else a Hopper."""
     import torch
 
     from attnc.plan.device import DEVICES

@@ -14,8 +14,8 @@ NEEDS = Needs("cupy", 90, 90, interprets=False)
 
 
 def suits_hopper(*tensors: torch.Tensor) -> bool:
-    """Whether the GPU of q, k and v is a Hopper, and their type, the sizes of their rows and their strides
-    are those of wgmma and TMA, so that nothing is copied.
+    """Returns whether the GPU of q, k and v is a Hopper, and their type, the sizes of their rows and their
+    strides are those of wgmma and TMA, so that nothing is copied.
     """
     first = tensors[0]
     return (
@@ -27,7 +27,7 @@ def suits_hopper(*tensors: torch.Tensor) -> bool:
 
 
 def _is_taken(x: torch.Tensor) -> bool:
-    """Whether TMA takes a tensor of 16 bits."""
+    """Returns whether TMA takes a tensor of 16 bits."""
     outer = zip(x.shape[:-1], x.stride(), strict=False)
     return (
         x.shape[-1] % 16 == 0
@@ -38,5 +38,5 @@ def _is_taken(x: torch.Tensor) -> bool:
 
 @cache
 def _is_hopper(device: int) -> bool:
-    """Whether a device runs the kernels of this target, and what launches them is there."""
+    """Returns whether a device runs the kernels of this target, and what launches them is there."""
     return runs(NEEDS, device)

@@ -81,7 +81,7 @@ class Cell:
         return self.flops * (1.0 if phase == "forward" else 2.5)
 
     def describe(self, phase: Phase) -> str:
-        """The cell's line in a list of them."""
+        """Returns the cell's line in a list of them."""
         return f"{self.name:26} b{self.batch:<3} {self.flops_of(phase) * 1e-9:9.1f} GFLOP"
 
 
@@ -108,7 +108,7 @@ def standard() -> tuple[Cell, ...]:
 
 
 def single() -> tuple[Cell, ...]:
-    """The standard cells in f32, of one length and the usual head dimensions."""
+    """Returns the standard cells in f32, of one length and the usual head dimensions."""
     return tuple(
         replace(cell, dtype="f32") for cell in standard() if cell.length == 4096 and cell.width <= 128
     )

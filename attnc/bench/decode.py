@@ -106,7 +106,7 @@ def decode_cells() -> tuple[DecodeCell, ...]:
 
 
 def scaling_cells() -> tuple[DecodeCell, ...]:
-    """One sequence that grows from 8k to 128k keys, without the two ends."""
+    """Returns one sequence that grows from 8k to 128k keys, without the two ends."""
     return tuple(DecodeCell(batch=1, heads=32, kv_heads=8, length=8192 << i) for i in range(1, 4))
 
 
@@ -209,7 +209,7 @@ def decoders(names: Collection[str], target: str = "triton") -> tuple[Decoder, .
 
 
 def _ours(target: str, names: Collection[str], prefix: str = "", suffix: str = "") -> Iterator[Decoder]:
-    """The kernels for a target, called so that they differ from those for another one."""
+    """Yields the kernels for a target, called so that they differ from those for another one."""
     makers: dict[str, tuple[str, Make]] = {"attnc": ("attnc", partial(_dense, target, "dense"))}
     for page, name in PAGED.items():
         if page == PAGE or name in names:

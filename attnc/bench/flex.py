@@ -56,7 +56,7 @@ class FlexResult:
 
 
 def target_of_call(name: str) -> str:
-    """What a call of the program picks."""
+    """Returns what a call of the program picks."""
     from attnc.flex import family_of
 
     q = torch.empty((B, H, LENGTH, D), device="cuda", dtype=torch.bfloat16)
@@ -147,7 +147,7 @@ def first_results(who: str, name: str) -> list[float]:
 
 
 def markdown(results: Sequence[FlexResult], machine: Mapping[str, str]) -> str:
-    """A row for each program."""
+    """Returns a row for each program."""
     return document(
         [ran_on(machine)],
         [

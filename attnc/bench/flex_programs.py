@@ -94,7 +94,7 @@ MODS: Mapping[str, Make] = {
 def call(
     who: str, name: str, length: int, *, gradients: bool = False, small: bool = False
 ) -> Callable[[], object]:
-    """A call of the program, and of its gradients."""
+    """Returns a call of the program, and of its gradients."""
     device = "cuda"
     batch, heads = (1, H) if small else (B, H)
     shape = (batch, heads, length, D)
@@ -118,7 +118,9 @@ def call(
 def _function(
     who: str, score_mod: Mod, mask_mod: Mod, length: int, own: tuple[int | None, int | None]
 ) -> Callable[..., Any]:
-    """The attention of q, k and v. own: the batch and heads of a block mask that differs among them."""
+    """Returns the attention of q, k and v. own: the batch and heads of a block mask that differs
+    among them.
+    """
     if who != TORCH:
         from attnc.flex import flex_attention
 

@@ -52,7 +52,7 @@ class HostCell:
 
 
 def first_variants(specs: Sequence[Path]) -> list[ir.Module]:
-    """The first variant of every attention of the specs, for each target. Raises DiagnosticError."""
+    """Returns the first variant of every attention of the specs, for each target. Raises DiagnosticError."""
     first: dict[tuple[str, str], ir.Module] = {}
     for spec in specs:
         for module in plan_program(front(spec)).modules:
@@ -68,7 +68,9 @@ def _call_once(module: ir.Module) -> None:
 
 
 def calls_of(module: ir.Module) -> dict[Call, Launch]:
-    """The call itself, and where there are gradients also with what they need, and they by autograd."""
+    """Returns the call itself, and where there are gradients also with what they need, and they
+    by autograd.
+    """
     name, grads = module.variant.attention.name, module.variant.attention.grads
     function = getattr(load_module(module), name)
     sizes = SIZES | ({"M": 1} if module.kernel.structure == "decode" else {})
@@ -173,7 +175,7 @@ class HostBenchmark(Benchmark[HostCell, Mapping[Call, float]]):
 
 
 def _markdown(rows: Mapping[str, Mapping[str, float]], machine: Mapping[str, str]) -> str:
-    """A row for each call, a column for each target."""
+    """Returns a row for each call, a column for each target."""
     whose = list(dict.fromkeys(name for costs in rows.values() for name in costs))
     return document(
         [ran_on(machine)],

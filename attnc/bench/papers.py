@@ -79,7 +79,7 @@ class Row:
 
 
 def order_launch(name: str, cell: Cell, x: Inputs) -> Launch:
-    """A launch of one of `ORDERS`."""
+    """Returns a launch of one of `ORDERS`."""
     if name == "eager":
         return PEERS["eager"].make(cell, x)
     kernel = getattr(_loaded(cell.width, name), name)
@@ -132,7 +132,7 @@ class PapersBenchmark(Benchmark[Cell, Sequence[Row]]):
 
 
 def predict(cell: Cell, candidate: str) -> Bytes | None:
-    """What the plan says; of standard attention, that the scores are written and read three times."""
+    """Returns what the plan says; of standard attention, that the scores are written and read three times."""
     heads, length = cell.batch * cell.heads, cell.length
     if candidate == "eager":
         tensors = 4 * length * cell.width
@@ -245,7 +245,7 @@ def _size(value: object) -> int:
 
 
 def read_papers(text: str) -> tuple[Row, ...]:
-    """The rows of a papers.json."""
+    """Returns the rows of a papers.json."""
 
     def bytes_of(entry: Mapping[str, int | None] | None) -> Bytes | None:
         return None if entry is None else Bytes(**entry)
@@ -257,7 +257,7 @@ def read_papers(text: str) -> tuple[Row, ...]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table; bytes in GB, predicted / counted."""
+    """Returns a table; bytes in GB, predicted / counted."""
     head = ["cell", "kernel", "ms", "TFLOP/s", "global", "device memory", "shared"]
     memories = ("asked", "device", "shared")
     return document(

@@ -31,7 +31,9 @@ _EAGER_BYTES = 16 * 2**30
 
 
 def backward_of(forward: Launch, x: Inputs) -> Launch:
-    """A launch of the backward: gradients of q, k and v, which from here on require one, for a random do."""
+    """Returns a launch of the backward: gradients of q, k and v, which from here on require one, for a random
+    do.
+    """
     leaves = [tensor.requires_grad_() for tensor in (x.q, x.k, x.v)]
     found: Any = forward()
     o: torch.Tensor = found[0] if isinstance(found, tuple) else found
@@ -201,7 +203,7 @@ SPECS = tuple(sorted(_SPECS.glob("*.attn")))
 
 
 def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:
-    """A launch of the variant for the cell's mask and head dimension."""
+    """Returns a launch of the variant for the cell's mask and head dimension."""
     try:
         module = _modules(target, folder)[cell.mask, cell.width, cell.value_width, cell.dtype]
     except KeyError:
@@ -227,7 +229,9 @@ def _modules(target: str, folder: Path) -> dict[tuple[str, int, int, str], Modul
 
 
 def kernel_of(spec: Path, target: str, name: str) -> Callable[..., Any]:
-    """The function of an attention of a spec for a target. Raises Unavailable where there is no schedule."""
+    """Returns the function of an attention of a spec for a target. Raises Unavailable where there is no
+    schedule.
+    """
     try:
         kernel: Callable[..., Any] = getattr(_modules_of(spec, target)[name], name)
     except KeyError:
@@ -237,13 +241,13 @@ def kernel_of(spec: Path, target: str, name: str) -> Callable[..., Any]:
 
 @cache
 def _modules_of(spec: Path, target: str) -> dict[str, ModuleType]:
-    """The modules of a spec for a target, by the name of the attention."""
+    """Returns the modules of a spec for a target, by the name of the attention."""
     planned = (module for module in plan_program(front(spec)).modules if module.target == target)
     return {module.variant.attention.name: load_module(module) for module in planned}
 
 
 def ours(target: str = "triton") -> Peer:
-    """The candidate that the others are compared with: the kernels for a target."""
+    """Returns the candidate that the others are compared with: the kernels for a target."""
     return Peer(name=OURS, title="attnc", make=partial(make, target, _SPECS), compiles=True, ours=True)
 
 

@@ -208,7 +208,9 @@ class PrefillBenchmark(
         )
 
     def _markdown(self, results: Sequence[Result[PrefillCell]], machine: Mapping[str, str]) -> str:
-        """A row for each cell and form: TFLOP/s, ratios to our dense kernel and to others' of the form."""
+        """Returns a row for each cell and form: TFLOP/s, ratios to our dense kernel and to others' of the
+        form.
+        """
         timed = {name.split()[0] for result in results for name in result.timings}
         others = [who for who in _TITLES if who != OURS and who in timed]
         head = ["prompts", "keys", "us", "attnc", "spread", "to dense", *(_TITLES[who] for who in others)]

@@ -154,7 +154,7 @@ def draw(cell: RanksCell, device: str | torch.device = DEVICE) -> tuple[list[tor
 
 
 def _reads(cell: RanksCell) -> dict[str, torch.Tensor]:
-    """The inputs besides q, k and v, on the host."""
+    """Returns the inputs besides q, k and v, on the host."""
     if cell.mask == "documents":
         return {"doc": documents(cell.length)[None]}
     if cell.mask == "prefix":
@@ -192,7 +192,7 @@ def _warm(mask: str, over_ranks: bool, target: str) -> None:
 
 
 def _single(mask: str, target: str) -> Callable[..., Any]:
-    """The kernels of one GPU."""
+    """Returns the kernels of one GPU."""
     from attnc.api.compile import compile_family
 
     return compile_family(SPEC, attention=mask, target=target, warn=False)
@@ -333,7 +333,9 @@ def _shared(
     *,
     symmetric: bool,
 ) -> dict[str, Any]:
-    """The plan, and what all ranks take. do: the gradient of o; expected: o, dq, dk and dv of one GPU."""
+    """Returns the plan, and what all ranks take. do: the gradient of o; expected: o, dq, dk and dv of one
+    GPU.
+    """
     ranks, ((q, k, v), extras) = dist.get_world_size(), drawn
     cp = ContextParallel(SPEC, attention=cell.mask, target=target, symmetric=symmetric)
     shards = cp.shard(q, k, v, **extras)[:3]
@@ -371,7 +373,7 @@ def _shared(
 
 
 def _decode(cell: RanksCell, rounds: int) -> dict[str, Any]:
-    """One token against keys on all ranks: replayed from a CUDA graph, as a serving engine does."""
+    """Returns one token against keys on all ranks: replayed from a CUDA graph, as a serving engine does."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     (q, k, v), extras = draw(cell)
     keys = SpreadKeys(SPEC, attention=cell.mask, block=64)

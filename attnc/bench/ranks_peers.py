@@ -54,7 +54,7 @@ def _contiguous(rank: int, length: int) -> torch.Tensor:
 
 
 def _phases(attend: Callable[..., torch.Tensor], leaves: list[torch.Tensor]) -> Mapping[str, Launch]:
-    """A launch for each phase, tried once."""
+    """Returns a launch for each phase, tried once."""
 
     def forward() -> Any:
         with torch.no_grad():
@@ -72,7 +72,7 @@ def _phases(attend: Callable[..., torch.Tensor], leaves: list[torch.Tensor]) -> 
 
 
 def ulysses(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
-    """All rows of some heads on each rank, by all-to-all (DeepSpeed-Ulysses), and cuDNN."""
+    """Returns all rows of some heads on each rank, by all-to-all (DeepSpeed-Ulysses), and cuDNN."""
     from torch.distributed._functional_collectives import all_to_all_single_autograd
 
     _only_causal(mask)
@@ -102,8 +102,8 @@ def ulysses(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
 
 
 def gathered(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
-    """All keys to all ranks, rows in zigzag: each of a rank's two chunks meets the keys before its end, which
-    cuDNN's causal mask, aligned at the bottom right, is for.
+    """Returns all keys to all ranks, rows in zigzag: each of a rank's two chunks meets the keys before its
+    end, which cuDNN's causal mask, aligned at the bottom right, is for.
     """
     from torch.distributed._functional_collectives import all_gather_tensor_autograd
     from torch.nn.attention.bias import causal_lower_right

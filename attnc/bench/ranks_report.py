@@ -11,7 +11,7 @@ PHASES = ("forward", "forward + backward")
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """What a run wrote as JSON, as tables."""
+    """Returns what a run wrote as JSON, as tables."""
     return "\n".join(_lines(data)) + "\n"
 
 
@@ -75,12 +75,12 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ours(parts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What attnc has of each cell."""
+    """Returns what attnc has of each cell."""
     return {name.partition(": ")[2]: part for name, part in parts.items() if name.startswith("attnc: ")}
 
 
 def _of_peers(parts: Mapping[str, Any], cell: str) -> dict[str, Mapping[str, Any]]:
-    """What each peer has of a cell: times, or an error."""
+    """Returns what each peer has of a cell: times, or an error."""
     every = ((*name.partition(": ")[::2], part) for name, part in parts.items())
     return {peer: part for peer, of, part in every if of == cell and peer != "attnc"}
 
@@ -91,7 +91,7 @@ def _flops(part: Mapping[str, Any], phase: str) -> float:
 
 
 def _rows(parts: Mapping[str, Any], phase: str, ranks: int) -> Iterator[list[str]]:
-    """A row for each call, and one for it with keys copied out of symmetric memory."""
+    """Yields a row for each call, and one for it with keys copied out of symmetric memory."""
     key = f"T{ranks} {phase}"
     for cell, part in _ours(parts).items():
         if key in part:

@@ -38,7 +38,7 @@ class Page:
 
 
 def machine(target: str) -> dict[str, str]:
-    """What the figures depend on, and whose kernels were timed."""
+    """Returns what the figures depend on, and whose kernels were timed."""
     import triton
 
     cudnn: Any = torch.backends.cudnn  # torch ships it without annotations
@@ -65,28 +65,28 @@ def document(*blocks: Iterable[str]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a table."""
+    """Returns the lines of a table."""
     lines = (f"| {' | '.join(map(str, row))} |" for row in (head, *rows))
     return [next(lines), f"|{'---|' * len(head)}", *lines]
 
 
 def gaps(reasons: Iterable[str]) -> list[str]:
-    """Why figures are missing, each reason once."""
+    """Returns why figures are missing, each reason once."""
     return [f"* n/a for {reason}" for reason in sorted(set(reasons))]
 
 
 def figure(value: float | None, form: str = ".0f", unit: str = "") -> str:
-    """A number, or that there is none."""
+    """Returns a number, or that there is none."""
     return "n/a" if value is None else f"{value:{form}}{unit}"
 
 
 def spread(timing: Timing | None) -> str:
-    """The width of the middle 80 % of the samples."""
+    """Returns the width of the middle 80 % of the samples."""
     return figure(100 * timing.spread if timing else None, ".1f", " %")
 
 
 def ratio(timing: Timing | None, other: Timing | None, form: str = ".2f", unit: str = "x") -> str:
-    """How many times as fast as another a launch is."""
+    """Returns how many times as fast as another a launch is."""
     return figure(other.median / timing.median if timing and other else None, form, unit)
 
 
@@ -98,7 +98,7 @@ def fastest(timings: Mapping[str, Timing], names: Iterable[str]) -> str | None:
 
 
 def to_the_best(timings: Mapping[str, Timing], ours: str, others: Iterable[str]) -> str:
-    """How many times as fast as the best of the others ours is, and who that is."""
+    """Returns how many times as fast as the best of the others ours is, and who that is."""
     best = fastest(timings, others)
     if best is None or ours not in timings:
         return "n/a"
@@ -106,7 +106,7 @@ def to_the_best(timings: Mapping[str, Timing], ours: str, others: Iterable[str])
 
 
 def draw_plot(draw: Draw, path: Path) -> bool:
-    """Whether matplotlib is installed, and the figure therefore drawn to a file."""
+    """Returns whether matplotlib is installed, and the figure therefore drawn to a file."""
     try:
         import matplotlib as mpl
 

@@ -75,7 +75,7 @@ class Result(Generic[MeasuredT]):
     flushed: Mapping[str, Timing] = field(default_factory=dict)
 
     def rate(self, work: float, name: str, unit: float = 1e12) -> float | None:
-        """How many units of this work a candidate does in a second; TFLOP/s of FLOPs."""
+        """Returns how many units of this work a candidate does in a second; TFLOP/s of FLOPs."""
         timing = self.timings.get(name)
         return None if timing is None else 1e3 * work / timing.median / unit
 
@@ -95,11 +95,13 @@ class Contest(ABC, Generic[CellT, InputsT]):
         """So many copies of the cell's inputs, on the current CUDA device."""
 
     def copies(self, cell: CellT) -> int:
-        """How many copies of the inputs launches take turns over."""
+        """Returns how many copies of the inputs launches take turns over."""
         return 1
 
     def ready(self, cell: CellT, launches: Sequence[Launch]) -> Launch:
-        """What is timed of a candidate, whose launches, one for each copy of the inputs, run here first."""
+        """Returns what is timed of a candidate, whose launches, one for each copy of the inputs, run here
+        first.
+        """
         (launch,) = launches
         launch()
         torch.cuda.synchronize()
@@ -108,11 +110,11 @@ class Contest(ABC, Generic[CellT, InputsT]):
     def timed(
         self, cell: CellT, launches: Mapping[str, Launch], missing: Mapping[str, str], rounds: int
     ) -> Result[CellT]:
-        """The result of a cell from what `ready` made of the candidates."""
+        """Returns the result of a cell from what `ready` made of the candidates."""
         return Result(cell=cell, timings=interleave(launches, rounds), missing=missing)
 
     def jobs(self, cells: Sequence[CellT]) -> Sequence[Job]:
-        """A job for every cell and candidate that compiles, libraries first, which take longest."""
+        """Returns a job for every cell and candidate that compiles, libraries first, which take longest."""
         found = [(cell, who) for cell in cells for who in self.candidates(cell) if who.compiles]
         found.sort(key=lambda job: job[1].ours)
         return [partial(_launch_once, self, cell, who.name) for cell, who in found]
@@ -174,7 +176,7 @@ class Rotation(Contest[ReadsT, InputsT], Generic[ReadsT, InputsT]):
         return Result(cell=cell, timings=of_one, missing=missing)
 
     def _turns(self, cell: ReadsT) -> int:
-        """How often a graph goes round the copies, to last some milliseconds."""
+        """Returns how often a graph goes round the copies, to last some milliseconds."""
         once = cell.bytes / _BYTES_A_SECOND + _LAUNCH_SECONDS
         return max(1, round(_GRAPH_SECONDS / once / self.copies(cell)))
 
@@ -192,14 +194,14 @@ class Benchmark(ABC, Generic[CellT, ResultsT]):
 
     @abstractmethod
     def describe(self, cell: CellT) -> str:
-        """The cell's line in a list of them."""
+        """Returns the cell's line in a list of them."""
 
     def jobs(self, cells: Sequence[CellT]) -> Sequence[Job]:
-        """What compiles for these cells, to be called in processes of their own."""
+        """Returns what compiles for these cells, to be called in processes of their own."""
         return ()
 
     def steps(self, cells: Sequence[CellT], rounds: int) -> int | None:
-        """How often `measure` calls `report`."""
+        """Returns how often `measure` calls `report`."""
         return len(cells)
 
     @abstractmethod
@@ -208,11 +210,11 @@ class Benchmark(ABC, Generic[CellT, ResultsT]):
 
     @abstractmethod
     def page(self, results: ResultsT, machine: Mapping[str, str]) -> Page:
-        """The results as text, as data and as a picture. machine: what they depend on."""
+        """Returns the results as text, as data and as a picture. machine: what they depend on."""
 
 
 def first_line(failure: BaseException) -> str:
-    """What a table says of a failure."""
+    """Returns what a table says of a failure."""
     return f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
 
 

@@ -73,7 +73,7 @@ class ServingCell:
 
 
 def serving_cells() -> tuple[ServingCell, ...]:
-    """Some batches and lengths of each kind."""
+    """Returns some batches and lengths of each kind."""
     shapes = ((1, 2048), (1, 8192), (2, 8192), (4, 8192), (16, 8192), (64, 8192), (1, 65536))
     mla = (ServingCell(kind="mla", batch=b, length=n) for b, n in shapes)
     verify = (ServingCell(kind="verify", batch=b, length=8192) for b in (1, 16, 64))
@@ -142,7 +142,7 @@ def _generated(target: str, name: str) -> Make:
 
 
 def _cascade(target: str, _: ServingCell, x: ServingInputs) -> Launch:
-    """The prefix once for all sequences, each one's own keys, and both results joined."""
+    """Returns the prefix once for all sequences, each one's own keys, and both results joined."""
     shared, own = kernel_of(SPEC, target, "shared"), kernel_of(SPEC, target, "own")
     batch, pages = x.block_table.shape
     prefix = pages - SUFFIX // PAGE
@@ -171,7 +171,7 @@ def _in_order(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def _drafts(backend: SDPBackend) -> Make:
-    """Every draft sees the keys before its own: the mask is aligned with the last key."""
+    """Returns every draft sees the keys before its own: the mask is aligned with the last key."""
 
     def make(_: ServingCell, x: ServingInputs) -> Launch:
         from torch.nn.attention.bias import causal_lower_right
@@ -205,7 +205,7 @@ def _compressed(backend: SDPBackend) -> Make:
 
 
 def _products(_: ServingCell, x: ServingInputs) -> Launch:
-    """Two matrix products of cuBLAS and a softmax between them, the scores in memory."""
+    """Returns two matrix products of cuBLAS and a softmax between them, the scores in memory."""
     k = _in_order(x.k.transpose(1, 2), x.block_table)[:, 0]
     q, v = x.q[:, 0], k[..., :MLA_VALUE]
 
@@ -217,7 +217,7 @@ def _products(_: ServingCell, x: ServingInputs) -> Launch:
 
 
 def _bare_products(_: ServingCell, x: ServingInputs) -> Launch:
-    """The two matrix products alone, by cuBLAS, into tensors that are there."""
+    """Returns the two matrix products alone, by cuBLAS, into tensors that are there."""
     k = _in_order(x.k.transpose(1, 2), x.block_table)[:, 0]
     q, v = x.q[:, 0], k[..., :MLA_VALUE]
     scores = torch.empty(*q.shape[:2], k.shape[1], dtype=q.dtype, device=q.device)
@@ -235,7 +235,7 @@ _NAMED = ("cudnn", "fa2", "triton")
 
 
 def serving_candidates(kind: Kind, peers: Collection[str], target: str) -> list[Server]:
-    """Who takes part in a kind of cell; the first is the one that others are compared with."""
+    """Returns who takes part in a kind of cell; the first is the one that others are compared with."""
     attnc = Server(name=OURS, title="attnc", make=_generated(target, kind), compiles=True, ours=True)
     on_triton = Server(name="triton", title="attnc on Triton", make=_generated("triton", kind), compiles=True)
     ours = [attnc] if target == "triton" else [attnc, on_triton]

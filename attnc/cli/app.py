@@ -46,7 +46,9 @@ _SPEED = "Speed"
 
 
 def _flowing(command: Callable[..., None]) -> str:
-    """The docstring with a line for each paragraph: Typer keeps line breaks, but the screen has its own."""
+    """Returns the docstring with a line for each paragraph: Typer keeps line breaks, but the screen has its
+    own.
+    """
     return "\n\n".join(" ".join(part.split()) for part in cleandoc(command.__doc__ or "").split("\n\n"))
 
 

@@ -162,7 +162,7 @@ def _run(benchmark: Benchmark[Any, Any], chosen: Sequence[Any], rounds: int, out
 def _of_attention(
     peers: str, target: str, phase: Phase, *, is_f32: bool, is_quick: bool, is_list: bool
 ) -> Benchmark[Any, Any]:
-    """The forward, or the gradients."""
+    """Returns the forward, or the gradients."""
     from attnc.bench.attention import AttentionBenchmark, known_peers
     from attnc.bench.cells import extra, masks, quick, single, standard
 
@@ -197,7 +197,7 @@ def _of_host(specs: list[Path]) -> Benchmark[Any, Any]:
 
 
 def _of_ranks(ranks: int, seconds: float, out: Path, target: str, *, is_list: bool) -> Benchmark[Any, Any]:
-    """What several GPUs make of one call."""
+    """Returns what several GPUs make of one call."""
     from attnc.bench.ranks import RanksBenchmark
     from attnc.distributed.group import uses_gpus
 
@@ -210,7 +210,7 @@ def _of_ranks(ranks: int, seconds: float, out: Path, target: str, *, is_list: bo
 
 
 def _known_names(peers: str, known: Collection[str], offered: Collection[str]) -> list[str]:
-    """The peers that are named. Raises Mistake for a name that nobody has."""
+    """Returns the peers that are named. Raises Mistake for a name that nobody has."""
     wanted = split_commas(peers)
     for name in wanted:
         if name not in known:

@@ -170,8 +170,8 @@ def check(specs: SPECS = None, as_json: JSON = False) -> None:
 
 
 def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[Output, ...], tuple[Diagnostic, ...]]:
-    """The outputs of the specs without errors, and the diagnostics of all. Raises Mistake when two specs
-    make the same file.
+    """Returns the outputs of the specs without errors, and the diagnostics of all. Raises Mistake when two
+    specs make the same file.
     """
     from attnc.build import compile_spec, support_outputs
 
@@ -201,8 +201,8 @@ def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[Output, ...], 
 
 
 def _alone(outputs: tuple[Output, ...]) -> tuple[Output, ...]:
-    """The modules with all that they need in their own text. Raises Mistake where a name has two meanings
-    then.
+    """Returns the modules with all that they need in their own text. Raises Mistake where a name has two
+    meanings then.
     """
     from attnc.target.support import FOLDER, standalone
 
@@ -237,7 +237,7 @@ def _check_all(paths: Iterable[Path]) -> tuple[Diagnostic, ...]:
 
 
 def _count(outputs: Iterable[Output]) -> int:
-    """How many files are made from specs."""
+    """Returns how many files are made from specs."""
     from attnc.target.support import FOLDER
 
     return sum(not output.path.startswith(f"{FOLDER}/") for output in outputs)
@@ -294,7 +294,7 @@ def show_differences(drifts: Iterable[Drift], outputs: Iterable[Output], out: Pa
 
 
 def _changes(diff: str) -> Iterator[str]:
-    """The lines of a unified diff but for hunks that change nothing except the digest of the spec."""
+    """Yields the lines of a unified diff but for hunks that change nothing except the digest of the spec."""
     head, *hunks = re.split(r"^(?=@@ )", diff, flags=re.MULTILINE)
     kept = [hunk for hunk in hunks if not all(map(_RECORD.match, _changed(hunk)))]
     if kept or not hunks:

@@ -36,7 +36,7 @@ class Mistake(Exception):
 
 
 def has_color(stream: TextIO) -> bool:
-    """Whether ANSI colours are welcome there (see no-color.org)."""
+    """Returns whether ANSI colours are welcome there (see no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -105,7 +105,9 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], *, brief: bool = False) 
 
 
 def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The spec files meant: those named, those in the folders named, or those in specs/. Raises Mistake."""
+    """Returns the spec files meant: those named, those in the folders named, or those in specs/. Raises
+    Mistake.
+    """
     if not paths and not Path("specs").is_dir():
         raise Mistake("there is no folder 'specs' here", _NAME_ONE)
     found: list[Path] = []
@@ -121,7 +123,7 @@ def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def one_spec(path: Path) -> Path:
-    """The path of a spec file, if it is one that can be read. Raises Mistake."""
+    """Returns the path of a spec file, if it is one that can be read. Raises Mistake."""
     if path.is_dir():
         raise Mistake(f"'{path}' is a folder", "name one spec file")
     if path.is_symlink() and not path.exists():
@@ -139,7 +141,7 @@ def one_spec(path: Path) -> Path:
 
 
 def without_kernels(specs: str, schedules: int) -> Mistake:
-    """What to say of specs whose schedules, as many as that, make no kernel."""
+    """Returns what to say of specs whose schedules, as many as that, make no kernel."""
     if schedules:
         return Mistake(f"no schedule of {specs} is compiled yet", "'attnc check' says why")
     return Mistake(f"no schedule in {specs}", "add one: schedule NAME for triton { ... }")
@@ -191,7 +193,7 @@ class Progress:
 
 
 def _label(text: str) -> str:
-    """What a bar says, without the markup of rich."""
+    """Returns what a bar says, without the markup of rich."""
     from rich.markup import escape
 
     return escape(visible(text))

@@ -143,7 +143,9 @@ def _assembler() -> Iterator[Finding]:
 
 
 def _cuda() -> Iterator[Finding]:
-    """What CUDA kernels need: to run on a GPU, to be compiled where there is none, to run on the CPU."""
+    """Yields what CUDA kernels need: to run on a GPU, to be compiled where there is none, to run
+    on the CPU.
+    """
     from importlib import metadata
 
     from attnc.runtime.nvrtc import nvrtc_version
@@ -178,7 +180,7 @@ def _caches() -> Iterator[Finding]:
 
 
 def _targets() -> Iterator[Finding]:
-    """What `from generated.NAME import NAME` calls here."""
+    """Yields what `from generated.NAME import NAME` calls here."""
     try:
         from attnc.runtime.devices import gpus
         from attnc.support.by_target import Needs, runs
@@ -200,7 +202,9 @@ def _targets() -> Iterator[Finding]:
 
 
 def _tables(index: int, device: str) -> Iterator[Finding]:
-    """Which attentions of specs/ have a table of targets for a device, and the targets that it names."""
+    """Yields which attentions of specs/ have a table of targets for a device, and the targets
+    that it names.
+    """
     from attnc.diagnostics import DiagnosticError
     from attnc.tuned.tables import ANY_TARGET, known_tables
 

@@ -126,8 +126,8 @@ def explain(
 
 
 def _device(module: ir.Module, arch: str | None) -> Device:
-    """The device of this architecture, by default one of the target's. Raises Mistake for one that is none of
-    those.
+    """Returns the device of this architecture, by default one of the target's. Raises Mistake for one that is
+    none of those.
     """
     from attnc.plan.device import DEVICES
     from attnc.plan.targets import target_of

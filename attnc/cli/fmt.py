@@ -75,7 +75,9 @@ def _show_diff(path: Path, old: str, new: str) -> None:
 
 
 def _diff(before: list[str], after: list[str], path: str) -> Iterator[str]:
-    """A unified diff. Where much has changed everything has: comparing takes the product of the lengths."""
+    """Yields a unified diff. Where much has changed everything has: comparing takes the product of the
+    lengths.
+    """
     if len(before) * len(after) <= _COMPARABLE:
         yield from difflib.unified_diff(before, after, path, f"{path} (formatted)", lineterm="")
         return

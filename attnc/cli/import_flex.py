@@ -78,7 +78,7 @@ def import_flex(
 
 
 def _mod(text: str) -> Callable[..., Any]:
-    """The object that FILE.py:NAME means. Raises Mistake."""
+    """Returns the object that FILE.py:NAME means. Raises Mistake."""
     file, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
         raise Mistake(f"'{text}' names no mod", "write FILE.py:NAME")
@@ -101,7 +101,7 @@ def _mod(text: str) -> Callable[..., Any]:
 
 
 def _arity(mod: Callable[..., Any]) -> int:
-    """How many arguments a mod must be given."""
+    """Returns how many arguments a mod must be given."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(mod).parameters.values()
     return sum(each.kind in kinds and each.default is each.empty for each in parameters)

@@ -75,7 +75,7 @@ class Judged:
 
 
 def coverage_data(summary: Summary) -> dict[str, Any]:
-    """What a run has met, for programs."""
+    """Returns what a run has met, for programs."""
     return {
         "points": list(summary.points),
         "pairs": list(summary.pairs),
@@ -94,7 +94,7 @@ def coverage_data(summary: Summary) -> dict[str, Any]:
 
 
 def coverage_lines(summary: Summary) -> Iterator[str]:
-    """What a run has met, for a reader: a line for each boundary, then what no case had."""
+    """Yields what a run has met, for a reader: a line for each boundary, then what no case had."""
     width = max((len(met.boundary.name) for met in summary.boundaries), default=0)
     for met in summary.boundaries:
         listed = " ".join(f"{n}" if n in met.met else f"({n})" for n in met.boundary.points)
@@ -196,7 +196,7 @@ class Judge:
 
 
 def parse_case(text: str) -> Case:
-    """A case from the JSON of a failure. Raises Mistake for anything else."""
+    """Returns a case from the JSON of a failure. Raises Mistake for anything else."""
     from attnc.verify.case import Case
 
     try:
@@ -226,8 +226,8 @@ TARGET = Annotated[str, typer.Option(help="Only this target.")]
 def chosen(
     paths: Sequence[Path], attention: str | None, variant: str | None, target: str
 ) -> tuple[Judge, ...]:
-    """The modules that the options leave, those of projections last. Raises DiagnosticError, and Mistake when
-    they leave none.
+    """Returns the modules that the options leave, those of projections last. Raises DiagnosticError, and
+    Mistake when they leave none.
     """
     from attnc.build import front, plan_program
 
@@ -249,7 +249,7 @@ def chosen(
 
 
 def _peers(module: ir.Module, others: Sequence[ir.Module]) -> list[ir.Module]:
-    """The modules of the same variant for other targets."""
+    """Returns the modules of the same variant for other targets."""
     name = (module.variant.attention.name, module.variant.name)
     return [
         other

@@ -31,7 +31,7 @@ _KINDS = {
 
 
 def server() -> LanguageServer:
-    """A server that has not been started."""
+    """Returns a server that has not been started."""
     made = LanguageServer(
         "attnc", f"v{attnc.__version__}", text_document_sync_kind=lsp.TextDocumentSyncKind.Full
     )
@@ -103,7 +103,7 @@ class _Document:
         self._codec = codec
 
     def offset(self, position: lsp.Position) -> int:
-        """The character at a position; the end of the line where it has fewer."""
+        """Returns the character at a position; the end of the line where it has fewer."""
         last = self.source.position(len(self.source.text))[0]
         line = min(position.line + 1, last)
         text = self.source.line_text(line)
@@ -123,7 +123,7 @@ class _Document:
         return lsp.Range(start=self.position(span.start), end=self.position(span.end))
 
     def message(self, found: Diagnostic) -> lsp.Diagnostic:
-        """A diagnostic with what the command prints below it."""
+        """Returns a diagnostic with what the command prints below it."""
         parts = [found.message, *([found.primary.text] if found.primary.text else [])]
         parts += [f"note: {text}" for text in found.notes] + [f"help: {text}" for text in found.hints]
         return lsp.Diagnostic(

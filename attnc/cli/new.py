@@ -19,7 +19,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @cache
 def starters() -> dict[str, Path]:
-    """The specs to start from, by name: templates/new/NAME.attn, each with one attention or projection."""
+    """Returns the specs to start from, by name: templates/new/NAME.attn, each with one attention or
+    projection.
+    """
     return {path.stem: path for path in sorted(resource("templates", "new").glob("*.attn"))}
 
 

@@ -153,7 +153,7 @@ def sizes_of(text: str) -> dict[str, int]:
 
 
 def strategy_of(name: str | None) -> Strategy | None:
-    """The strategy of this name. Raises Mistake."""
+    """Returns the strategy of this name. Raises Mistake."""
     from attnc.distributed.estimate import STRATEGIES
 
     for strategy in STRATEGIES:

@@ -94,13 +94,13 @@ def tune_among_targets(paths: tuple[Path, ...], rounds: int) -> None:
 
 
 def limits_of(table: Table, row: Row) -> str:
-    """The largest sizes that a row admits, in words."""
+    """Returns the largest sizes that a row admits, in words."""
     sizes = zip(table.sizes, row.limits, strict=True)
     return ", ".join("any" if limit is None else f"{size} <= {limit}" for size, limit in sizes)
 
 
 def has_attentions(path: Path) -> bool:
-    """Whether there is anything to tune besides projections."""
+    """Returns whether there is anything to tune besides projections."""
     from attnc.build import front
 
     return bool(front(path).attentions)
@@ -205,7 +205,7 @@ def calibrate(
 
 
 def report(one: Calibration) -> list[str]:
-    """What was seen, what is safe, what to write."""
+    """Returns what was seen, what is safe, what to write."""
     from attnc.calibrate import PERCENTILES
 
     seen = ", ".join(f"{at:g} % {value:.2f}" for at, value in zip(PERCENTILES, one.percentiles, strict=True))

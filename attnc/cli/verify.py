@@ -205,14 +205,14 @@ def read_committed(name: str) -> str:
 
 
 def committed_hash(name: str) -> str:
-    """What a record calls the code of a file below generated/."""
+    """Returns what a record calls the code of a file below generated/."""
     from attnc.verify.record import hash_of
 
     return hash_of(GENERATED / name)
 
 
 def record_of(sha256: str, target: str, report: Report) -> Record:
-    """What is noted of a file whose cases were all right. sha256: of its code."""
+    """Returns what is noted of a file whose cases were all right. sha256: of its code."""
     from attnc.runtime.toolchains import toolchain_of
     from attnc.runtime.trial import device_name
     from attnc.verify.record import Record

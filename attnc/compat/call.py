@@ -29,7 +29,7 @@ def refuse(function: str, **asked: object) -> None:
 
 
 def one_of(function: str, **named: Any) -> Any:
-    """The one value that is not None among names of the same argument. TypeError for two."""
+    """Returns the one value that is not None among names of the same argument. TypeError for two."""
     given = {name: value for name, value in named.items() if value is not None}
     if len(given) > 1:
         raise TypeError(f"{function}: {' and '.join(given)} are the same argument: give one of them")
@@ -37,7 +37,7 @@ def one_of(function: str, **named: Any) -> Any:
 
 
 def check(function: str, q: torch.Tensor, **others: torch.Tensor) -> str:
-    """The name of the dtype that all tensors have. TypeError and ValueError naming the argument."""
+    """Returns the name of the dtype that all tensors have. TypeError and ValueError naming the argument."""
     if not isinstance(q, torch.Tensor):
         raise TypeError(f"{function}: q: expected a tensor, got {type(q).__name__}")
     if q.dtype not in _DTYPES:
@@ -51,7 +51,7 @@ def check(function: str, q: torch.Tensor, **others: torch.Tensor) -> str:
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
-    """The tensor with a contiguous last axis: itself, or, as in flash-attention, a copy."""
+    """Returns the tensor with a contiguous last axis: itself, or, as in flash-attention, a copy."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -72,7 +72,7 @@ def window(function: str, causal: bool, window_size: Any) -> tuple[bool, int | N
 
 
 def number(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor | float:
-    """A scalar as kernels take it: on the device, the same tensor for the same value.
+    """Returns a scalar as kernels take it: on the device, the same tensor for the same value.
 
     What is made while a graph is captured belongs to the graph, and the tracer wants the number.
     """
@@ -262,7 +262,7 @@ class Call:
             self._form["target"] = target
 
     def _prepared(self, which: str = "") -> tuple[Callable[..., Any], list[Any]]:
-        """A function of the form, and its inputs."""
+        """Returns a function of the form, and its inputs."""
         if self._grads:
             self._form["grads"] = tuple(self._grads)
         function, *names = prepared(tuple(sorted(self._form.items())))

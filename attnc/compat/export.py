@@ -25,8 +25,8 @@ _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvca
 
 
 def forms(dtypes: Iterable[str], sizes: Iterable[int]) -> Iterator[Form]:
-    """What models of transformers call: causal or not, windows, and one of scale, softcap and sinks; dense
-    and packed, forward and gradients, and one token against pages of 256.
+    """Yields what models of transformers call: causal or not, windows, and one of scale, softcap and sinks;
+    dense and packed, forward and gradients, and one token against pages of 256.
 
     dtypes: "f16", "bf16"; sizes: head dimensions
     """
@@ -52,7 +52,7 @@ def forms(dtypes: Iterable[str], sizes: Iterable[int]) -> Iterator[Form]:
 
 
 def python_files() -> dict[str, str]:
-    """The files beside the kernels, by name."""
+    """Returns the files beside the kernels, by name."""
     folder = Path(__file__).parent
     texts = {f"{name}.py": (folder / f"{name}.py").read_text(encoding="utf-8") for name in _COPIED}
     texts["compiled.py"] = (folder / "exported.py").read_text(encoding="utf-8")
@@ -81,7 +81,7 @@ def kernel_file(form: Form) -> tuple[str, str]:
 
 
 def metadata(name: str, texts: Iterable[str]) -> str:
-    """What the package `kernels` wants to know of a folder."""
+    """Returns what the package `kernels` wants to know of a folder."""
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
     facts = {
         "id": f"_{name}_{digest}",

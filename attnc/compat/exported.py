@@ -13,7 +13,7 @@ _IMPORTING = threading.RLock()
 
 
 def making() -> threading.RLock:
-    """What a thread holds while it imports a kernel."""
+    """Returns what a thread holds while it imports a kernel."""
     return _IMPORTING
 
 

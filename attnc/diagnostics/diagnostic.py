@@ -74,12 +74,12 @@ class Details(TypedDict, total=False):
 
 
 def error(code: str, message: str, span: Span, label: str = "", **details: Unpack[Details]) -> Diagnostic:
-    """A diagnostic of severity 'error', from its usual parts."""
+    """Returns a diagnostic of severity 'error', from its usual parts."""
     return _diagnostic("error", code, message, Label(span, label), details)
 
 
 def warning(code: str, message: str, span: Span, label: str = "", **details: Unpack[Details]) -> Diagnostic:
-    """A diagnostic of severity 'warning', from its usual parts."""
+    """Returns a diagnostic of severity 'warning', from its usual parts."""
     return _diagnostic("warning", code, message, Label(span, label), details)
 
 
@@ -99,8 +99,8 @@ def _diagnostic(severity: Severity, code: str, message: str, primary: Label, det
 
 
 def suggest(name: str, candidates: Iterable[str]) -> str | None:
-    """The closest candidate, if it is close enough; among equals one that the name begins, then the first by
-    name.
+    """Returns the closest candidate, if it is close enough; among equals one that the name begins, then the
+    first by name.
 
     Close is one edit for every three letters, and at least one for names of three letters or more. A
     transposition counts as one edit, a difference in case as none: 'kv_dix' finds 'kv_idx', 'd' finds 'D',
@@ -114,13 +114,13 @@ def suggest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> tuple[str, ...]:
-    """The hints of a diagnostic about an unknown name: none, or one."""
+    """Returns the hints of a diagnostic about an unknown name: none, or one."""
     found = suggest(name, candidates)
     return (f"did you mean '{found}'?",) if found is not None else ()
 
 
 def _distance(a: str, b: str) -> int:
-    """The edit distance with transpositions of neighbours (optimal string alignment)."""
+    """Returns the edit distance with transpositions of neighbours (optimal string alignment)."""
     rows = [list(range(len(b) + 1))]
     for i, x in enumerate(a, 1):
         row = [i]
@@ -143,12 +143,14 @@ _COLORS = {"error": "1;31", "warning": "1;33", "note": "1;36", "gutter": "34", "
 
 
 def render(diagnostics: Iterable[Diagnostic], color: bool = False) -> str:
-    """The diagnostics as text, one below the other, each line ended; `color` adds ANSI sequences."""
+    """Returns the diagnostics as text, one below the other, each line ended; `color` adds ANSI sequences."""
     return "".join(f"{line.rstrip()}\n" for d in diagnostics for line in _Renderer(d, color).lines())
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> str:
-    """A JSON array with an object for each diagnostic; lines and columns count from 1, ends are exclusive."""
+    """Returns a JSON array with an object for each diagnostic; lines and columns count from 1, ends are
+    exclusive.
+    """
     return json.dumps([_as_dict(d) for d in diagnostics], indent=2)
 
 
@@ -252,7 +254,9 @@ class _Renderer:
 
 
 def _marks(label: Label, sign: str) -> list[_Mark]:
-    """An underline for a span on one line; for a longer one two, below its first and its last line."""
+    """Returns an underline for a span on one line; for a longer one two, below its first and its
+    last line.
+    """
     span = label.span
     source, first, last = span.source, span.line, span.end_line
     start = span.start - source.line_start(first)
@@ -265,12 +269,12 @@ def _marks(label: Label, sign: str) -> list[_Mark]:
 
 
 def _end(span: Span, line: int) -> int:
-    """The end of the span within the line, the line ending left out."""
+    """Returns the end of the span within the line, the line ending left out."""
     return min(span.end - span.source.line_start(line), len(span.source.line_text(line)))
 
 
 def _display(line: str) -> tuple[list[str], list[int]]:
-    """What each character is shown as, and the display column of each character boundary."""
+    """Returns what each character is shown as, and the display column of each character boundary."""
     shown: list[str] = []
     offsets = [0]
     for char in line:
@@ -281,7 +285,7 @@ def _display(line: str) -> tuple[list[str], list[int]]:
 
 
 def _columns(shown: list[str], lo: int, hi: int) -> str:
-    """The display columns [lo, hi); a wide character cut in two becomes a blank."""
+    """Returns the display columns [lo, hi); a wide character cut in two becomes a blank."""
     out: list[str] = []
     column = 0
     for text in shown:
@@ -296,7 +300,9 @@ def _columns(shown: list[str], lo: int, hi: int) -> str:
 
 
 def _crop(width: int, starts: list[int], ends: list[int]) -> tuple[int, int]:
-    """The display columns to show of a line: all, unless it is long, then those around the first mark."""
+    """Returns the display columns to show of a line: all, unless it is long, then those around the first
+    mark.
+    """
     if width <= _WIDTH:
         return 0, width
     lo = 0 if max(ends) <= _WIDTH else max(0, min(starts) - _MARGIN)

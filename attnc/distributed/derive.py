@@ -97,7 +97,7 @@ def derive(
     target: str,
     form: Form = "rows",
 ) -> Derived:
-    """The spec of what a rank computes.
+    """Returns the spec of what a rank computes.
 
     attention: of the program, its params not yet fixed; point: a value for each of them. With the form
     "rows" o has its own type and the gradients of k and v are f32, since they are sums over ranks; with
@@ -144,7 +144,7 @@ class _Maker:
         return maximum(minimum(self.expr(given), whole), Const(0))
 
     def index(self, name: str) -> Expr:
-        """What an index of the original spec is in the derived one."""
+        """Returns what an index of the original spec is in the derived one."""
         attention = self.attention
         match name, self.form:
             case "h", _:
@@ -173,7 +173,7 @@ class _Maker:
     # --- expressions --------------------------------------------------------------------------------------
 
     def expr(self, expr: Expr) -> Expr:
-        """The expression over the rows that the rank has."""
+        """Returns the expression over the rows that the rank has."""
         match expr:
             case Index(name=name):
                 return self.index(name)
@@ -206,7 +206,7 @@ class _Maker:
         return replace(load, tensor=view.name, indices=indices)
 
     def _kind(self, index: Expr) -> Kind:
-        """What a rank needs of an axis with this index."""
+        """Returns what a rank needs of an axis with this index."""
         match index:
             case Index(name="h"):
                 return "heads"
@@ -222,7 +222,7 @@ class _Maker:
                 return "whole"
 
     def _within(self, index: Expr, extent: Expr) -> Expr:
-        """An index; -1, which reads 0, where a `length` ends its axis before the tensor does."""
+        """Returns an index; -1, which reads 0, where a `length` ends its axis before the tensor does."""
         names = {node.name for node in walk(extent) if isinstance(node, Dim)}
         cut = [
             name for name in ("M", "N") if name in names and (name in self.attention.lengths or self.packed)
@@ -234,7 +234,7 @@ class _Maker:
         return Call("where", (inside, index, Const(-1)))
 
     def mask(self) -> Expr:
-        """The mask, and where the sequence at hand ends."""
+        """Returns the mask, and where the sequence at hand ends."""
         attention, more = self.attention, []
         mask = self.expr(attention.mask)
         if self.packed:
@@ -290,7 +290,7 @@ class _Maker:
         return Derived(text=text, name=attention.name, form=self.form, inputs=inputs, grads=grads)
 
     def _dropout(self) -> dict[str, Expr | None]:
-        """The arguments of dropout: rows and keys are the whole's, heads count from the rank's."""
+        """Returns the arguments of dropout: rows and keys are the whole's, heads count from the rank's."""
         softmax = self.attention.softmax
         if softmax.dropout is None or softmax.seed is None:
             return {}
@@ -315,7 +315,7 @@ class _Maker:
             yield f"input {tensor.name}: {tensor.dtype}[{', '.join(self._axes(tensor))}]{storage}"
 
     def _axes(self, tensor: Tensor) -> list[str]:
-        """The shape, with sequences apart where they were packed."""
+        """Returns the shape, with sequences apart where they were packed."""
         names = {Role.QUERY: "M", Role.KEY: "N"}
         axes = [names.get(role, show(size)) for role, size in zip(tensor.roles, tensor.shape, strict=True)]
         return axes if Role.BATCH in tensor.roles else ["B", *axes]
@@ -331,7 +331,7 @@ class _Maker:
         )
 
     def _size(self, view: View, axis: int, kind: Kind, size: Expr) -> str:
-        """How a view spells the size of an axis: as the tensor does where it is the same."""
+        """Returns how a view spells the size of an axis: as the tensor does where it is the same."""
         heads = (Dim("H"), self.attention.heads_q)
         match kind:
             case "keys":
@@ -373,7 +373,7 @@ class _Maker:
 
 
 def _schedule(program: Program, attention: Attention, target: str, form: Form) -> Schedule:
-    """The schedule of the spec whose kernels a rank runs. DiagnosticError where there is none."""
+    """Returns the schedule of the spec whose kernels a rank runs. DiagnosticError where there is none."""
     name = attention.name
     found = [s for s in program.schedules if (s.name, s.target) == (name, target)]
     suited = [s for s in found if is_decode(s) == (form == "keys")] or found
@@ -395,7 +395,9 @@ def _spell(value: ParamValue) -> str:
 
 
 def _normal(expr: Expr) -> Expr:
-    """Every int subexpression as a sum in normal form, comparisons of sums with their terms gathered."""
+    """Returns every int subexpression as a sum in normal form, comparisons of sums with their
+    terms gathered.
+    """
     made = normalize(expr)
 
     def collected(node: Expr) -> Expr:

@@ -37,13 +37,15 @@ from attnc.model.tensors import Role, Tensor
 
 
 def is_dtensor(x: Any) -> bool:
-    """Whether it is one; who has one has imported what they are."""
+    """Returns whether it is one; who has one has imported what they are."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
 
 def whole_shape(x: Any, tensor: Tensor) -> torch.Size:
-    """The shape of q or k for a group of ranks: all of its rows, and its share of sequences and heads."""
+    """Returns the shape of q or k for a group of ranks: all of its rows, and its share of sequences and
+    heads.
+    """
     if not is_dtensor(x):
         return torch.Size(x.shape)
     sizes = list(x.to_local().shape)
@@ -73,7 +75,7 @@ def local(x: Any, tensor: Tensor, group: Ranks) -> torch.Tensor:
 
 
 def local_input(x: Any, name: str, group: Ranks) -> torch.Tensor:
-    """An input that every rank of the group has whole."""
+    """Returns an input that every rank of the group has whole."""
     if not is_dtensor(x):
         return x  # type: ignore[no-any-return]  # a tensor, or a number
     placement = x.placements[_axis_of(x, group, name)]
@@ -109,7 +111,7 @@ def _row_axis(tensor: Tensor) -> int:
 
 
 def _axis_of(x: Any, group: Ranks, name: str) -> int:
-    """The axis of the tensor's mesh whose ranks the group is."""
+    """Returns the axis of the tensor's mesh whose ranks the group is."""
     mesh = x.device_mesh
     if isinstance(group, Group):
         if group.axis and group.axis in (mesh.mesh_dim_names or ()):
@@ -285,8 +287,8 @@ class ContextParallel:
         inputs: tuple[Any, ...],
         named: Mapping[str, Any],
     ) -> tuple[Stages, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-        """What the call follows, this rank's q, k and v, and the other inputs. The first of its kind asks all
-        ranks whether they are about to do this.
+        """Returns what the call follows, this rank's q, k and v, and the other inputs. The first of its kind
+        asks all ranks whether they are about to do this.
         """
         plan = self._current()
         key = (plan, q.dtype, q.device, q.requires_grad)
@@ -376,7 +378,8 @@ class ContextParallel:
         return {name: local_input(x, name, self.group) for name, x in found.items()}
 
     def _sizes(self, kernels: Kernels, q: torch.Size, k: torch.Size, named: Mapping[str, Any]) -> Sizes:
-        """What the planner asks for. ValueError for an input that the mask reads and that is not there.
+        """Returns what the planner asks for. ValueError for an input that the mask reads and that is not
+        there.
 
         q, k: whole shapes.
         """

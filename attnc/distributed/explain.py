@@ -140,7 +140,7 @@ def as_dict(plan: Plan, visibility: Visibility, remarks: tuple[str, ...] = ()) -
 
 
 def as_text(plan: Plan, visibility: Visibility, remarks: tuple[str, ...] = ()) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     return "\n".join(_lines(plan, visibility, remarks))
 
 

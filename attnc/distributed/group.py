@@ -41,7 +41,7 @@ class Ranks(Protocol):
         """Sends elements to every rank and receives some of each: runs of the two flat tensors, by rank."""
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """The tensors of all ranks, stacked by rank; of one shape and type."""
+        """Returns the tensors of all ranks, stacked by rank; of one shape and type."""
 
     def outbox(self, size: int) -> Box:
         """Allocates at least `size` bytes that others copy from. A collective: all ranks ask for the same
@@ -197,7 +197,7 @@ def _join(running: Any, deadline: float | None) -> None:
 
 
 def uses_gpus(ranks: int) -> bool:
-    """Whether every rank gets a GPU."""
+    """Returns whether every rank gets a GPU."""
     return torch.cuda.is_available() and torch.cuda.device_count() >= ranks
 
 

@@ -44,7 +44,9 @@ class Spec:
         return variants(self.program, self.attention)
 
     def variant(self, dtype: torch.dtype, width: int, params: Mapping[str, object]) -> Variant:
-        """The variant for elements of this type, so many columns of q, and params by name. ValueError."""
+        """Returns the variant for elements of this type, so many columns of q, and params by name.
+        ValueError.
+        """
         for variant in self.variants:
             q = variant.attention.q
             fits = DTYPES[q.dtype] is dtype and number(q.shape[-1]) == width
@@ -84,7 +86,7 @@ def spec_of(source: Any, attention: str | None = None, target: str | None = None
 
 
 def _path_of(function: Callable[..., Any]) -> Path:
-    """The spec that a generated function was made from, which stands in the text of its module."""
+    """Returns the spec that a generated function was made from, which stands in the text of its module."""
     module = sys.modules[function.__module__]
     doc, file = module.__doc__ or "", Path(module.__file__ or "")
     words = [word.rstrip(";.`'") for word in doc.split()]

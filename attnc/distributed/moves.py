@@ -78,7 +78,7 @@ class Places:
 
 
 def places(rows: Ints, device: torch.device) -> Places:
-    """The rows of these numbers."""
+    """Returns the rows of these numbers."""
     count = len(rows)
     first = int(rows[0]) if count else 0
     if not count or int(rows[-1]) - first == count - 1:
@@ -228,7 +228,7 @@ class Moves:
                 into.copy_(self._box.peers[r].view(into.dtype).narrow(0, first, len(into)))
 
     def open_keys(self, parcel: Parcel) -> Pair:
-        """The window of k and v that the waiting rows see, in the order of the keys."""
+        """Returns the window of k and v that the waiting rows see, in the order of the keys."""
         layout = self._known
         assert layout is not None
         of_k, of_v = layout.shapes
@@ -289,7 +289,7 @@ class Moves:
         return every
 
     def _windows(self, sizes: Sequence[Sequence[torch.Size]], order: Sequence[int]) -> tuple[int, Ints, bool]:
-        """The unit, the index and whether there are holes (`Layout`).
+        """Returns the unit, the index and whether there are holes (`Layout`).
 
         sizes: of the rows of k and v that come from each rank; order: of the ranks, as they lie.
         """
@@ -332,7 +332,7 @@ class Moves:
                 write(heads_of(tensor, total, *self.plan.heads(r, number)), axis, some)
 
     def fetch_queries(self, tensor: Tensor, x: torch.Tensor, number: int) -> torch.Tensor:
-        """The rectangle's rows of q, do or dlse, for the heads of one part."""
+        """Returns the rectangle's rows of q, do or dlse, for the heads of one part."""
         if self.plan.chosen.ways == 1:
             return heads_of(tensor, x, *self.heads(self.rank, number))
         axis = axis_of(tensor, Role.QUERY)
@@ -399,12 +399,12 @@ class Moves:
 
 
 def axis_of(tensor: Tensor, role: Role) -> int:
-    """The axis with this role, which the tensor has."""
+    """Returns the axis with this role, which the tensor has."""
     return tensor.roles.index(role)
 
 
 def heads_of(tensor: Tensor, x: torch.Tensor, first: int, count: int) -> torch.Tensor:
-    """Some heads of a tensor."""
+    """Returns some heads of a tensor."""
     return x.narrow(axis_of(tensor, Role.HEAD), first, count)
 
 

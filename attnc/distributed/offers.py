@@ -88,13 +88,13 @@ def group_into_chunks(tiles: Tiles, queries: int, keys: int, size: int) -> Chunk
 
 
 def slices(chunks: Chunks, ranks: int) -> dict[str, Ints]:
-    """The rank of each chunk, where rows lie in slices (`chunk_of_slices`)."""
+    """Returns the rank of each chunk, where rows lie in slices (`chunk_of_slices`)."""
     own = -(-int(chunks.rows.sum()) // ranks)
     return {"slices": np.arange(len(chunks.rows), dtype=np.int64) * chunks.size // max(own, 1)}
 
 
 def assignments(chunks: Chunks, ranks: int) -> dict[str, Ints]:
-    """The rank of each chunk, in each way that is worth an estimate."""
+    """Returns the rank of each chunk, in each way that is worth an estimate."""
     together = contiguous(len(chunks.work), ranks)
     found = {"contiguous": together}
     if _excess(chunks, together, ranks) > EVEN:
@@ -110,7 +110,9 @@ def contiguous(count: int, ranks: int) -> Ints:
 
 
 def longest_first(chunks: Chunks, ranks: int) -> Ints:
-    """Each chunk to the rank with least work of those that have room (Graham's rule with equal counts)."""
+    """Returns each chunk to the rank with least work of those that have room (Graham's rule with equal
+    counts).
+    """
     count = len(chunks.work)
     room = [count // ranks + (rank < count % ranks) for rank in range(ranks)]
     least = [(0.0, rank) for rank in range(ranks) if room[rank]]
@@ -200,8 +202,8 @@ class Needs:
             self.keys[-1] -= blocks * BLOCK - sizes.keys
 
     def owners(self, owner: Ints) -> Ints:
-        """The rank of each run of keys: that of the same token, or runs of equal length. owner: of each
-        chunk, [ways, chunks].
+        """Returns the rank of each run of keys: that of the same token, or runs of equal length. owner: of
+        each chunk, [ways, chunks].
         """
         first = self.edges[:-1]
         if self.tied:
@@ -211,7 +213,9 @@ class Needs:
         return np.tile(first * self.ranks // max(int(self.edges[-1]), 1), (len(owner), 1))
 
     def seen(self, group: Ints, groups: int) -> Bools:
-        """Which runs are seen by the chunks of each group, [ways, groups, runs]. group: [ways, chunks]."""
+        """Returns which runs are seen by the chunks of each group, [ways, groups, runs]. group: [ways,
+        chunks].
+        """
         width = len(self.edges)
         row = (group[:, self._chunk] + np.arange(len(group))[:, None] * groups) * width
         cells = len(group) * groups * width
@@ -220,11 +224,13 @@ class Needs:
         return np.asarray(change.reshape(len(group), groups, width).cumsum(axis=2)[:, :, :-1] > 0)
 
     def by_block(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What is said of runs, the last axis, of each block."""
+        """Returns what is said of runs, the last axis, of each block."""
         return np.repeat(x, np.diff(self.edges), axis=-1)
 
     def bounds(self, offer: Offer) -> Ints:
-        """The first key of each rank's stretch, and the one behind the last, [ranks, 2]; 0, 0 for none."""
+        """Returns the first key of each rank's stretch, and the one behind the last, [ranks, 2]; 0, 0 for
+        none.
+        """
         number = stretches(offer.key_owner)
         lo, hi = number.searchsorted(offer.stretch), number.searchsorted(offer.stretch, "right")
         ends = np.minimum(self.edges * BLOCK, self._keys)
@@ -280,7 +286,7 @@ class Offer:
 
 
 def offers(needs: Needs, chunks: Chunks, ways: Mapping[str, Ints]) -> list[Offer]:
-    """What each way comes to. ways: the rank of each chunk, by name."""
+    """Returns what each way comes to. ways: the rank of each chunk, by name."""
     ranks = np.arange(needs.ranks)
     owner = np.array(tuple(ways.values()))
     key_owner, needed = needs.owners(owner), needs.seen(owner, needs.ranks)
@@ -300,8 +306,9 @@ def offers(needs: Needs, chunks: Chunks, ways: Mapping[str, Ints]) -> list[Offer
 def _ready(
     needs: Needs, owner: Ints, key_owner: Ints, work: Floats, load: Floats
 ) -> tuple[Bools, Ints, Floats]:
-    """The chunks that see one stretch of their owner's keys, for each rank those of the stretch with most
-    work, if that is worth a launch: [ways, chunks]; which stretch, [ways, ranks]; the least share, [ways].
+    """Returns the chunks that see one stretch of their owner's keys, for each rank those of the stretch with
+    most work, if that is worth a launch: [ways, chunks]; which stretch, [ways, ranks]; the least share,
+    [ways].
     """
     count, ranks = load.shape
     if not owner.size or not key_owner.size:
@@ -329,7 +336,7 @@ def _ready(
 
 
 def _are_slices(owner: Ints, ready: Bools, ranks: int) -> Bools:
-    """Whether the rows of every rank are ready up to one of its chunks, or from one on: [ways]."""
+    """Returns whether the rows of every rank are ready up to one of its chunks, or from one on: [ways]."""
     way = np.arange(len(owner))[:, None]
     at = way, owner.argsort(axis=1, kind="stable")
     ready, owner = ready[at], owner[at]
@@ -340,7 +347,9 @@ def _are_slices(owner: Ints, ready: Bools, ranks: int) -> Bools:
 
 
 def stretches(key_owner: Ints) -> Ints:
-    """The number of the stretch that each run of keys is in: runs of one owner that follow each other."""
+    """Returns the number of the stretch that each run of keys is in: runs of one owner that follow each
+    other.
+    """
     changes = np.zeros(key_owner.shape, np.int64)
     np.not_equal(key_owner[..., 1:], key_owner[..., :-1], out=changes[..., 1:], casting="unsafe")
     return changes.cumsum(axis=-1)

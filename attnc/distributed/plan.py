@@ -97,7 +97,7 @@ class Plan:
         return self._known(("k", rank), lambda: _rows_of(self.key_owner == rank, BLOCK, self.sizes.keys))
 
     def mates(self, rank: int) -> range:
-        """The ranks whose rows the rank computes, sharing the heads with them."""
+        """Returns the ranks whose rows the rank computes, sharing the heads with them."""
         ways = self.chosen.ways
         return range(rank // ways * ways, rank // ways * ways + ways)
 
@@ -130,9 +130,9 @@ class Plan:
         return self._known(("keys", self.mates(rank).start), made)
 
     def window(self, rank: int) -> tuple[int, int]:
-        """The first key of what waiting rows are computed against, and the one behind the last. It begins
-        where a tile of keys does on one GPU, so that sums have the same order, and where a rank has all rows
-        of some heads with the first one, so that dropout counts from there.
+        """Returns the first key of what waiting rows are computed against, and the one behind the last. It
+        begins where a tile of keys does on one GPU, so that sums have the same order, and where a rank has
+        all rows of some heads with the first one, so that dropout counts from there.
         """
         keys = self.keys(rank)
         if not len(keys):
@@ -141,8 +141,8 @@ class Plan:
         return first, int(keys[-1]) + 1
 
     def parts(self, rank: int) -> tuple[Part, ...]:
-        """What the rank computes, rows that wait for nothing first. Rows past the last packed sequence are
-        in none.
+        """Returns what the rank computes, rows that wait for nothing first. Rows past the last packed
+        sequence are in none.
         """
         rows = self.rows(rank)
         rows = rows[: np.searchsorted(rows, self.last_row)]
@@ -248,8 +248,8 @@ class Planner:
         *,
         in_slices: bool = False,
     ) -> Plan:
-        """The plan of a call. strategy, groups: in place of the estimate's choice; in_slices: for rows that
-        lie in slices of one length, whatever their work. ValueError says why one cannot be.
+        """Returns the plan of a call. strategy, groups: in place of the estimate's choice; in_slices: for
+        rows that lie in slices of one length, whatever their work. ValueError says why one cannot be.
         """
         key = (_key(sizes), strategy, groups, in_slices)
         known = self._plans.get(key)
@@ -280,7 +280,7 @@ def make_plan(
     *,
     in_slices: bool = False,
 ) -> Plan:
-    """The plan whose estimate is shortest, of the strategy that is asked for.
+    """Returns the plan whose estimate is shortest, of the strategy that is asked for.
 
     in_slices: rows of q, and of k, lie as `chunk_of_slices` says. Raises ValueError where that cannot be.
     """
@@ -347,21 +347,21 @@ def _total(estimate: Estimate) -> float:
 
 
 def _is_better(found: Estimate, best: Estimate) -> bool:
-    """Whether it is shorter by more than the estimate can tell, or as short and moves much less."""
+    """Returns whether it is shorter by more than the estimate can tell, or as short and moves much less."""
     if found.total < best.total * (1 - _TIE):
         return True
     return found.total < best.total * (1 + _TIE) and found.bytes < 0.7 * best.bytes
 
 
 def is_tied(sizes: Sizes) -> bool:
-    """Whether queries and keys are the same tokens, so that who owns one owns the other."""
+    """Returns whether queries and keys are the same tokens, so that who owns one owns the other."""
     if (sizes.ends_q is None) != (sizes.ends_k is None) or sizes.queries != sizes.keys:
         return False
     return sizes.ends_q is None or sizes.ends_k is None or np.array_equal(sizes.ends_q, sizes.ends_k)
 
 
 def _ways(strategy: Strategy, ranks: int) -> Iterator[int]:
-    """How many ranks may share the heads."""
+    """Yields how many ranks may share the heads."""
     match strategy:
         case "need" | "gather":
             yield 1
@@ -372,7 +372,7 @@ def _ways(strategy: Strategy, ranks: int) -> Iterator[int]:
 
 
 def _rows_of(kept: Any, size: int, total: int) -> Ints:
-    """The rows of the chunks (or blocks) that are kept."""
+    """Returns the rows of the chunks (or blocks) that are kept."""
     starts = np.flatnonzero(kept) * size
     rows = (starts[:, None] + np.arange(size)[None, :]).ravel()
     return rows[rows < total]

@@ -116,7 +116,7 @@ class Visibility:
         self._by_head = Index("h") in nodes
 
     def tiles(self, sizes: Sizes, tile: int = TILE) -> Tiles:
-        """The tiles of all query rows, cut at the ends of sequences."""
+        """Returns the tiles of all query rows, cut at the ends of sequences."""
         b, row, q_lo, rows, lengths = self._cut(sizes, tile)
         first: Value = 0 if sizes.ends_k is None else sizes.ends_k[b]
         h: Value = 0
@@ -263,7 +263,7 @@ _OPERATORS: Mapping[str, Callable[[Value, Value], Value]] = {
 
 
 def function_of(expr: Expr) -> Function:
-    """The values of `expr`, which broadcast with those of its leaves."""
+    """Returns the values of `expr`, which broadcast with those of its leaves."""
     match expr:
         case Const(value=value):
             return lambda env: value
@@ -350,7 +350,7 @@ def _line(table: Value, key: int) -> Value:
 
 
 def _place(indices: Sequence[Expr], extents: Sequence[Expr]) -> Callable[[tuple[int, ...], Env], Value]:
-    """Which element of a tensor of some shape is read, and whether it is inside."""
+    """Returns which element of a tensor of some shape is read, and whether it is inside."""
     axes = [(function_of(index), function_of(extent)) for index, extent in zip(indices, extents, strict=True)]
 
     def place(shape: tuple[int, ...], env: Env) -> tuple[Value, Value]:

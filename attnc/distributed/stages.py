@@ -75,7 +75,7 @@ class Lanes:
             yield
 
     def mark(self) -> torch.cuda.Event | None:
-        """What the stream at hand has been told to do so far."""
+        """Returns what the stream at hand has been told to do so far."""
         return torch.cuda.current_stream(self.device).record_event() if self._main is not None else None
 
     def after(self, event: torch.cuda.Event | None) -> None:
@@ -108,8 +108,8 @@ def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
 def view_of(
     view: View, part: Part, tables: Mapping[str, torch.Tensor], x: torch.Tensor, first: int, heads: int
 ) -> torch.Tensor:
-    """The input as the derived spec reads it, with query heads first .. first + heads - 1. What lies outside
-    of x is 0, as everywhere in the language.
+    """Returns the input as the derived spec reads it, with query heads first .. first + heads - 1. What lies
+    outside of x is 0, as everywhere in the language.
     """
     for axis, kind in enumerate(view.kinds):
         match kind:
@@ -178,8 +178,8 @@ def _take_padded(x: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor
 def tables_of(
     plan: Plan, attention: Attention, rows: Ints, first_key: int, device: torch.device
 ) -> Mapping[str, torch.Tensor]:
-    """Every table for these query rows, against keys from `first_key` on; `_rows` and `_places` are where
-    views take their rows from.
+    """Returns every table for these query rows, against keys from `first_key` on; `_rows` and `_places` are
+    where views take their rows from.
 
     Raises ValueError for packed sequences with more queries than keys, whose rows are in no order.
     """
@@ -324,7 +324,7 @@ class Stages:
         results: Pair,
         rectangles: list[Pair],
     ) -> Gradients:
-        """The gradients, from those of o and lse (None: 0) and what the forward took and gave."""
+        """Returns the gradients, from those of o and lse (None: 0) and what the forward took and gave."""
         shares = self.plan.chosen.ways > 1
         (do, dlse), lanes = cotangents, Lanes(self.device)
         made = Gradients(
@@ -429,7 +429,7 @@ class Stages:
         return self._drop_batch_axis(dq), self._drop_batch_axis(dk), self._drop_batch_axis(dv)
 
     def _arguments(self, task: Task, q: torch.Tensor, keys: Pair, extras: Extras, first: int) -> Tensors:
-        """What the derived function takes."""
+        """Returns what the derived function takes."""
         axis = axis_of(self.attention.q, Role.QUERY)
         heads = q.shape[axis_of(self.attention.q, Role.HEAD)]
         inputs: list[torch.Tensor] = []
@@ -447,8 +447,8 @@ class Stages:
     def _coming(
         self, lanes: Lanes, k: torch.Tensor, v: torch.Tensor, fetch: Callable[[int], _Result]
     ) -> list[tuple[Parcel, _Result, torch.cuda.Event | None]]:
-        """What each part of the heads needs, on its way: keys that are opened where they are computed with,
-        and what else is fetched.
+        """Returns what each part of the heads needs, on its way: keys that are opened where they are computed
+        with, and what else is fetched.
 
         All exchanges are asked for before the first kernel, and nothing that they wait for comes behind one:
         a kernel that fills the GPU lets nobody in before its last blocks.
@@ -474,7 +474,7 @@ class Stages:
         return found
 
     def _run(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows of k, or of its gradient, that ready rows see."""
+        """Returns the rows of k, or of its gradient, that ready rows see."""
         return self._run_of(self.attention.k, x)
 
     def _run_of_v(self, x: torch.Tensor) -> torch.Tensor:
@@ -486,7 +486,7 @@ class Stages:
         return x.narrow(axis_of(tensor, Role.KEY), self._run_at, part.hi - part.lo)
 
     def _sees_own(self) -> bool:
-        """Whether the rank's rows see every block of keys of its own."""
+        """Returns whether the rank's rows see every block of keys of its own."""
         return self.moves.keys.sent[self.rank].count == len(self.plan.owned_keys(self.rank))
 
     def _zeros(self, tensor: Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -534,5 +534,5 @@ class Stages:
 
 
 def nothing_for(x: torch.Tensor) -> torch.Tensor:
-    """A gradient of x to which no row added."""
+    """Returns a gradient of x to which no row added."""
     return torch.zeros_like(x, dtype=torch.float32)

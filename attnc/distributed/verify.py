@@ -64,7 +64,7 @@ def cases(attention: Attention, count: int, scale: int = 1) -> Iterator[RanksCas
 
 
 def _in_order(attention: Attention, case: Case) -> Case:
-    """The case, or the next of its kind that has no packed sequence with more queries than keys."""
+    """Returns the case, or the next of its kind that has no packed sequence with more queries than keys."""
     ends = attention.q.storage.ends, attention.k.storage.ends
     if not all(ends):
         return case
@@ -78,8 +78,8 @@ def _in_order(attention: Attention, case: Case) -> Case:
 
 
 def run_case(cp: ContextParallel, variant: Variant, made: RanksCase, device: str = "cpu") -> Verdict:
-    """The verdict on one case, the same on every rank. Raises what a call raises; a strategy that these sizes
-    do not allow gives way to the estimate's choice.
+    """Returns the verdict on one case, the same on every rank. Raises what a call raises; a strategy that
+    these sizes do not allow gives way to the estimate's choice.
     """
     attention = variant.attention
     problem = build(attention, made.case, device=device)
@@ -134,7 +134,9 @@ def run_case(cp: ContextParallel, variant: Variant, made: RanksCase, device: str
 
 
 def over_ranks(bound: GradientBound, ranks: int, rows: int) -> GradientBound:
-    """The bound of sums over rows that are added up rank by rank: that of as many more partial sums."""
+    """Returns the bound of sums over rows that are added up rank by rank: that of as many more
+    partial sums.
+    """
     sums = -(-rows // bound.min_tile) + ranks
     return replace(bound, min_tile=max(rows // sums, 1))
 
@@ -199,8 +201,8 @@ def verify_here(
     *,
     symmetric: bool = False,
 ) -> Found:
-    """The verdicts on cases of a variant (the first, if none is named) in a process that is this rank of the
-    default group; the same on every rank, all of which call it. symmetric: as of `ContextParallel`.
+    """Returns the verdicts on cases of a variant (the first, if none is named) in a process that is this rank
+    of the default group; the same on every rank, all of which call it. symmetric: as of `ContextParallel`.
     """
     gpus = torch.cuda.is_available() and torch.cuda.device_count() > rank
     device = f"cuda:{rank}" if gpus else "cpu"
@@ -219,8 +221,8 @@ def verify_here(
 
 
 def joined_bound(spec: Spec, ranks: int) -> ErrorBound:
-    """The bound of o and lse that so many ranks with some of the keys each found (`SpreadKeys`): one more
-    partial result for each, and o in its own type at the end.
+    """Returns the bound of o and lse that so many ranks with some of the keys each found (`SpreadKeys`): one
+    more partial result for each, and o in its own type at the end.
     """
     variant = spec.variants[0]
     bound = Kernels(spec, variant, "keys").module.kernel.bound

@@ -47,8 +47,8 @@ class BackwardExplanation:
 def explain_backward(
     module: ir.Module, device: Device, usages: Mapping[KernelName, Usage | None], length: int = 4096
 ) -> tuple[BackwardExplanation, ...]:
-    """Every backward kernel in the order of execution, the rooflines at M = N = `length`; usages: what the
-    compiler says of each.
+    """Returns every backward kernel in the order of execution, the rooflines at M = N = `length`; usages:
+    what the compiler says of each.
     """
     found = []
     for name, planned in module.backward_kernels.items():
@@ -72,7 +72,7 @@ def explain_backward(
 
 
 def default_position(planned: BackwardKernel, device: Device) -> int:
-    """The config that a module takes on a device without measurements."""
+    """Returns the config that a module takes on a device without measurements."""
     shared = planned.shared
     return next((i for i, size in enumerate(shared) if size <= device.shared_per_block), 0)
 

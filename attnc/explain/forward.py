@@ -122,7 +122,7 @@ def explain(
 
 
 def as_dict(e: Explanation) -> dict[str, Any]:
-    """The explanation for a program."""
+    """Returns the explanation for a program."""
     bound, moved = e.kernel.bound, e.traffic
     return {
         "attention": e.module.variant.attention.name,
@@ -156,7 +156,7 @@ def as_dict(e: Explanation) -> dict[str, Any]:
 
 
 def decisions(e: Explanation) -> list[tuple[str, str]]:
-    """What was decided, and the spec line that it follows from."""
+    """Returns what was decided, and the spec line that it follows from."""
     attention = e.module.variant.attention
     order = _ORDERS[e.kernel.structure]
     knobs = knobs_of(e.schedule, "forward")
@@ -228,7 +228,7 @@ def tiles_of(config: TileConfig) -> tuple[int, int]:
 
 
 def as_text(e: Explanation) -> str:
-    """The explanation for a reader, in sections."""
+    """Returns the explanation for a reader, in sections."""
     sections = (_head, _structure, _mask, _resources, _speed, _accuracy, _because)
     return "\n\n".join("\n".join(section(e)) for section in sections) + "\n"
 

@@ -35,7 +35,7 @@ class Usage(Protocol):
 
 
 def grid_line(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> str:
-    """Which tiles have a program, and how many are launched. In a backward over keys one serves all
+    """Returns which tiles have a program, and how many are launched. In a backward over keys one serves all
     query heads of a KV head; tiles of packed sequences are counted from the shapes alone (`Sequences`).
     """
     heads = "Hkv" if kernel.structure == "backward_dkdv" and "Hkv" in kernel.dims else "H"
@@ -53,7 +53,7 @@ def grid_line(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> str:
 
 
 def loop_lines(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> Iterator[str]:
-    """The bounds of a program, and its loops."""
+    """Yields the bounds of a program, and its loops."""
     axis = kernel.regions.axis
     for name, value in bounds_of(kernel):
         yield f"  {name} = {value}"
@@ -66,7 +66,7 @@ def loop_lines(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> Iterator[str]:
 
 
 def masked_where(loop: ir.Loop) -> bool | str:
-    """Whether its tiles are partial, or the condition under which one is."""
+    """Returns whether its tiles are partial, or the condition under which one is."""
     return loop.masked if isinstance(loop.masked, bool) else show(loop.masked)
 
 
@@ -86,7 +86,7 @@ def values_of(statements: Iterable[ir.Statement]) -> list[tuple[str, str]]:
 
 
 def resource_lines(needs: Estimate, device: Device, usage: Usage | None) -> Iterator[str]:
-    """What a block is estimated to take, and what the compiler says."""
+    """Yields what a block is estimated to take, and what the compiler says."""
     yield f"shared memory: {needs.shared} B of {device.shared_per_block} B a block (estimate)"
     width = max((len(buffer.name) for buffer in needs.buffers), default=0)
     yield from (f"  {b.name:{width}} {b.bytes:8} B  {b.shape}" for b in needs.buffers)
@@ -114,7 +114,7 @@ def resource_dict(needs: Estimate, device: Device, usage: Usage | None) -> dict[
 
 
 def bounds_dict(kernel: ir.Kernel) -> list[dict[str, str]]:
-    """The scalars of a program, for a program."""
+    """Returns the scalars of a program, for a program."""
     return [{"name": name, "value": value} for name, value in bounds_of(kernel)]
 
 

@@ -100,7 +100,7 @@ class Affine:
 
 @memo
 def affine(expr: Expr) -> Affine:
-    """The normal form of an int expression; q_pos becomes q_idx + N - M."""
+    """Returns the normal form of an int expression; q_pos becomes q_idx + N - M."""
     spend(2)
     match expr:
         case Const(value=value):
@@ -129,7 +129,7 @@ def affine(expr: Expr) -> Affine:
 
 
 def normalize(expr: Expr) -> Expr:
-    """The tree with every int subexpression in normal form."""
+    """Returns the tree with every int subexpression in normal form."""
     if expr.type == "int":
         return affine(expr).expr
     return make(expr, tuple(map(normalize, children(expr))))
@@ -214,7 +214,7 @@ _ORDER = (Q_HI, KV_HI, Q_LO, KV_LO)
 
 @memo
 def at_least(left: Expr, right: Expr, given: Expr = TRUE) -> bool:
-    """Whether left >= right is proved for every tile for which `given` holds."""
+    """Returns whether left >= right is proved for every tile for which `given` holds."""
     if given != TRUE:
         slacks = map(_slack, given.operands if isinstance(given, And) else (given,))
         gap = affine(left) - affine(right)
@@ -235,7 +235,7 @@ def at_least(left: Expr, right: Expr, given: Expr = TRUE) -> bool:
 
 
 def _slack(fact: Expr) -> Affine | None:
-    """A sum that is >= 0 because an int comparison holds."""
+    """Returns a sum that is >= 0 because an int comparison holds."""
     match fact:
         case Compare(op="<" | "<=" as op, left=left, right=right) if left.type == right.type == "int":
             return affine(right) - affine(left) - (op == "<")
@@ -246,8 +246,9 @@ def _slack(fact: Expr) -> Affine | None:
 
 
 def _is_natural(total: Affine) -> bool:
-    """Whether total >= 0: indices give way to the ends of their ranges, one at a time, until sizes are
-    left."""
+    """Returns whether total >= 0: indices give way to the ends of their ranges, one at a time, until sizes
+    are left.
+    """
     for index in _ORDER:
         total = _without(total, index)
     atoms = sorted((atom for atom, _ in total.terms), key=lambda atom: isinstance(atom, Dim))
@@ -262,7 +263,7 @@ def _is_natural(total: Affine) -> bool:
 
 
 def _without(total: Affine, index: Index) -> Affine:
-    """A lower bound of total that does not use `index`."""
+    """Returns a lower bound of total that does not use `index`."""
     c = dict(total.terms).get(index, 0)
     if c == 0:
         return total
@@ -276,7 +277,7 @@ def _without(total: Affine, index: Index) -> Affine:
 
 
 def _lower_bound(atom: Expr) -> Expr | None:
-    """A constant lower bound of an atom."""
+    """Returns a constant lower bound of an atom."""
     match atom:
         case Dim(name="M"):
             return Const(1)
@@ -289,7 +290,7 @@ def _lower_bound(atom: Expr) -> Expr | None:
 
 
 def _upper_bound(atom: Expr) -> Expr | None:
-    """An upper bound of an atom: a constant or a size."""
+    """Returns an upper bound of an atom: a constant or a size."""
     match atom:
         case Search(extents=extents):
             return extents[-1]
@@ -328,7 +329,9 @@ def relate(op: CompareOp, left: Expr, right: Expr) -> Expr:
 
 
 def _left_side(difference: Affine) -> Affine:
-    """The terms that read best on the left: those of kv, or of q as a position, or else the positive ones."""
+    """Returns the terms that read best on the left: those of kv, or of q as a position, or else the positive
+    ones.
+    """
     kv = tuple(term for term in difference.terms if term[0] in (KV_LO, KV_HI))
     if kv:
         return Affine(kv, 0)

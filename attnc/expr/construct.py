@@ -38,19 +38,21 @@ ZERO, ONE = Const(0), Const(1)
 
 
 def number(expr: Expr) -> int | float | None:
-    """The value of an int or float constant, else None."""
+    """Returns the value of an int or float constant, else None."""
     if isinstance(expr, Const) and not isinstance(expr.value, bool):
         return expr.value
     return None
 
 
 def keeps_type(kept: Expr, dropped: Expr) -> bool:
-    """Whether an operation on both has the type of `kept`, so that it may stand for the result."""
+    """Returns whether an operation on both has the type of `kept`, so that it may stand for the result."""
     return kept.type == dropped.type or (kept.type == "float" and dropped.type == "int")
 
 
 def _is_sound(value: int | float, *of: int | float) -> bool:
-    """Whether constants may be folded into this one: it is finite, or infinite because one of them is."""
+    """Returns whether constants may be folded into this one: it is finite, or infinite because one of them
+    is.
+    """
     if isinstance(value, int) or math.isfinite(value):
         return True
     return math.isinf(value) and any(map(math.isinf, of))

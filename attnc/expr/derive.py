@@ -32,7 +32,9 @@ class Derivative:
 
 
 def derive(score: Expr) -> Derivative:
-    """The derivative of a float expression. Params must have been replaced; a Ref counts as a constant."""
+    """Returns the derivative of a float expression. Params must have been replaced; a Ref counts as a
+    constant.
+    """
     adjoints: dict[Expr, Expr] = {}
     _sweep(simplify(score), _ONE, adjoints)
     loads = tuple((leaf, adjoint) for leaf, adjoint in adjoints.items() if isinstance(leaf, Load))
@@ -63,7 +65,7 @@ def _sweep(expr: Expr, adjoint: Expr, adjoints: dict[Expr, Expr]) -> None:
 
 
 def _shares(expr: Binary, adjoint: Expr) -> tuple[Expr, Expr]:
-    """What the operands of left <op> right get of its adjoint."""
+    """Returns what the operands of left <op> right get of its adjoint."""
     left, right = expr.left, expr.right
     match expr.op:
         case "+":

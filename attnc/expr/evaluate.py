@@ -57,7 +57,8 @@ class Env:
 
 
 def evaluate(expr: Expr, env: Env) -> Array:
-    """The values of `expr`: bool, int64 or float64, in the broadcast shape of the leaves that it uses.
+    """Returns the values of `expr`: bool, int64 or float64, in the broadcast shape of the leaves that it
+    uses.
 
     Raises KeyError for a leaf that `env` lacks. Overflow and invalid operations give inf and NaN silently.
     """
@@ -153,7 +154,7 @@ def _call(function: str, args: list[Array]) -> Array:
 
 
 def real(function: str, x: Array) -> Array:
-    """A function of real numbers, by the name that NumPy gives it."""
+    """Returns a function of real numbers, by the name that NumPy gives it."""
     match function:
         case "sigmoid":  # exp of what is negative does not overflow
             small = np.exp(-np.abs(x))

@@ -98,7 +98,7 @@ NEAR = Range(-POSITION, POSITION)
 
 @lru_cache(maxsize=1 << 14)
 def range_of(expr: Expr) -> Range:
-    """The integers that an int expression can be, if nothing leaves 64 bits on the way."""
+    """Returns the integers that an int expression can be, if nothing leaves 64 bits on the way."""
     match expr:
         case Const(value=value):
             return Range(int(value), int(value))
@@ -153,8 +153,8 @@ def range_of(expr: Expr) -> Range:
 
 
 def range_of_sum(total: Affine, past: int = _TILE - 1) -> Range:
-    """The integers that a sum can be, whose positions lie among the M queries and the N keys, or up to `past`
-    behind them: 0 for those that exist.
+    """Returns the integers that a sum can be, whose positions lie among the M queries and the N keys, or up
+    to `past` behind them: 0 for those that exist.
     """
     return Range(-_largest_value(-total, past), _largest_value(total, past))
 
@@ -208,7 +208,7 @@ UNKNOWN = Interval(None, None)
 
 
 def is_scalar(expr: Expr) -> bool:
-    """Whether the value is the same for every element of a tile."""
+    """Returns whether the value is the same for every element of a tile."""
     return not any(
         (isinstance(node, Index) and node.name in ("q_idx", "q_pos", "kv_idx"))
         or isinstance(node, Dot)
@@ -406,13 +406,16 @@ def _bounds_of_remainder(x: Interval, size: Expr) -> Interval:
 
 
 def _is_positive(divisor: Expr) -> bool:
-    """A constant, or a size: that may be 0, and then // and % by it are 0, which their bounds allow."""
+    """Returns a constant, or a size: that may be 0, and then // and % by it are 0, which their
+    bounds allow.
+    """
     return divisor.type == "int" and ((number(divisor) or 0) > 0 or isinstance(divisor, Dim))
 
 
 def _chosen(may: Expr, must: Expr, worst: Join, then: Expr | None, other: Expr | None) -> Expr | None:
-    """A bound of where(condition, ...): of one branch where the whole tile takes it, else the worst of
-    both."""
+    """Returns a bound of where(condition, ...): of one branch where the whole tile takes it, else the worst
+    of both.
+    """
     if then is None or other is None:
         return None
     mixed = other if may == must else where(may, worst(then, other), other)
@@ -442,7 +445,7 @@ _ANY = frozenset({math.inf, -math.inf, math.nan})
 
 
 def is_finite(value: Expr) -> bool:
-    """Whether the value is a finite number wherever its indices are: it reads nothing and divides by
+    """Returns whether the value is a finite number wherever its indices are: it reads nothing and divides by
     nothing.
     """
     return not any(
@@ -456,21 +459,23 @@ def is_finite(value: Expr) -> bool:
 
 
 def has_pole(value: Expr) -> bool:
-    """Whether the value may be no finite number at zeros, which is what rows and keys past the end are loaded
-    as.
+    """Returns whether the value may be no finite number at zeros, which is what rows and keys past the end
+    are loaded as.
     """
     return any(map(_may_be_pole, walk(value)))
 
 
 def outgrows(score: Expr) -> bool:
-    """Whether the score may be +inf or no number at zeros, so that exp2(score - inf) is not 0. The -inf of an
-    excluded key does no harm.
+    """Returns whether the score may be +inf or no number at zeros, so that exp2(score - inf) is not 0. The
+    -inf of an excluded key does no harm.
     """
     return has_pole(score) or not _infinities(score) <= {-math.inf}
 
 
 def may_exclude(score: Expr) -> bool:
-    """Whether the score may be -inf, which excludes a key: by an input, a constant, or a logarithm of 0."""
+    """Returns whether the score may be -inf, which excludes a key: by an input, a constant, or a logarithm of
+    0.
+    """
     return any(
         (isinstance(node, Load) and node.type == "float")
         or _is_infinite(node)
@@ -495,7 +500,7 @@ def _may_be_minus_infinity(function: str) -> bool:
 
 
 def _at_zeros(value: Expr) -> float | None:
-    """The value where the product of q and k is 0, if that is a constant."""
+    """Returns the value where the product of q and k is 0, if that is a constant."""
     found = number(substitute(value, {Dot(): Const(0.0)}))
     return None if found is None else float(found)
 
@@ -506,7 +511,7 @@ def _is_infinite(node: Expr) -> bool:
 
 
 def _infinities(value: Expr) -> frozenset[float]:
-    """What the value may be because of infinite constants in it: +inf, -inf, NaN."""
+    """Returns what the value may be because of infinite constants in it: +inf, -inf, NaN."""
     match value:
         case Const(value=constant):
             return frozenset({constant} if isinstance(constant, float) and math.isinf(constant) else ())

@@ -45,7 +45,7 @@ class _Hashed:
 
 
 def _hashed_once(node: type[_T]) -> type[_T]:
-    """A class whose objects walk their tree for a hash once: trees are keys of what is remembered."""
+    """Returns a class whose objects walk their tree for a hash once: trees are keys of what is remembered."""
     compute = node.__hash__
 
     def hash_of(self: Any) -> int:
@@ -284,7 +284,7 @@ FALSE = Const(False)
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """The direct operands of a node, in source order."""
+    """Returns the direct operands of a node, in source order."""
     spend()
     match expr:
         case Load(indices=indices):
@@ -302,7 +302,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """Every node of the tree, parents first."""
+    """Yields every node of the tree, parents first."""
     left = [expr]
     while left:
         node = left.pop()
@@ -343,7 +343,7 @@ _OR, _AND, _NOT, _COMPARE, _SUM, _PRODUCT, _NEG, _ATOM = range(8)
 
 
 def show(expr: Expr) -> str:
-    """The expression in the notation of a spec, with as few parentheses as keep its structure.
+    """Returns the expression in the notation of a spec, with as few parentheses as keep its structure.
 
     Comparisons that share an operand are chained again; a Search, which no spec can write, reads
     `first(doc[b, :] >= x)`: the first position that satisfies it.
@@ -396,7 +396,7 @@ def _list(exprs: tuple[Expr, ...]) -> str:
 
 
 def _chains(operands: tuple[Expr, ...]) -> list[str]:
-    """The operands of a conjunction; neighbours `a <= b`, `b < c` as `a <= b < c`."""
+    """Returns the operands of a conjunction; neighbours `a <= b`, `b < c` as `a <= b < c`."""
     parts: list[str] = []
     last: Compare | None = None
     for operand in operands:

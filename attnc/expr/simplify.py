@@ -70,7 +70,7 @@ def call(function: str, *args: Expr) -> Expr:
 
 
 def make(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
-    """The node `expr` over new operands, simplified; the result keeps a span."""
+    """Returns the node `expr` over new operands, simplified; the result keeps a span."""
     spend()
     match expr:
         case Neg():
@@ -93,13 +93,13 @@ def make(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
 
 
 def simplify(expr: Expr) -> Expr:
-    """The whole tree rebuilt with the constructors above."""
+    """Returns the whole tree rebuilt with the constructors above."""
     return substitute(expr, {})
 
 
 def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
-    """Every node that is a key of `mapping` (a Param, Index, Dim, or any other) replaced, and the tree
-    simplified.
+    """Returns every node that is a key of `mapping` (a Param, Index, Dim, or any other) replaced, and the
+    tree simplified.
 
     Extents of loads are rewritten too. Replacements are not searched again.
     """
@@ -149,7 +149,9 @@ def scale_by(expr: Expr, factor: float) -> Expr:
 
 
 def _reciprocals(expr: Expr) -> Expr:
-    """Every float `x / constant` as `x * (1 / constant)`: a division costs a GPU many multiplications."""
+    """Returns every float `x / constant` as `x * (1 / constant)`: a division costs a GPU many
+    multiplications.
+    """
     operands = tuple(_reciprocals(child) for child in children(expr))
     if isinstance(expr, Binary) and expr.op == "/" and (divisor := number(operands[1])):
         left = operands[0]
@@ -180,7 +182,7 @@ def _scale(expr: Expr, factor: Const) -> Expr:
 
 
 def _absorbs(expr: Expr) -> bool:
-    """Whether a factor costs nothing at run time: it meets a constant."""
+    """Returns whether a factor costs nothing at run time: it meets a constant."""
     match expr:
         case Const():
             return True
@@ -197,7 +199,7 @@ def _absorbs(expr: Expr) -> bool:
 
 
 def _is_scalar(expr: Expr) -> bool:
-    """Whether the value is one per head: computed once, outside the loops."""
+    """Returns whether the value is one per head: computed once, outside the loops."""
     match expr:
         case Dot() | Param():
             return False

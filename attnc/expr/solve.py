@@ -74,7 +74,7 @@ class Run:
         return self.hi if self.guard == TRUE else where(self.guard, self.hi or length, ZERO)
 
     def is_shorter_than(self, count: int) -> bool:
-        """Whether fewer than `count` positions is proved for every tile."""
+        """Returns whether fewer than `count` positions is proved for every tile."""
         if self.is_empty:
             return True
         if self.lo is None or self.hi is None:
@@ -94,7 +94,7 @@ def intersect(a: Run, b: Run) -> Run:
 
 
 def hull(a: Run, b: Run, length: Expr) -> tuple[Run, bool]:
-    """The smallest run found that holds both, and whether it holds nothing else."""
+    """Returns the smallest run found that holds both, and whether it holds nothing else."""
     if a.is_empty or b.is_empty:
         return (b if a.is_empty else a), True
     if a.is_all or b.is_all:
@@ -117,7 +117,7 @@ def hull(a: Run, b: Run, length: Expr) -> tuple[Run, bool]:
 
 
 def _lower_start(a: Run, b: Run, length: Expr) -> Expr | None:
-    """The lower start of the runs whose guards hold."""
+    """Returns the lower start of the runs whose guards hold."""
     x, y = a.guarded_lo(length), b.guarded_lo(length)
     if x is None or y is None:
         return None
@@ -130,7 +130,7 @@ def _lower_start(a: Run, b: Run, length: Expr) -> Expr | None:
 
 
 def _higher_end(a: Run, b: Run, length: Expr) -> Expr | None:
-    """The higher end of the runs whose guards hold."""
+    """Returns the higher end of the runs whose guards hold."""
     x, y = a.guarded_hi(length), b.guarded_hi(length)
     if x is None or y is None:
         return None
@@ -143,12 +143,12 @@ def _higher_end(a: Run, b: Run, length: Expr) -> Expr | None:
 
 
 def _touch(a: Run, b: Run, given: Expr = TRUE) -> bool:
-    """Whether neither run starts behind the end of the other."""
+    """Returns whether neither run starts behind the end of the other."""
     return all(x.hi is None or at_least(x.hi, y.lo or ZERO, given) for x, y in ((a, b), (b, a)))
 
 
 def largest(a: Run, b: Run, length: Expr) -> Run:
-    """A run inside the union: the union itself where it is one run, else the longer of the two.
+    """Returns a run inside the union: the union itself where it is one run, else the longer of the two.
 
     Which is longer is found at run time, unless that would take a page of code.
     """
@@ -189,12 +189,14 @@ class Solution:
 
 
 def conjunction(a: Solution, b: Solution) -> Solution:
-    """The solution of `and`."""
+    """Returns the solution of `and`."""
     return Solution(intersect(a.may, b.may), intersect(a.must, b.must), a.exact and b.exact)
 
 
 def disjunction(a: Solution, b: Solution, var: Var) -> Solution:
-    """The solution of `or`; its runs may be too long (`may`) or too short (`must`), never the other way."""
+    """Returns the solution of `or`; its runs may be too long (`may`) or too short (`must`), never the other
+    way.
+    """
     length = TILE[var][2]
     may, is_union = hull(a.may, b.may, length)
     has_all = any(x.exact and x.may.is_all for x in (a, b))
@@ -203,7 +205,7 @@ def disjunction(a: Solution, b: Solution, var: Var) -> Solution:
 
 
 def unsolved(mask: Expr) -> Solution:
-    """All positions may be kept, unless the mask is false for the whole tile; none must be."""
+    """Returns all positions may be kept, unless the mask is false for the whole tile; none must be."""
     may, _ = classify(mask)
     return Solution(ALL, NONE, exact=may == TRUE)
 
@@ -235,7 +237,7 @@ class Ranges:
 
 @memo
 def solve(mask: Expr, var: Var = "kv_idx", *, tile: int = 1) -> Ranges:
-    """The ranges of `var` that a mask leaves to a tile of the other index.
+    """Returns the ranges of `var` that a mask leaves to a tile of the other index.
 
     With var="kv_idx" the ranges use q_lo and q_hi (forward), with "q_idx" kv_lo and kv_hi (backward); both
     ends are inclusive and obey `facts`. `tile` is the number of positions of `var` in a tile: runs that are
@@ -272,8 +274,9 @@ def solve(mask: Expr, var: Var = "kv_idx", *, tile: int = 1) -> Ranges:
 
 
 def _without_fine(mask: Expr, var: Var, tile: int) -> Expr:
-    """The mask with remainders made unknown that take all their values within every tile: testing them skips
-    nothing."""
+    """Returns the mask with remainders made unknown that take all their values within every tile: testing
+    them skips nothing.
+    """
     fine: dict[Expr, Expr] = {
         node: Ref("any", "int", ("q", "kv"))
         for node in walk(mask)
@@ -419,7 +422,7 @@ def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
         return unsolved(compare(op, load, x))
 
     def first(side: Literal["lower", "upper"], value: Expr | None) -> Expr | None:
-        """The first position with T >= value (lower) or T > value (upper)."""
+        """Returns the first position with T >= value (lower) or T > value (upper)."""
         if value is None:
             return None
         search = Search(side, load.tensor, tuple(map(normalize, prefix)), load.extents, value)
@@ -448,7 +451,7 @@ def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
 
 
 def searched_once(equality: Solution) -> Solution:
-    """An equality with a sorted load, its `must` in terms of the searches of `may`.
+    """Returns an equality with a sorted load, its `must` in terms of the searches of `may`.
 
     may is [lower(a), upper(b)) for the bounds a <= b of the other side, must is [lower(b), upper(a)). That is
     the same where a = b, and empty elsewhere: no element is equal to two numbers.
@@ -467,7 +470,7 @@ def searched_once(equality: Solution) -> Solution:
 
 
 def _search_of(bound: Expr | None, side: Literal["lower", "upper"]) -> Search | None:
-    """The one search in a bound, if it is of this kind."""
+    """Returns the one search in a bound, if it is of this kind."""
     found = [] if bound is None else [node for node in walk(bound) if isinstance(node, Search)]
     return found[0] if len(found) == 1 and found[0].side == side else None
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def mask_mod_of(block_mask: BlockMask, sizes: Mapping[str, int]) -> MaskMod | None:
-    """The condition under which a key is kept. ValueError for a mask of other lengths.
+    """Returns the condition under which a key is kept. ValueError for a mask of other lengths.
 
     A mask that was made of blocks alone (`BlockMask.from_kv_blocks` without a mask_mod) is looked up block by
     block.
@@ -121,8 +121,8 @@ def family_of(
     mask_mod: MaskMod | None = None,
     target: str | None = None,
 ) -> Family:
-    """The kernels that `flex_attention` runs on for these arguments, to be read: `spec`, `source`, `target`,
-    `explain()`. Nothing is run.
+    """Returns the kernels that `flex_attention` runs on for these arguments, to be read: `spec`, `source`,
+    `target`, `explain()`. Nothing is run.
     """
     sizes = _check(query, key, value, enable_gqa)
     mods = _mods(score_mod, block_mask, mask_mod, sizes)
@@ -197,7 +197,7 @@ def _refuse_transforms(*arguments: Any) -> None:
 
 
 def _wants_lse(return_lse: bool, return_aux: Any) -> tuple[bool, Callable[[Any, Any], Any]]:
-    """Whether lse is computed, and what is made of the results."""
+    """Returns whether lse is computed, and what is made of the results."""
     if return_aux is not None:
         if getattr(return_aux, "max_scores", False):
             raise ValueError("return_aux: max_scores: expected False, as it is not computed, got True")
@@ -239,6 +239,6 @@ def _layout(
 
 
 def _rows_first(query: torch.Tensor) -> bool:
-    """Whether the rows of all heads at a position lie together, as in a transposed [B, M, H, D]."""
+    """Returns whether the rows of all heads at a position lie together, as in a transposed [B, M, H, D]."""
     _, heads, rows, _ = query.stride()
     return rows > heads and query.shape[2] > 1 and query.shape[1] > 1

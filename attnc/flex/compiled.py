@@ -51,7 +51,7 @@ class Recorder:
         self.integers: list[int] = []
 
     def record(self, mod: Callable[..., Any], dtypes: tuple[torch.dtype, ...]) -> Steps:
-        """The steps of a mod of values of these types."""
+        """Returns the steps of a mod of values of these types."""
         mode = _Recording(self, [torch.empty((), dtype=dtype, device="meta") for dtype in dtypes])
         with mode:
             returned = mod(*mode.values)
@@ -116,11 +116,11 @@ class _Recording(TorchFunctionMode):
         return ("constant", value)
 
     def _position_of(self, value: Any) -> int | None:
-        """The position of a value, None for tensors of the caller's."""
+        """Returns the position of a value, None for tensors of the caller's."""
         return _position(self.values, value)
 
     def _captured(self, tensor: torch.Tensor) -> int:
-        """The position of a tensor of the caller's. RuntimeError for a value of an unseen step."""
+        """Returns the position of a tensor of the caller's. RuntimeError for a value of an unseen step."""
         if tensor.device.type == "meta":
             raise RuntimeError(
                 "flex_attention: torch.compile hides what a mod does with a value; write torch.abs(x) for"
@@ -160,7 +160,7 @@ class _Recording(TorchFunctionMode):
         return value
 
     def _narrowed(self, tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...]]:
-        """A subscript whose numbers are applied in the graph, which knows the derivative of that."""
+        """Returns a subscript whose numbers are applied in the graph, which knows the derivative of that."""
         parts = index if isinstance(index, tuple) else (index,)
         if self._position_of(tensor) is not None:
             return tensor, parts
@@ -174,7 +174,7 @@ class _Recording(TorchFunctionMode):
 
 
 def _position(tensors: list[torch.Tensor], wanted: Any) -> int | None:
-    """The position of this very tensor, or None."""
+    """Returns the position of this very tensor, or None."""
     for at, known in enumerate(tensors):
         if known is wanted:
             return at
@@ -202,7 +202,7 @@ class Program:
 
 
 def written(*fields: Any) -> str:
-    """The fields of a program as a text, which graphs can hold and other processes can read."""
+    """Returns the fields of a program as a text, which graphs can hold and other processes can read."""
     return repr(_plain(fields))
 
 
@@ -212,14 +212,14 @@ written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # function
 
 @functools.cache
 def read(program: str) -> Program:
-    """The program of a text."""
+    """Returns the program of a text."""
     return Program(*_valued(ast.literal_eval(program)))
 
 
 def mod_of(
     steps: Steps | None, tensors: Sequence[torch.Tensor], floats: Sequence[float], integers: Sequence[int]
 ) -> Callable[..., Any] | None:
-    """The mod that does these steps."""
+    """Returns the mod that does these steps."""
     if steps is None:
         return None
     todo, returned = steps
@@ -246,7 +246,7 @@ def mod_of(
 
 
 def _done(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of a step."""
+    """Returns the result of a step."""
     if name == "__getitem__":
         return args[0][args[1]]
     tape = tape_of((*args, *kwargs.values()))
@@ -398,7 +398,7 @@ def _pull(
     program: str,
     grads: Sequence[int],
 ) -> list[torch.Tensor]:
-    """The gradients of the tensors at `grads`."""
+    """Returns the gradients of the tensors at `grads`."""
     said = read(program)
     traced, kernel = _find_kernel(query, key, value, captured, floats, integers, said, grads)
     if said.order == "rows":
@@ -471,7 +471,7 @@ def _find_kernel(
     said: Program,
     grads: Sequence[int],
 ) -> tuple[Trace, Kernel]:
-    """What the mods do at this call, and its kernel: the same for the forward and the backward."""
+    """Returns what the mods do at this call, and its kernel: the same for the forward and the backward."""
     B, H, M, width = query.shape
     sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}
     traced = _traced(said, captured, floats, integers, grads, sizes, query.device)
@@ -511,7 +511,7 @@ def _traced(
 def _unfolded(
     tensor: torch.Tensor, gradient: torch.Tensor, traced: Trace
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The captured tensor that this one is a view of, and its gradient."""
+    """Returns the captured tensor that this one is a view of, and its gradient."""
     while id(tensor) in traced.tape.views:
         tensor_of, axis, index, _ = traced.tape.views[id(tensor)]
         whole = gradient.new_zeros(tensor_of.shape)
@@ -521,7 +521,7 @@ def _unfolded(
 
 
 def _scalar(x: Any, like: torch.Tensor) -> torch.Tensor:
-    """An argument as a tensor: numbers on the device, without waiting for it."""
+    """Returns an argument as a tensor: numbers on the device, without waiting for it."""
     if isinstance(x, torch.Tensor):
         return x
     dtype = torch.int32 if isinstance(x, int) else torch.float32

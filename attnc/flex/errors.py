@@ -21,13 +21,13 @@ class FlexError(SpecError):
 
 
 def refused(code: str, message: str, label: str, hint: str = "", frame: FrameType | None = None) -> FlexError:
-    """The error for the operation of the user's that is under way, or that this frame ends in."""
+    """Returns the error for the operation of the user's that is under way, or that this frame ends in."""
     hints = (hint,) if hint else ()
     return FlexError([error(code, message, _span_of(frame or sys._getframe()), label, hints=hints)])
 
 
 def _span_of(innermost: FrameType) -> Span:
-    """The expression that runs in the innermost frame that is neither attnc.flex nor torch."""
+    """Returns the expression that runs in the innermost frame that is neither attnc.flex nor torch."""
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back

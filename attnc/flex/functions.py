@@ -35,7 +35,7 @@ from attnc.flex.tape import Tape
 
 
 def function(tape: Tape, name: str, x: Any) -> Scalar:
-    """An intrinsic of the language."""
+    """Returns an intrinsic of the language."""
     return Scalar(tape, tape.add("float", "call", name, number(tape, x).at))
 
 

@@ -34,7 +34,7 @@ def operation(*names: str, takes_rows: bool = False) -> Callable[[Made], Made]:
 
 
 def number(tape: Tape, value: Any) -> Scalar:
-    """A value as a number: 1 for true, 0 for false."""
+    """Returns a value as a number: 1 for true, 0 for false."""
     found = scalar(tape, value)
     if found.type != "bool":
         return found
@@ -43,7 +43,7 @@ def number(tape: Tape, value: Any) -> Scalar:
 
 
 def condition(tape: Tape, value: Any) -> Scalar:
-    """A value as true or false: numbers other than 0 are true."""
+    """Returns a value as true or false: numbers other than 0 are true."""
     found = scalar(tape, value)
     if found.type == "bool":
         return found
@@ -51,7 +51,7 @@ def condition(tape: Tape, value: Any) -> Scalar:
 
 
 def real(tape: Tape, value: Any) -> Scalar:
-    """A value as a float."""
+    """Returns a value as a float."""
     found = number(tape, value)
     if found.type == "float":
         return found
@@ -59,7 +59,7 @@ def real(tape: Tape, value: Any) -> Scalar:
 
 
 def integer(tape: Tape, value: int) -> Scalar:
-    """A number of ours, which is part of the structure."""
+    """Returns a number of ours, which is part of the structure."""
     return Scalar(tape, tape.add("int", "integer", value), value, value)
 
 
@@ -102,7 +102,7 @@ for _name, _dtype in {
     "flatten", "broadcast_to", "cuda", "cpu", "alias", "view_as", "reshape_as",
 )  # fmt: skip
 def same(tape: Tape, x: Any, *_: Any, **__: Any) -> Scalar:
-    """What leaves a single value as it is."""
+    """Returns what leaves a single value as it is."""
     return scalar(tape, x)
 
 
@@ -154,7 +154,9 @@ def _binary(tape: Tape, symbol: str, x: Any, y: Any) -> Scalar:
 
 
 def _between(symbol: str, a: Scalar, b: Scalar) -> tuple[float, float]:
-    """What the result lies between. Only signs matter to anyone, so products of unknowns are unknown."""
+    """Returns what the result lies between. Only signs matter to anyone, so products of unknowns
+    are unknown.
+    """
     match symbol:
         case "+":
             return a.low + b.low, a.high + b.high
@@ -327,7 +329,7 @@ for _name, _symbol in {
 
 
 def _conditions(tape: Tape, name: str, *values: Any) -> list[Scalar]:
-    """The operands of an operation on bits, which are conditions."""
+    """Returns the operands of an operation on bits, which are conditions."""
     found = [scalar(tape, value) for value in values]
     if any(value.type != "bool" for value in found):
         hint = "compare first; whole powers of 2 divide by '//' and leave remainders by '%'"

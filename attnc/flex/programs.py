@@ -104,7 +104,7 @@ class _Program:
     varying: frozenset[int] = frozenset()
 
     def kernel(self, traced: Trace, layout: Layout, mods: Mods) -> Kernel:
-        """The kernel for the numbers of a trace."""
+        """Returns the kernel for the numbers of a trace."""
         numbers = traced.tape.numbers
         found = self.kernels.get(self._built_in(numbers))
         if found is None:
@@ -117,7 +117,7 @@ class _Program:
         return found
 
     def _chosen(self, traced: Trace, layout: Layout, mods: Mods) -> Kernel:
-        """A kernel of the layout's target, or of the other where that one has none."""
+        """Returns a kernel of the layout's target, or of the other where that one has none."""
         try:
             return _compiled(traced, layout, mods, self.varying)
         except SpecError:
@@ -140,7 +140,7 @@ _PROGRAMS: dict[Any, _Program] = {}
 
 
 def kernel_of(traced: Trace, layout: Layout, mods: Mods = ()) -> Kernel:
-    """The kernel of what mods did. mods: for names. Compiled once, whatever lengths and data are."""
+    """Returns the kernel of what mods did. mods: for names. Compiled once, whatever lengths and data are."""
     identity = (traced.tape.key, traced.score, traced.mask, layout)
     program = _PROGRAMS.get(identity)
     if program is None:
@@ -149,7 +149,7 @@ def kernel_of(traced: Trace, layout: Layout, mods: Mods = ()) -> Kernel:
 
 
 def _compiled(traced: Trace, layout: Layout, mods: Mods, numbers: Collection[int]) -> Kernel:
-    """A kernel of the layout's target. numbers: those that are arguments."""
+    """Returns a kernel of the layout's target. numbers: those that are arguments."""
     spec = write_spec(traced, layout, mods=mods, numbers=numbers, scheduled=False)
     family = compile_family(spec.text, target=layout.target, warn=False)
     call = family.module.default.CALL

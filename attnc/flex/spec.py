@@ -65,7 +65,7 @@ class Expressions:
         self._made: dict[int, Expr] = {}
 
     def of(self, at: int) -> Expr:
-        """The expression of an entry. FlexError for one that is too large."""
+        """Returns the expression of an entry. FlexError for one that is too large."""
         counts: list[int] = []
         for entry in self._tape.entries:
             counts.append(1 + sum(counts[operand] for operand in operands(entry)))
@@ -122,7 +122,8 @@ def _operands_of(kind: Any, expr: Expr) -> tuple[Expr, ...]:
 
 
 def split(score: Expr) -> tuple[Expr, Expr]:
-    """A score that is never minus infinity, and the condition under which it is that of a key that is kept.
+    """Returns a score that is never minus infinity, and the condition under which it is that of a key that is
+    kept.
 
     FlexError where minus infinity is computed with.
     """
@@ -258,8 +259,8 @@ def write_spec(
     name: str = "",
     scheduled: bool = True,
 ) -> Spec:
-    """The spec of a trace. mods: for names; numbers: which of the tape's are arguments of the function;
-    scheduled: whether it has the schedule that it would get anyhow, where no values are wanted.
+    """Returns the spec of a trace. mods: for names; numbers: which of the tape's are arguments of the
+    function; scheduled: whether it has the schedule that it would get anyhow, where no values are wanted.
     """
     tape = traced.tape
     known, names = _names_of(mods), _Names()
@@ -306,7 +307,9 @@ def write_spec(
 
 
 def _schedule(title: str, layout: Layout, *, gradients: bool, masked: bool) -> str:
-    """The target's own choice. The planner is loaded here: a kernel that is kept is found without it."""
+    """Returns the target's own choice. The planner is loaded here: a kernel that is kept is found
+    without it.
+    """
     from attnc.plan.fitting import Shape, Tiles
     from attnc.plan.targets import schedule_for
 
@@ -321,7 +324,7 @@ def _schedule(title: str, layout: Layout, *, gradients: bool, masked: bool) -> s
 
 
 def _product(layout: Layout, scalars: Mapping[int, str], numbers: Sequence[int | float]) -> Expr:
-    """What a score_mod is given: the product, scaled."""
+    """Returns what a score_mod is given: the product, scaled."""
     if layout.scaled:
         factor: Expr = Load(scalars[0], (), (), "float") if 0 in scalars else Const(float(numbers[0]))
         return Binary("*", Dot(), factor)
@@ -348,7 +351,7 @@ def _number_type(value: int | float) -> str:
 
 
 def _folded(line: str, width: int = 100) -> str:
-    """A long line broken after its commas, ands and ors, inside parentheses."""
+    """Returns a long line broken after its commas, ands and ors, inside parentheses."""
     if len(line) <= width or not line.startswith(("let", "score", "mask")):
         return line
     head, _, value = line.partition(" = ")
@@ -384,7 +387,7 @@ def _is_free(name: str) -> bool:
 
 
 def _title(mods: Sequence[Callable[..., Any] | None]) -> str:
-    """What the attention is called, hence its kernels in a profile."""
+    """Returns what the attention is called, hence its kernels in a profile."""
     names = (getattr(mod, "__name__", "") for mod in mods if mod is not None)
     plain = [re.sub(r"\W", "_", name).strip("_") for name in names if name and not name.startswith("<")]
     title = "_".join(dict.fromkeys(("flex", *plain)))[:48]
@@ -485,7 +488,7 @@ def to_spec(
     name: str = "",
     **sizes: int,
 ) -> Shown:
-    """The text of a spec that computes what torch's FlexAttention does with these mods.
+    """Returns the text of a spec that computes what torch's FlexAttention does with these mods.
 
     query, key, value: examples, of which dtype, head_dim and sizes are read; none is needed
     head_dim: None for a param D in {64, 128}

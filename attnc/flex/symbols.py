@@ -57,7 +57,9 @@ class Operand:
     __array__ = _refuse_number  # a NumPy array that is indexed asks for one
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """A function or operator of NumPy's, such as `np.float64(2) * score`: torch's of the same name."""
+        """Returns a function or operator of NumPy's, such as `np.float64(2) * score`: torch's of the same
+        name.
+        """
         if method != "__call__" or options:
             self._refuse_number()
         name = function.__name__
@@ -128,7 +130,7 @@ class Scalar(Operand):
         return self.shape
 
     def __repr__(self) -> str:
-        """What a mod that prints shows: what the value is computed from."""
+        """Returns what a mod that prints shows: what the value is computed from."""
         return f"<{self.type} {self.tape.shown(self.at)}>"
 
     def __getitem__(self, index: Any) -> Scalar:
@@ -201,7 +203,7 @@ class Recording(TorchFunctionMode):
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of torch: recorded where it has a symbol, else just called."""
+    """Returns a function of torch: recorded where it has a symbol, else just called."""
     tape = tape_of(args) or tape_of(tuple(kwargs.values()))
     if tape is None:
         return function(*args, **kwargs)
@@ -209,7 +211,7 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def apply(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The operation of this name, element by element where an argument has several."""
+    """Returns the operation of this name, element by element where an argument has several."""
     plain = name.strip("_") if name.startswith("__") else name
     operation = OPERATIONS.get(plain)
     if operation is None:
@@ -232,7 +234,7 @@ def apply(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def scalar(tape: Tape, value: Any) -> Scalar:
-    """An argument of an operation as a scalar: a symbol, a number, or a tensor of one."""
+    """Returns an argument of an operation as a scalar: a symbol, a number, or a tensor of one."""
     match value:
         case Scalar():
             return value
@@ -285,7 +287,7 @@ def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any
 
 
 def load(tape: Tape, tensor: torch.Tensor, indices: tuple[Scalar, ...]) -> Scalar:
-    """An element of a captured tensor. Negative indices count from the end, as in torch."""
+    """Returns an element of a captured tensor. Negative indices count from the end, as in torch."""
     if tensor.dim() == 0 and tape.is_learned(tensor):  # scalars of a spec have no gradient, rows of one have
         tensor, indices = tape.select(tensor, 0, 0), (Scalar(tape, tape.add("int", "integer", 0), 0, 0),)
     axes = []
@@ -313,7 +315,7 @@ _NAMED = {("index", "b"): "B", ("index", "h"): "H", ("index", "q_idx"): "M", ("i
 
 
 def _is_natural(tape: Tape, at: int) -> bool:
-    """Whether a loaded index is known not to be negative, from the data."""
+    """Returns whether a loaded index is known not to be negative, from the data."""
     entry = tape.entries[at]
     return entry[0] == "load" and tape.facts(tape.captures[entry[1]].tensor).natural
 

@@ -111,7 +111,7 @@ class Tape:
     _captured: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
 
     def add(self, type: Type, *entry: Any) -> int:
-        """The position of an operation: its name, then positions of operands or what else it has."""
+        """Returns the position of an operation: its name, then positions of operands or what else it has."""
         found = self._known.get(entry)
         if found is None:
             found = self._known[entry] = len(self.entries)
@@ -120,8 +120,8 @@ class Tape:
         return found
 
     def number(self, value: bool | int | float) -> int:
-        """A number of the mod's. Those that are part of a mod's structure are entries: true, false, what is
-        not finite.
+        """Returns a number of the mod's. Those that are part of a mod's structure are entries: true, false,
+        what is not finite.
         """
         if isinstance(value, bool):
             return self.add("bool", "constant", value)
@@ -133,7 +133,7 @@ class Tape:
         return self.add(type, "number", len(self.numbers) - 1, type)
 
     def capture(self, tensor: torch.Tensor, axes: tuple[str, ...]) -> int:
-        """The position among the captures of a tensor with these axes."""
+        """Returns the position among the captures of a tensor with these axes."""
         key = (id(tensor), axes)
         if key not in self._captured:
             self._captured[key] = len(self.captures)
@@ -141,11 +141,11 @@ class Tape:
         return self._captured[key]
 
     def is_learned(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor gets a gradient."""
+        """Returns whether the tensor gets a gradient."""
         return tensor.requires_grad or id(tensor) in self.learned
 
     def select(self, tensor: torch.Tensor, axis: int, index: int) -> torch.Tensor:
-        """The part of a tensor at an index of an axis; of one without axes, with one."""
+        """Returns the part of a tensor at an index of an axis; of one without axes, with one."""
         view = tensor.select(axis, index) if tensor.dim() else tensor.view(1)
         if id(tensor) in self.learned:
             self.learned.add(id(view))
@@ -153,14 +153,14 @@ class Tape:
         return view
 
     def constant(self, at: int) -> bool | float | None:
-        """The value of an entry that is part of the structure; None for others."""
+        """Returns the value of an entry that is part of the structure; None for others."""
         entry = self.entries[at]
         if entry[0] != "constant":
             return None
         return entry[1] if isinstance(entry[1], bool) else float(entry[1])
 
     def shown(self, at: int, depth: int = 4) -> str:
-        """An entry for a reader, down to so many operations."""
+        """Returns an entry for a reader, down to so many operations."""
         entry = self.entries[at]
         match entry:
             case ("index", name):
@@ -175,7 +175,7 @@ class Tape:
         raise AssertionError(entry)
 
     def facts(self, tensor: torch.Tensor) -> Facts:
-        """What is known of a captured tensor of integers."""
+        """Returns what is known of a captured tensor of integers."""
         return facts_of(tensor)
 
     def look_at_order(self) -> None:
@@ -193,7 +193,7 @@ class Tape:
 
 
 def operands(entry: Entry) -> Iterator[int]:
-    """The positions that an entry refers to."""
+    """Yields the positions that an entry refers to."""
     match entry:
         case ("load", _, indices):
             yield from indices

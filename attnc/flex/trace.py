@@ -100,7 +100,9 @@ _A = {"int": "an integer", "float": "a float"}
 
 
 def _called(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
-    """What a mod returns, if that is one value. TypeError for one that does not take what it is given."""
+    """Returns what a mod returns, if that is one value. TypeError for one that does not take what it is
+    given.
+    """
     try:
         returned = mod(*given)
     except TypeError:
@@ -129,7 +131,7 @@ def _name(mod: Callable[..., Any]) -> str:
 
 
 def _signature(mod: Callable[..., Any]) -> inspect.Signature:
-    """The parameters of a mod; any, where Python does not know."""
+    """Returns the parameters of a mod; any, where Python does not know."""
     try:
         return inspect.signature(mod)
     except ValueError:

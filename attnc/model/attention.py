@@ -64,14 +64,14 @@ class Attention:
     span: Span | None = field(default=None, compare=False, repr=False)
 
     def tensor(self, name: str) -> Tensor:
-        """The input or output of this name; KeyError if there is none."""
+        """Returns the input or output of this name; KeyError if there is none."""
         for tensor in (*self.inputs, *self.outputs):
             if tensor.name == name:
                 return tensor
         raise KeyError(name)
 
     def rewritten(self, expr: Callable[[Expr], Expr], tensor: Callable[[Tensor], Tensor]) -> Attention:
-        """The attention with every tensor and every expression rewritten."""
+        """Returns the attention with every tensor and every expression rewritten."""
         softmax = self.softmax
         return replace(
             self,
@@ -90,7 +90,9 @@ class Attention:
         )
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
-        """The gradient of an input or output as a tensor: its shape, and the type that the spec wants."""
+        """Returns the gradient of an input or output as a tensor: its shape, and the type that the spec
+        wants.
+        """
         dtype = DType.F32 if tensor.name in self.f32_grads else tensor.dtype
         return replace(tensor, name=f"d{tensor.name}", dtype=dtype)
 

@@ -57,7 +57,7 @@ _ORDER: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def check_condition(tree: ast.Expr, names: Mapping[str, Kind], report: Report) -> bool:
-    """Whether the tree is a condition over these names; reports what is wrong with it otherwise."""
+    """Returns whether the tree is a condition over these names; reports what is wrong with it otherwise."""
     before = report.errors
     kind = _kind(tree, names, report)
     if kind not in (None, "bool"):
@@ -66,7 +66,9 @@ def check_condition(tree: ast.Expr, names: Mapping[str, Kind], report: Report) -
 
 
 def _kind(tree: ast.Expr, names: Mapping[str, Kind], report: Report) -> Kind | None:
-    """What kind of value the tree has; None after a report. Every part is looked at, even after a mistake."""
+    """Returns what kind of value the tree has; None after a report. Every part is looked at, even after a
+    mistake.
+    """
 
     def need(part: ast.Expr, *wanted: Kind) -> bool:
         kind = _kind(part, names, report)
@@ -114,7 +116,7 @@ def _kind(tree: ast.Expr, names: Mapping[str, Kind], report: Report) -> Kind | N
 
 
 def holds(tree: ast.Expr, values: Mapping[str, Value]) -> bool:
-    """Whether a checked condition is true; a name without a value is a word and stands for itself."""
+    """Returns whether a checked condition is true; a name without a value is a word and stands for itself."""
     return _evaluate(tree, values) is True
 
 
@@ -170,7 +172,7 @@ AnyVariant: TypeAlias = Variant | ProjectionVariant
 
 
 def schedule_of(schedule: Schedule, variant: AnyVariant) -> Schedule:
-    """The schedule of one variant: what `when` blocks say of it put in, the blocks themselves gone.
+    """Returns the schedule of one variant: what `when` blocks say of it put in, the blocks themselves gone.
 
     Raises DiagnosticError where two blocks that hold for the variant set the same key.
     """
@@ -219,8 +221,8 @@ def configs(
 @overload
 def configs(schedule: Schedule, phase: Phase, variant: AnyVariant) -> tuple[Config, ...]: ...
 def configs(schedule: Schedule, phase: Phase, variant: AnyVariant) -> tuple[Config, ...]:
-    """Every config of a phase, the default first: a value for each key of the phase, absent keys at their
-    defaults.
+    """Returns every config of a phase, the default first: a value for each key of the phase, absent keys at
+    their defaults.
 
     The default of `tile.d` is the whole head dimension. A kernel of the backward has the keys of `backward`,
     its own instead of those of the same name, and obeys the conditions of both. Raises DiagnosticError when
@@ -279,8 +281,8 @@ def configs(schedule: Schedule, phase: Phase, variant: AnyVariant) -> tuple[Conf
 
 
 def projection_configs(schedule: Schedule, variant: ProjectionVariant) -> tuple[ProjectionConfig, ...]:
-    """The configs of each implementation, in the order of IMPLS, the default of each first. Its name is the
-    value of `impl`; `conventional` has no other keys.
+    """Returns the configs of each implementation, in the order of IMPLS, the default of each first. Its name
+    is the value of `impl`; `conventional` has no other keys.
     """
     chosen = schedule_of(schedule, variant)
     made: list[ProjectionConfig] = []
@@ -292,7 +294,7 @@ def projection_configs(schedule: Schedule, variant: ProjectionVariant) -> tuple[
 
 
 def impls_of(schedule: Schedule) -> tuple[Impl, ...]:
-    """The implementations that a schedule has, all if it does not say."""
+    """Returns the implementations that a schedule has, all if it does not say."""
     knob = schedule.knobs.get("projection", {}).get("impl")
     return IMPLS if knob is None else tuple(impl for impl in IMPLS if impl in knob.choices)
 
@@ -302,7 +304,9 @@ def _grads(variant: AnyVariant) -> tuple[str, ...]:
 
 
 def _sizes(variant: AnyVariant) -> dict[str, Value]:
-    """The sizes that conditions may speak of: head dimensions, or N and K where the spec fixes them."""
+    """Returns the sizes that conditions may speak of: head dimensions, or N and K where the spec
+    fixes them.
+    """
     if not isinstance(variant, Variant):
         known = {name: variant.projection.size(name) for name in ("N", "K")}
         return {name: size for name, size in known.items() if size is not None}

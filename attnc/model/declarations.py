@@ -26,7 +26,7 @@ MAX_HEAD_DIM = 1024
 
 
 def resolve_param(tree: ast.Param, report: Report) -> Param | Wrong:
-    """The param with its choices, which are all element types, all numbers, or all true or false."""
+    """Returns the param with its choices, which are all element types, all numbers, or all true or false."""
     name, before = tree.name.id, report.errors
     choices: dict[tuple[str, DType | bool | int | float], DType | bool | int | float] = {}
     for choice in tree.choices:
@@ -67,7 +67,7 @@ def _kind(value: DType | bool | int | float) -> str:
 
 
 def raw_dims(attention: ast.Attention, params: dict[str, Param | Wrong]) -> dict[str, Expr]:
-    """What the reserved dimensions stand for in the shapes of q, k and v.
+    """Returns what the reserved dimensions stand for in the shapes of q, k and v.
 
     D is the last axis of q and Dv that of v, whatever is written there; those that the spec leaves open
     become params with `is_default`, added to `params`. The others are params if declared so, else run-time
@@ -119,7 +119,7 @@ class Sizes:
     declared: Mapping[str, str]
 
     def size(self, tree: ast.Expr) -> Expr | None:
-        """The size, or None after reporting what is wrong with it."""
+        """Returns the size, or None after reporting what is wrong with it."""
         match tree:
             case ast.Name():
                 return self._name(tree)
@@ -185,7 +185,7 @@ class Declarations:
             self._inputs(tree, [name for name in tree.names if name.id not in _QKV])
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """The outputs that are right."""
+        """Returns the outputs that are right."""
         trees = [item for item in self.tree.items if isinstance(item, ast.Output)]
         made = [self._output(tree) for tree in trees]
         if not any(tree.name.id == "o" for tree in trees):
@@ -272,7 +272,7 @@ class Declarations:
         return isinstance(param, Param) and DType(str(param.choices[0])).is_float
 
     def _is_ragged(self, tree: ast.Input) -> bool:
-        """Whether the rows follow each other, directly or as the prefix of an input whose rows do."""
+        """Returns whether the rows follow each other, directly or as the prefix of an input whose rows do."""
         call = tree.storage
         if call is None or call.function.id != "prefix":
             return call is not None and call.function.id == "ragged"
@@ -401,7 +401,9 @@ class Declarations:
         return tensor if self._matches(tensor, q, v) else None
 
     def _matches(self, tensor: Tensor, q: Tensor, v: Tensor) -> bool:
-        """Whether an output has the batch, rows and heads of q and, for o, the head dimension of v."""
+        """Returns whether an output has the batch, rows and heads of q and, for o, the head
+        dimension of v.
+        """
         for size, role in zip(tensor.shape, tensor.roles, strict=True):
             model = v if role is Role.FEATURE else q
             axis = model.axis(role)
@@ -444,7 +446,7 @@ _WORDS = {
 def infer_roles(
     name: ast.Name, axes: Sequence[Expr], trees: Sequence[ast.Expr], *, ragged: bool, report: Report
 ) -> tuple[Role, ...] | None:
-    """A role for each axis, or None after reporting what is wrong."""
+    """Returns a role for each axis, or None after reporting what is wrong."""
     has_feature = name.id != "lse"
     roles: list[Role] = []
     for i, (axis, tree) in enumerate(zip(axes, trees, strict=True)):

@@ -58,7 +58,7 @@ class Expansion:
     _extents: dict[int, tuple[Expr, int, int]] = field(default_factory=dict)
 
     def fits(self, expr: Expr) -> bool:
-        """Whether the tree is small enough to walk."""
+        """Returns whether the tree is small enough to walk."""
         size, depth = self._extent(expr)
         return size <= MAX_NODES and depth <= MAX_DEPTH
 
@@ -123,7 +123,7 @@ class Elaborator:
     _expansion: Expansion = field(default_factory=Expansion)
 
     def expr(self, tree: ast.Expr) -> Expr | None:
-        """The typed expression, or None when something in it is wrong."""
+        """Returns the typed expression, or None when something in it is wrong."""
         return self._expr(tree, Context(scope=self.scope, report=self.report, defs=self.scope.defs))
 
     def typed(self, tree: ast.Expr, wanted: Type, what: str) -> Expr | None:
@@ -193,7 +193,7 @@ class Elaborator:
     def _operands(
         self, trees: tuple[ast.Expr, ...], what: str, wanted: tuple[Type, ...], at: Context
     ) -> tuple[Expr, ...] | None:
-        """All operands, or None; every one is looked at even after a mistake."""
+        """Returns all operands, or None; every one is looked at even after a mistake."""
         made: list[Expr] = []
         for tree in trees:
             operand = self._operand(tree, what, wanted, at)
@@ -333,7 +333,7 @@ class Elaborator:
         return Call(name, (condition, then, other), span=at.span(tree))
 
     def _argument(self, tree: ast.Expr, at: Context) -> Argument:
-        """An argument of a def: an extra input by its name, or a value."""
+        """Returns an argument of a def: an extra input by its name, or a value."""
         if isinstance(tree, ast.Name):
             meaning = at.meaning(tree.id)
             if isinstance(meaning, Tensor) and meaning.shape and meaning.name not in ("q", "k", "v"):

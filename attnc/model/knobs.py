@@ -37,7 +37,7 @@ class Key:
 
 
 def number(tree: ast.Expr) -> int | float | None:
-    """A number, possibly with a sign."""
+    """Returns a number, possibly with a sign."""
     match tree:
         case ast.Number(value=value):
             return value
@@ -62,7 +62,7 @@ def _among(*sizes: int) -> Callable[[ast.Expr], Value | None]:
 
 
 def _power(low: int, high: int) -> Callable[[ast.Expr], Value | None]:
-    """A power of two within these limits."""
+    """Returns a power of two within these limits."""
 
     def read(tree: ast.Expr) -> Value | None:
         size = _integer(tree)
@@ -72,7 +72,7 @@ def _power(low: int, high: int) -> Callable[[ast.Expr], Value | None]:
 
 
 def _word(*words: str, default: str = "", phases: tuple[Phase, ...] = ("forward", "backward")) -> Key:
-    """A key that is one of these words; by default the first."""
+    """Returns a key that is one of these words; by default the first."""
     return Key(
         read=lambda tree: tree.id if isinstance(tree, ast.Name) and tree.id in words else None,
         allowed=f"{', '.join(words[:-1])} or {words[-1]}",
@@ -89,7 +89,7 @@ def _number(
     phases: tuple[Phase, ...],
     target: str = "",
 ) -> Key:
-    """A key that is a number."""
+    """Returns a key that is a number."""
     return Key(read=read, allowed=allowed, default=default, kind="number", phases=phases, target=target)
 
 
@@ -117,7 +117,9 @@ def _share_of_registers(tree: ast.Expr) -> Value | None:
 
 
 def _split(tree: ast.Expr) -> Value | None:
-    """How many programs share the keys of a sequence; fixed(size): as many as have `size` keys each."""
+    """Returns how many programs share the keys of a sequence; fixed(size): as many as have `size`
+    keys each.
+    """
     match tree:
         case ast.Name(id="auto"):
             return "auto"
@@ -265,7 +267,9 @@ _GEMV: Mapping[str, Value] = {"tile.n": 4, "tile.k": 512, "stages": 2}
 
 
 def keys_of(phase: Phase, grads: tuple[str, ...] = ()) -> dict[str, Key]:
-    """The keys that a phase has, for an attention with gradients of these inputs, in a fixed order."""
+    """Returns the keys that a phase has, for an attention with gradients of these inputs, in a
+    fixed order.
+    """
     if phase in PROJECTION_PHASES:
         keys = {name: key for name, key in PROJECTION_KEYS.items() if phase in key.phases}
         own = _GEMV if phase == "gemv" else {}

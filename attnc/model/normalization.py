@@ -23,7 +23,7 @@ _ELSEWHERE = {
 def resolve_softmax(
     tree: ast.Normalize, elaborator: Elaborator, scope: Scope, report: Report
 ) -> Softmax | None:
-    """The softmax, or None after reporting what is wrong."""
+    """Returns the softmax, or None after reporting what is wrong."""
     before = report.errors
     name = tree.value.function if isinstance(tree.value, ast.Call) else tree.value
     if name.id != "softmax":
@@ -87,7 +87,7 @@ def _arguments(call: ast.Call, report: Report) -> dict[str, ast.Expr]:
 
 
 def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
-    """A logit of each head: f32 loads, params and numbers, indexed by h at most."""
+    """Returns a logit of each head: f32 loads, params and numbers, indexed by h at most."""
     sink = elaborator.typed(tree, "float", "the sink")
     if sink is None:
         return None
@@ -119,7 +119,7 @@ def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | N
 
 
 def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
-    """The seed: a scalar i64 input, so that every call can have another."""
+    """Returns the seed: a scalar i64 input, so that every call can have another."""
     seed = elaborator.typed(tree, "int", "the dropout seed")
     tensor = scope.tensors.get(seed.tensor) if isinstance(seed, Load) else None
     if isinstance(tensor, Tensor) and tensor.dtype is DType.I64 and not tensor.shape:

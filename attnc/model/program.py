@@ -85,14 +85,14 @@ class Program:
     warnings: tuple[Diagnostic, ...] = field(default=(), compare=False, repr=False)
 
     def attention(self, name: str) -> Attention:
-        """The attention block of this name; KeyError if there is none."""
+        """Returns the attention block of this name; KeyError if there is none."""
         for attention in self.attentions:
             if attention.name == name:
                 return attention
         raise KeyError(name)
 
     def projection(self, name: str) -> Projection:
-        """The projection block of this name; KeyError if there is none."""
+        """Returns the projection block of this name; KeyError if there is none."""
         for projection in self.projections:
             if projection.name == name:
                 return projection

@@ -36,8 +36,8 @@ _Item = TypeVar("_Item", bound=ast.AttentionItem)
 
 @limited()
 def resolve(file: ast.File, prelude: ast.File) -> Program:
-    """What the file means. Raises DiagnosticError with every semantic error, in source order; warnings are in
-    the Program.
+    """Returns what the file means. Raises DiagnosticError with every semantic error, in source order;
+    warnings are in the Program.
     """
     with charged("the file", file.span.source.span(0, 0)):
         return _resolved(file, prelude)
@@ -87,7 +87,7 @@ def _resolved(file: ast.File, prelude: ast.File) -> Program:
 def _projections(
     file: ast.File, trees: Mapping[str, ast.Projection], taken: Taken, report: Report
 ) -> tuple[tuple[Projection, ...], tuple[Schedule, ...]]:
-    """The projections and their schedules, those without mistakes."""
+    """Returns the projections and their schedules, those without mistakes."""
     made: dict[str, Projection] = {}
     for item in file.items:
         if isinstance(item, ast.Projection):
@@ -121,7 +121,7 @@ class _Resolver:
         self.elaborator = Elaborator(self.scope, report)
 
     def attention(self) -> Attention | None:
-        """The attention, or None when any part of it is wrong."""
+        """Returns the attention, or None when any part of it is wrong."""
         before = self.report.errors
         declared = self._declare()
         self._params()
@@ -158,8 +158,8 @@ class _Resolver:
     # --------------------------------------------------------------------------------------------
 
     def _declare(self) -> Mapping[str, str]:
-        """Every declared name once, and what it is; params may take the names of some dimensions, q, k, v, o
-        and lse are roles.
+        """Returns every declared name once, and what it is; params may take the names of some dimensions, q,
+        k, v, o and lse are roles.
         """
         taken = Taken(self.report)
         declared: dict[str, str] = {}
@@ -246,7 +246,7 @@ class _Resolver:
         return lengths
 
     def _grads(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The inputs whose gradients are wanted, each once, and those whose gradients are f32."""
+        """Returns the inputs whose gradients are wanted, each once, and those whose gradients are f32."""
         places: dict[str, Span] = {}
         f32: list[str] = []
         for tree in self._all(ast.Grad):
@@ -279,7 +279,9 @@ class _Resolver:
         return [item for item in self.tree.items if isinstance(item, kind)]
 
     def _one(self, kind: type[_Item], required: str | None) -> _Item | None:
-        """The statement of this kind; an error if there are several, or none where one is required."""
+        """Returns the statement of this kind; an error if there are several, or none where one is
+        required.
+        """
         found = self._all(kind)
         for again in found[1:]:
             self._twice(kind.__name__.lower(), again.span, found[0].span)

@@ -27,7 +27,7 @@ _RESERVED: Mapping[str, str] = {
 
 
 def resolve_projection(tree: ast.Projection, report: Report) -> Projection | None:
-    """The projection, or None after reporting what is wrong with it."""
+    """Returns the projection, or None after reporting what is wrong with it."""
     return _Resolver(tree, report).projection()
 
 
@@ -150,7 +150,7 @@ class _Resolver:
             self._shape_error("storage and facts belong to attentions", place, "an ordinary tensor is meant")
 
     def _equation(self) -> Span | None:
-        """The line `y = dot(x, w)`, with `+ bias[n]` where there is a bias."""
+        """Returns the line `y = dot(x, w)`, with `+ bias[n]` where there is a bias."""
         found = [item for item in self.tree.items if isinstance(item, ast.Equation)]
         if not found:
             self._incomplete("an equation", f"add '{EQUATION}'")

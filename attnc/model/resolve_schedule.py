@@ -101,7 +101,9 @@ def _form_of_projection(tree: ast.Projection, projection: Projection | None) -> 
 
 
 def _words(keys: tuple[Key, ...]) -> dict[str, Kind]:
-    """What values of keys and element types are called; a param of the same name stands before them."""
+    """Returns what values of keys and element types are called; a param of the same name stands
+    before them.
+    """
     names: dict[str, Kind] = {word: "word" for key in keys for word in key.words}
     return names | {dtype.value: "word" for dtype in DType}
 
@@ -115,7 +117,7 @@ def resolve_schedule(
     trees: Mapping[str, ast.Attention],
     report: Report,
 ) -> Schedule | None:
-    """The schedule of an attention, or None after reporting what is wrong."""
+    """Returns the schedule of an attention, or None after reporting what is wrong."""
     before = report.errors
     if tree.target.id not in TARGETS:
         report.error(
@@ -142,7 +144,7 @@ def resolve_schedule(
 def resolve_projection_schedule(
     tree: ast.Schedule, block: ast.Projection, projection: Projection | None, report: Report
 ) -> Schedule | None:
-    """The schedule of a projection, or None after reporting what is wrong.
+    """Returns the schedule of a projection, or None after reporting what is wrong.
 
     Which implementation is fastest depends on M and the device (FlashDecoding++, section 5: "heuristic
     dataflow"); `attnc tune` measures it, and the generated module looks it up.
@@ -337,11 +339,11 @@ class _Block:
         return None
 
     def _everywhere(self) -> dict[str, Phase]:
-        """Every key, and the first phase that has it."""
+        """Returns every key, and the first phase that has it."""
         return {key: phase for phase in reversed(self.form.phases) for key in self.form.keys(phase)}
 
     def _condition_names(self, phase: Phase) -> Mapping[str, Kind]:
-        """What a `where` may speak of."""
+        """Returns what a `where` may speak of."""
         keys = self.form.keys(phase)
         if (whole := whole_of(phase)) is not None:
             keys = {**self.form.keys(whole), **keys}
@@ -354,12 +356,12 @@ class _Block:
 
 
 def _called(phase: Phase) -> str:
-    """What a message calls the place of a key."""
+    """Returns what a message calls the place of a key."""
     return "the schedule itself" if phase == "projection" else f"the {phase} phase"
 
 
 def _spelled(phase: Phase) -> str:
-    """How a block of the phase is written: `backward { dq { ... } }`."""
+    """Returns how a block of the phase is written: `backward { dq { ... } }`."""
     whole = whole_of(phase)
     inside = f"{phase} {{ ... }}"
     return inside if whole in (None, "projection") else f"{whole} {{ {inside} }}"

@@ -190,7 +190,7 @@ SCHEDULE_RULES: tuple[ScheduleRule, ...] = (check_one_schedule_each, check_backw
 
 
 def _values(size: Expr, attention: Attention) -> list[int]:
-    """The values of a compile-time size that is a number or a param; none for anything else."""
+    """Returns the values of a compile-time size that is a number or a param; none for anything else."""
     match size:
         case Const(value=int() as value):
             return [value]
@@ -218,7 +218,7 @@ def _dims(axis: Expr) -> set[str]:
 
 
 def _unknown_dims(axes: Sequence[Expr], known: set[str]) -> set[str]:
-    """The dims of the axes that cannot be solved for, each axis giving the value of its last unknown.
+    """Returns the dims of the axes that cannot be solved for, each axis giving the value of its last unknown.
 
     Sums and products in which every dim occurs once can be solved, floor divisions and squares cannot.
     """
@@ -246,7 +246,7 @@ def _is_solvable(axis: Expr) -> bool:
 
 
 def _memory_axes(tensor: Tensor) -> tuple[Expr, ...]:
-    """The axes whose sizes the tensor in memory has: pages hide the batch."""
+    """Returns the axes whose sizes the tensor in memory has: pages hide the batch."""
     return () if tensor.storage.is_part else tensor.shape
 
 

@@ -24,7 +24,7 @@ PARTS: Mapping[Phase, tuple[Phase, ...]] = {"backward": ("dq", "dkdv"), "project
 
 
 def whole_of(phase: Phase) -> Phase | None:
-    """The phase that holds this one; None at the top."""
+    """Returns the phase that holds this one; None at the top."""
     return next((whole for whole, parts in PARTS.items() if phase in parts), None)
 
 
@@ -43,7 +43,7 @@ Value: TypeAlias = int | float | bool | str | Choice | tuple["Value", ...]
 
 
 def text_of(value: Value) -> str:
-    """A value as a schedule spells it."""
+    """Returns a value as a schedule spells it."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(text_of, value))}]"
     if isinstance(value, bool):
@@ -99,8 +99,8 @@ class Schedule:
 
 
 def knobs_of(schedule: Schedule, phase: Phase) -> dict[str, Knob]:
-    """The keys that are set in a phase, with all their values: those of the phase around it, and its own
-    instead. What `config` lines set stands in place of what is set beside them.
+    """Returns the keys that are set in a phase, with all their values: those of the phase around it, and its
+    own instead. What `config` lines set stands in place of what is set beside them.
     """
     whole = whole_of(phase)
     around = {} if whole is None else schedule.knobs.get(whole, {})
@@ -114,7 +114,7 @@ def knobs_of(schedule: Schedule, phase: Phase) -> dict[str, Knob]:
 
 
 def listed_of(schedule: Schedule, phase: Phase) -> tuple[Mapping[str, Knob], ...]:
-    """The `config` lines of a phase: its own, else those of the phase around it without what it sets
+    """Returns the `config` lines of a phase: its own, else those of the phase around it without what it sets
     itself.
     """
     if (own := schedule.listed.get(phase)) or (whole := whole_of(phase)) is None:
@@ -257,7 +257,7 @@ class BackwardConfig(TileConfig):
         return own | {f"{_ACCUMULATE}{name}": way for name, way in self.accumulates}
 
     def accumulate(self, name: str) -> Summation:
-        """How the gradient of this input is summed. KeyError where it is not asked for."""
+        """Returns how the gradient of this input is summed. KeyError where it is not asked for."""
         return dict(self.accumulates)[name]
 
 

@@ -39,7 +39,7 @@ class Definition:
         return tuple(name.id for name in self.tree.params)
 
     def callees(self) -> list[Definition]:
-        """The definitions that the body mentions, each once, in order of first mention."""
+        """Returns the definitions that the body mentions, each once, in order of first mention."""
         seen = {
             id(callee): callee
             for name in mentioned(self.tree.value)
@@ -49,7 +49,7 @@ class Definition:
 
 
 def collect(prelude: ast.File, file: ast.File, report: Report) -> Mapping[str, Definition]:
-    """What every def name means to the file: its own defs, and those of the prelude that it does not
+    """Returns what every def name means to the file: its own defs, and those of the prelude that it does not
     redefine.
     """
     shipped: dict[str, Definition] = {}
@@ -125,7 +125,7 @@ def _report_cycle(cycle: Sequence[Definition], report: Report) -> None:
 
 
 def mentioned(tree: ast.Expr) -> Iterator[ast.Name]:
-    """Every name in an expression, of values and of functions, in source order."""
+    """Yields every name in an expression, of values and of functions, in source order."""
     match tree:
         case ast.Name():
             yield tree
@@ -179,11 +179,11 @@ class Scope:
     let_places: dict[str, ast.Name] = field(default_factory=dict)
 
     def names(self) -> tuple[str, ...]:
-        """Every name that an expression may use, besides intrinsics."""
+        """Returns every name that an expression may use, besides intrinsics."""
         return (*INDICES, *self.dims, *self.params, *self.lets, *self.tensors, *self.defs)
 
     def element_type(self, tensor: Tensor) -> Type:
-        """The type of what an expression loads from the tensor."""
+        """Returns the type of what an expression loads from the tensor."""
         dtype = tensor.dtype
         if not isinstance(dtype, DType):
             param = self.params[dtype]
@@ -205,7 +205,7 @@ class Context:
     site: Span | None = None
 
     def enter(self, definition: Definition, arguments: Iterable[Argument], call: Span) -> Context:
-        """The context of a def's body."""
+        """Returns the context of a def's body."""
         return replace(
             self,
             defs=definition.visible,
@@ -214,7 +214,7 @@ class Context:
         )
 
     def meaning(self, name: str) -> Meaning | None:
-        """What the name stands for here; None if nothing."""
+        """Returns what the name stands for here; None if nothing."""
         if name in self.arguments:
             return self.arguments[name]
         if self.site is None and name in self.scope.refused:
@@ -232,7 +232,7 @@ class Context:
         return self.defs.get(name, INFINITY if name == "inf" else None)
 
     def span(self, tree: ast.Expr) -> Span:
-        """The place in the attention's own text that a node made from `tree` points at."""
+        """Returns the place in the attention's own text that a node made from `tree` points at."""
         return self.site or tree.span
 
     def error(

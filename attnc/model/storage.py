@@ -96,7 +96,9 @@ class Storages:
         return None
 
     def _page_sizes(self, tree: ast.Expr) -> tuple[DType | bool | int | float, ...] | None:
-        """The number, or the choices of the param; none of a param with a mistake, None of anything else."""
+        """Returns the number, or the choices of the param; none of a param with a mistake, None of anything
+        else.
+        """
         match tree:
             case ast.Number(value=value):
                 return (value,)
@@ -146,7 +148,7 @@ class Storages:
         return None
 
     def _table(self, call: ast.Call, expected: str) -> Tensor | None:
-        """The i32 input that the first argument names."""
+        """Returns the i32 input that the first argument names."""
         arg = call.args[0]
         name = arg.id if isinstance(arg, ast.Name) else None
         if name is None or name not in self.scope.tensors:

@@ -14,12 +14,12 @@ from attnc.source import Span
 
 
 def is_static(size: Expr) -> bool:
-    """Whether the size is known at compile time."""
+    """Returns whether the size is known at compile time."""
     return not any(isinstance(node, Dim) for node in walk(size))
 
 
 def same_size(left: Expr, right: Expr) -> bool:
-    """Whether two sizes are equal whatever the dimensions are; products may be in any order."""
+    """Returns whether two sizes are equal whatever the dimensions are; products may be in any order."""
     return left == right or (_factors(left) is not None and _factors(left) == _factors(right))
 
 
@@ -35,7 +35,9 @@ def group_size(heads_q: Expr, heads_kv: Expr) -> Expr | None:
 
 
 def _factors(size: Expr) -> tuple[int, Counter[Expr]] | None:
-    """The integer factor and the names of a product; None for what is not a product of positive factors."""
+    """Returns the integer factor and the names of a product; None for what is not a product of positive
+    factors.
+    """
     match size:
         case Const(value=int() as value) if value > 0:
             return value, Counter()
@@ -215,5 +217,5 @@ class Tensor:
         return self.roles.index(role) if role in self.roles else None
 
     def size(self, role: Role) -> Expr:
-        """The size of the axis with this role; ValueError if there is none."""
+        """Returns the size of the axis with this role; ValueError if there is none."""
         return self.shape[self.roles.index(role)]

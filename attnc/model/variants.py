@@ -27,7 +27,7 @@ MAX_FLOAT, MAX_FACTOR = 2.0**128 - 2.0**104, 2.0**127
 
 
 def variants(program: Program, attention: Attention) -> tuple[Variant, ...]:
-    """All variants, in the order of the params' choices, the default first.
+    """Returns all variants, in the order of the params' choices, the default first.
 
     Raises DiagnosticError when there are more than MAX_VARIANTS (counted, not expanded), and for sizes and
     divisors that turn out to be zero or negative.
@@ -88,7 +88,7 @@ def variant_name(params: Mapping[str, ParamValue]) -> str:
 
 
 def labelled(variant: Variant, label: str) -> Variant:
-    """The variant under one of several schedules: `d128_prefill`."""
+    """Returns the variant under one of several schedules: `d128_prefill`."""
     if not label:
         return variant
     return replace(variant, name=label if variant.name == "default" else f"{variant.name}_{label}")
@@ -184,7 +184,9 @@ _COMPUTED = "kernels compute floats in float32, where the largest is 3.4e38"
 
 
 def _is_no_number(node: Expr) -> bool:
-    """Whether the operands are constants that could not be folded since the result is NaN, like inf - inf."""
+    """Returns whether the operands are constants that could not be folded since the result is NaN, like inf -
+    inf.
+    """
     if not isinstance(node, Binary):
         return False
     left, right = number(node.left), number(node.right)
@@ -192,7 +194,9 @@ def _is_no_number(node: Expr) -> bool:
 
 
 def _beyond_float32(node: Expr) -> str:
-    """What of the node leaves float32, "" if nothing does. A factor that is too large would make NaN of 0."""
+    """Returns what of the node leaves float32, "" if nothing does. A factor that is too large would make NaN
+    of 0.
+    """
     value = number(node)
     if isinstance(value, float) and MAX_FLOAT < abs(value) < inf:
         return "constant"

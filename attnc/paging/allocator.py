@@ -113,7 +113,7 @@ class PageAllocator:
             raise ValueError(f"sequence {sequence} was freed or never allocated") from None
 
     def allocate(self) -> int:
-        """A new, empty sequence. OutOfRows if the block table is full."""
+        """Returns a new, empty sequence. OutOfRows if the block table is full."""
         if not self._rows:
             raise OutOfRows(self._count)
         sequence, self._next = self._next, self._next + 1
@@ -153,7 +153,9 @@ class PageAllocator:
         return Growth(holdings=holdings, entries=entries, copies=copies, slots=slots)
 
     def fork(self, sequence: int) -> int:
-        """A new sequence with the same tokens, in the same pages. OutOfRows if the block table is full."""
+        """Returns a new sequence with the same tokens, in the same pages. OutOfRows if the block table is
+        full.
+        """
         parent = self.holding(sequence)
         child = self.allocate()
         holding = self._holdings[child]
@@ -185,7 +187,7 @@ class PageAllocator:
         return holdings
 
     def statistics(self) -> Statistics:
-        """How full the pages are and how much of them is shared."""
+        """Returns how full the pages are and how much of them is shared."""
         filled: dict[int, int] = {}
         for holding in self._holdings.values():
             for column, page in enumerate(holding.pages):

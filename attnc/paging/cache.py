@@ -296,7 +296,9 @@ class PagedCache:
         )
 
     def _upload(self, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """The lists as i64 tensors on the device. Pinned memory: the host does not wait for the copy."""
+        """Returns the lists as i64 tensors on the device. Pinned memory: the host does not wait
+        for the copy.
+        """
         numbers = [number for numbers in lists for number in numbers]
         host = torch.tensor(numbers, dtype=torch.int64, pin_memory=self.device.type == "cuda")
         return torch.split_with_sizes(host.to(self.device, non_blocking=True), [len(part) for part in lists])

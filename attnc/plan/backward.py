@@ -88,7 +88,7 @@ class KernelMaker:
     sums: frozenset[str]
 
     def choices(self, name: KernelName) -> tuple[BackwardConfig, ...]:
-        """The configs of one kernel that run on some device."""
+        """Returns the configs of one kernel that run on some device."""
         return self.target.backward_configs(self.variant, self.schedule, name, self.layout)
 
     def kernel(
@@ -101,7 +101,7 @@ class KernelMaker:
         stored: bool = False,
         adds_dq: InMemory | None = None,
     ) -> BackwardKernel:
-        """The kernel whose inner loop runs over `inner`; with `in_sink` it is the first one of its
+        """Returns the kernel whose inner loop runs over `inner`; with `in_sink` it is the first one of its
         backward.
         """
         attention, choices, wanted = self.attention, self.choices(name_of(makes)), tuple(wanted)
@@ -152,7 +152,7 @@ class KernelMaker:
     def _loops(
         self, inner: Axis, names: LoadNames, *, over_keys: bool, outruns: bool
     ) -> tuple[Regions, Expr]:
-        """The inner loops, and what a partial tile must test besides the mask."""
+        """Returns the inner loops, and what a partial tile must test besides the mask."""
         mask, padded = self.attention.mask, inner == "q" and not over_keys
         loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=outruns)
         if inner == "kv":
@@ -161,7 +161,7 @@ class KernelMaker:
         return named_bounds(loops, names), IN_BOUNDS if tail and not padded else TRUE
 
     def _heads(self, inner: Axis) -> tuple[Expr, ...]:
-        """How a program numbers heads; one that owns keys walks over the heads that share them."""
+        """Returns how a program numbers heads; one that owns keys walks over the heads that share them."""
         walks = inner == "q" and kv_heads(self.attention) != Dim("H")
         return (kv_head_of(self.attention), *((Dim("G"), Dim("Hkv")) if walks else ()))
 
@@ -210,8 +210,8 @@ def _prologue(attention: Attention, names: LoadNames, in_sink: Iterable[Pair], *
 def plan_backward(
     variant: Variant, attention: Attention, schedule: Schedule, forward: OutputKernel
 ) -> Backward:
-    """The backward of a normalised attention with gradients, given its forward kernel; the schedule is known
-    to be lowerable.
+    """Returns the backward of a normalised attention with gradients, given its forward kernel; the schedule
+    is known to be lowerable.
     """
     default, grads = configs(schedule, "backward", variant)[0], attention.grads
     wanted = [(entry, accumulate_of(entry, default)) for entry in wanted_loads(attention)]
@@ -266,6 +266,6 @@ def plan_backward(
 
 
 def accumulate_of(entry: Wanted, config: BackwardConfig) -> Accumulate:
-    """A load that points anywhere can only be scattered, whatever its neighbours do."""
+    """Returns a load that points anywhere can only be scattered, whatever its neighbours do."""
     chosen = config.accumulate(entry.load.tensor)
     return "atomic" if entry.places is None or chosen == "atomic" else "two_pass"

@@ -55,7 +55,7 @@ _STAGING = tuple(
 
 
 def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> Decode:
-    """The decode kernel of a normalised attention; the schedule is known to be lowerable."""
+    """Returns the decode kernel of a normalised attention; the schedule is known to be lowerable."""
     target = target_of(schedule.target)
     choices = target.configs(variant, schedule)
     default = choices[0]
@@ -128,8 +128,8 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
 
 
 def max_visible_keys(mask: Expr) -> int | None:
-    """The most keys that a row can see, if that is the same number wherever the row is: 129 where it sees 128
-    before its own, None for a plain causal mask.
+    """Returns the most keys that a row can see, if that is the same number wherever the row is: 129 where it
+    sees 128 before its own, None for a plain causal mask.
     """
     ranges = solve(mask, var="kv_idx")
     if ranges.may_hi is None:
@@ -152,7 +152,7 @@ def _operands(expr: Expr, function: str) -> tuple[Expr, ...]:
 
 
 def _pack(attention: Attention) -> Pack | None:
-    """The group of query heads; None where every head has K and V of its own."""
+    """Returns the group of query heads; None where every head has K and V of its own."""
     match kv_heads(attention):
         case Dim(name="H"):
             return None
@@ -163,7 +163,7 @@ def _pack(attention: Attention) -> Pack | None:
 
 
 def _per_row(attention: Attention) -> Attention:
-    """The attention in which h varies along the rows of a tile."""
+    """Returns the attention in which h varies along the rows of a tile."""
     head: dict[Expr, Expr] = {Index("h"): ROW_HEAD}
     softmax = attention.softmax
     return replace(
@@ -184,12 +184,12 @@ def keys_of_split(config: ForwardConfig) -> int:
 
 
 def has_fixed_splits(kernel: Decode) -> bool:
-    """Whether any config cuts sequences into splits of a fixed number of keys."""
+    """Returns whether any config cuts sequences into splits of a fixed number of keys."""
     return kernel.split is not None and any(map(keys_of_split, kernel.configs))
 
 
 def _splits(choices: tuple[ForwardConfig, ...]) -> int:
-    """The most splits that any config makes of a sequence of LONGEST keys."""
+    """Returns the most splits that any config makes of a sequence of LONGEST keys."""
     return max(map(_split_count, choices))
 
 
@@ -204,8 +204,8 @@ def _split_count(config: ForwardConfig) -> int:
 
 
 def _within_split(loops: Regions) -> Regions:
-    """The loops cut to the program's split: the first begins no earlier, the last ends no later, the borders
-    between them move into the split.
+    """Returns the loops cut to the program's split: the first begins no earlier, the last ends no later, the
+    borders between them move into the split.
     """
     last = len(loops.loops) - 1
     return replace(

@@ -55,8 +55,9 @@ def error_bound(
     columns_factor: float = 1.0,
     tail: float = 0.0,
 ) -> ErrorBound:
-    """The bound's parameters for the worst config: the longest partial sums, and the most tiles. splits: the
-    most results of parts of a row's keys that are joined. columns, columns_factor, tail: as in `ErrorBound`.
+    """Returns the bound's parameters for the worst config: the longest partial sums, and the most tiles.
+    splits: the most results of parts of a row's keys that are joined. columns, columns_factor, tail: as in
+    `ErrorBound`.
     """
     shift = shift_of(softmax, unified, _dtype(attention.v))
     tiles = [config.tile_kv for config in configs]

@@ -65,8 +65,8 @@ SIZES = tuple(map(key_of, Tiles.__slots__))
 
 
 def first_fitting(found: Sequence[C], groups: Iterable[Iterable[Tiles]], misfit: Misfit[C]) -> tuple[C, ...]:
-    """Each config with each of the tiles of a group: of the first group by which one comes to fit. The
-    configs as they are where there is no such group.
+    """Returns each config with each of the tiles of a group: of the first group by which one comes to fit.
+    The configs as they are where there is no such group.
     """
     for group in groups:
         tried = tuple(tiles.of(config) for tiles in group for config in found)
@@ -76,17 +76,19 @@ def first_fitting(found: Sequence[C], groups: Iterable[Iterable[Tiles]], misfit:
 
 
 def phase_of(kernel: Which) -> Phase:
-    """The phase of a schedule that sets the kernel's keys."""
+    """Returns the phase of a schedule that sets the kernel's keys."""
     return "forward" if kernel == "forward" else backward_phase_of(kernel)
 
 
 def backward_phase_of(kernel: KernelName) -> Literal["dq", "dkdv"]:
-    """The phase of a schedule that sets the keys of a kernel of a backward."""
+    """Returns the phase of a schedule that sets the keys of a kernel of a backward."""
     return "dq" if kernel in ("dq", "rows") else "dkdv"
 
 
 def remedy(config: C, changes: Mapping[str, Sequence[Value]], misfit: Misfit[C]) -> tuple[str, ...]:
-    """A hint that changes as few keys as possible, or none. changes: what to try, the likeliest first."""
+    """Returns a hint that changes as few keys as possible, or none. changes: what to try, the likeliest
+    first.
+    """
     for count in range(1, len(changes) + 1):
         for keys in combinations(changes, count):
             for values in product(*(changes[key] for key in keys)):
@@ -151,7 +153,7 @@ class Shape:
 
 
 def shape_of(attention: Attention) -> Shape:
-    """What the choice depends on, of an attention of a spec."""
+    """Returns what the choice depends on, of an attention of a spec."""
     sizes = [tensor.shape[-1] for tensor in (attention.q, attention.v)]
     widths = [int(size.value) for size in sizes if isinstance(size, Const)]
     return Shape(
@@ -174,7 +176,7 @@ def choices(first: Tiles, wanted: Tiles | None = None) -> list[str]:
 
 
 def _smaller(key: str, value: int) -> list[int]:
-    """A size, and those that need less; the number of warps as it is."""
+    """Returns a size, and those that need less; the number of warps as it is."""
     match key:
         case "warps":
             return [value]

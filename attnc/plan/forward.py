@@ -36,8 +36,8 @@ from attnc.plan.targets import target_of
 
 
 def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> Forward:
-    """The forward kernel of a normalised attention (`signature.normalise`); the schedule is known to be
-    lowerable.
+    """Returns the forward kernel of a normalised attention (`signature.normalise`); the schedule is known to
+    be lowerable.
     """
     target = target_of(schedule.target)
     choices = target.configs(variant, schedule)

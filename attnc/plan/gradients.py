@@ -56,7 +56,7 @@ class Wanted:
     places: tuple[Place, ...] | None
 
     def part(self, accumulate: Accumulate) -> Part:
-        """The summand of the tensor's gradient that this load gives."""
+        """Returns the summand of the tensor's gradient that this load gives."""
         return Part(
             name=self.name,
             along=self.along,
@@ -66,7 +66,7 @@ class Wanted:
 
 
 def wanted_loads(attention: Attention) -> tuple[Wanted, ...]:
-    """Every load of the score and the sink that a gradient is wanted of, in order of appearance."""
+    """Returns every load of the score and the sink that a gradient is wanted of, in order of appearance."""
     sources: list[tuple[Load, bool]] = [(load, False) for load, _ in derive(_natural(attention)).loads]
     if attention.softmax.sink is not None:
         sources += ((load, True) for load, _ in derive(attention.softmax.sink).loads)
@@ -96,7 +96,7 @@ def names_of_sum(name: str) -> tuple[str, ...]:
 
 
 def _natural(attention: Attention) -> Expr:
-    """The score in natural units, its subexpressions spelled as those of the score in base 2 are."""
+    """Returns the score in natural units, its subexpressions spelled as those of the score in base 2 are."""
     return scale_by(attention.score, 1.0)
 
 
@@ -123,8 +123,8 @@ def chain_rule(
     wanted: Iterable[tuple[Wanted, Accumulate]],
     adds_dq: InMemory | None = None,
 ) -> ChainRule:
-    """The score of one kernel, and its derivatives with respect to the dot product and these loads; adds_dq:
-    as in `ir.backward.Chain`.
+    """Returns the score of one kernel, and its derivatives with respect to the dot product and these loads;
+    adds_dq: as in `ir.backward.Chain`.
     """
     raw_scale, raw = split_scale(attention.score)
     derivative = derive(_natural(attention))
@@ -153,13 +153,13 @@ def chain_rule(
 
 
 def has_constant_slope(attention: Attention) -> bool:
-    """Whether d score / d dot is one constant."""
+    """Returns whether d score / d dot is one constant."""
     _, slope = _split_factor(derive(_natural(attention)).dot)
     return slope is None
 
 
 def adjoint_of(entry: Wanted, value: Expr, accumulate: Accumulate, names: LoadNames) -> Adjoint:
-    """The adjoint of a load, once its value is in the kernel's names."""
+    """Returns the adjoint of a load, once its value is in the kernel's names."""
     named = names.replace(entry.load)
     fetch = next(fetch for fetch in names.fetches if isinstance(named, Ref) and fetch.name == named.name)
     return Adjoint(
@@ -202,5 +202,5 @@ def _shared(score: Expr | None, others: Iterable[Expr | None], names: LoadNames)
 
 
 def axes_or_dot(expr: Expr) -> bool:
-    """Whether the value varies within a tile."""
+    """Returns whether the value varies within a tile."""
     return bool(axes_of(expr)) or any(isinstance(node, Dot) for node in walk(expr))

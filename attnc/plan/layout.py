@@ -29,7 +29,9 @@ class Layout(Protocol):
         """32-bit registers of a thread by value, those that live through a step."""
 
     def chosen(self, config: TileConfig) -> tuple[int, ...]:
-        """What the layout chooses for a config and a launch has to know: fields of a generated config."""
+        """Returns what the layout chooses for a config and a launch has to know: fields of a generated
+        config.
+        """
 
 
 class BackwardLayout(Protocol):

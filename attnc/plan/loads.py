@@ -36,7 +36,7 @@ from attnc.plan.names import KERNEL, own_name
 
 
 def axes_of(expr: Expr) -> tuple[Axis, ...]:
-    """The tile axes that the value varies along."""
+    """Returns the tile axes that the value varies along."""
     axes: set[str] = set()
     for node in walk(expr):
         match node:
@@ -89,7 +89,7 @@ _PROVEN = {("b", "B"), ("h", "H")}
 
 
 def bounds_guard(load: Load, unproved: Collection[str] = ()) -> Expr:
-    """The conditions, not provable here, under which every index of the load is inside its extent.
+    """Returns the conditions, not provable here, under which every index of the load is inside its extent.
 
     unproved: ends of tiles that may lie in front of their sequence, since it may be empty.
     """
@@ -130,7 +130,9 @@ class LoadNames:
         return cls(taken=others, unproved=() if past_end is None else (f"{past_end}_hi",))
 
     def replace(self, expr: Expr) -> Expr:
-        """The expression with every load replaced by a Ref; new fetches are appended in evaluation order."""
+        """Returns the expression with every load replaced by a Ref; new fetches are appended in evaluation
+        order.
+        """
         operands = tuple(self.replace(child) for child in children(expr))
         expr = rebuild(expr, operands)
         if not isinstance(expr, Load):
@@ -151,8 +153,8 @@ class LoadNames:
         return _named(fetch, expr)
 
     def row(self, tensor: str, indices: tuple[Expr, ...]) -> Row | None:
-        """The pointer shared by all accesses with these leading b, h and constant indices; None when it would
-        save nothing.
+        """Returns the pointer shared by all accesses with these leading b, h and constant indices; None when
+        it would save nothing.
         """
         leading = tuple(takewhile(_is_program_wide, indices))
         if not leading or len(leading) == len(indices):
@@ -164,7 +166,7 @@ class LoadNames:
         return self.rows[tensor, leading]
 
     def at(self, *axes: Axis) -> tuple[Fetch, ...]:
-        """The fetches that vary along exactly these axes."""
+        """Returns the fetches that vary along exactly these axes."""
         return tuple(fetch for fetch in self.fetches if fetch.axes == axes)
 
     def _name(self, tensor: str, axes: tuple[Axis, ...], indices: tuple[Expr, ...]) -> str:

@@ -31,7 +31,7 @@ from attnc.source import Span
 
 
 def plan(variant: Variant, schedule: Schedule) -> Module:
-    """All kernels of a variant under a schedule.
+    """Returns all kernels of a variant under a schedule.
 
     Raises DiagnosticError with every reason why the schedule's target cannot compile it.
     """
@@ -62,7 +62,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
 
 
 def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Every reason why this target cannot compile this variant under this schedule."""
+    """Yields every reason why this target cannot compile this variant under this schedule."""
     target = TARGETS.get(schedule.target)
     if target is None:
         yield unsupported(f"'{schedule.target}' has no kernels yet", schedule.span, "for it", INSTEAD)
@@ -89,7 +89,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
 
 
 def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """The gradient of q in f32, where q is of another type: what sums it rounds it."""
+    """Yields the gradient of q in f32, where q is of another type: what sums it rounds it."""
     q = variant.attention.q
     if "q" in variant.attention.f32_grads and q.dtype is not DType.F32:
         yield unsupported(
@@ -110,7 +110,7 @@ def _of_others(schedule: Schedule, knobs: Mapping[str, Knob]) -> Iterator[Diagno
 
 
 def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """What the decode kernel cannot do: it has one loop over the keys, and rows from one sequence."""
+    """Yields what the decode kernel cannot do: it has one loop over the keys, and rows from one sequence."""
     attention = variant.attention
     for key in ("loops", "persistent", "order"):
         knob = knobs.get(key)
@@ -153,15 +153,15 @@ def _whole_splits(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
 
 
 def has_backward(attention: Attention, schedule: Schedule) -> bool:
-    """Whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for keys in
-    pages or values that are a prefix of them, nor for targets that have none.
+    """Returns whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for
+    keys in pages or values that are a prefix of them, nor for targets that have none.
     """
     can_be = has_rows(attention) and target_of(schedule.target).has_backward
     return bool(attention.grads) and not is_decode(schedule) and can_be
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """A warning where the spec asks for gradients that are not generated."""
+    """Yields a warning where the spec asks for gradients that are not generated."""
     attention = variant.attention
     if not attention.grads or has_backward(attention, schedule):
         return
@@ -178,7 +178,7 @@ def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagn
 
 
 def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | None, str, str]:
-    """Where it is said that there are no gradients, why, and what has them."""
+    """Returns where it is said that there are no gradients, why, and what has them."""
     for tensor in (attention.k, attention.v):
         if not tensor.storage.has_gradients:
             what = "keys and values in pages" if tensor.storage.is_paged else "a prefix of k"
@@ -193,7 +193,7 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
 
 
 def _backward(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
-    """What the backward phase asks for that its kernels cannot do."""
+    """Yields what the backward phase asks for that its kernels cannot do."""
     attention = variant.attention
     if not has_backward(attention, schedule):
         return

@@ -48,7 +48,8 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
 
 
 def contradicts(mask: Expr) -> bool:
-    """Whether no pair of positions satisfies the mask, because two of its conditions exclude each other.
+    """Returns whether no pair of positions satisfies the mask, because two of its conditions exclude each
+    other.
 
     Every comparison of integers is a sum that is at least 0 (`expr.affine`); two such sums that add up to
     less for all positions exclude each other. That decides all pairs over the same positions, such as
@@ -77,7 +78,7 @@ def _contradicts(mask: Expr) -> bool:
 
 
 def _sums(condition: Expr) -> Iterator[Affine]:
-    """What is at least 0 where a comparison of integers holds."""
+    """Yields what is at least 0 where a comparison of integers holds."""
     match condition:
         case Compare(op=op, left=left, right=right) if left.type == right.type == "int":
             difference = affine(left) - affine(right)
@@ -96,13 +97,13 @@ def _opaque(total: Affine) -> Iterator[tuple[str, int]]:
 
 
 def _is_negative(total: Affine) -> bool:
-    """Whether the sum is below 0 wherever the query and the key are."""
+    """Returns whether the sum is below 0 wherever the query and the key are."""
     places: dict[Expr, Expr] = {Index("q_idx"): Q_LO, Index("kv_idx"): KV_LO}
     return at_least(Const(-1), substitute(total.expr, places))
 
 
 def mask_notes(variant: Variant) -> Iterator[Diagnostic]:
-    """What is worth knowing of a mask that is right."""
+    """Yields what is worth knowing of a mask that is right."""
     span = variant.attention.mask.span
     if span is not None and _hides_early_rows(solve(variant.attention.mask, var="kv_idx")):
         yield _early_rows(span)
@@ -114,7 +115,7 @@ def _visits_everything(ranges: Ranges) -> bool:
 
 
 def _hides_early_rows(ranges: Ranges) -> bool:
-    """Whether row 0 of 64 queries over 32 keys sees nothing because of where it stands."""
+    """Returns whether row 0 of 64 queries over 32 keys sees nothing because of where it stands."""
     if ranges.may_hi is None:
         return False
     sizes: dict[Expr, Expr] = {

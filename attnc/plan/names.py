@@ -95,8 +95,8 @@ _NAME = re.compile(r"(?<![\w.])[A-Za-z]\w*")
 
 @cache
 def words() -> frozenset[str]:
-    """Every word that some kernel, or the declaration of a call, may have a use of its own for. Those of CUDA
-    are read off the templates of kernels and the headers that they include.
+    """Returns every word that some kernel, or the declaration of a call, may have a use of its own for. Those
+    of CUDA are read off the templates of kernels and the headers that they include.
     """
     texts = [path for folder in ("cuda", "sm90") for path in resource("templates", folder).glob("*.cu.jinja")]
     texts += (Path(__file__).parents[1] / "support").glob("*.cuh")
@@ -105,13 +105,13 @@ def words() -> frozenset[str]:
 
 
 def cannot_be_called(name: str) -> bool:
-    """Whether a module cannot have a function of this name."""
+    """Returns whether a module cannot have a function of this name."""
     return iskeyword(name) or name in GLOBALS or name.startswith("_")
 
 
 def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> bool:
-    """Whether the function of an attention cannot have an input of this name: one of its parameters, or a
-    tensor of its own that kernels take, is called so.
+    """Returns whether the function of an attention cannot have an input of this name: one of its parameters,
+    or a tensor of its own that kernels take, is called so.
     """
     if iskeyword(name) or name in READ or name.startswith("_"):
         return True
@@ -125,18 +125,19 @@ def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> boo
 
 
 def _clashes(name: str) -> bool:
-    """Whether a kernel may have another use for the name of a value, or of a size."""
+    """Returns whether a kernel may have another use for the name of a value, or of a size."""
     is_parameter = name.startswith(("_", "stride_")) or name.endswith("_ptr")
     return iskeyword(name) or is_parameter or name in words()
 
 
 def own_name(name: str, kind: str = "value") -> str:
-    """What a kernel calls a value of this name, whatever its target: `page_value` for `page`."""
+    """Returns what a kernel calls a value of this name, whatever its target: `page_value` for `page`."""
     return f"{name.lstrip('_')}_{kind}" if _clashes(name) else name
 
 
 def own_sizes(names: Collection[str], inputs: Collection[str]) -> dict[str, str]:
-    """What generated code calls the sizes that cannot keep their names, whatever the target: `t_size` for t.
+    """Returns what generated code calls the sizes that cannot keep their names, whatever the target: `t_size`
+    for t.
 
     names: of all sizes that the spec chose; inputs: of its tensors, whose gradients have names too.
     """

@@ -119,8 +119,8 @@ class _Scene:
 
 
 def _visits(kernel: ir.Kernel, scene: _Scene, outer: int) -> Iterator[tuple[_Array, _Array, _Array]]:
-    """The inner tiles that outer tiles visit, loop by loop: numbers of outer tiles, of inner tiles, and
-    classes. A bound is evaluated once for all tiles.
+    """Yields the inner tiles that outer tiles visit, loop by loop: numbers of outer tiles, of inner tiles,
+    and classes. A bound is evaluated once for all tiles.
     """
     import numpy as np
 
@@ -170,7 +170,7 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int) -> Iterator[tuple[_Arr
 
 
 def _scalars(kernel: ir.Kernel) -> list[tuple[str, Expr]]:
-    """The program's named values that its loops depend on, in order."""
+    """Returns the program's named values that its loops depend on, in order."""
     split = ir.split_of(kernel)
     ends = () if split is None else (split.lo, split.hi)
     ranges = (x for loop in kernel.regions.loops for x in (loop.start, loop.stop, loop.masked, loop.guard))

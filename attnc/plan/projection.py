@@ -38,7 +38,7 @@ class DotBound:
     partial: float
 
     def relative(self, K: int) -> float:
-        """What multiplies the sum of absolute products."""
+        """Returns what multiplies the sum of absolute products."""
         chain = K if self.steps == 0 else -(-K // self.steps)
         return self.per_addition * (chain + self.depth) * 2.0**-24 + self.partial
 
@@ -67,7 +67,7 @@ class ProjectionModule:
         return self.variant.projection.name
 
     def bound(self, position: int) -> DotBound:
-        """What the config at this position promises."""
+        """Returns what the config at this position promises."""
         config = self.configs[position]
         dtype = self.variant.projection.dtype
         match config:
@@ -87,7 +87,7 @@ class ProjectionModule:
 
 
 def impl_of(config: ProjectionConfig) -> Impl:
-    """The implementation that a config of a projection is of."""
+    """Returns the implementation that a config of a projection is of."""
     return next(impl for impl in IMPLS if impl == config.impl)
 
 
@@ -96,7 +96,9 @@ _GUESS: dict[Impl, int | None] = {"gemv": 1, "flat": 64, "conventional": None}
 
 
 def plan_projection(variant: ProjectionVariant, schedule: Schedule) -> ProjectionModule:
-    """The module of a variant. Raises DiagnosticError (E0409, E0509, E0601: no config of a kernel fits)."""
+    """Returns the module of a variant. Raises DiagnosticError (E0409, E0509, E0601: no config of a kernel
+    fits).
+    """
     offered = projection_configs(schedule, variant)
     room = max(device.shared_per_block for device in DEVICES.values())
     kept = [(config, need) for config in offered if (need := _shared(config, variant)) <= room]
@@ -130,7 +132,7 @@ def _shared(config: ProjectionConfig, variant: ProjectionVariant) -> int:
 
 
 def _ragged(tiles: Iterable[tuple[ProductConfig, int]], size: int | None) -> frozenset[Impl]:
-    """The implementations of which some tile of an axis reaches past its end."""
+    """Returns the implementations of which some tile of an axis reaches past its end."""
     return frozenset(impl_of(config) for config, tile in tiles if size is None or size % tile)
 
 

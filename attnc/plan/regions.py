@@ -50,7 +50,7 @@ def regions(
     bounds: list[Let] = []
 
     def named(text: str, value: Expr) -> Expr:
-        """The value by name, unless it is a name or a number already."""
+        """Returns the value by name, unless it is a name or a number already."""
         if isinstance(value, Const | Dim | Ref):
             return value
         value = narrowed(value, length)
@@ -88,8 +88,8 @@ def regions(
 
 
 def partial_test(loops: Regions) -> Expr:
-    """Whether the tile at hand is partial, for a text that walks over the tiles of all loops in one: they
-    follow one upon the other.
+    """Returns whether the tile at hand is partial, for a text that walks over the tiles of all loops in one:
+    they follow one upon the other.
     """
     first, last = loops.loops[0], loops.loops[-1]
     if len(loops.loops) == 1:
@@ -98,7 +98,7 @@ def partial_test(loops: Regions) -> Expr:
 
 
 def guard_of(loops: Regions) -> Expr | None:
-    """Whether a tile is visited at all, in such a text; None if every one is."""
+    """Returns whether a tile is visited at all, in such a text; None if every one is."""
     guards = [loop.guard for loop in loops.loops if loop.guard is not None]
     return disj(*guards) if guards else None
 
@@ -110,7 +110,9 @@ def _partial(start: Expr, stop: Expr, ranges: Ranges) -> Loop:
 
 
 def _unsearched(stop: Expr) -> Expr:
-    """The bound without its searches: a tensor reads 0 past its end, which may be the value looked for."""
+    """Returns the bound without its searches: a tensor reads 0 past its end, which may be the value looked
+    for.
+    """
     return substitute(stop, {node: Ref("any", "int") for node in walk(stop) if isinstance(node, Search)})
 
 
@@ -119,7 +121,9 @@ def _from_zero(start: Expr | None) -> Expr:
 
 
 def _ended(stop: Expr, length: Expr) -> Expr:
-    """The bound, not past the length even where the tile is: `smaller` takes tiles to lie in sequences."""
+    """Returns the bound, not past the length even where the tile is: `smaller` takes tiles to lie in
+    sequences.
+    """
     match stop:
         case Call(function="min", args=args) if length in args:
             return stop
@@ -134,12 +138,12 @@ def _up_to(stop: Expr | None, length: Expr) -> Expr:
 
 
 def _align_up(position: Expr, axis: Axis) -> Expr:
-    """The start of the first tile that begins at the position or behind it."""
+    """Returns the start of the first tile that begins at the position or behind it."""
     return position if position == ZERO else _align_down(add(position, sub(TILE[axis], Const(1))), axis)
 
 
 def _align_down(position: Expr, axis: Axis) -> Expr:
-    """The start of the tile that the position is in."""
+    """Returns the start of the tile that the position is in."""
     return position if position == ZERO else mul(floordiv(position, TILE[axis]), TILE[axis])
 
 
@@ -150,8 +154,9 @@ _KV_IDX = Index("kv_idx")
 
 
 def kept_by_some(mask: Expr) -> Expr | None:
-    """What every key fulfils that some query of its sequence keeps, of whatever head: a condition on kv_idx
-    and on values that are the same for the whole sequence. None where the mask implies no such condition.
+    """Returns what every key fulfils that some query of its sequence keeps, of whatever head: a condition on
+    kv_idx and on values that are the same for the whole sequence. None where the mask implies no such
+    condition.
     """
     normal = nnf(mask)
     conjuncts = normal.operands if isinstance(normal, And) else (normal,)
@@ -161,8 +166,8 @@ def kept_by_some(mask: Expr) -> Expr | None:
 
 
 def before_the_end(mask: Expr, kept: Expr) -> Expr | None:
-    """What of `kept` keys before the end of the last loop over them may lack, None if nothing: that loop ends
-    where the first of the mask's own conditions does, such as `kv_idx < end[b]`.
+    """Returns what of `kept` keys before the end of the last loop over them may lack, None if nothing: that
+    loop ends where the first of the mask's own conditions does, such as `kv_idx < end[b]`.
     """
     normal, left = nnf(mask), nnf(kept)
     conjuncts = normal.operands if isinstance(normal, And) else (normal,)
@@ -172,8 +177,8 @@ def before_the_end(mask: Expr, kept: Expr) -> Expr | None:
 
 
 def _only_ends_keys(condition: Expr) -> bool:
-    """Whether it holds before a certain position, and nowhere behind it. A search is none: a tensor may be
-    shorter than the sequence.
+    """Returns whether it holds before a certain position, and nowhere behind it. A search is none: a tensor
+    may be shorter than the sequence.
     """
     ranges = solve(condition)
     end = ranges.may_hi
@@ -183,7 +188,9 @@ def _only_ends_keys(condition: Expr) -> bool:
 
 
 def _without_queries(mask: Expr) -> Expr:
-    """The mask, in negation normal form, with what depends on the query or its head taken to be true."""
+    """Returns the mask, in negation normal form, with what depends on the query or its head taken
+    to be true.
+    """
     match mask:
         case And(operands=operands):
             return conj(*map(_without_queries, operands))
@@ -202,8 +209,8 @@ def _differs_between_queries(expr: Expr) -> bool:
 
 
 def with_edges(loops: Regions, mask: Expr, kept: Expr | None) -> Regions:
-    """The loops over keys, with partial ones cut: tiles that may hold keys which no query keeps get loops of
-    their own, since a step that makes rows zero costs more.
+    """Returns the loops over keys, with partial ones cut: tiles that may hold keys which no query keeps get
+    loops of their own, since a step that makes rows zero costs more.
 
     Tiles from `kept_lo` to `kept_hi` hold no such keys. Nothing is cut where the mask is that condition alone
     and ends in a partial loop, which then consists of such a tile, or where no tile is known to be free of
@@ -241,7 +248,7 @@ def with_edges(loops: Regions, mask: Expr, kept: Expr | None) -> Regions:
 
 
 def with_fills(loops: Regions, kept: Expr | None) -> Regions:
-    """The loops, every partial one of them with rows made zero."""
+    """Returns the loops, every partial one of them with rows made zero."""
     if kept is None:
         return loops
     filled = tuple(replace(loop, zero_fill=loop.masked is not False) for loop in loops.loops)

@@ -67,14 +67,14 @@ def normalise(attention: Attention) -> Attention:
 
 
 def size_names(attention: Attention) -> Iterator[str]:
-    """The names of sizes of the inputs, in order of appearance."""
+    """Yields the names of sizes of the inputs, in order of appearance."""
     for tensor in attention.inputs:
         for size in tensor.shape:
             yield from (node.name for node in walk(size) if isinstance(node, Dim))
 
 
 def _widened(expr: Expr, wide: Collection[str]) -> Expr:
-    """The expression with loads of these tensors marked as integers of 64 bits."""
+    """Returns the expression with loads of these tensors marked as integers of 64 bits."""
     expr = rebuild(expr, tuple(_widened(child, wide) for child in children(expr)))
     return replace(expr, wide=True) if isinstance(expr, Load) and expr.tensor in wide else expr
 
@@ -237,8 +237,8 @@ def block(size: int) -> int:
 
 
 def are_wide(d: int, dv: int) -> bool:
-    """Whether the accumulators of dk and dv cannot share a kernel: then each gets its own, at the price of
-    one more dot (on an H200 1.3 to 1.5 times faster at 256 columns than small tiles).
+    """Returns whether the accumulators of dk and dv cannot share a kernel: then each gets its own, at the
+    price of one more dot (on an H200 1.3 to 1.5 times faster at 256 columns than small tiles).
     """
     return d + dv > 256
 
@@ -247,7 +247,7 @@ PAGES = Dim("pages")
 
 
 def memory(tensor: Tensor) -> Tensor | None:
-    """The tensor as it is passed, None for one that has no memory of its own."""
+    """Returns the tensor as it is passed, None for one that has no memory of its own."""
     match tensor.storage:
         case Prefix():
             return None
@@ -260,12 +260,13 @@ def memory(tensor: Tensor) -> Tensor | None:
 
 
 def is_plain(attention: Attention) -> bool:
-    """Whether q, k and v are ordinary tensors, whose sequences all have M and N rows of memory."""
+    """Returns whether q, k and v are ordinary tensors, whose sequences all have M and N rows of memory."""
     return all(t.storage.is_plain for t in (attention.q, attention.k, attention.v))
 
 
 def has_descriptors(attention: Attention) -> bool:
-    """Whether tiles of q, k and v may come through tensor descriptors: of ordinary tensors, but for wide f32.
+    """Returns whether tiles of q, k and v may come through tensor descriptors: of ordinary tensors, but for
+    wide f32.
 
     Of f32, tensor cores multiply tiles in two parts. What a descriptor brought Triton parts in registers,
     which then spill at 128 columns; what pointers brought it parts in shared memory, where `wgmma` reads it
@@ -276,7 +277,7 @@ def has_descriptors(attention: Attention) -> bool:
 
 
 def has_rows(attention: Attention) -> bool:
-    """Whether q, k and v are ordinary or packed tensors, whose rows can have gradients."""
+    """Returns whether q, k and v are ordinary or packed tensors, whose rows can have gradients."""
     return all(t.storage.has_gradients for t in (attention.q, attention.k, attention.v))
 
 
@@ -291,7 +292,7 @@ def capacity(attention: Attention) -> tuple[Let, ...]:
 
 
 def longest(attention: Attention, role: Role) -> Expr:
-    """The most rows that a sequence can have: M or N, or all rows of a ragged tensor."""
+    """Returns the most rows that a sequence can have: M or N, or all rows of a ragged tensor."""
     tensor = attention.q if role is Role.QUERY else attention.k
     return tensor.size(role) if tensor.storage.is_packed else Dim("M" if role is Role.QUERY else "N")
 

@@ -46,7 +46,9 @@ _SUM_OF_TILE = 8.0
 
 
 def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
-    """Every strategy of the schedule that does not suit its loops, or that no kernel of the target has."""
+    """Yields every strategy of the schedule that does not suit its loops, or that no kernel of the target
+    has.
+    """
     knobs = knobs_of(schedule, "forward")
     knob, loops = knobs.get("softmax"), knobs.get("loops")
     if knob is None:
@@ -80,7 +82,7 @@ def _named(knob: Knob) -> Iterator[Choice]:
 
 
 def _of_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
-    """The decode kernel looks at the first strategy of a schedule."""
+    """Yields the decode kernel looks at the first strategy of a schedule."""
     match knob.choices[0]:
         case Choice(name="unified_max", args={"fallback": fallback}):
             yield from check_bounds(variant, knob)
@@ -98,7 +100,7 @@ def _of_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
 def plan_softmax(
     attention: Attention, config: ForwardConfig, names: LoadNames
 ) -> tuple[Softmax, Expr | None]:
-    """The softmax, and the score it reads (None: the raw dot product)."""
+    """Returns the softmax, and the score it reads (None: the raw dot product)."""
     scale, raw = split_scale(attention.score)
     choice = config.softmax
     rescale = choice.args.get("rescale", "deferred")
@@ -128,7 +130,7 @@ def plan_softmax(
 
 
 def plan_dropout(attention: Attention, names: LoadNames) -> Dropout | None:
-    """What is dropped, if anything is."""
+    """Returns what is dropped, if anything is."""
     wanted = attention.softmax
     if wanted.dropout is None or wanted.seed is None:
         return None
@@ -152,7 +154,7 @@ class Shift:
 
 
 def shift_of(softmax: Softmax, unified: UnifiedMax | None, p: DType) -> Shift:
-    """How far the exponents of a kernel are off; p: the type of probabilities."""
+    """Returns how far the exponents of a kernel are off; p: the type of probabilities."""
     if unified is not None:
         largest = (abs(unified.phi) + max(abs(unified.low), abs(unified.high))) / LOG2E
         return Shift(largest=largest, least_probability=2.0**unified.low)
@@ -181,7 +183,9 @@ _SMALLEST_NORMAL = {DType.F16: 2.0**-14, DType.BF16: 2.0**-126, DType.F32: 2.0**
 
 
 def safe_range(dtype: DType) -> tuple[float, float]:
-    """The exponents between which a row's largest may lie, for probabilities and values of this type."""
+    """Returns the exponents between which a row's largest may lie, for probabilities and values
+    of this type.
+    """
     sums = math.log(_LARGEST[DType.F32]) - math.log(LONGEST) - math.log(LARGEST_VALUE)
     return math.log(_SMALLEST_NORMAL[dtype] * HEADROOM), min(math.log(_LARGEST[dtype]), sums)
 
@@ -205,8 +209,8 @@ def check_bounds(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
 
 
 def unified_max(attention: Attention, config: ForwardConfig) -> UnifiedMax | None:
-    """The unified maximum that a config asks for; its fallback is dropped where the score cannot leave the
-    bounds.
+    """Returns the unified maximum that a config asks for; its fallback is dropped where the score cannot
+    leave the bounds.
     """
     choice = config.softmax
     if choice.name != "unified_max":
@@ -220,7 +224,7 @@ def unified_max(attention: Attention, config: ForwardConfig) -> UnifiedMax | Non
 
 
 def bounds_of(choice: Choice) -> tuple[float, float]:
-    """Where a row's largest exponent may lie, in natural units."""
+    """Returns where a row's largest exponent may lie, in natural units."""
     bounds = choice.args["bounds"]
     assert isinstance(bounds, tuple)
     a, b = bounds

@@ -54,8 +54,8 @@ def shortened_lengths(attention: Attention, names: LoadNames) -> tuple[Statement
 
 
 def named_bounds(loops: Regions, names: LoadNames) -> Regions:
-    """The loops with everything that their bounds share named: the tile's end positions, its loads, its
-    searches.
+    """Returns the loops with everything that their bounds share named: the tile's end positions, its loads,
+    its searches.
     """
     lets = [let for let in loops.bounds if isinstance(let, Let)]
     exprs = [*(let.value for let in lets), *(expr for loop in loops.loops for expr in loop.expressions)]
@@ -96,8 +96,8 @@ def named_bounds(loops: Regions, names: LoadNames) -> Regions:
 
 
 def tile_axes(statements: Iterable[Statement]) -> dict[str, frozenset[str]]:
-    """The axes whose tile a value is of, by its name: it reads where the tile begins or ends, itself or
-    through a value before it. That is what decides where it can be computed.
+    """Returns the axes whose tile a value is of, by its name: it reads where the tile begins or ends, itself
+    or through a value before it. That is what decides where it can be computed.
     """
     found = {end.name: frozenset({"q"}) for end in _ENDS}
     for item in statements:
@@ -141,7 +141,7 @@ def make_step(
     *,
     always_fills: bool = False,
 ) -> Step:
-    """The step of a kernel whose inner loop runs over `inner`.
+    """Returns the step of a kernel whose inner loop runs over `inner`.
 
     score: with its loads named, None for the raw dot product; inside: what a partial tile must test besides
     the mask; also: expressions that every step evaluates besides the score; lets: values that it names
@@ -203,7 +203,7 @@ def fetches_for(fetches: Iterable[Fetch], *exprs: Expr) -> tuple[Fetch, ...]:
 
 
 def kept_fetches(kernel: Kernel) -> tuple[Fetch, ...]:
-    """The loads of each key that say whether some query keeps it."""
+    """Returns the loads of each key that say whether some query keeps it."""
     step = kernel.step
     along_keys = (f for f in (*kernel.outer, *step.fetches, *step.masked_fetches) if f.axes == ("kv",))
     return () if step.kept is None else fetches_for(along_keys, step.kept)
@@ -218,14 +218,14 @@ def pointer_names(fetch: Fetch) -> tuple[str, ...]:
 
 
 def names_of(expr: Expr) -> set[str]:
-    """What an expression reads: values, sizes, positions, and the rows that it searches."""
+    """Returns what an expression reads: values, sizes, positions, and the rows that it searches."""
     nodes = list(walk(expr))
     found = {node.name for node in nodes if isinstance(node, Ref | Dim | Index)}
     return found | {node.row for node in nodes if isinstance(node, Search) and node.row}
 
 
 def names_in(item: Statement) -> set[str]:
-    """What a statement reads: values, sizes, positions, and the pointers that it loads through."""
+    """Returns what a statement reads: values, sizes, positions, and the pointers that it loads through."""
     found = {name for expr in statement_expressions(item) for name in names_of(expr)}
     return found | set(pointer_names(item) if isinstance(item, Fetch) else ())
 
@@ -241,7 +241,7 @@ def needed_for(read: Iterable[str], statements: Sequence[Statement]) -> list[Sta
 
 
 def is_short_integer(item: Statement, dtypes: Mapping[str, DType]) -> bool:
-    """Whether it computes or loads one integer of 32 bits for a tile; dtypes: of tensors."""
+    """Returns whether it computes or loads one integer of 32 bits for a tile; dtypes: of tensors."""
     match item:
         case Let(value=value):
             return value.type not in ("float", "bool")
@@ -280,7 +280,7 @@ def kv_head_of(attention: Attention) -> Expr:
 
 
 def of_a_head(program: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The statements whose values change with the query head."""
+    """Returns the statements whose values change with the query head."""
     late: list[Statement] = []
     for item in program:
         names = {other.name for other in late}
@@ -294,7 +294,9 @@ def of_a_head(program: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def starts_with(kernel: Kernel, index: str) -> bool:
-    """Whether what a program does first, or a bound, a range or a guard of its loops uses the index."""
+    """Returns whether what a program does first, or a bound, a range or a guard of its loops uses
+    the index.
+    """
     exprs = [expr for loop in kernel.regions.loops for expr in loop.expressions]
     first = (*kernel.program, *kernel.regions.statements)
     exprs += (expr for item in first for expr in statement_expressions(item))
@@ -317,8 +319,8 @@ Q_ROWS = Ref("q_rows", "int", within=(0, SIZE))
 
 
 def sequences(attention: Attention, over: Axis = "q") -> Sequences | None:
-    """How tiles of ragged queries, or keys, are numbered; None when every sequence has M, or N, rows of
-    memory.
+    """Returns how tiles of ragged queries, or keys, are numbered; None when every sequence has M, or N, rows
+    of memory.
     """
     tensor, role = (attention.q, Role.QUERY) if over == "q" else (attention.k, Role.KEY)
     match tensor.storage:
@@ -374,8 +376,8 @@ def key_lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True)
 
 
 def program(names: LoadNames, lines: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """What a program does first: rows of inputs, the lengths of its sequence, and the values that neither
-    index changes. lines: of `lengths`.
+    """Returns what a program does first: rows of inputs, the lengths of its sequence, and the values that
+    neither index changes. lines: of `lengths`.
     """
     tile = tile_axes(names.fetches)
     scalars = [
@@ -391,8 +393,8 @@ def stored(attention: Attention) -> Expr:
 
 
 def outruns(attention: Attention, inner: Axis) -> bool:
-    """Whether a tile of the outer axis may lie past the end of its sequence, which then has no position of
-    `inner`: what `facts` proves of a tile's place does not hold there.
+    """Returns whether a tile of the outer axis may lie past the end of its sequence, which then has no
+    position of `inner`: what `facts` proves of a tile's place does not hold there.
     """
     if inner == "kv":
         return stored(attention) == Q_ROWS
@@ -400,7 +402,9 @@ def outruns(attention: Attention, inner: Axis) -> bool:
 
 
 def _row(boundary: Fetch) -> Ref:
-    """The number of a packed row, of which `ends` has the first and that past the last of each sequence."""
+    """Returns the number of a packed row, of which `ends` has the first and that past the last of each
+    sequence.
+    """
     return Ref(boundary.name, "int", within=(0, I32.hi))
 
 
@@ -411,7 +415,7 @@ def _boundary(attention: Attention, cu_seqlens: str, step: int, name: str) -> Fe
 
 
 def rows(attention: Attention, names: LoadNames) -> Mapping[str, Rows]:
-    """Where the rows of q, k, v and o (and of lse, like o) lie."""
+    """Returns where the rows of q, k, v and o (and of lse, like o) lie."""
     q_first = "q_first" if attention.q.storage.is_packed else None
     k = Rows(tensor="k")
     match attention.k.storage:
@@ -426,8 +430,8 @@ def rows(attention: Attention, names: LoadNames) -> Mapping[str, Rows]:
 
 
 def sizes(attention: Attention, dims: tuple[str, ...], over: Axis = "q") -> tuple[str, ...]:
-    """The run-time sizes among the arguments of a kernel with a grid over tiles of `over`: M and N of ragged
-    tensors are found on the device, from all their rows.
+    """Returns the run-time sizes among the arguments of a kernel with a grid over tiles of `over`: M and N of
+    ragged tensors are found on the device, from all their rows.
     """
     queries, keys = attention.q.storage.is_packed, attention.k.storage.is_packed
     local = {"M": queries, "N": keys}

@@ -58,8 +58,8 @@ class Target(ABC):
         return self.name.replace(".", "_")
 
     def runs_on(self, capability: int) -> bool:
-        """Whether a GPU of this compute capability (90 for sm_90) runs the kernels: all from the oldest of
-        the target's devices on where the newest known is among them, else its devices alone.
+        """Returns whether a GPU of this compute capability (90 for sm_90) runs the kernels: all from the
+        oldest of the target's devices on where the newest known is among them, else its devices alone.
         """
         own = {device.capability for device in self.devices}
         is_open = max(device.capability for device in DEVICES.values()) in own
@@ -69,16 +69,16 @@ class Target(ABC):
 
     @abstractmethod
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-        """Every reason why the forward or decode kernel of the variant cannot be made under the schedule,
-        besides those that hold for all targets (`lowerable`).
+        """Returns every reason why the forward or decode kernel of the variant cannot be made under the
+        schedule, besides those that hold for all targets (`lowerable`).
         """
 
     @abstractmethod
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
-        """What the kernels cannot honour of a key of the backward's phases."""
+        """Returns what the kernels cannot honour of a key of the backward's phases."""
 
     def check_turns(self, variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
-        """Why blocks cannot take turns at adding to dq, as `accumulate.dq = ordered` asks for."""
+        """Yields why blocks cannot take turns at adding to dq, as `accumulate.dq = ordered` asks for."""
         yield unsupported(
             f"blocks of {self.name} take no turns",
             knob.span,
@@ -88,23 +88,25 @@ class Target(ABC):
 
     @abstractmethod
     def default_schedule(self, shape: Shape) -> Iterator[str]:
-        """The lines of a schedule for an attention that has none."""
+        """Returns the lines of a schedule for an attention that has none."""
 
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
-        """Whether dk and dv have a kernel each, where dq is not summed in memory; wide: their rows are, for
-        one of them.
+        """Returns whether dk and dv have a kernel each, where dq is not summed in memory; wide: their rows
+        are, for one of them.
         """
         return False
 
     # --- how programs are numbered
 
     def section(self) -> Section | None:
-        """Which heads of a forward are worked at beside each other; None: one comes after the other."""
+        """Returns which heads of a forward are worked at beside each other; None: one comes after
+        the other.
+        """
         return self.sections
 
     def backward_section(self, *, short_loops: bool) -> Section:
-        """Which heads of a backward kernel are worked at beside each other. short_loops: it reads few tiles
-        of a head.
+        """Returns which heads of a backward kernel are worked at beside each other. short_loops: it reads few
+        tiles of a head.
         """
         return self.sections
 
@@ -112,26 +114,26 @@ class Target(ABC):
 
     @abstractmethod
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
-        """The configs of the forward or decode kernel that some device of the target can run, in their order.
-        Raises DiagnosticError (E0601) when there is none.
+        """Returns the configs of the forward or decode kernel that some device of the target can run, in
+        their order. Raises DiagnosticError (E0601) when there is none.
         """
 
     @abstractmethod
     def backward_configs(
         self, variant: Variant, schedule: Schedule, kernel: KernelName, layout: BackwardLayout | None
     ) -> tuple[BackwardConfig, ...]:
-        """The configs of a kernel of a backward that lies so which some device can run. Raises
+        """Returns the configs of a kernel of a backward that lies so which some device can run. Raises
         DiagnosticError (E0601) when there is none.
         """
 
     def layout(self, variant: Variant, schedule: Schedule, config: TileConfig) -> Layout | None:
-        """How the forward or decode kernel lies on the machine; None where a compiler decides it."""
+        """Returns how the forward or decode kernel lies on the machine; None where a compiler decides it."""
         return None
 
     def backward_layout(
         self, variant: Variant, schedule: Schedule, forward: Layout | None
     ) -> BackwardLayout | None:
-        """How the kernels of a backward lie on the machine; None where a compiler decides it."""
+        """Returns how the kernels of a backward lie on the machine; None where a compiler decides it."""
         return None
 
     @abstractmethod
@@ -141,19 +143,21 @@ class Target(ABC):
         """Bytes of shared memory that a block must be allowed for a launcher to take the config."""
 
     def staged(self, variant: Variant, config: TileConfig) -> int:
-        """The bytes that it takes where tensor cores read tiles there, 0 if no more than elsewhere."""
+        """Returns the bytes that it takes where tensor cores read tiles there, 0 if no more than
+        elsewhere.
+        """
         return 0
 
     def columns(self, configs: Iterable[TileConfig], layout: Layout | None) -> Mapping[str, Any]:
-        """What the error bound says of terms that tensor cores add to products."""
+        """Returns what the error bound says of terms that tensor cores add to products."""
         return {}
 
     def idle_gain(self, attention: Attention) -> float:
-        """How much faster a multiprocessor reads keys while others idle."""
+        """Returns how much faster a multiprocessor reads keys while others idle."""
         return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
 
     def partial_trips(self, layout: Layout | None) -> int:
-        """What a byte of a partial result costs in bytes of keys."""
+        """Returns what a byte of a partial result costs in bytes of keys."""
         return PARTIAL_TRIPS
 
     def few_tiles(self, layout: Layout | None) -> int:
@@ -161,19 +165,19 @@ class Target(ABC):
         return 0
 
     def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
-        """The most results of parts of a row's keys that one program joins."""
+        """Returns the most results of parts of a row's keys that one program joins."""
         return 0
 
     @abstractmethod
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
-        """What a block of a kernel takes on the device."""
+        """Returns what a block of a kernel takes on the device."""
 
     def roles(self, kernel: OutputKernel, config: TileConfig) -> Iterator[str]:
-        """What the warps of a block do, for a reader, where they do not all do the same."""
+        """Returns what the warps of a block do, for a reader, where they do not all do the same."""
         return iter(())
 
     def traffic(
         self, kernel: OutputKernel, config: TileConfig, tiles: Picture, heads: int, device: Device
     ) -> tuple[Traffic, DeviceMemory] | None:
-        """What a launch moves for all heads; None where the plan does not know."""
+        """Returns what a launch moves for all heads; None where the plan does not know."""
         return None

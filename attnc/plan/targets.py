@@ -20,13 +20,15 @@ INSTEAD = "a schedule for 'cuda.sm_80' runs on this architecture too"
 
 
 def target_of(name: str) -> Target:
-    """The target that a schedule, or a module made for it, names. ValueError for one that is not compiled."""
+    """Returns the target that a schedule, or a module made for it, names. ValueError for one that is not
+    compiled.
+    """
     if name not in TARGETS:
         raise ValueError(f"target: expected one of {', '.join(sorted(TARGETS))}, got {name!r}")
     return TARGETS[name]
 
 
 def schedule_for(attention: str, target: str, shape: Shape) -> str:
-    """The text of a schedule for an attention of this name."""
+    """Returns the text of a schedule for an attention of this name."""
     body = "\n".join(f"  {line}" for line in target_of(target).default_schedule(shape))
     return f"schedule {attention} for {target} {{\n{body}\n}}\n"

@@ -31,7 +31,7 @@ class Scopes:
 
 
 def scopes_of(kernel: Kernel) -> Scopes:
-    """The scopes of a structure: `templates/*/STRUCTURE.*.jinja` follow them."""
+    """Returns the scopes of a structure: `templates/*/STRUCTURE.*.jinja` follow them."""
     over_q = kernel.regions.axis == "kv"  # programs, or tiles of their outer loop, are of queries
     lo, hi, rows = ("q_lo", "q_hi", ("q_idx", "q_pos")) if over_q else ("kv_lo", "kv_hi", ("kv_idx",))
     ends, columns = ("kv_lo", "kv_hi") if over_q else ("q_lo", "q_hi"), ("q_idx", "q_pos", "kv_idx")
@@ -115,7 +115,9 @@ def _verify_kept(kernel: Kernel, sizes: frozenset[str]) -> None:
 
 
 def _from_tile(kernel: Kernel) -> frozenset[str]:
-    """What a program of packed sequences knows from its tile: the sequence's rows, and where they begin."""
+    """Returns what a program of packed sequences knows from its tile: the sequence's rows, and where they
+    begin.
+    """
     if kernel.grid.sequences is None:
         return frozenset()
     known = {"q": {"M", "q_rows", "q_first"}, "kv": {"N", "k_first"}, "head": set[str]()}

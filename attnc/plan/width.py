@@ -18,7 +18,7 @@ from attnc.expr.solve import solve
 
 
 def is_wide(expr: Expr) -> bool:
-    """Whether the value is held in 64 bits: it may leave 32, or is made from one that is."""
+    """Returns whether the value is held in 64 bits: it may leave 32, or is made from one that is."""
     if expr.type != "int":
         return False
     match expr:
@@ -37,7 +37,7 @@ def is_wide(expr: Expr) -> bool:
 
 
 def may_overflow(op: str, left: Expr, right: Expr) -> bool:
-    """Whether an integer operation has to be carried out in 64 bits."""
+    """Returns whether an integer operation has to be carried out in 64 bits."""
     if left.type != "int" or right.type != "int" or op == "/":
         return False
     result = Binary(op, left, right)  # type: ignore[arg-type]  # an operator of a node
@@ -45,14 +45,14 @@ def may_overflow(op: str, left: Expr, right: Expr) -> bool:
 
 
 def ends_of(value: Expr) -> tuple[int, int]:
-    """The least and the most that it can be."""
+    """Returns the least and the most that it can be."""
     found = range_of(value)
     return found.lo, found.hi
 
 
 def narrowed(value: Expr, length: Expr) -> Expr:
-    """A bound of positions from 0 to `length`, brought near that range, in 64 bits if it has them, before it
-    is kept in 32 and tiles are added to it.
+    """Returns a bound of positions from 0 to `length`, brought near that range, in 64 bits if it has them,
+    before it is kept in 32 and tiles are added to it.
     """
     found = range_of(value)
     below = smaller(value, length) if found.hi > NEAR.hi else value
@@ -92,12 +92,12 @@ class _Far:
         return -(-max(self.reach, NEAR.hi) // self.factor)
 
     def allows(self, most: int) -> bool:
-        """Whether the sum has 32 bits for loads up to this."""
+        """Returns whether the sum has 32 bits for loads up to this."""
         return most * self.factor >= self.reach and self.reach + most * self.factor <= I32.hi
 
 
 def _far(comparison: Compare) -> _Far | None:
-    """The one far integer of a comparison of positions; None where there is none, or several."""
+    """Returns the one far integer of a comparison of positions; None where there is none, or several."""
     difference = affine(comparison.left) - affine(comparison.right)
     far = [(atom, c) for atom, c in difference.terms if not range_of(atom).is_within(NEAR)]
     if len(far) != 1:
@@ -111,7 +111,7 @@ def _far(comparison: Compare) -> _Far | None:
 
 
 def _is_costly(comparison: Compare) -> bool:
-    """Whether it, or a bound that follows from it, would take 64 bits."""
+    """Returns whether it, or a bound that follows from it, would take 64 bits."""
     return any(is_wide(node) for expr in (comparison, *_bounds(comparison)) for node in walk(expr))
 
 
@@ -126,7 +126,7 @@ def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
 
 
 def _rebuilt(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
-    """The expression as it is written, with other nodes in some places."""
+    """Returns the expression as it is written, with other nodes in some places."""
     found = mapping.get(expr)
     if found is not None:
         return found

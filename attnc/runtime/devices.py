@@ -17,7 +17,7 @@ class Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """All CUDA devices, in PyTorch's order; empty without a driver or with a CPU build."""
+    """Returns all CUDA devices, in PyTorch's order; empty without a driver or with a CPU build."""
     if not torch.cuda.is_available():
         return ()
     found = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
@@ -25,5 +25,5 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def is_cpu_build() -> bool:
-    """Whether this PyTorch could not use a GPU even if there were one."""
+    """Returns whether this PyTorch could not use a GPU even if there were one."""
     return torch.version.cuda is None

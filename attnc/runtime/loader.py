@@ -33,7 +33,7 @@ def load_text(text: str) -> ModuleType:
 
 
 def store(text: str, suffix: str = ".py") -> Path:
-    """The path of a file with exactly this text, written in one step where it is not there yet."""
+    """Returns the path of a file with exactly this text, written in one step where it is not there yet."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     path = cache_folder() / f"{digest}{suffix}"
     try:
@@ -64,5 +64,5 @@ def load_file(path: Path) -> ModuleType:
 
 
 def program_of(module: ModuleType) -> Any:
-    """The kernels of a generated CUDA module and their sources (`attnc.support.binaries.Program`)."""
+    """Returns the kernels of a generated CUDA module and their sources (`attnc.support.binaries.Program`)."""
     return module.CALL.program

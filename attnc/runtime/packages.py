@@ -29,8 +29,8 @@ from attnc.target.support import FOLDER
 
 
 def package_of(folder: Path) -> str:
-    """The name of a package for the files of a folder, made where it is not there. Its `__init__.py` is not
-    run.
+    """Returns the name of a package for the files of a folder, made where it is not there. Its `__init__.py`
+    is not run.
     """
     folder = folder.resolve()
     root = folder.parent.parent
@@ -49,8 +49,9 @@ def package_of(folder: Path) -> str:
 
 
 def import_once(name: str, path: Path, folder: Path | None = None) -> ModuleType:
-    """The module in a file, imported under this name where it is not yet, without touching sys.path. folder:
-    where a package has its modules. Raises what the file raises, and then nothing of it is left imported.
+    """Returns the module in a file, imported under this name where it is not yet, without touching sys.path.
+    folder: where a package has its modules. Raises what the file raises, and then nothing of it is left
+    imported.
     """
     if name in sys.modules:
         return sys.modules[name]
@@ -92,7 +93,7 @@ class Package:
 
 
 def find_package(folder: Path) -> Package | None:
-    """What `keep_package` put there; None where it did not, or where a file is not what it was.
+    """Returns what `keep_package` put there; None where it did not, or where a file is not what it was.
 
     PermissionError for a folder that others could have written to.
     """

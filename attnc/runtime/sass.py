@@ -63,7 +63,7 @@ class Loop:
 
 
 def disassemble(image: bytes) -> str | None:
-    """The text of a cubin's kernels; None where nvdisasm, of Triton's wheel, is missing."""
+    """Returns the text of a cubin's kernels; None where nvdisasm, of Triton's wheel, is missing."""
     program = tool("nvdisasm")
     if program is None:
         return None
@@ -75,7 +75,9 @@ def disassemble(image: bytes) -> str | None:
 
 
 def loops(text: str) -> tuple[Loop, ...]:
-    """The innermost loops that multiply, of all kernels in nvdisasm's text, in the order of the text."""
+    """Returns the innermost loops that multiply, of all kernels in nvdisasm's text, in the order
+    of the text.
+    """
     starts = list(_FUNCTION.finditer(text))
     ends = [match.start() for match in starts[1:]] + [len(text)]
     found = []
@@ -86,7 +88,7 @@ def loops(text: str) -> tuple[Loop, ...]:
 
 
 def findings(loop: Loop, *, overlaps: bool) -> tuple[str, ...]:
-    """What is slow about a loop. overlaps: products are meant to run during the exponentials."""
+    """Returns what is slow about a loop. overlaps: products are meant to run during the exponentials."""
     late = loop.exponentials - loop.hidden
     found = {
         f"{late} of {loop.exponentials} exponentials wait for the product that should hide them": overlaps
@@ -155,7 +157,7 @@ class _Graph:
         return found
 
     def _loops(self) -> Iterator[frozenset[int]]:
-        """The natural loops: of every jump back to a block that dominates it, all that leads there."""
+        """Yields the natural loops: of every jump back to a block that dominates it, all that leads there."""
         for block, after in enumerate(self.next):
             for head in after:
                 if head not in self._dominators[block]:
@@ -169,7 +171,7 @@ class _Graph:
                 yield frozenset(body)
 
     def multiplying(self) -> list[list[int]]:
-        """The blocks of each innermost loop with an HGMMA, in the order of the text."""
+        """Returns the blocks of each innermost loop with an HGMMA, in the order of the text."""
         bodies = {
             body
             for body in self._loops()

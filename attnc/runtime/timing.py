@@ -44,7 +44,7 @@ class Timing:
         return (self.high - self.low) / self.median
 
     def over(self, launches: int) -> Timing:
-        """The times of each of so many launches, where they were timed as one."""
+        """Returns the times of each of so many launches, where they were timed as one."""
         return Timing(
             median=self.median / launches,
             low=self.low / launches,
@@ -96,7 +96,7 @@ def take_turns(
 
 
 def orders(names: Iterable[Which], rounds: int) -> Iterator[list[Which]]:
-    """The names in the order of each round, shuffled, the same in every run."""
+    """Yields the names in the order of each round, shuffled, the same in every run."""
     shuffled, draw = list(names), random.Random(0)
     for _ in range(rounds):
         draw.shuffle(shuffled)
@@ -167,7 +167,9 @@ def _flushed_sample(launch: Launch, flushed: torch.Tensor) -> float:
 
 
 def replayed(calls: Sequence[Launch]) -> Launch:
-    """A launch of all the calls in turn, captured once; they are made once before, for what they allocate."""
+    """Returns a launch of all the calls in turn, captured once; they are made once before, for what they
+    allocate.
+    """
     stream: Any = torch.cuda.Stream  # torch ships streams and graphs without annotations
     side = stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -49,7 +49,7 @@ class Toolchain(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """What compiles the kernels here, as tuned files call it."""
+        """Returns what compiles the kernels here, as tuned files call it."""
 
     @abstractmethod
     def usage(self, module: Module, kernel: Which, position: int, device: Device) -> Usage | None:
@@ -71,7 +71,7 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
 def tool(name: str) -> Path | None:
-    """A program of the CUDA toolkit that ships in Triton's wheel, e.g. "cuobjdump"; None if it is not
+    """Returns a program of the CUDA toolkit that ships in Triton's wheel, e.g. "cuobjdump"; None if it is not
     there.
     """
     import triton
@@ -151,7 +151,7 @@ class TritonKernel:
 
 
 def read_usage(cubin: bytes) -> Usage | None:
-    """What cuobjdump says of the first kernel in a cubin; None where cuobjdump is missing."""
+    """Returns what cuobjdump says of the first kernel in a cubin; None where cuobjdump is missing."""
     program = tool("cuobjdump")
     if program is None:
         return None
@@ -187,7 +187,7 @@ class TritonCompiler(Toolchain):
 
 
 def _triton_kernel(module: ir.Module, kernel: Which, position: int, device: Device) -> TritonKernel:
-    """A kernel of a planned module at one of its configs."""
+    """Returns a kernel of a planned module at one of its configs."""
     planned = module.kernels[kernel]
     config = planned.configs[position]
     constants: dict[str, object] = {
@@ -309,8 +309,8 @@ def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:
 
 
 def compile_configs(module: Path, arch: str, name: str | None = None) -> Iterator[tuple[Any, Cubin]]:
-    """Every config of one kernel of a generated CUDA module (its forward), with its machine code for aligned
-    rows and the compiler's log.
+    """Yields every config of one kernel of a generated CUDA module (its forward), with its machine code for
+    aligned rows and the compiler's log.
     """
     program: Any = program_of(load_file(module))
     name = next(iter(program.kernels)) if name is None else name
@@ -325,7 +325,7 @@ _TOOLCHAINS: Mapping[str, Toolchain] = {"triton": TritonCompiler(), "sm80": Nvrt
 
 
 def toolchain_of(target: str) -> Toolchain:
-    """What compiles the kernels of a target of this name."""
+    """Returns what compiles the kernels of a target of this name."""
     return _TOOLCHAINS[target_of(target).family]
 
 

@@ -96,7 +96,7 @@ def _memory_dims(module: ir.Module, dims: Mapping[str, int]) -> dict[str, int]:
 def _located(
     module: ir.Module, dims: Mapping[str, int], generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """What says where rows lie: cumulative lengths and block tables."""
+    """Returns what says where rows lie: cumulative lengths and block tables."""
     attention, batch, device = module.variant.attention, dims["B"], generator.device
     made = {}
     for tensor, name in ((attention.q, "M"), (attention.k, "N")):
@@ -110,7 +110,7 @@ def _located(
 
 
 def trial(module: ir.Module, problem: Problem, position: int | None = None) -> Launch:
-    """A launch of the config at this position (None: the module's own choice); each call makes new
+    """Returns a launch of the config at this position (None: the module's own choice); each call makes new
     outputs.
     """
     loaded: Any = load_module(module)
@@ -124,8 +124,8 @@ def trial(module: ir.Module, problem: Problem, position: int | None = None) -> L
 def backward_trial(
     module: ir.Module, problem: Problem, kernel: KernelName | None = None, position: int = 0
 ) -> Launch:
-    """A launch of all backward kernels, one of them with its config at this position and the others with the
-    module's own choice, as autograd does it for a forward that is kept.
+    """Returns a launch of all backward kernels, one of them with its config at this position and the others
+    with the module's own choice, as autograd does it for a forward that is kept.
     """
     loaded: Any = load_module(module)
     attention = module.variant.attention
@@ -140,7 +140,7 @@ def backward_trial(
 
 
 def device_name() -> str:
-    """The current CUDA device, as tuned files call it."""
+    """Returns the current CUDA device, as tuned files call it."""
     return torch.cuda.get_device_name()
 
 
@@ -204,14 +204,14 @@ class Sized:
         self.seen = rows, keys, sequences * self.heads
 
     def graph(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
-        """A graph of one call for each copy, with the config that the module takes by itself."""
+        """Returns a graph of one call for each copy, with the config that the module takes by itself."""
         loaded: Any = load_module(module, choices)
         function = getattr(loaded, module.variant.attention.name)
         with torch.no_grad():
             return replayed([partial(function, *tensors) for tensors in self.problems])
 
     def with_gradients(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
-        """A call and its backward by autograd, on one copy."""
+        """Returns a call and its backward by autograd, on one copy."""
         attention, loaded = module.variant.attention, load_module(module, choices)
         function: Any = getattr(loaded, attention.name)
         names = (arg.tensor.name for arg in module.args)
@@ -231,7 +231,7 @@ def _first(found: Any) -> torch.Tensor:
 
 
 def _heads(tensor: Tensor, values: torch.Tensor) -> int:
-    """How many heads the values have: one where the tensor has no axis of heads."""
+    """Returns how many heads the values have: one where the tensor has no axis of heads."""
     axis = tensor.axis(Role.HEAD)
     return 1 if axis is None else int(values.shape[axis])
 
@@ -296,7 +296,7 @@ _DRAWN_LENGTH, _DRAWN_TOKENS = 1024, 4096
 
 
 def load_samples(path: Path) -> dict[str, torch.Tensor]:
-    """What `torch.save` wrote: a dict of tensors. v, which scores do not depend on, may be missing.
+    """Returns what `torch.save` wrote: a dict of tensors. v, which scores do not depend on, may be missing.
 
     Nothing in the file is executed. Raises OSError, and ValueError if it is another kind of file.
     """

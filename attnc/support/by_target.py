@@ -28,7 +28,7 @@ class Needs(NamedTuple):
 
 @functools.cache
 def runs(needs: Needs, index: int) -> bool:
-    """Whether kernels can be launched on the device of this number; -1 is the CPU."""
+    """Returns whether kernels can be launched on the device of this number; -1 is the CPU."""
     if index < 0:
         return needs.interprets
     if importlib.util.find_spec(needs.package) is None:
@@ -64,7 +64,7 @@ class ByTarget:
         self._only: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
 
     def only(self, device: torch.device, key: tuple[Any, ...]) -> Callable[..., Any] | None:
-        """The function for a variant on a device whatever the sizes are; None where they decide."""
+        """Returns the function for a variant on a device whatever the sizes are; None where they decide."""
         if is_compiling():  # sizes that are any may be among its parts, and this is none of them
             key = next(known for known in self.variants if known == key)
             self._decide(device, key)
@@ -83,7 +83,7 @@ class ByTarget:
     def fastest(
         self, device: torch.device, key: tuple[Any, ...], sizes: tuple[int, ...]
     ) -> Callable[..., Any]:
-        """The function for sizes, where they decide."""
+        """Returns the function for sizes, where they decide."""
         for limits, function in self._rows[device, key]:
             for size, limit in zip(sizes, limits):  # noqa: B905  # the last row has none
                 if limit is not None and size > limit:
@@ -93,20 +93,22 @@ class ByTarget:
         raise AssertionError("the last row admits all sizes")
 
     def rows(self, index: int, key: tuple[Any, ...]) -> list[Row]:
-        """What is measured for a variant on a device, as far as that runs, and what is taken otherwise."""
+        """Returns what is measured for a variant on a device, as far as that runs, and what is taken
+        otherwise.
+        """
         variants = self.variants[key]
         able = [target for target in variants if runs(self.needs[target], index)] or variants[:1]
         measured = self.tuned.get((gpu_of(index).name, key), ())
         return [*(row for row in measured if row[1] in able), ((), able[0])]
 
     def named(self, target: str, key: tuple[Any, ...]) -> Callable[..., Any]:
-        """The function of a target. ValueError where it has not the variant."""
+        """Returns the function of a target. ValueError where it has not the variant."""
         if target not in self.variants[key]:
             raise ValueError(f"target: expected one of {list(self.variants[key])}, got {target!r}")
         return self.function(target)
 
     def function(self, target: str) -> Callable[..., Any]:
-        """The function of a target, whose folder is imported with the first call."""
+        """Returns the function of a target, whose folder is imported with the first call."""
         if is_compiling() or target not in self._functions:
             self._import(target)
         return self._functions[target]

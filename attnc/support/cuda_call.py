@@ -40,7 +40,7 @@ class Kernel:
     joins: bool = False
 
     def configured(self, config: KernelConfig) -> KernelConfig:
-        """The config that it is compiled and launched with."""
+        """Returns the config that it is compiled and launched with."""
         own = {name: evaluate(text, {"config": config}) for name, text in self.changes.items()}
         return config._replace(**own) if own else config
 
@@ -106,7 +106,7 @@ class CudaLaunch:
         self.run = self._runner()
 
     def _runner(self) -> Callable[[Sequence[torch.Tensor | None]], None]:
-        """The launch itself: a closure, whose variables are found faster than attributes."""
+        """Returns the launch itself: a closure, whose variables are found faster than attributes."""
         read, kept = given_of(self.arguments.positions), self.kept
         pick = picked(read)
 
@@ -128,7 +128,7 @@ class CudaLaunch:
         return made
 
     def packed(self, addresses: Mapping[int, int]) -> Packed:
-        """What a launch with tensors at these addresses takes, by their positions."""
+        """Returns what a launch with tensors at these addresses takes, by their positions."""
         positions, matrices, _, numbers, rows_aligned = self.arguments
         found = [addresses.get(at, 0) for at in positions]
         bits = 0
@@ -144,14 +144,14 @@ class CudaLaunch:
         return struct.pack(f"={len(found)}Q", *found)
 
     def start_of(self, aligned: bool) -> Start:
-        """What starts the kernels that are compiled for rows at multiples of 16 bytes, or for any."""
+        """Returns what starts the kernels that are compiled for rows at multiples of 16 bytes, or for any."""
         start = self.starts.get(aligned)
         if start is None:
             start = self.starts[aligned] = self.starter(aligned)
         return start
 
     def starter(self, aligned: bool) -> Start:
-        """What starts the kernels with packed arguments on torch's current stream of the device."""
+        """Returns what starts the kernels with packed arguments on torch's current stream of the device."""
         gpu = self.gpu
         if gpu.index < 0:
             raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
@@ -176,7 +176,7 @@ class CudaLaunch:
         return start
 
     def launcher(self, kernel: Ready, aligned: bool) -> Callable[[int, int, int], None]:
-        """The driver's cuLaunchKernel, but for the stream and the arguments."""
+        """Returns the driver's cuLaunchKernel, but for the stream and the arguments."""
         from cupy.cuda import driver
 
         name, config, blocks, _ = kernel
@@ -212,7 +212,7 @@ class CudaAttention(Attention):
         return {**super().functions(gpu), "dq_floats()": dq_floats}
 
     def _compiled(self) -> list[Compiled]:
-        """Every kernel with its configs, in the order of execution."""
+        """Returns every kernel with its configs, in the order of execution."""
         backward = self.backward
         launches = self.launches if backward is None else (*self.launches, *backward.launches)
         found = []
@@ -260,14 +260,14 @@ def given_of(positions: Sequence[int]) -> list[int]:
 
 
 def with_sizes(launch: Kernels, place: Place) -> dict[str, Any]:
-    """The names of a place and those that kernels take besides."""
+    """Returns the names of a place and those that kernels take besides."""
     names = dict(place.names)
     names |= {name: evaluate(text, names) for name, text in launch.sizes.items()}
     return names
 
 
 def ready(launch: Kernels, names: Names) -> list[Ready]:
-    """The kernels that are launched."""
+    """Returns the kernels that are launched."""
     kernels = []
     for kernel in launch.kernels:
         if kernel.joins and names.get("SPLITS", 1) == 1:

@@ -72,8 +72,8 @@ class Box(NamedTuple):
 
 
 def box_of(tensor: Tensor, memory: Memory, rows: int) -> Box:
-    """The box of a declared tensor; an axis that it has not, or of size 1, has any stride. One without
-    features has the axes of its index, the last of them columns.
+    """Returns the box of a declared tensor; an axis that it has not, or of size 1, has any stride. One
+    without features has the axes of its index, the last of them columns.
 
     No map has a size of 0, and kernels may copy a tile of which no row is theirs: of packed keys, where no
     sequence has any.
@@ -104,8 +104,8 @@ def tensor_map(
     box: Sequence[int],
     swizzle: int,
 ) -> bytes:
-    """The driver's 128 bytes; from the inside: sizes and boxes in elements, strides in bytes; swizzle: of 128
-    bytes.
+    """Returns the driver's 128 bytes; from the inside: sizes and boxes in elements, strides in bytes;
+    swizzle: of 128 bytes.
     """
     place = ctypes.create_string_buffer(_MAP + 64)
     first = -ctypes.addressof(place) % 64  # they lie at a multiple of 64
@@ -329,7 +329,7 @@ class HopperLaunch(CudaLaunch):
         return launcher_behind(function.ptr, blocks, 32 * config.WARPS, shared)
 
     def map(self, i: int, address: int, box: Box) -> bytes:
-        """The map of the tensor with this number where it begins there. The last are kept."""
+        """Returns the map of the tensor with this number where it begins there. The last are kept."""
         assert self.tma is not None
         made = self.maps.setdefault(i, {})
         found = made.get(address)
@@ -379,7 +379,7 @@ class HopperAttention(CudaAttention):
         return self.tma_launch(launch, place)
 
     def tma_launch(self, launch: TmaKernels, place: Place) -> HopperLaunch:
-        """A launch whose arguments begin with tensor maps."""
+        """Returns a launch whose arguments begin with tensor maps."""
         names = with_sizes(launch, place)
         arguments = self._arguments(
             launch, place, names, before=_MAP * len(launch.maps) + 8 * launch.counts, alignment=_ALIGNMENT

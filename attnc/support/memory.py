@@ -33,18 +33,18 @@ Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 def memory_of(x: torch.Tensor) -> Memory:
-    """The layout of a tensor."""
+    """Returns the layout of a tensor."""
     return Memory(tuple(x.shape), x.stride(), x.dtype)
 
 
 def contiguous(shape: Sequence[int], dtype: torch.dtype) -> Memory:
-    """What torch.empty makes of a shape."""
+    """Returns what torch.empty makes of a shape."""
     strides = tuple(prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
     return Memory(tuple(shape), strides, dtype)
 
 
 def allocate(layouts: Sequence[Layout], like: torch.Tensor) -> list[torch.Tensor]:
-    """A tensor of each layout, on the device of another tensor."""
+    """Returns a tensor of each layout, on the device of another tensor."""
     if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch._C._cuda_getDevice():
         return [_empty_strided_cuda(shape, strides, dtype) for shape, strides, dtype in layouts]
     device = like.device
@@ -54,8 +54,8 @@ def allocate(layouts: Sequence[Layout], like: torch.Tensor) -> list[torch.Tensor
 
 
 def made_apart(make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """A tensor on a GPU that is kept, made on a thread of its own: this one may be in the memory of a graph,
-    where Inductor runs a call before it captures it, and replays write over what is kept there; or in
+    """Returns a tensor on a GPU that is kept, made on a thread of its own: this one may be in the memory of a
+    graph, where Inductor runs a call before it captures it, and replays write over what is kept there; or in
     inference mode, whose tensors no gradient is computed with.
     """
 
@@ -69,7 +69,7 @@ def made_apart(make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 def layout(x: torch.Tensor | None) -> Key | None:
-    """What preparing a call depends on of a tensor, besides the alignment of its address."""
+    """Returns what preparing a call depends on of a tensor, besides the alignment of its address."""
     return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
 
 
@@ -88,7 +88,7 @@ def _layouts_of_2(tensors: Sequence[Any]) -> Key:
 
 
 def layouts_of_3(tensors: Sequence[Any]) -> Key:
-    """The layouts of three tensors."""
+    """Returns the layouts of three tensors."""
     q, k, v = tensors
     return (
         q.shape, q.stride(), q.dtype, q.device,
@@ -138,7 +138,9 @@ def _layouts(tensors: Sequence[Any]) -> Key:
 
 
 def layouts_of(count: int) -> Callable[[Sequence[Any]], Key]:
-    """A function from so many tensors to their layouts. AttributeError or TypeError for what is no tensor."""
+    """Returns a function from so many tensors to their layouts. AttributeError or TypeError for what is no
+    tensor.
+    """
     written_out = {2: _layouts_of_2, 3: layouts_of_3, 4: _layouts_of_4, 5: _layouts_of_5, 6: _layouts_of_6}
     return written_out.get(count, _layouts)
 
@@ -173,7 +175,7 @@ class Repeated(Generic[Found]):
         self._row = 0
 
     def call(self, inputs: Sequence[Any]) -> Found | None:
-        """What was prepared for such tensors, or None."""
+        """Returns what was prepared for such tensors, or None."""
         guard = self.guard
         if guard is not None:
             if guard[0](*inputs):
@@ -196,7 +198,7 @@ class Repeated(Generic[Found]):
 
 
 def _check_of(tensors: Sequence[Any]) -> Callable[..., bool] | None:
-    """Whether other tensors look like these; None where that cannot be asked."""
+    """Returns whether other tensors look like these; None where that cannot be asked."""
     if _GUARDS is None or len({id(x) for x in tensors}) < len(tensors):  # each has to be another one
         return None
     if not all(isinstance(x, torch.Tensor) and not x.requires_grad for x in tensors):

@@ -43,7 +43,7 @@ class Split:
     few: int = 0
 
     def in_order(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
-        """The configs, those first whose blocks suit the number of tiles of a call."""
+        """Returns the configs, those first whose blocks suit the number of tiles of a call."""
         if not self.few:
             return configs
         sizes = {**names, "BLOCK_M": configs[0].BLOCK_M, "BLOCK_N": configs[0].BLOCK_N}
@@ -97,7 +97,7 @@ def count_splits(
     most: int,
     trips: int = 3,
 ) -> int:
-    """The number of splits with the shortest time, by a model of a kernel bound by memory.
+    """Returns the number of splits with the shortest time, by a model of a kernel bound by memory.
 
     A wave of programs, as many as fit on the device, takes its bytes at the memory's speed, and as long as
     a hundred kB more to start and to end; where it leaves multiprocessors idle, the others run at most

@@ -72,7 +72,7 @@ class Stop:
 def explain(
     source: Source, taken: Sequence[Token], failure: UnexpectedInput, accepts: Collection[str], end: int
 ) -> Diagnostic:
-    """The diagnostic for a parse of the text up to `end` that took some tokens and then failed."""
+    """Returns the diagnostic for a parse of the text up to `end` that took some tokens and then failed."""
     if isinstance(failure, UnexpectedCharacters):
         at = cast(int, failure.pos_in_stream)
         stop = Stop(source, "", source.span(at, at + 1), taken, accepts, end)
@@ -121,7 +121,7 @@ def _open_brackets(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _is_block(bracket: Token, tokens: Sequence[Token]) -> bool:
-    """Whether a bracket is the brace of a block, not of a set."""
+    """Returns whether a bracket is the brace of a block, not of a set."""
     before = [token for token in tokens if _end(token) <= _start(bracket)]
     return bracket == "{" and before[-1].type != "IN"
 

@@ -28,7 +28,7 @@ _Statement = TypeVar("_Statement", bound=ast.Node)
 
 
 def format_file(file: ast.File) -> str:
-    """The canonical text of a parsed file; empty, or ending with a newline."""
+    """Returns the canonical text of a parsed file; empty, or ending with a newline."""
     writer = _Writer(file)
     end = len(file.span.source.text) + 1
     for item in file.items:
@@ -131,7 +131,7 @@ class _Writer:
 
 
 def _on_one_line(block: ast.Phase | ast.When, depth: int) -> str:
-    """The text of a block that was written on one line and has room there; empty for others."""
+    """Returns the text of a block that was written on one line and has room there; empty for others."""
     if "\n" in block.span.text or any(isinstance(entry, ast.Phase | ast.When) for entry in block.entries):
         return ""
     head = block.name.id if isinstance(block, ast.Phase) else f"when {print_expr(block.condition)}"
@@ -141,7 +141,7 @@ def _on_one_line(block: ast.Phase | ast.When, depth: int) -> str:
 
 
 def _lines(statements: Iterable[_Statement]) -> Iterator[list[_Statement]]:
-    """The statements that were written on one line, joined by commas, together."""
+    """Yields the statements that were written on one line, joined by commas, together."""
     group: list[_Statement] = []
     for statement in statements:
         if group and "\n" in statement.span.source.text[group[-1].span.end : statement.span.start]:
@@ -153,7 +153,7 @@ def _lines(statements: Iterable[_Statement]) -> Iterator[list[_Statement]]:
 
 
 def _statement_texts(group: Sequence[ast.Node]) -> list[str]:
-    """The lines of some statements that share a line."""
+    """Returns the lines of some statements that share a line."""
     match group[0]:
         case ast.Param():
             params = cast("Sequence[ast.Param]", group)
@@ -215,7 +215,7 @@ def _break(head: str, value: ast.Expr) -> list[str]:
 
 
 def _align(rows: Sequence[_Row]) -> Iterator[str]:
-    """The lines, a blank line where there was one, trailing comments aligned within each paragraph."""
+    """Yields the lines, a blank line where there was one, trailing comments aligned within each paragraph."""
     paragraph: list[_Row] = []
     for row in rows:
         if paragraph and (row.after_blank or row.depth != paragraph[-1].depth):
@@ -244,7 +244,7 @@ def print_expr(expr: ast.Expr) -> str:
 
 
 def print_parts(expr: ast.Expr) -> tuple[str, ...]:
-    """An expression cut at its loosest operator, each part to get a line: `a`, `and b`, `and c`."""
+    """Returns an expression cut at its loosest operator, each part to get a line: `a`, `and b`, `and c`."""
     match expr:
         case ast.BoolOp(op=op, operands=(first, *rest)):
             level = _level(expr) + 1 + (op == "or")

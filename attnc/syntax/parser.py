@@ -62,7 +62,9 @@ def load(path: Path) -> Source:
 
 
 def parse(source: Source) -> ast.File:
-    """The tree of a file. Raises DiagnosticError with an error for each wrong item (at most `MAX_ERRORS`)."""
+    """Returns the tree of a file. Raises DiagnosticError with an error for each wrong item (at most
+    `MAX_ERRORS`).
+    """
     if oversized := check_size(source):
         raise DiagnosticError([oversized])
     items: list[ast.Item] = []
@@ -88,7 +90,7 @@ def _item_ranges(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _parse_items(source: Source, start: int, end: int) -> tuple[ast.Item, ...]:
-    """The item in [start, end); none before the first. Raises with exactly one error."""
+    """Returns the item in [start, end); none before the first. Raises with exactly one error."""
     if exceeded := check_limits(source, start, end):
         raise DiagnosticError([exceeded])
     text = TextSlice(source.text, start, end)
@@ -105,7 +107,7 @@ def _parse_items(source: Source, start: int, end: int) -> tuple[ast.Item, ...]:
 
 
 def _accepted(text: TextSlice[str], count: int) -> set[str]:
-    """The types of token that may follow the first `count` tokens.
+    """Returns the types of token that may follow the first `count` tokens.
 
     Parsed anew: the parser that failed may have reduced before it saw that it could not go on.
     """
@@ -118,7 +120,7 @@ def _accepted(text: TextSlice[str], count: int) -> set[str]:
 
 
 def _comments(source: Source) -> tuple[ast.Comment, ...]:
-    """Every comment. The language has no strings, so that every '#' starts one."""
+    """Returns every comment. The language has no strings, so that every '#' starts one."""
     return tuple(
         ast.Comment(text=text, span=source.span(match.start(), match.start() + len(text)))
         for match in _COMMENT.finditer(source.text)
@@ -164,7 +166,7 @@ class _Newlines(PostLex):
 
 @cache
 def prelude() -> ast.File:
-    """The tree of the prelude. Its source is named without the place of the installation."""
+    """Returns the tree of the prelude. Its source is named without the place of the installation."""
     return parse(Source("prelude.attn", resource("grammar", "prelude.attn").read_text(encoding="utf-8")))
 
 
@@ -177,7 +179,7 @@ _FLAT = frozenset(
 
 
 def build_items(source: Source, tree: Cst) -> tuple[ast.Item, ...]:
-    """The items of a `file` tree. Raises DiagnosticError (E0108, E0502) with the first error."""
+    """Returns the items of a `file` tree. Raises DiagnosticError (E0108, E0502) with the first error."""
     _check_depth(source, tree)
     builder = _Builder(source)
     return tuple(builder.item(child) for child in _trees(tree))
@@ -253,7 +255,7 @@ class _Builder:
                 yield ast.Grad(names=self.names(children[0]), dtype=dtype, span=span)
 
     def part(self, tree: Cst) -> Iterator[ast.ProjectionItem]:
-        """A statement of a projection."""
+        """Yields a statement of a projection."""
         if tree.data == "equation":
             name, value = _trees(tree)
             yield ast.Equation(name=self.name(name), value=self.expr(value), span=self.span(tree))
@@ -427,7 +429,7 @@ def check_size(source: Source) -> Diagnostic | None:
 
 
 def check_limits(source: Source, start: int, end: int) -> Diagnostic | None:
-    """The first place in [start, end) that exceeds a limit, or None."""
+    """Returns the first place in [start, end) that exceeds a limit, or None."""
     return next(_violations(source, start, end), None)
 
 

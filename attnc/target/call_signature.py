@@ -29,7 +29,7 @@ class Parameter:
 
 
 def optional(name: str) -> Parameter:
-    """A tensor or None, which is the default."""
+    """Returns a tensor or None, which is the default."""
     return Parameter(name, "torch.Tensor | None", "None")
 
 
@@ -154,7 +154,7 @@ class Signature:
 
 
 def storage_notes(attention: Attention) -> list[str]:
-    """What a caller must know about the memory of q, k and v."""
+    """Returns what a caller must know about the memory of q, k and v."""
     notes = []
     match attention.q.storage:
         case Ragged(cu_seqlens=cu):

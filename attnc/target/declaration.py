@@ -68,7 +68,7 @@ Value: TypeAlias = str | Words | Items | Table | Record
 
 
 def printed(value: Value, first: str = "", last: str = "", indent: int = 0) -> list[str]:
-    """The lines of `{first}{value}{last}`."""
+    """Returns the lines of `{first}{value}{last}`."""
     room, space = WIDTH - indent, " " * indent
     line = f"{first}{_flat(value)}{last}"
     if len(line) <= room or isinstance(value, str):
@@ -83,18 +83,18 @@ def printed(value: Value, first: str = "", last: str = "", indent: int = 0) -> l
 
 
 def quoted(text: str) -> str:
-    """A string literal of words that need no escapes."""
+    """Returns a string literal of words that need no escapes."""
     return f'"{text}"'
 
 
 def in_words(text: str) -> Words:
-    """A string literal of words with one blank between them."""
+    """Returns a string literal of words with one blank between them."""
     return Words(text.split(" "))
 
 
 def section(planned: Section | None, heads: str, rows: str, row_bytes: int, *, shared: str = "") -> str:
-    """How many of the heads a section has: a size, as text. rows: of the matrices that its programs read of a
-    head; shared: what divides them among heads.
+    """Returns how many of the heads a section has: a size, as text. rows: of the matrices that its programs
+    read of a head; shared: what divides them among heads.
     """
     if planned is None:
         return "1"
@@ -151,7 +151,7 @@ def _classes(value: Value) -> Iterator[str]:
 
 
 def operator_name(module: Module, code: str) -> str:
-    """What torch knows the callable by. code: of its kernels, without comments.
+    """Returns what torch knows the callable by. code: of its kernels, without comments.
 
     With a digest of it, so that two versions of one spec can be loaded side by side, and what only its
     words or its path differ in has the same names.
@@ -224,7 +224,9 @@ def _group(module: Module) -> int | None:
 
 
 def split_record(module: Module, kernel: Decode, split: Split, most: int | None) -> Record:
-    """How the keys of a sequence are split. most: splits that a grid has room for, None: any number."""
+    """Returns how the keys of a sequence are split. most: splits that a grid has room for, None:
+    any number.
+    """
     attention = module.variant.attention
     keys = show(longest(attention, Role.KEY))
     most_visible = split.max_visible_keys
@@ -283,7 +285,7 @@ class BackwardDeclaration:
     rounds_dq = False
 
     def fields(self, sizes: Mapping[str, str], launches: Items) -> Record:
-        """The declaration."""
+        """Returns the declaration."""
         named = Table({name: in_words(text) for name, text in sizes.items()})
         return Record(
             "Backward",
@@ -298,7 +300,7 @@ class BackwardDeclaration:
         )
 
     def made(self) -> Iterator[Record]:
-        """What a call allocates, in the order in which it is written about."""
+        """Yields what a call allocates, in the order in which it is written about."""
         # Keys that a length cuts off, and rows behind the last packed sequence, are nobody's.
         zero = self._shortened or not is_plain(self.module.variant.attention)
         for name in dict.fromkeys(self._makes):
@@ -313,7 +315,7 @@ class BackwardDeclaration:
             yield self._workspace(adjoint, count)
 
     def sum_of_dq(self) -> Iterable[Record]:
-        """What dq is summed in."""
+        """Returns what dq is summed in."""
         yield _made("dq", "f32", like="q", zero=True)
 
     @property
@@ -328,7 +330,7 @@ class BackwardDeclaration:
         return f"H, {self.queries}" if self.packs_queries else "B, H, M_padded"
 
     def _adjoints(self) -> Iterator[tuple[Adjoint, str]]:
-        """Each adjoint with the number of tiles of its kernel."""
+        """Yields each adjoint with the number of tiles of its kernel."""
         if self._backward.preprocess is not None:
             for adjoint in self._backward.preprocess.prologue.adjoints:
                 yield adjoint, f"M_padded // {self.configs[0]}.BLOCK_M"
@@ -383,7 +385,7 @@ def _part(part: Part) -> Record:
 
 
 def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
-    """What the templates of every target print; tuned: of each kernel."""
+    """Returns what the templates of every target print; tuned: of each kernel."""
     kernel, backward = module.kernel, module.backward_kernels
     return {
         "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],

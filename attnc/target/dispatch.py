@@ -123,7 +123,7 @@ class ProjectionSignature:
 
 
 def _own(params: Iterable[Param], chosen: Iterable[str]) -> list[Parameter]:
-    """A keyword for each param that no argument shows."""
+    """Returns a keyword for each param that no argument shows."""
     firsts = {param.name: param.choices[0] for param in params}
     return [Parameter(name, type(firsts[name]).__name__, repr(firsts[name])) for name in chosen]
 
@@ -170,7 +170,7 @@ def render_dispatch(
     path: str,
     measured: Mapping[tuple[str, str], LabelRows] | None = None,
 ) -> str:
-    """The text for the modules of one attention and target, made from the spec at `path`.
+    """Returns the text for the modules of one attention and target, made from the spec at `path`.
 
     `attention` still has its params; measured: (device, variant) -> which schedule for which sizes, where
     there are several.
@@ -183,7 +183,7 @@ def render_dispatch(
 
 
 def selectors_of(attention: Attention) -> tuple[Selector, ...]:
-    """Where the value of each param of an attention comes from."""
+    """Returns where the value of each param of an attention comes from."""
     return tuple(
         _selector(attention.inputs, param.name, literal_of(param.choices[0])) for param in attention.params
     )
@@ -229,7 +229,7 @@ def _render_schedules(
 
 
 def row_text(row: tuple[tuple[int | None, ...], str]) -> str:
-    """A row of a table as a module has it."""
+    """Returns a row of a table as a module has it."""
     return repr(row).replace("'", '"')
 
 
@@ -247,7 +247,7 @@ def call_sizes(attention: Attention) -> tuple[tuple[Tensor, Tensor], tuple[str, 
 
 
 def render_projection_dispatch(projection: Projection, family: Sequence[ProjectionModule], path: str) -> str:
-    """The text for the modules of one projection, which still has its params, and target."""
+    """Returns the text for the modules of one projection, which still has its params, and target."""
     selectors = tuple(
         _selector(projection.inputs, param.name, literal_of(param.choices[0])) for param in projection.params
     )
@@ -262,7 +262,7 @@ def _render_variants(
     family: Sequence[ir.Module] | Sequence[ProjectionModule],
     path: str,
 ) -> str:
-    """A function that picks among modules by the values of params alone."""
+    """Returns a function that picks among modules by the values of params alone."""
     text = (
         template_environment()
         .get_template("dispatch.py.jinja")
@@ -285,19 +285,19 @@ def _render_variants(
 
 
 def _free(name: str, call: FamilySignature | ProjectionSignature) -> str:
-    """The name of a variable of the function, whose parameters may be called so."""
+    """Returns the name of a variable of the function, whose parameters may be called so."""
     return free_name(name, {parameter.partition(":")[0] for parameter in call.parameters})
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """The name, or one like it that is not taken."""
+    """Returns the name, or one like it that is not taken."""
     while name in taken:
         name += "_"
     return name
 
 
 def _chosen(selectors: Iterable[Selector]) -> list[str]:
-    """The params that are keywords."""
+    """Returns the params that are keywords."""
     return [selector.param for selector in selectors if selector.default]
 
 
@@ -317,13 +317,13 @@ def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:
 
 
 def are_tensors(read: Iterable[Tensor | None]) -> str:
-    """A condition on the arguments that are read: that each is a tensor with its axes."""
+    """Returns a condition on the arguments that are read: that each is a tensor with its axes."""
     ranks = {tensor.name: len(tensor.shape) for tensor in read if tensor is not None}
     return " and ".join(f"isinstance({x}, torch.Tensor) and {x}.dim() == {rank}" for x, rank in ranks.items())
 
 
 def literal_of(value: DType | bool | int | float) -> str:
-    """The value of a param in a module."""
+    """Returns the value of a param in a module."""
     return TORCH_DTYPES[value] if isinstance(value, DType) else repr(value)
 
 
@@ -376,7 +376,7 @@ def fastest_first(targets: Iterable[str]) -> list[str]:
 
 
 def needs_of(name: str) -> tuple[str, int, int | None, bool]:
-    """What the kernels of a target need, as `attnc.support.by_target.Needs` has it."""
+    """Returns what the kernels of a target need, as `attnc.support.by_target.Needs` has it."""
     target = target_of(name)
     own = [device.capability for device in target.devices]
     most = None if target.runs_on(_ANY_NEWER) else max(own)
@@ -389,7 +389,7 @@ def render_one_import(
     path: str,
     measured: Mapping[tuple[str, str], LabelRows],
 ) -> str:
-    """The text for the modules of one attention, made from the spec at `path`.
+    """Returns the text for the modules of one attention, made from the spec at `path`.
 
     `attention` still has its params; measured: (device, variant) -> which target for which sizes.
     """

@@ -33,8 +33,8 @@ ORDERS = {
 
 
 def header(module: Module, target: str, what: str, path: str, sha256: str) -> dict[str, object]:
-    """The fields that every header has. target: as the title calls it; what: the kernel computes; path: of
-    the spec, as the header shows it; sha256: of the spec's text.
+    """Returns the fields that every header has. target: as the title calls it; what: the kernel computes;
+    path: of the spec, as the header shows it; sha256: of the spec's text.
     """
     attention = module.variant.attention
     order = ORDERS[module.kernel.structure]
@@ -55,12 +55,12 @@ def title_of(name: str, params: Mapping[str, object]) -> str:
 
 
 def origin(path: str, sha256: str) -> dict[str, str]:
-    """What a header says of where its file comes from. Arguments as for `header`."""
+    """Returns what a header says of where its file comes from. Arguments as for `header`."""
     return {"version": __version__, "path": comment(path), "command": command(path), "sha256": sha256}
 
 
 def mathematics(attention: Attention) -> Iterator[str]:
-    """The spec's own statements for the score, the mask, lengths and the softmax."""
+    """Yields the spec's own statements for the score, the mask, lengths and the softmax."""
     parts = (attention.score, attention.mask, *attention.lengths.values(), attention.softmax)
     statements = {part.span.source.statement(part.span.start).start: part.span for part in parts if part.span}
     for start in sorted(statements):
@@ -78,7 +78,7 @@ ROW_NUMBERS: tuple[Number, ...] = (("LOG2E", repr(LOG2E), "log2(e): lse comes in
 
 
 def score_numbers(kernel: Kernel) -> Iterator[Number]:
-    """What turns scores into exponents, in a forward and in a backward kernel."""
+    """Yields what turns scores into exponents, in a forward and in a backward kernel."""
     if kernel.softmax.scale is not None:
         yield "SCALE", repr(kernel.softmax.scale), "factor of the raw score in base-2 units"
 
@@ -108,7 +108,7 @@ def forward_numbers(module: Module) -> Iterator[Number]:
 
 
 def module_numbers(module: Module) -> Iterator[Number]:
-    """All of a module whose kernels are in one file."""
+    """Yields all of a module whose kernels are in one file."""
     yield from forward_numbers(module)
     if module.backward is not None:
         yield from ROW_NUMBERS

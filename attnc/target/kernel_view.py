@@ -40,7 +40,7 @@ class KernelView:
         return whole if self.kernel.regions.axis == "kv" else ""
 
     def reads(self, index: str) -> bool:
-        """Whether what comes before the step uses the index."""
+        """Returns whether what comes before the step uses the index."""
         return starts_with(self.kernel, index)
 
     def strides(self, arg: Arg) -> list[str]:
@@ -58,7 +58,7 @@ class KernelView:
         return [*self.kernel.dims, *(["SECTION"] if self.kernel.grid.over == "q" else [])]
 
     def rows(self, name: str) -> Rows:
-        """Where the rows of q, k, v or o lie."""
+        """Returns where the rows of q, k, v or o lie."""
         return self.kernel.rows.get(name, Rows(tensor=name))
 
 
@@ -102,7 +102,7 @@ class OutputView(KernelView):
         return "h" if self.kernel.kv_head == Index("h") else "h_kv"
 
     def row_zero(self, name: str) -> RowZero:
-        """Where row 0 of q, k, v, o or lse lies, of the sequence and head at hand."""
+        """Returns where row 0 of q, k, v, o or lse lies, of the sequence and head at hand."""
         rows, is_key = self.rows("o" if name == "lse" else name), name in ("k", "v")
         held = rows.tensor if is_key else name
         tensors = (arg.tensor for arg in (*self.module.args, *self.module.outputs, *self.module.kept))
@@ -141,11 +141,13 @@ class Tensors:
         self.d, self.dv = feature(found["q"]), feature(found["v"])
 
     def packs(self, role: Role) -> bool:
-        """Whether the rows of sequences follow each other: those of q, do, o and lse, or those of k and v."""
+        """Returns whether the rows of sequences follow each other: those of q, do, o and lse, or those of k
+        and v.
+        """
         return self._packed[role]
 
     def row_zero(self, name: str, head: str) -> RowZero:
-        """Where row 0 of a matrix, lse or a gradient lies, of the sequence and head at hand."""
+        """Returns where row 0 of a matrix, lse or a gradient lies, of the sequence and head at hand."""
         by_query = name in BY_QUERY or name.endswith("lse")
         role, first = (Role.QUERY, "q_first") if by_query else (Role.KEY, "k_first")
         return RowZero(tensor=self.by_name[name], head=head, first=first if self.packs(role) else None)

@@ -77,7 +77,7 @@ class Syntax:
     alike: str = "{}"
 
     def named(self, function: str) -> str:
-        """The text of an intrinsic."""
+        """Returns the text of an intrinsic."""
         return self.functions.get(function) or self.function.format(function)
 
 
@@ -92,7 +92,7 @@ class Printer:
         return self._print(expr)[0]
 
     def division(self, op: str, left: Expr, right: Expr) -> str:
-        """The function that divides, or gives a remainder; empty where an operator does."""
+        """Returns the function that divides, or gives a remainder; empty where an operator does."""
         if op not in ("//", "%"):
             return ""
         is_safe = is_positive(right) and not {Dim("M"), Dim("N")} & set(walk(right))  # 0 of an empty sequence
@@ -149,7 +149,7 @@ class Printer:
                 raise ValueError(f"{expr} has no name in the kernel: a pass was skipped")
 
     def _real(self, expr: Expr) -> str:
-        """An argument of a function that takes floating-point tensors only."""
+        """Returns an argument of a function that takes floating-point tensors only."""
         if isinstance(expr, Const):
             return self.syntax.real_constant.format(self(expr))
         return self.syntax.real.format(self._within(expr, ATOM)) if expr.type == "int" else self(expr)
@@ -185,7 +185,9 @@ class Printer:
         return f"{first} {spelled} {self._within(right, binding + 1)}", binding
 
     def _widened(self, expr: Expr, binding: int, wide: bool) -> str:
-        """An operand, in 64 bits if the operation is wide; of a constant it is the other one that is."""
+        """Returns an operand, in 64 bits if the operation is wide; of a constant it is the other
+        one that is.
+        """
         if not wide or isinstance(expr, Const) or is_wide(expr):
             return self._within(expr, binding)
         is_counter = expr in (Index("kv_lo"), Index("q_lo")) and self.syntax.widen_counter
@@ -194,14 +196,14 @@ class Printer:
         )
 
     def _compare(self, op: str, left: Expr, right: Expr) -> tuple[str, int]:
-        """A number of 64 bits is compared with an operand of as many."""
+        """Returns a number of 64 bits is compared with an operand of as many."""
         binding = self.syntax.binding[op]
         wide = left.type == "int" and any(isinstance(side, Const) and is_wide(side) for side in (left, right))
         parts = (self._widened(side, binding + 1, wide) for side in (left, right))
         return f" {self.syntax.spelling.get(op, op)} ".join(parts), binding
 
     def _infix(self, op: str, operands: tuple[Expr, ...]) -> tuple[str, int]:
-        """A chain of an associative operator."""
+        """Returns a chain of an associative operator."""
         binding = self.syntax.binding[op]
         spelled = self.syntax.spelling.get(op, op)
         return f" {spelled} ".join(self._within(operand, binding) for operand in operands), binding
@@ -212,7 +214,7 @@ class Printer:
 
 
 def _is_held_wide(expr: Expr) -> bool:
-    """Whether it has 64 bits by itself, so that an operation with it has them too."""
+    """Returns whether it has 64 bits by itself, so that an operation with it has them too."""
     return is_wide(expr) and not isinstance(expr, Const)
 
 
@@ -234,7 +236,7 @@ class AdjointText:
     kept: ClassVar[str]
 
     def is_vector(self, adjoint: Adjoint) -> bool:
-        """Whether it varies along the outer axis at most, and so is summed in registers."""
+        """Returns whether it varies along the outer axis at most, and so is summed in registers."""
         return adjoint.along in ((), ("q",) if self.over_q else ("kv",))
 
     @property
@@ -251,8 +253,8 @@ class AdjointText:
         return self.show(Binary("*", Ref("x", "float", ("q", "kv")), value)).removeprefix("x * ")
 
     def signed(self, adjoint: Adjoint) -> tuple[str, str]:
-        """What one score adds, as a sign and a size. A masked score adds 0, even where its derivative is not
-        a number.
+        """Returns what one score adds, as a sign and a size. A masked score adds 0, even where its derivative
+        is not a number.
         """
         sign, value = "+", adjoint.value
         match value:

@@ -168,7 +168,7 @@ class ProjectionText:
         return _mask(self._n("flat", ""))
 
     def _n(self, impl: Impl, axes: str) -> str:
-        """Whether a column of y exists; empty where all do."""
+        """Returns whether a column of y exists; empty where all do."""
         return f"n{axes} < {self.N}" if impl in self.module.ragged_n else ""
 
     def _k(self, impl: Impl, axes: str) -> str:
@@ -238,13 +238,13 @@ class ProjectionText:
 
 
 def _both(*conditions: str) -> str:
-    """The conditions that there are, together."""
+    """Returns the conditions that there are, together."""
     found = [condition for condition in conditions if condition]
     return " & ".join(f"({c})" for c in found) if len(found) > 1 else found[0]
 
 
 def _mask(*conditions: str) -> str:
-    """The mask argument of a load; nothing where all of it exists."""
+    """Returns the mask argument of a load; nothing where all of it exists."""
     found = [condition for condition in conditions if condition]
     return f", mask={_both(*found)}, other=0.0" if found else ""
 

@@ -45,12 +45,12 @@ def command(path: str) -> str:
 
 
 def expression(span: Span) -> str:
-    """What a span of a spec says, as a comment."""
+    """Returns what a span of a spec says, as a comment."""
     return comment(joined(span.text), _WIDTH)
 
 
 def statement(span: Span) -> str:
-    """The statement that a span is part of, whole and as one line."""
+    """Returns the statement that a span is part of, whole and as one line."""
     return comment(joined(span.source.statement(span.start).text))
 
 

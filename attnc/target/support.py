@@ -40,8 +40,8 @@ def support_files() -> dict[str, str]:
 
 
 def imports(classes: Collection[str], target: str) -> str:
-    """The lines by which a module in OUT/NAME/TARGET/ imports these classes of its declaration. target:
-    "triton", "cuda" or "hopper".
+    """Returns the lines by which a module in OUT/NAME/TARGET/ imports these classes of its declaration.
+    target: "triton", "cuda" or "hopper".
     """
     places = sorted({**_PLACES["all"], **_PLACES[target]}.items())
     used = {file: [name for name in names if name in classes] for file, names in places}
@@ -51,23 +51,23 @@ def imports(classes: Collection[str], target: str) -> str:
 
 
 def beside(text: str) -> str:
-    """The text of a module in whose own folder the support package is."""
+    """Returns the text of a module in whose own folder the support package is."""
     return _IMPORT.sub(lambda match: match[0].replace(f"from ...{FOLDER}", f"from .{FOLDER}"), text)
 
 
 def imports_support(text: str) -> bool:
-    """Whether a module is not alone."""
+    """Returns whether a module is not alone."""
     return _IMPORT.search(text) is not None
 
 
 def with_headers(source: str) -> str:
-    """A `.cu` file with the text of the support package's headers in the place of its `#include`."""
+    """Returns a `.cu` file with the text of the support package's headers in the place of its `#include`."""
     return _HEADER.sub(lambda match: with_headers(_files()[match[1]]), source)
 
 
 def standalone(text: str, sources: Mapping[str, str] | None = None) -> str:
-    """A module that needs nothing beside it: with the text of the support package, and those of its `.cu`
-    files.
+    """Returns a module that needs nothing beside it: with the text of the support package, and those of its
+    `.cu` files.
 
     ValueError where a name of the module is one that the support package has too.
     """
@@ -101,7 +101,7 @@ def _files() -> Mapping[str, str]:
 
 @cache
 def _inlined(wanted: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-    """The parts that these need, one after the other, and the imports of them all."""
+    """Returns the parts that these need, one after the other, and the imports of them all."""
     needed = set(wanted)
     for part in reversed(_PARTS):
         if part in needed:
@@ -116,7 +116,9 @@ def _inlined(wanted: frozenset[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _without_imports(text: str) -> tuple[str, list[str]]:
-    """The text of a file without its docstring and imports at the top, and the imports from outside."""
+    """Returns the text of a file without its docstring and imports at the top, and the imports
+    from outside.
+    """
     tree, lines = ast.parse(text), text.splitlines()
     dropped: set[int] = set()
     imports = []

@@ -52,7 +52,9 @@ _CALL = re.compile(r"\w\(")
 
 
 def tidy(text: str) -> str:
-    """Two blank lines between definitions, at most one inside them, no trailing space, long lines wrapped."""
+    """Returns two blank lines between definitions, at most one inside them, no trailing space, long lines
+    wrapped.
+    """
     text = re.sub(r"[ \t]+\n", "\n", text)
     text = "\n".join(wrap(line) for line in text.split("\n"))
     text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)
@@ -62,7 +64,7 @@ def tidy(text: str) -> str:
 
 
 def wrap(line: str, width: int = WIDTH) -> str:
-    """A statement that is too wide, broken inside its brackets; any other line as it is.
+    """Returns a statement that is too wide, broken inside its brackets; any other line as it is.
 
     A chain of operators gets a line per operand, a call or definition as many arguments per line as fit. A
     remark at the end goes in front.
@@ -115,7 +117,7 @@ def _fill(arguments: str, indent: str, width: int) -> Iterator[str]:
 
 
 def split_outside_brackets(text: str, separator: str) -> Iterator[str]:
-    """The parts of a text between separators that stand outside all brackets."""
+    """Yields the parts of a text between separators that stand outside all brackets."""
     depth = start = 0
     for at, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")
@@ -126,7 +128,7 @@ def split_outside_brackets(text: str, separator: str) -> Iterator[str]:
 
 
 def _matching(line: str, opening: int) -> int:
-    """Where the bracket at `opening` closes; -1 if it does not."""
+    """Returns where the bracket at `opening` closes; -1 if it does not."""
     depth = 0
     for at in range(max(opening, 0), len(line)):
         depth += (line[at] in "([{") - (line[at] in ")]}")

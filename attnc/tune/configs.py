@@ -77,7 +77,7 @@ def tune(
 
 
 def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Which, ir.Kernel]:
-    """The kernels of a module that are to be measured."""
+    """Returns the kernels of a module that are to be measured."""
     return {name: kernel for name, kernel in module.kernels.items() if name in kernels}
 
 

@@ -43,12 +43,14 @@ class Crossovers:
     exceptions: tuple[tuple[int, Impl, float], ...]
 
     def first(self, impl: Impl) -> int | None:
-        """The smallest measured M from which an implementation, or a later one, is used; None if never."""
+        """Returns the smallest measured M from which an implementation, or a later one, is used; None if
+        never.
+        """
         later = IMPLS[IMPLS.index(impl) :]
         return next((M for M, found in self.chosen.items() if found in later), None)
 
     def notes(self) -> tuple[str, ...]:
-        """What a table of dispatch says of them."""
+        """Returns what a table of dispatch says of them."""
         m1, m2 = self.first("flat"), self.first("conventional")
         thresholds = f"M1 = {m1 or 'none'}, M2 = {m2 or 'none'}"
         if not self.exceptions:
@@ -58,7 +60,8 @@ class Crossovers:
 
 
 def crossovers(times: Mapping[int, Mapping[Impl, float]]) -> Crossovers:
-    """The thresholds with the smallest product of slowdowns. times: M -> implementation -> microseconds.
+    """Returns the thresholds with the smallest product of slowdowns. times: M -> implementation ->
+    microseconds.
 
     An implementation that was not measured at some M cannot be chosen there.
     """
@@ -129,7 +132,7 @@ def tune_projections(path: Path, rounds: int, report: Callable[[str], None]) -> 
 
 
 def _fixed(path: Path) -> list[ProjectionModule]:
-    """The projections that there is something to measure of."""
+    """Returns the projections that there is something to measure of."""
     found = plan_program(front(path)).projections
     return [module for module in found if all(module.variant.projection.size(size) for size in "NK")]
 
@@ -193,7 +196,9 @@ def table_of(
     device: str,
     compiler: str,
 ) -> Table:
-    """A row for each measured M, neighbours with one choice joined; beyond them the last point of all."""
+    """Returns a row for each measured M, neighbours with one choice joined; beyond them the last point of
+    all.
+    """
     rows: list[Row] = []
     for M in sorted(best):
         position, time = best[M][found.chosen[M]]

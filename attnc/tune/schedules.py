@@ -69,8 +69,8 @@ def tune_schedules(path: Path, rounds: int, report: Callable[[str], None]) -> tu
 
 
 def families(path: Path) -> tuple[tuple[ir.Module, ...], ...]:
-    """The modules that a table picks among: those of an attention's variant, where several schedules for
-    Triton have labels. Raises DiagnosticError for a wrong spec.
+    """Returns the modules that a table picks among: those of an attention's variant, where several schedules
+    for Triton have labels. Raises DiagnosticError for a wrong spec.
     """
     found: dict[tuple[str, str], list[ir.Module]] = {}
     for module in plan_program(front(path)).modules:
@@ -105,7 +105,8 @@ def _measure(
 
 
 def table_of(name: str, variant: str, points: Sequence[Point], device: str, compiler: str) -> Table:
-    """A row for each point, neighbours with one choice joined; the largest sizes stand for all beyond.
+    """Returns a row for each point, neighbours with one choice joined; the largest sizes stand for all
+    beyond.
 
     A box of N and batch of which only few rows were measured is open towards more rows.
     """
@@ -140,7 +141,7 @@ def table_of(name: str, variant: str, points: Sequence[Point], device: str, comp
 
 
 def dump_points(tuned: TunedSchedules, path: Path) -> str:
-    """All that was measured as JSON, a line for each point; path: of the spec."""
+    """Returns all that was measured as JSON, a line for each point; path: of the spec."""
     first = tuned.points[0]
     sizes = f"{first.heads} query heads, {first.kv_heads} K/V heads"
     head = {

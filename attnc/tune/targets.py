@@ -77,8 +77,8 @@ class TargetPoint:
 
 
 def target_families(path: Path, index: int = 0) -> tuple[tuple[ir.Module, ...], ...]:
-    """The modules that a table picks among: those of a variant for all targets that run on a device, the
-    first schedule of each. Raises DiagnosticError for a wrong spec.
+    """Returns the modules that a table picks among: those of a variant for all targets that run on a device,
+    the first schedule of each. Raises DiagnosticError for a wrong spec.
     """
     found: dict[tuple[str, str], dict[str, ir.Module]] = {}
     for module in plan_program(front(path)).modules:
@@ -112,7 +112,7 @@ def tune_targets(path: Path, rounds: int, report: Callable[[str], None]) -> tupl
 
 
 def sizes_of(family: Sequence[ir.Module]) -> tuple[Size, ...]:
-    """The sizes at which modules of one variant are measured."""
+    """Returns the sizes at which modules of one variant are measured."""
     attention = family[0].variant.attention
     if _decodes(family):
         return tuple(Size(M=M, N=N, B=B) for N in KEYS for M in ROWS for B in BATCHES)
@@ -125,7 +125,8 @@ def sizes_of(family: Sequence[ir.Module]) -> tuple[Size, ...]:
 
 
 def target_table(family: Sequence[ir.Module], points: Sequence[TargetPoint], device: str) -> Table:
-    """A row for each point, neighbours with one choice joined; the largest sizes stand for all beyond.
+    """Returns a row for each point, neighbours with one choice joined; the largest sizes stand for all
+    beyond.
 
     A choice holds up to the geometric mean of its point and the next one.
     """

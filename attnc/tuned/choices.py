@@ -63,19 +63,19 @@ class Choice:
 
 
 def knobs_of_kernel(kernel: str, config: Config) -> dict[str, str]:
-    """What a choice says of the config of a kernel."""
+    """Returns what a choice says of the config of a kernel."""
     knobs = config.texts()
     return knobs if kernel == "forward" else {key: knobs[key] for key in _BACKWARD_KNOBS if key in knobs}
 
 
 def load_tuned(source: Source) -> tuple[Choice, ...]:
-    """The choices of a file. Raises DiagnosticError (E0603) when it is not such a file."""
+    """Returns the choices of a file. Raises DiagnosticError (E0603) when it is not such a file."""
     return read_measured(source, FORMAT, lambda data: tuple(_choice(entry) for entry in data["choices"]))
 
 
 def dump_tuned(choices: Iterable[Choice]) -> str:
-    """The text of a file with these choices, in a fixed order; of two with the same key, the later one
-    stays.
+    """Returns the text of a file with these choices, in a fixed order; of two with the same key, the later
+    one stays.
     """
     newest = {choice.key: choice for choice in choices}
     entries = [
@@ -96,7 +96,7 @@ def dump_tuned(choices: Iterable[Choice]) -> str:
 
 
 def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> Tuned:
-    """What the module embeds for each of its kernels. Of several toolchains the newest one speaks."""
+    """Returns what the module embeds for each of its kernels. Of several toolchains the newest one speaks."""
     mine = (module.variant.attention.name, module.target, module.variant.name)
     own = [choice for choice in choices if mine == (choice.attention, choice.target, choice.variant)]
     return {
@@ -148,7 +148,7 @@ Parsed = TypeVar("Parsed")
 
 
 def read_measured(source: Source, form: int, parse: Callable[[Any], Parsed]) -> Parsed:
-    """What `parse` makes of a JSON file that a measurement wrote in this format.
+    """Returns what `parse` makes of a JSON file that a measurement wrote in this format.
 
     Raises DiagnosticError (E0603) when it is not such a file.
     """
@@ -168,5 +168,5 @@ def read_measured(source: Source, form: int, parse: Callable[[Any], Parsed]) -> 
 
 
 def version_of(toolchain: str) -> tuple[int, ...]:
-    """The numbers in the name of a toolchain, to compare two of them by."""
+    """Returns the numbers in the name of a toolchain, to compare two of them by."""
     return tuple(int(part) for part in toolchain.replace(".", " ").split() if part.isdecimal())

@@ -69,7 +69,7 @@ class Table:
 
 
 def load_tables(source: Source) -> tuple[Table, ...]:
-    """The tables of a file. Raises DiagnosticError (E0603) when it is not such a file."""
+    """Returns the tables of a file. Raises DiagnosticError (E0603) when it is not such a file."""
     return read_measured(source, FORMAT, lambda data: tuple(_table(entry) for entry in data["tables"]))
 
 
@@ -84,14 +84,18 @@ def merge_tables(path: Path, tables: Sequence[Table]) -> None:
 
 
 def known_tables(path: Path) -> tuple[Table, ...]:
-    """The tables of a file, none where there is no file. Raises DiagnosticError where it is malformed."""
+    """Returns the tables of a file, none where there is no file. Raises DiagnosticError where it is
+    malformed.
+    """
     if not path.exists():
         return ()
     return load_tables(Source(str(path), path.read_text(encoding="utf-8", errors="replace")))
 
 
 def dump_tables(tables: Iterable[Table]) -> str:
-    """The text of a file with these tables, a line for each row; of two with one key, the later one stays."""
+    """Returns the text of a file with these tables, a line for each row; of two with one key, the later one
+    stays.
+    """
     newest = {table.key: table for table in tables}
     entries = []
     for _, table in sorted(newest.items()):
@@ -124,7 +128,7 @@ def newest(tables: Iterable[Table], name: str, target: str, variant: str) -> dic
 def projection_rows(
     module: ProjectionModule, tables: Iterable[Table]
 ) -> dict[str, tuple[tuple[int | None, int], ...]]:
-    """What the module embeds: for each device (largest M, position in its configs), the last open.
+    """Returns what the module embeds: for each device (largest M, position in its configs), the last open.
 
     Rows whose config the schedule no longer offers are dropped.
     """
@@ -142,7 +146,9 @@ def projection_rows(
 
 
 def schedule_rows(family: Sequence[ir.Module], tables: Iterable[Table]) -> dict[tuple[str, str], LabelRows]:
-    """What the dispatcher of an attention's schedules embeds: (device, variant without label) -> rows."""
+    """Returns what the dispatcher of an attention's schedules embeds: (device, variant without label) ->
+    rows.
+    """
     labels = {module.label for module in family}
     tables = tuple(tables)
     found: dict[tuple[str, str], LabelRows] = {}
@@ -158,8 +164,8 @@ def schedule_rows(family: Sequence[ir.Module], tables: Iterable[Table]) -> dict[
 
 
 def target_rows(modules: Sequence[ir.Module], tables: Iterable[Table]) -> dict[tuple[str, str], LabelRows]:
-    """What picks among the targets of an attention embeds: (device, variant without label) -> rows. Rows of
-    targets that do not have the variant are dropped.
+    """Returns what picks among the targets of an attention embeds: (device, variant without label) -> rows.
+    Rows of targets that do not have the variant are dropped.
     """
     tables = tuple(tables)
     found: dict[tuple[str, str], LabelRows] = {}
@@ -186,14 +192,14 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
 
 
 def plain_name(module: ir.Module) -> str:
-    """The name of the module's variant, whatever its schedule."""
+    """Returns the name of the module's variant, whatever its schedule."""
     return variant_name(module.variant.params)
 
 
 def joined(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The rows of a grid in lexical order of their limits from the last size to the first, as few as decide
-    alike: neighbours along the first size with one choice become one, and boxes that decide as the next one
-    does are left out.
+    """Returns the rows of a grid in lexical order of their limits from the last size to the first, as few as
+    decide alike: neighbours along the first size with one choice become one, and boxes that decide as the
+    next one does are left out.
     """
     boxes: dict[tuple[int | None, ...], list[Row]] = {}
     for row in rows:
@@ -210,7 +216,7 @@ def joined(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def _is_idle(row: Row, later: Sequence[Row]) -> bool:
-    """Whether the rows behind one decide as it does whatever it admits."""
+    """Returns whether the rows behind one decide as it does whatever it admits."""
     for other in later:
         if other.choice != row.choice:
             return False
@@ -224,7 +230,7 @@ def _decides_alike(one: Sequence[Row], other: Sequence[Row]) -> bool:
 
 
 def _wider(inner: Sequence[int | None], outer: Sequence[int | None]) -> bool:
-    """Whether all that the inner limits admit along the later sizes, the outer ones do."""
+    """Returns whether all that the inner limits admit along the later sizes, the outer ones do."""
     return all(
         wide is None or (narrow is not None and narrow <= wide)
         for narrow, wide in zip(inner[1:], outer[1:], strict=True)
@@ -232,7 +238,7 @@ def _wider(inner: Sequence[int | None], outer: Sequence[int | None]) -> bool:
 
 
 def admits(limits: Sequence[int | None], sizes: Sequence[int]) -> bool:
-    """Whether every size is within its limit."""
+    """Returns whether every size is within its limit."""
     return all(limit is None or size <= limit for limit, size in zip(limits, sizes, strict=True))
 
 

@@ -73,7 +73,7 @@ class Boundary:
         return tuple(n for n in (self.value - 1, self.value, self.value + 1) if n >= 0)
 
     def is_in_force(self, configs: Mapping[str, Any]) -> bool:
-        """Whether these configs, by kernel, have the constant."""
+        """Returns whether these configs, by kernel, have the constant."""
         if not self.kernel:
             return True
         config = configs.get(self.kernel)
@@ -98,7 +98,9 @@ class Facts:
 
 
 def boundaries_of(module: ir.Module, processors: int = PROCESSORS) -> tuple[Boundary, ...]:
-    """All of a module, each once. processors: of the device, as many as a persistent grid has programs."""
+    """Returns all of a module, each once. processors: of the device, as many as a persistent grid has
+    programs.
+    """
     forward = module.kernel
     runner = runner_of(module.target)
     found = [*_empty(), *_kernel("forward", forward, runner.stages), *_mask(module), *_storage(module)]
@@ -206,7 +208,7 @@ def _near(
 
 
 def boundaries_of_projection(module: ProjectionModule) -> tuple[Boundary, ...]:
-    """All of a projection: tiles, the rows of a program, splits of K, and what one program joins."""
+    """Returns all of a projection: tiles, the rows of a program, splits of K, and what one program joins."""
     found = [Boundary(name="no rows", quantity="rows", value=0)]
     projection = module.variant.projection
     sizes = {"features": projection.size("N"), "depth": projection.size("K")}

@@ -73,7 +73,7 @@ class _Calls:
     # --- what is called
 
     def pairs(self) -> Iterator[tuple[Variation, Variation]]:
-        """A call, and one that differs from it."""
+        """Yields a call, and one that differs from it."""
         base = self.base = self._tensors()
         out = self._results(base)
         ordinary = Variation(name="itself", call=partial(self._forward, base, out))
@@ -108,7 +108,9 @@ class _Calls:
                 yield Variation(name=f"{what} of {name}", call=call, refused=refused)
 
     def _misfits(self, name: str) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """The input, one shorter on an axis as long as one of another input: the same address and strides."""
+        """Yields the input, one shorter on an axis as long as one of another input: the same address and
+        strides.
+        """
         attention = self.subject.variant.attention
         tensor = attention.tensor(name)
         if not tensor.storage.is_plain:
@@ -188,7 +190,7 @@ class _Calls:
     # --- what it launches
 
     def compare(self, first: Variation, second: Variation) -> str | None:
-        """What is wrong with the second call, alone or after the first."""
+        """Returns what is wrong with the second call, alone or after the first."""
         fresh, error = self._launched(second)
         warm, later = self._launched(second, after=first)
         if second.refused:
@@ -204,7 +206,7 @@ class _Calls:
         return f"{second.name}: after another call it is not launched as at first"
 
     def _launches_agree(self, fresh: list[Event], warm: list[Event]) -> bool:
-        """Whether launches are the same, but for memory that host code takes from torch by itself."""
+        """Returns whether launches are the same, but for memory that host code takes from torch by itself."""
         held = (*self.memory.values(), *self.base.values())
         known = {x.data_ptr() for x in held if isinstance(x, torch.Tensor)}
         pairs = [(a, b) for x, y in zip(fresh, warm, strict=False) for a, b in zip(x, y, strict=False)]
@@ -258,7 +260,7 @@ class _Calls:
         return torch.zeros(8, dtype=torch.int32)
 
     def _copied(self, copied: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """A copy that is made of what TMA does not take, in the same place every time."""
+        """Returns a copy that is made of what TMA does not take, in the same place every time."""
         copy = copied(x)
         return self.memory.setdefault((x.data_ptr(), copy.shape, copy.dtype), copy)
 
@@ -274,7 +276,9 @@ class _Calls:
         return self.memory[key]
 
     def _triton(self) -> type:
-        """The module's launch with another kernel behind it, and a binary of it after the first call."""
+        """Returns the module's launch with another kernel behind it, and a binary of it after the
+        first call.
+        """
         events, launch = self.events, self.call.launch_type
 
         class Recording(launch):  # type: ignore[misc,valid-type]  # of the module's support package
@@ -353,7 +357,7 @@ class _NoDevice(nullcontext[None]):
 
 
 def _plain(x: Any) -> tuple[object, ...]:
-    """An argument of a launch as what can be compared."""
+    """Returns an argument of a launch as what can be compared."""
     if isinstance(x, torch.Tensor):
         return (x.data_ptr(),)
     base = getattr(x, "base", None)
@@ -365,7 +369,7 @@ def _is_address(x: object) -> TypeGuard[int]:
 
 
 def _is_wrong(event: Event, what: str) -> str | None:
-    """What is wrong with a launch by itself, of a call in which this is changed."""
+    """Returns what is wrong with a launch by itself, of a call in which this is changed."""
     match event:
         case ("quick", name, _, stream, *arguments):
             if stream != _STREAM:

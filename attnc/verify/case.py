@@ -29,7 +29,7 @@ class Layout:
 
 
 def is_far(layout: Layout) -> bool:
-    """Whether it makes a tensor span gigabytes."""
+    """Returns whether it makes a tensor span gigabytes."""
     return any(gap > 1 << 20 for gap in layout.gaps)
 
 
@@ -54,7 +54,7 @@ class Case:
     call: str = "out"
 
     def backward_config(self, count: int) -> int:
-        """The number of the config of a kernel of the backward, of so many: any together with any."""
+        """Returns the number of the config of a kernel of the backward, of so many: any together with any."""
         return (self.config + self.seed) % count
 
     def to_json(self) -> str:
@@ -63,7 +63,7 @@ class Case:
 
     @staticmethod
     def from_json(text: str) -> Case:
-        """The case of `to_json`. ValueError, in words for a reader, for any other text."""
+        """Returns the case of `to_json`. ValueError, in words for a reader, for any other text."""
         made: object = json.loads(text)
         if not isinstance(made, dict):
             raise ValueError("it is not an object with 'dims'")
@@ -90,7 +90,7 @@ class Case:
         return Case(**made, layouts={name: _layout(name, layout) for name, layout in layouts.items()})
 
     def repro(self, variant: Variant, target: str = "triton") -> str:
-        """The command that runs this case again."""
+        """Returns the command that runs this case again."""
         spec = shlex.quote(variant.source.path)
         return (
             f"attnc verify {spec} --attention {variant.attention.name} --variant {variant.name} "
@@ -115,7 +115,9 @@ class Fit:
     calls: Collection[str] = ("out",)
 
     def misfit(self, case: Case) -> str | None:
-        """Why the case is not one of this module, as that of a spec that has changed since; None if it is."""
+        """Returns why the case is not one of this module, as that of a spec that has changed since; None if
+        it is.
+        """
         if missing := [name for name in self.dims if name not in case.dims]:
             return f"it has no size {missing[0]}"
         if not 0 <= case.config < self.configs:

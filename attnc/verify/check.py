@@ -34,8 +34,9 @@ from attnc.verify.tolerance import Verdict, expect, judge, to_float64
 def check_gradients(
     attention: Attention, module: ModuleType, bound: GradientBound, problem: Problem, case: Case
 ) -> Verdict:
-    """The verdict on the gradients of one case, whose outputs are known to be right. Raises what the module
-    raises. The case has no special values: nothing is promised of gradients of inputs that are not numbers.
+    """Returns the verdict on the gradients of one case, whose outputs are known to be right. Raises what the
+    module raises. The case has no special values: nothing is promised of gradients of inputs that are not
+    numbers.
     """
     found, cotangents = run_backward(attention, module, problem, case)
     plain = {name: _detached(value) for name, value in problem.inputs.items()}
@@ -47,7 +48,9 @@ def check_gradients(
 def run_backward(
     attention: Attention, module: ModuleType, problem: Problem, case: Case
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The gradients that the module gives, and the random gradients of the outputs that it was given."""
+    """Returns the gradients that the module gives, and the random gradients of the outputs that
+    it was given.
+    """
     leaves: dict[str, torch.Tensor] = {}
     inputs: list[Any] = []
     for name, value in problem.inputs.items():
@@ -90,7 +93,9 @@ def run_backward(
 
 
 def _handed_over(tensor: Tensor, value: Floats, like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-    """The gradient of an output as autograd may hand it over: strided in any way, in the output's type."""
+    """Returns the gradient of an output as autograd may hand it over: strided in any way, in the output's
+    type.
+    """
     data = torch.from_numpy(np.array(value)).to(like.dtype)
     if layout is None:
         return data.to(like.device)
@@ -157,7 +162,7 @@ def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Ver
 
 
 def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verdict) -> Verdict:
-    """The verdict on right outputs, and on the gradients of their inputs."""
+    """Returns the verdict on right outputs, and on the gradients of their inputs."""
     assert subject.gradients is not None
     try:
         both = _join_verdicts(verdict, _gradients(subject, subject.gradients, problem, case))
@@ -204,7 +209,7 @@ def _join_verdicts(outputs: Verdict, gradients: Verdict) -> Verdict:
 
 
 def keeps(subject: Subject, case: Case, rules: Rules, verdict: Verdict) -> Verdict:
-    """The verdict, unless the case breaks a rule. Nothing that the kernel does makes this raise."""
+    """Returns the verdict, unless the case breaks a rule. Nothing that the kernel does makes this raise."""
     try:
         found = next(iter(rules(subject, case)), None)
     except Exception as error:
@@ -219,5 +224,5 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def broken(message: str) -> Verdict:
-    """The verdict on what no bound has a measure for."""
+    """Returns the verdict on what no bound has a measure for."""
     return Verdict(ok=False, message=message, worst=float("inf"))

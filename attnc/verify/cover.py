@@ -65,7 +65,7 @@ class Space:
         return (*forward, *backward)
 
     def configs_of(self, case: Case) -> dict[str, Any]:
-        """The configs that a case runs, by kernel."""
+        """Returns the configs that a case runs, by kernel."""
         own = {"forward": self.configs[case.config]}
         return own | {
             name: configs[case.backward_config(len(configs))] for name, configs in self.backward.items()
@@ -113,7 +113,7 @@ class Space:
         return tuple(found)
 
     def layouts_for(self, tensor: Tensor) -> tuple[str, ...]:
-        """The levels of its layout."""
+        """Returns the levels of its layout."""
         rank = len(tensor.shape)
         found = ["plain", "shifted"]
         if not self._has_contiguous_rows(tensor):
@@ -127,7 +127,7 @@ class Space:
         return tuple(found)
 
     def layout(self, tensor: Tensor, level: str) -> Layout | None:
-        """A layout of this level; None: contiguous."""
+        """Returns a layout of this level; None: contiguous."""
         axes = tuple(range(len(tensor.shape)))
         none, last = (0,) * len(axes), axes[-1]
         number = self.tensors.index(tensor)
@@ -150,7 +150,7 @@ class Space:
                 return Layout(order=axes, gaps=none, expanded=self._expandable(tensor) or ())
 
     def level_of(self, layout: Layout | None) -> str:
-        """Which level a layout is of; that of no level for rows gigabytes apart."""
+        """Returns which level a layout is of; that of no level for rows gigabytes apart."""
         if layout is None:
             return "plain"
         axes = tuple(range(len(layout.order)))
@@ -186,7 +186,7 @@ class Space:
     # --- what a case is
 
     def levels(self, case: Case) -> dict[str, str]:
-        """The level of every factor."""
+        """Returns the level of every factor."""
         dims, config = case.dims, self.configs[case.config]
         found = {"config": str(case.config), "lengths": case.lengths, "extras": case.extras}
         found |= {"call": case.call, "logits": case.logits, "values": case.values, "special": case.special}
@@ -306,7 +306,7 @@ class Coverage:
     pairs: set[Pair] = field(default_factory=set)
 
     def gain(self, levels: Mapping[str, str], points: Collection[Point]) -> float:
-        """What a case would add, in pairs."""
+        """Returns what a case would add, in pairs."""
         new = {level for level in levels.items() if level not in self.levels}
         pairs = sum(pair not in self.pairs for pair in self.space.pairs_of(levels))
         return pairs + 6 * len(new) + 20 * sum(point not in self.points for point in points)
@@ -360,16 +360,16 @@ class Summary:
 
 
 def by_tiles(length: int, tile: int) -> str:
-    """Which of LENGTHS_BY_TILES a length is; "" for none."""
+    """Returns which of LENGTHS_BY_TILES a length is; "" for none."""
     near = {1: "1", tile - 1: "tile - 1", tile: "tile", tile + 1: "tile + 1", 2 * tile: "2 tiles"}
     return near.get(length, "" if not length else "short" if length < tile else "long")
 
 
 def _asked_for(one: str, other: str) -> bool:
-    """Whether two factors are paired."""
+    """Returns whether two factors are paired."""
     return one not in _NUMBERS and other not in _NUMBERS
 
 
 def _gradient(tensor: Tensor) -> Tensor:
-    """What the backward is handed for an output."""
+    """Returns what the backward is handed for an output."""
     return replace(tensor, name=f"d{tensor.name}", storage=Dense())

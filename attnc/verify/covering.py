@@ -50,7 +50,7 @@ def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
 
 
 def _worth(coverage: Coverage, limits: Limits, case: Case) -> float:
-    """What a candidate adds, for what it costs."""
+    """Returns what a candidate adds, for what it costs."""
     space = coverage.space
     points = tuple(space.facts(case).points(space.boundaries))
     cost = limits.cost(case.dims, case.config)
@@ -197,8 +197,8 @@ def edges(space: Space) -> Iterator[Case]:
 
 
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
-    """The point above each boundary that only thin cases reach: one head, and hardly a key for a row, or
-    hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds. Scores that
+    """Yields the point above each boundary that only thin cases reach: one head, and hardly a key for a row,
+    or hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds. Scores that
     rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys; gradients with
     three tiles each way, whose sum tells in which order they came.
     """
@@ -268,7 +268,7 @@ def _diagonal(space: Space, config: int) -> dict[str, int]:
 
 
 def _is_lazy(space: Space) -> bool:
-    """Whether a forward kernel keeps a maximum, or what was scaled by it, while scores rise."""
+    """Returns whether a forward kernel keeps a maximum, or what was scaled by it, while scores rise."""
     softmax = None if space.plan is None else space.plan.kernel.softmax
     return softmax is not None and bool(softmax.headroom or softmax.rescale == "lazy")
 

@@ -51,7 +51,7 @@ def _large(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
 
 
 def _constant(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Every key is the same, so every weight is 1/N."""
+    """Returns every key is the same, so every weight is 1/N."""
     q, k = _random(rng, at)
     return q, np.broadcast_to(k[:, :1], k.shape)
 
@@ -69,7 +69,7 @@ def _aligned(rng: Rng, at: Sizes, logits: Floats) -> tuple[Floats, Floats]:
 
 
 def _spike(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """One key outweighs all the others by e^40."""
+    """Returns one key outweighs all the others by e^40."""
     logits = np.zeros(at.N)
     if at.N:
         logits[rng.integers(at.N)] = 40
@@ -78,22 +78,22 @@ def _spike(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
 
 
 def _rising(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """The maximum moves at every key: every step rescales."""
+    """Returns the maximum moves at every key: every step rescales."""
     return _aligned(rng, at, np.linspace(-20, 20, at.N))
 
 
 def _falling(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """The first key outweighs the rest: late tiles underflow."""
+    """Returns the first key outweighs the rest: late tiles underflow."""
     return _aligned(rng, at, np.linspace(60, -60, at.N))
 
 
 def _very_negative(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """All logits below -5e4, where a finite stand-in for -inf would win."""
+    """Returns all logits below -5e4, where a finite stand-in for -inf would win."""
     return _aligned(rng, at, np.linspace(-6.5e4, -6.4e4, at.N))
 
 
 def _huge(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """All logits above 5e4: exp overflows unless the maximum is subtracted first."""
+    """Returns all logits above 5e4: exp overflows unless the maximum is subtracted first."""
     return _aligned(rng, at, np.linspace(6.4e4, 6.5e4, at.N))
 
 
@@ -103,7 +103,7 @@ def _low(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
 
 
 def _last(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """The last keys outweigh the others beyond float32: a maximum that misses them overflows."""
+    """Returns the last keys outweigh the others beyond float32: a maximum that misses them overflows."""
     logits = np.zeros(at.N)
     logits[-max(at.N // 100, 1) :] = 150
     return _aligned(rng, at, logits)
@@ -233,8 +233,8 @@ def draw_integers(rng: Rng, shape: tuple[int, ...], at: Sizes, *, far: int = 0) 
 
 
 def farthest(exprs: Iterable[Expr], wide: Collection[str]) -> int:
-    """How large integers of these tensors may be, so that nothing in the expressions leaves 64 bits, with
-    room for what kernels make of them; 0 if no larger than those of 32 bits.
+    """Returns how large integers of these tensors may be, so that nothing in the expressions leaves 64 bits,
+    with room for what kernels make of them; 0 if no larger than those of 32 bits.
     """
     nodes = [node for expr in exprs for node in walk(expr)]
     ints = [node for node in nodes if node.type == "int" and not isinstance(node, Const)]
@@ -275,12 +275,12 @@ def _drawn(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Arra
 
 
 def _zero(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """Nothing is dropped, scaled or added."""
+    """Returns nothing is dropped, scaled or added."""
     return np.zeros_like(drawn)
 
 
 def _one(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """Everything is dropped; every flag is set."""
+    """Returns everything is dropped; every flag is set."""
     return np.ones_like(drawn)
 
 
@@ -296,7 +296,7 @@ def _negative(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> A
 
 
 def _masked(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """What is added to a score is -inf: in whole rows, and here and there."""
+    """Returns what is added to a score is -inf: in whole rows, and here and there."""
     if tensor.name not in addends(attention) or not drawn.ndim:
         return drawn
     rows = rng.random((*drawn.shape[:-1], 1)) < 0.3
@@ -322,14 +322,16 @@ EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
 
 
 def restyled(attention: Attention, tensor: Tensor, drawn: Array, style: str, rng: Rng) -> Array:
-    """The numbers of an input in this style; what says where rows lie, and seeds, stay as they are."""
+    """Returns the numbers of an input in this style; what says where rows lie, and seeds, stay as
+    they are.
+    """
     if tensor.name in addresses(attention):
         return drawn
     return EXTRAS[style](attention, tensor, drawn, rng)
 
 
 def styles_for(attention: Attention) -> tuple[str, ...]:
-    """The styles that make a difference to this attention, the ordinary one first."""
+    """Returns the styles that make a difference to this attention, the ordinary one first."""
     free = [tensor for tensor in attention.extras if tensor.name not in addresses(attention)]
     if not free:
         return ("drawn",)

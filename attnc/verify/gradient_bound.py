@@ -79,7 +79,7 @@ def _expected(attention: Attention, name: str, value: Floats, error: Floats) -> 
 
 
 def judge_gradients(expected: Mapping[str, ExpectedGradient], found: Mapping[str, Input]) -> Verdict:
-    """Every element of every gradient against its bound; those without one are counted."""
+    """Returns every element of every gradient against its bound; those without one are counted."""
     ratios, failures, wheres = {}, [], {}
     for name, want in expected.items():
         got = to_float64(found[name])
@@ -159,7 +159,7 @@ class Sums:
 
 
 def beyond_a_tile(bound: GradientBound, cut_off: Floats) -> Floats:
-    """What a sum loses more than the sum of one tile, which has 2u for each of its products."""
+    """Returns what a sum loses more than the sum of one tile, which has 2u for each of its products."""
     return (cut_off - 2 * U * bound.tile).clip(0)
 
 
@@ -340,7 +340,7 @@ class HeadErrors:
             self._scatter(sums.variance[load.tensor], load, np.full(self.head.shape, np.inf))
 
     def _term(self, slope: Approx) -> Floats:
-        """The error of what each score adds, but for delta's from o."""
+        """Returns the error of what each score adds, but for delta's from o."""
         m, n = self.head.dims["M"], self.head.shape[1]
         tiles = sum(-(-length // self.bound.min_tile) for length in (m, n))
         many = 2 * U * (2 * self.bound.tile + tiles + self.head.dims["B"] * self.head.dims["H"] + 8)
@@ -350,7 +350,9 @@ class HeadErrors:
         return np.asarray(error + many * np.abs(self.ds * slope.value))
 
     def _analyse(self, expr: Expr) -> Approx:
-        """A derivative and its error; 0 where the score is masked, whatever the expression is there."""
+        """Returns a derivative and its error; 0 where the score is masked, whatever the
+        expression is there.
+        """
         found = RunningError.of(self.head, self.dot, self.bound.forward).analyse(expr)
         seen = self.head.visible & (self.ds != 0) | (self.ds_error > 0)
         value = np.where(seen, np.broadcast_to(found.value, self.head.shape).astype(np.float64), 0.0)

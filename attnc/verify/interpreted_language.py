@@ -27,7 +27,7 @@ def quotient(x: Any, y: Any) -> Any:
 
 
 def from_right(function: Function) -> Function:
-    """The function of its operands the other way round."""
+    """Returns the function of its operands the other way round."""
     return lambda x, y: function(y, x)
 
 
@@ -101,7 +101,7 @@ class Language:
             yield name, self.extreme(of_floats, of_integers, getattr(self.tl, name))
 
     def made(self, data: Any, dtype: Any, shape: Shape) -> Any:
-        """A tensor of these values; shape: () for a scalar, whose values are an array of one."""
+        """Returns a tensor of these values; shape: () for a scalar, whose values are an array of one."""
         key = dtype.name, shape
         fields = self.fields.get(key)
         if fields is None:
@@ -145,7 +145,7 @@ class Language:
         return method
 
     def extreme(self, of_floats: Function, of_integers: Function, long_way: Any) -> Method:
-        """The larger or smaller of two, which drops NaN unless it is asked to keep it."""
+        """Returns the larger or smaller of two, which drops NaN unless it is asked to keep it."""
         integers = self.binary(of_integers, long_way, _INTEGERS, compares=False)
         numbers = self.binary(of_floats, integers, frozenset({"fp32"}), compares=False)
 
@@ -265,7 +265,9 @@ class Language:
         return function
 
     def operand(self, value: Any, dtype: Any) -> Any:
-        """The values of a tensor, or a number as one of this type; None where that is not what it becomes."""
+        """Returns the values of a tensor, or a number as one of this type; None where that is not what it
+        becomes.
+        """
         if value.__class__ is self.tensor:
             return value.handle.data
         number = self.plain(value)

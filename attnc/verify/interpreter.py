@@ -141,11 +141,11 @@ class _Patch:
         self.interpreter.ATTNC_PATCHED = True
 
     def values(self, handle: Any) -> Array:
-        """The numbers of a handle; those of bf16, which are kept as bits, in float32."""
+        """Returns the numbers of a handle; those of bf16, which are kept as bits, in float32."""
         return bf16_to_f32(handle.data) if handle.dtype.scalar == self.tl.bfloat16 else handle.data
 
     def handle(self, values: Array, dtype: Any) -> Any:
-        """A handle of this dtype; bf16 is rounded to nearest even."""
+        """Returns a handle of this dtype; bf16 is rounded to nearest even."""
         if dtype.scalar == self.tl.bfloat16:
             values = f32_to_bf16(values.astype(np.float32))
         else:
@@ -355,7 +355,9 @@ class _Patch:
     @staticmethod
     @lru_cache(maxsize=64)
     def definitions(path: str, text: str) -> dict[tuple[str, int], Any]:
-        """The functions at the top level of a file, by name and first line, which may be a decorator's."""
+        """Returns the functions at the top level of a file, by name and first line, which may be a
+        decorator's.
+        """
         return {
             (node.name, min([node.lineno, *(part.lineno for part in node.decorator_list)])): node
             for node in ast.parse(text, path).body
@@ -363,7 +365,7 @@ class _Patch:
         }
 
     def wrap_numpy_type(self, original: Any) -> Any:
-        """The original makes a dictionary of all types for each question."""
+        """Returns the original makes a dictionary of all types for each question."""
         known: dict[str, Any] = {}
 
         def get_np_dtype(dtype: Any) -> Any:

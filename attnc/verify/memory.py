@@ -57,7 +57,9 @@ class Watch:
     order: int = 0
 
     def place(self, turn: int, count: int) -> int:
-        """Which of `count` programs runs at this turn: all in a row, or in an order of this number's own."""
+        """Returns which of `count` programs runs at this turn: all in a row, or in an order of this number's
+        own.
+        """
         return _permutation(self.order, count)[turn] if self.order else turn
 
     def register(self, name: str, tensor: torch.Tensor) -> None:
@@ -107,7 +109,7 @@ class Watch:
                 pass
 
     def _locate(self, addresses: Addresses, mask: Bools, action: str) -> Iterator[tuple[Allocation, Any]]:
-        """Each tensor touched, with the indices of its elements."""
+        """Yields each tensor touched, with the indices of its elements."""
         active = np.broadcast_to(addresses, mask.shape)[mask].astype(np.int64)
         if not active.size:
             return
@@ -127,7 +129,7 @@ class Watch:
         raise MemoryFault(self._describe(int(active[0]), active.size, action))
 
     def _describe(self, address: int, count: int, action: str) -> str:
-        """Which tensor is nearest to a stray address, and how far away it is."""
+        """Returns which tensor is nearest to a stray address, and how far away it is."""
         if not self.allocations:
             return f"{action} from or to {count} addresses, but the kernel has no tensor"
         nearest = min(
@@ -143,7 +145,9 @@ class Watch:
 
 @lru_cache(maxsize=64)
 def _permutation(order: int, count: int) -> list[int]:
-    """All numbers below `count`. Neighbours are torn apart: what they add up must not depend on it."""
+    """Returns all numbers below `count`. Neighbours are torn apart: what they add up must not
+    depend on it.
+    """
     return random.Random(order).sample(range(count), count)
 
 

@@ -81,7 +81,7 @@ class Problem:
     guarded: tuple[Guarded, ...]
 
     def disturbed(self) -> str | None:
-        """The name of a tensor whose surroundings, or for an input whose elements, have changed."""
+        """Returns the name of a tensor whose surroundings, or for an input whose elements, have changed."""
         for tensor in self.guarded:
             if tensor.disturbed(is_output=tensor.name in self.outputs):
                 return tensor.name
@@ -89,7 +89,7 @@ class Problem:
 
 
 def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = "cpu") -> Problem:
-    """The tensors of a case; the same for every fill, except outside the tensors."""
+    """Returns the tensors of a case; the same for every fill, except outside the tensors."""
     chosen = all_dims(attention, case.dims)
     lengths = draw_lengths(attention, chosen, case.seed, case.lengths)
     dims = memory_dims(attention, chosen, lengths)
@@ -120,8 +120,8 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
 def place_tensor(
     tensor: Tensor, data: torch.Tensor, layout: Layout | None, fill: str, device: str
 ) -> Guarded:
-    """The data in a buffer with guards, strided as the layout says; without elements it has no address, as
-    tensors have that PyTorch allocates.
+    """Returns the data in a buffer with guards, strided as the layout says; without elements it has no
+    address, as tensors have that PyTorch allocates.
     """
     layout = layout or Layout(order=tuple(range(data.dim())), gaps=(0,) * data.dim())
     strides, reach = [0] * data.dim(), layout.step
@@ -153,7 +153,7 @@ def _fill(count: int, dtype: torch.dtype, fill: str, device: str) -> torch.Tenso
 
 
 def _pages(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """A buffer of gigabytes, of which a CPU makes only the pages that are touched."""
+    """Returns a buffer of gigabytes, of which a CPU makes only the pages that are touched."""
     if device != "cpu":
         return torch.empty(count, dtype=dtype, device=device)
     return torch.frombuffer(untouched(count * dtype.itemsize), dtype=dtype)
@@ -171,7 +171,8 @@ def _bytes(buffer: torch.Tensor) -> torch.Tensor:
 def draw_values(
     attention: Attention, case: Case, dims: Mapping[str, int], lengths: Lengths, fill: str
 ) -> dict[str, Array]:
-    """Every input as a dense array: q, k, v in the case's styles, the rest by what the spec does with it.
+    """Returns every input as a dense array: q, k, v in the case's styles, the rest by what the spec does with
+    it.
 
     `fill` is what memory holds that no sequence uses: in pages, behind them, and in block tables.
     """
@@ -216,7 +217,7 @@ def draw_extras(
     at: Sizes | None = None,
     names: Collection[str] | None = None,
 ) -> dict[str, Array]:
-    """The inputs besides q, k and v but block tables, or those of these names."""
+    """Returns the inputs besides q, k and v but block tables, or those of these names."""
     at = at or _sizes(attention, case, dims)
     values: dict[str, Array] = {name: lengths.cumulative(name) for name in lengths.rows}
     for stream, tensor in enumerate(attention.extras, start=2):
@@ -303,14 +304,16 @@ def _names(expr: Expr) -> set[str]:
 
 
 def _is_id(mask: Expr, name: str) -> bool:
-    """Whether elements of the tensor are compared with each other: document ids, of which there are few."""
+    """Returns whether elements of the tensor are compared with each other: document ids, of which there are
+    few.
+    """
     compared = (node for node in walk(mask) if isinstance(node, Compare))
     return any(name in _names(node.left) and name in _names(node.right) for node in compared)
 
 
 def _scales_an_index(score: Expr, name: str) -> bool:
-    """Whether an input multiplies a distance, as a slope does: it is drawn small, so that the mask does not
-    become one key wide.
+    """Returns whether an input multiplies a distance, as a slope does: it is drawn small, so that the mask
+    does not become one key wide.
     """
     for node in walk(score):
         if isinstance(node, Binary) and node.op == "*":

@@ -50,8 +50,8 @@ class ProjectionSubject:
     device: str = "cpu"
 
     def reach(self) -> Reach:
-        """The configs to draw from: on a GPU those that fit it, elsewhere those that differ in more than
-        warps and stages.
+        """Returns the configs to draw from: on a GPU those that fit it, elsewhere those that differ in more
+        than warps and stages.
         """
         tiles: dict[int, tuple[int, int, int]] = {}
         seen: set[tuple[object, ...]] = set()
@@ -82,7 +82,7 @@ def projection_subject(planned: ProjectionModule, text: str | None = None) -> Pr
 
 
 def text_of(planned: ProjectionModule) -> str:
-    """The module's text as the compiler prints it, without measured choices."""
+    """Returns the module's text as the compiler prints it, without measured choices."""
     source = planned.variant.source
     files = render_projection(planned, path=Path(source.path).name, sha256=digest(source))
     (text,) = files.values()
@@ -167,7 +167,7 @@ def _judge(tensors: Mapping[str, torch.Tensor], y: torch.Tensor, bound: DotBound
 
 
 def _largest(values: torch.Tensor) -> float:
-    """The largest finite absolute value, 0 where there is none."""
+    """Returns the largest finite absolute value, 0 where there is none."""
     finite = values.abs().nan_to_num(nan=0.0, posinf=0.0)
     return float(finite.amax()) if finite.numel() else 0.0
 
@@ -239,14 +239,14 @@ class Reach:
     work: int
 
     def affordable(self, dims: Mapping[str, int], config: int) -> bool:
-        """Whether a case takes as many steps at most."""
+        """Returns whether a case takes as many steps at most."""
         block_n, block_k, rows = self.tiles[config]
         steps = -(-dims["N"] // block_n) * -(-max(dims["M"], 1) // rows) * -(-dims["K"] // block_k)
         return steps <= self.work
 
 
 def fit_of(variant: ProjectionVariant, configs: int) -> Fit:
-    """What a case of the projection may say, given how many configs there are."""
+    """Returns what a case of the projection may say, given how many configs there are."""
     ranks = {name: len(tensor.shape) for name, tensor in variant.projection.tensors.items()}
     styles = ("random",)
     return Fit(
@@ -261,7 +261,9 @@ def fixed_sizes(variant: ProjectionVariant) -> dict[str, int]:
 
 
 def fixed_cases(variant: ProjectionVariant, reach: Reach, count: int) -> Iterator[Case]:
-    """The first `count` of a series that visits every config, size, style and special: always the same."""
+    """Yields the first `count` of a series that visits every config, size, style and special: always the
+    same.
+    """
     fixed = fixed_sizes(variant)
     series = zip(
         cycle(reach.tiles), cycle(_ROWS), cycle(_COLUMNS), cycle(_DEPTHS), cycle(STYLES), strict=False
@@ -278,7 +280,9 @@ def fixed_cases(variant: ProjectionVariant, reach: Reach, count: int) -> Iterato
 def boundary_cases(
     variant: ProjectionVariant, reach: Reach, boundaries: Iterable[Boundary], configs: Sequence[Any]
 ) -> Iterator[Case]:
-    """A case for every point of the boundaries that is affordable under a config that puts it in force."""
+    """Yields a case for every point of the boundaries that is affordable under a config that puts it in
+    force.
+    """
     fixed, names = fixed_sizes(variant), {"rows": "M", "features": "N", "depth": "K"}
     seen = set()
     for boundary in boundaries:
@@ -293,7 +297,7 @@ def boundary_cases(
 
 
 def facts(case: Case, configs: Sequence[Any]) -> Facts:
-    """What a case is, as far as boundaries ask."""
+    """Returns what a case is, as far as boundaries ask."""
     sizes = {"rows": case.dims["M"], "features": case.dims["N"], "depth": case.dims["K"]}
     return Facts(
         sizes={name: frozenset({size}) for name, size in sizes.items()},
@@ -386,7 +390,7 @@ def draw(variant: ProjectionVariant, case: Case, device: str) -> dict[str, torch
 
 
 def repro(variant: ProjectionVariant, case: Case) -> str:
-    """The command that runs this case again."""
+    """Returns the command that runs this case again."""
     spec = shlex.quote(variant.source.path)
     return (
         f"attnc verify {spec} --attention {variant.projection.name} --variant {variant.name} "

@@ -69,7 +69,7 @@ def _positions(expr: Expr) -> Iterator[str]:
 
 
 def only_addresses(attention: Attention, name: str, extent: Expr) -> bool:
-    """The index only picks elements of axes of this size: permuting the axes permutes the outputs."""
+    """Returns the index only picks elements of axes of this size: permuting the axes permutes the outputs."""
     if attention.softmax.dropout is not None:
         return False
     for expr in _expressions(attention):
@@ -84,7 +84,7 @@ def only_addresses(attention: Attention, name: str, extent: Expr) -> bool:
 
 
 def ignores_key_order(attention: Attention) -> bool:
-    """Nothing asks for the positions of keys, so that their order is immaterial."""
+    """Returns nothing asks for the positions of keys, so that their order is immaterial."""
     asked = {name for expr in _expressions(attention) for name in uses(expr)}
     return "kv_idx" not in asked and attention.softmax.dropout is None and not attention.lengths
 
@@ -100,7 +100,7 @@ def is_grouped(attention: Attention) -> bool:
 
 
 def _unequal(left: Outputs, right: Outputs) -> str | None:
-    """Which output differs in a bit."""
+    """Returns which output differs in a bit."""
     for name in left:
         if not same_bits(left[name], right[name]):
             return f"'{name}' differs in {int((left[name] != right[name]).sum())} elements"
@@ -195,7 +195,7 @@ def masked_keys_are_invisible(run: Run) -> str | None:
 
 
 def _blind_rows(run: Run) -> tuple[list[int], dict[str, Bools]]:
-    """Some keys, and for each output where its rows see none of them."""
+    """Returns some keys, and for each output where its rows see none of them."""
     arrays = to_arrays(run.attention, run.inputs)
     rng = np.random.default_rng(run.case.seed)
     count = run.case.dims.get("N", 0)
@@ -272,7 +272,7 @@ def prefixes_agree(run: Run) -> str | None:
 
 
 def configs_agree(run: Run) -> str | None:
-    """Every config computes the same, within twice the bound."""
+    """Returns every config computes the same, within twice the bound."""
     expected = expect(run.attention, run.inputs, run.subject.bound)
     for config in run.subject.limits().tiles:
         outputs = run.again(run.inputs, config)
@@ -283,7 +283,7 @@ def configs_agree(run: Run) -> str | None:
 
 
 def _too_far(expected: Mapping[str, Expected], left: Outputs, right: Outputs) -> str | None:
-    """Which output differs by more than two right runs may."""
+    """Returns which output differs by more than two right runs may."""
     for name, want in expected.items():
         a, b = to_float64(left[name]), to_float64(right[name])
         with np.errstate(invalid="ignore"):
@@ -354,7 +354,7 @@ def _tiles(subject: Subject, kernel: ir.Decode, block_m: int, inputs: Mapping[st
 
 
 def _is_outside(unified: UnifiedMax, exponent: float, margin: float) -> bool:
-    """Whether it is, by as much as this part of itself."""
+    """Returns whether it is, by as much as this part of itself."""
     by = margin * abs(exponent)
     return exponent > unified.high + by or exponent < unified.low - by
 

@@ -151,14 +151,14 @@ def hash_of(module: Path) -> str:
 
 
 def _kernel_files(module: Path) -> list[Path]:
-    """The .cu files of a module: named after it, and after each kernel of its backward."""
+    """Returns the .cu files of a module: named after it, and after each kernel of its backward."""
     forward = module.with_suffix(".cu")
     backward = module.parent.glob(f"{glob.escape(module.stem)}_backward_*.cu")
     return [*([forward] if forward.is_file() else []), *sorted(backward)]
 
 
 def _code_of(text: str) -> str:
-    """The lines of Python without comments and docstrings.
+    """Returns the lines of Python without comments and docstrings.
 
     Cut from the text, and not printed from its tree, which each release of Python prints in its own way.
     """
@@ -186,7 +186,7 @@ def support_hash(folder: Path) -> str:
 
 
 def target_of(path: str) -> str:
-    """The folder of a module's target: `triton` of `alibi/triton/d64.py`."""
+    """Returns the folder of a module's target: `triton` of `alibi/triton/d64.py`."""
     parts = path.split("/")
     return parts[1] if len(parts) > 2 else ""
 
@@ -204,7 +204,9 @@ def unsupported(folder: Path, modules: Iterable[str], records: Records) -> list[
 
 
 def read(folder: Path) -> Records:
-    """The records of a folder of modules; none where there is no file. Raises ValueError when malformed."""
+    """Returns the records of a folder of modules; none where there is no file. Raises ValueError when
+    malformed.
+    """
     path = folder / NAME
     if not path.is_file():
         return Records()
@@ -220,7 +222,7 @@ def read(folder: Path) -> Records:
 
 
 def dump(records: Records) -> str:
-    """The file's text: sorted, a line for each module, so that a change shows as one line."""
+    """Returns the file's text: sorted, a line for each module, so that a change shows as one line."""
     sections = {
         "verified": {path: _without_empty(asdict(record)) for path, record in records.verified.items()},
         "unverified": records.unverified,
@@ -233,7 +235,7 @@ def dump(records: Records) -> str:
 
 
 def _without_empty(entries: dict[str, object]) -> dict[str, object]:
-    """The entries but those that older records lack, where they say nothing."""
+    """Returns the entries but those that older records lack, where they say nothing."""
     return {name: value for name, value in entries.items() if name not in ("met", "large") or value}
 
 

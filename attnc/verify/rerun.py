@@ -47,7 +47,7 @@ class Run:
         return self.subject.variant.attention
 
     def again(self, inputs: Inputs, config: int | None = None) -> Outputs:
-        """The outputs for other inputs, or of another config."""
+        """Returns the outputs for other inputs, or of another config."""
         return _outputs(self.subject, inputs, self.case.config if config is None else config)
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -66,7 +66,7 @@ def _outputs(subject: Subject, inputs: Inputs, config: int) -> Outputs:
 
 
 def may_exclude(attention: Attention) -> bool:
-    """Whether there may be keys that no query keeps: by the mask, or behind the end of a sequence."""
+    """Returns whether there may be keys that no query keeps: by the mask, or behind the end of a sequence."""
     return kept_by_some(attention.mask) is not None or bool(attention.lengths)
 
 
@@ -85,7 +85,8 @@ def excluded_keys_are_invisible(run: Run) -> str | None:
 
 
 def poisoned_keys(attention: Attention, inputs: Inputs) -> Inputs | str | None:
-    """The inputs with NaN, infinity and minus infinity in turn, as rows of the keys that no query keeps.
+    """Returns the inputs with NaN, infinity and minus infinity in turn, as rows of the keys that no query
+    keeps.
 
     None where there are none; a message where the reference says that a query sees one.
     """

@@ -40,7 +40,7 @@ class Runner(ABC):
 
     @abstractmethod
     def is_available(self) -> bool:
-        """Whether modules can run without a GPU."""
+        """Returns whether modules can run without a GPU."""
 
     @property
     def is_too_late(self) -> bool:
@@ -118,5 +118,5 @@ _RUNNERS: Mapping[str, Runner] = {
 
 
 def runner_of(target: str) -> Runner:
-    """How modules for a target of this name run."""
+    """Returns how modules for a target of this name run."""
     return _RUNNERS[target_of(target).family]

@@ -85,7 +85,7 @@ class RunningError:
         return RunningError(head, dot, intrinsics, bound.columns, bound.columns_factor)
 
     def analyse(self, expr: Expr) -> Approx:
-        """The expression's value and error bound, both broadcasting to [M, N]."""
+        """Returns the expression's value and error bound, both broadcasting to [M, N]."""
         with np.errstate(all="ignore"):
             return self._analyse(expr)
 
@@ -138,8 +138,9 @@ class RunningError:
                 return Approx(value, np.zeros(value.shape))
 
     def _in_columns(self, a: Approx, b: Approx, found: Approx) -> Approx:
-        """A sum that tensor cores may make: its addends are up to six columns, divided by the factor of the
-        product, of three numbers each, which lose 2u of the largest of them at each addition (`error_bound`).
+        """Returns a sum that tensor cores may make: its addends are up to six columns, divided by the factor
+        of the product, of three numbers each, which lose 2u of the largest of them at each addition
+        (`error_bound`).
         """
         if not self.columns:
             return found
@@ -148,8 +149,9 @@ class RunningError:
         return Approx(found.value, error, found.overflows | overflows)
 
     def _float(self, expr: Expr) -> Approx:
-        """An operand as float32: integers are exact up to 2^24. Beyond, and for a tile before that, one that
-        grows with the key may be what it is at another key of the tile, and the difference: rounded twice.
+        """Returns an operand as float32: integers are exact up to 2^24. Beyond, and for a tile before that,
+        one that grows with the key may be what it is at another key of the tile, and the difference: rounded
+        twice.
         """
         inner = self._analyse(expr)
         if expr.type != "int":
@@ -240,13 +242,15 @@ def _exponential(x: Floats, error: Floats, value: Array, own: Floats, *, rounded
 
 
 def _of_positive(x: Approx, error: Floats) -> Floats:
-    """The error of a function of what is not negative; nothing is promised where the sign is in doubt."""
+    """Returns the error of a function of what is not negative; nothing is promised where the sign is in
+    doubt.
+    """
     doubtful = (x.error > 0) & (x.value - x.error <= 0) & (x.value + x.error >= 0)
     return np.where(doubtful & ~np.isfinite(error), np.inf, np.where(np.isinf(x.value), x.error, error))
 
 
 def _of_bounded(function: RealFunction, x: Approx, value: Array) -> Floats:
-    """What a bounded function, which is monotonous, makes of its argument's error."""
+    """Returns what a bounded function, which is monotonous, makes of its argument's error."""
     low, high = real(function.name, x.value - x.error), real(function.name, x.value + x.error)
     carried = np.maximum(np.abs(high - value), np.abs(value - low))
     span = function.high - function.low

@@ -83,7 +83,7 @@ class Trial(ABC):
 
     @abstractmethod
     def drawn(self) -> SearchStrategy[Case]:
-        """All there are."""
+        """Returns all there are."""
 
     @abstractmethod
     def check(self, case: Case, fills: Iterable[str]) -> Verdict:
@@ -91,7 +91,7 @@ class Trial(ABC):
 
     @abstractmethod
     def repro(self, case: Case) -> str:
-        """The command that runs it again."""
+        """Returns the command that runs it again."""
 
     @abstractmethod
     def note(self, case: Case) -> None:
@@ -107,7 +107,9 @@ class Trial(ABC):
         return self.check(case, ("nan",))
 
     def holds_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
-        """The verdict, and that of what a case must keep besides the error bound, where it is its turn."""
+        """Returns the verdict, and that of what a case must keep besides the error bound, where it is its
+        turn.
+        """
         return verdict
 
 

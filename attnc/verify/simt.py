@@ -54,7 +54,7 @@ class SimtFault(Exception):
 
 
 def available() -> bool:
-    """Whether there is a g++."""
+    """Returns whether there is a g++."""
     return shutil.which("g++") is not None
 
 
@@ -149,8 +149,8 @@ def _tensor_map(pointer: int, dtype: torch.dtype, *layout: Any) -> bytes:
 
 @cache
 def _memory() -> int:
-    """The address of memory for the stacks and the state of a launch: one for all kernels, as they run one at
-    a time, and most of it is never touched.
+    """Returns the address of memory for the stacks and the state of a launch: one for all kernels, as they
+    run one at a time, and most of it is never touched.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     _held.append(mmap.mmap(-1, _MEMORY, flags=flags))
@@ -159,7 +159,7 @@ def _memory() -> int:
 
 @cache
 def _compiled(source: str, defines: tuple[tuple[str, int | str], ...], folder: str) -> ctypes.CDLL:
-    """The shared library of a kernel, from the cache when it has been compiled before."""
+    """Returns the shared library of a kernel, from the cache when it has been compiled before."""
     include = resource("templates", folder)
     headers = [
         path.read_text(encoding="utf-8")
@@ -224,7 +224,7 @@ def tensor_map(
     box: Sequence[int],
     swizzle: int,
 ) -> bytes:
-    """The 128 bytes of `simt::Map` in `templates/sm90/simt_state.h`.
+    """Returns the 128 bytes of `simt::Map` in `templates/sm90/simt_state.h`.
 
     sizes, box: elements, innermost first; strides: bytes, of all dimensions but the innermost; swizzle: bytes
     of its span. Raises ValueError where the driver's function would refuse (CUDA driver API,

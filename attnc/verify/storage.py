@@ -103,7 +103,7 @@ LENGTHS: Mapping[str, Callable[[Rng, int, int], Array]] = {
 
 
 def lengths_for(attention: Attention) -> tuple[str, ...]:
-    """The LENGTHS that make a difference to this attention."""
+    """Returns the LENGTHS that make a difference to this attention."""
     stored = (attention.q.storage, attention.k.storage, attention.v.storage)
     if attention.lengths:
         return tuple(LENGTHS)
@@ -113,7 +113,9 @@ def lengths_for(attention: Attention) -> tuple[str, ...]:
 
 
 def memory_dims(attention: Attention, dims: Mapping[str, int], lengths: Lengths) -> dict[str, int]:
-    """The sizes that follow from storage: rows of packed tensors, columns of a block table, N in pages."""
+    """Returns the sizes that follow from storage: rows of packed tensors, columns of a block table, N in
+    pages.
+    """
     known = dict(dims)
     for tensor, role in ((attention.q, Role.QUERY), (attention.k, Role.KEY)):
         match tensor.storage:
@@ -143,7 +145,7 @@ def kv_lengths(attention: Attention, dims: Mapping[str, int], tensors: Mapping[s
 
 
 def draw_table(columns: int, page: int, keys: Array, rng: Rng, fill: str) -> tuple[Array, int]:
-    """A block table for sequences of `keys` keys, and the number of pages in the pool."""
+    """Returns a block table for sequences of `keys` keys, and the number of pages in the pool."""
     needed = -(-keys // page)
     count = int(needed.sum()) + 2
     free = rng.permutation(count)

@@ -44,7 +44,7 @@ class Limits:
         return (steps + rows // 4) * dims.get("B", 1) * heads
 
     def includes_gradients(self, dims: Mapping[str, int], config: int) -> bool:
-        """Whether the gradients of a case are affordable too."""
+        """Returns whether the gradients of a case are affordable too."""
         return self.cost(dims, config) * self.backward <= self.most
 
 
@@ -78,7 +78,7 @@ def free_dims(attention: Attention) -> tuple[str, ...]:
 
 
 def fit_of(attention: Attention, configs: int) -> Fit:
-    """What a case of the attention may say, given how many configs there are."""
+    """Returns what a case of the attention may say, given how many configs there are."""
     return Fit(
         dims=free_dims(attention),
         ranks={
@@ -96,12 +96,12 @@ def fit_of(attention: Attention, configs: int) -> Fit:
 
 
 def all_dims(attention: Attention, dims: Mapping[str, int]) -> dict[str, int]:
-    """The free sizes, and the number of query heads as H."""
+    """Returns the free sizes, and the number of query heads as H."""
     return {**dims, "H": size(attention.heads_q, dims)}
 
 
 def size(expr: Expr, dims: Mapping[str, int]) -> int:
-    """The value of a size."""
+    """Returns the value of a size."""
     return int(evaluate(expr, Env(dims=dims)).item())
 
 
@@ -116,7 +116,7 @@ def lengths(attention: Attention, limits: Limits, config: int) -> tuple[int, ...
 
 @st.composite
 def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
-    """A case of this variant that costs no more than the limits allow."""
+    """Returns a case of this variant that costs no more than the limits allow."""
     attention = variant.attention
     config = draw(st.sampled_from(tuple(limits.tiles)))
     marks = lengths(attention, limits, config)
@@ -198,8 +198,8 @@ def _handed_over(draw: st.DrawFn, tensor: Tensor) -> Layout:
 
 
 def locates_rows(attention: Attention, tensor: Tensor) -> bool:
-    """Whether a stride of 0 would put rows of different sequences, or different rows, into one place, or give
-    a sequence another length than its pages have.
+    """Returns whether a stride of 0 would put rows of different sequences, or different rows, into one place,
+    or give a sequence another length than its pages have.
     """
     for stored in (attention.q, attention.k, attention.v):
         if (tables := stored.storage.tables) and tensor.name in (*tables, stored.name):

@@ -104,8 +104,8 @@ class Subject:
         return torch.cuda.get_device_properties(self.device)
 
     def limits(self) -> Limits:
-        """What a case may cost here: the interpreter takes milliseconds for a tile, a GPU microseconds, but
-        the reference as long on both.
+        """Returns what a case may cost here: the interpreter takes milliseconds for a tile, a GPU
+        microseconds, but the reference as long on both.
         """
         if self.device == "cpu":
             joined = (n for n, config in enumerate(self.configs) if any(_splits(config)))
@@ -159,7 +159,7 @@ class Subject:
 
 
 def _splits(config: Any) -> tuple[int, int]:
-    """How many splits a sequence has, and how many keys a split; 0 where that is not fixed."""
+    """Returns how many splits a sequence has, and how many keys a split; 0 where that is not fixed."""
     return getattr(config, "splits", 0), getattr(config, "split_size", 0)
 
 
@@ -207,7 +207,7 @@ def _nan(made: torch.Tensor) -> torch.Tensor:
 
 
 def has_gpu() -> bool:
-    """Whether kernels run on a GPU here, not in the interpreter."""
+    """Returns whether kernels run on a GPU here, not in the interpreter."""
     return torch.cuda.is_available()
 
 

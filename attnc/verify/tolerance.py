@@ -153,7 +153,7 @@ def _where(tensor: Tensor, at: tuple[np.intp, ...]) -> str:
 
 
 def to_float64(values: Input) -> Floats:
-    """An output, on any device and of any type, as float64."""
+    """Returns an output, on any device and of any type, as float64."""
     if isinstance(values, torch.Tensor):
         return values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)
@@ -194,7 +194,7 @@ def expect(attention: Attention, tensors: Mapping[str, Input], bound: ErrorBound
 
 
 def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
-    """The rows of one head: o [M, Dv] and lse [M, 1]."""
+    """Returns the rows of one head: o [M, Dv] and lse [M, 1]."""
     o, lse = softmax(head)
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
@@ -243,8 +243,8 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
 
 
 def exponential_error(p: Floats, exponent: Floats, error: Floats) -> Floats:
-    """How far exp(exponent +- error) may be from p = exp(exponent), also where p underflows and expm1(error)
-    does not.
+    """Returns how far exp(exponent +- error) may be from p = exp(exponent), also where p underflows and
+    expm1(error) does not.
     """
     return np.where(error < 1, p * np.expm1(error), np.exp(exponent + error) - p)
 
@@ -348,7 +348,7 @@ def _eager(head: Head, dtype: DType) -> Floats:
 
 
 def round_to(dtype: DType, values: Array) -> Floats:
-    """The values rounded to nearest even in this type, as float64."""
+    """Returns the values rounded to nearest even in this type, as float64."""
     if dtype is DType.BF16:
         return bf16_to_f32(f32_to_bf16(values.astype(np.float32))).astype(np.float64)
     return values.astype(np.float16 if dtype is DType.F16 else np.float32).astype(np.float64)
@@ -360,5 +360,5 @@ def _finite(values: Floats) -> Floats:
 
 
 def _bound(values: Floats, judged: Bools) -> Floats:
-    """A bound of what is judged, infinite where it is NaN; 0 elsewhere."""
+    """Returns a bound of what is judged, infinite where it is NaN; 0 elsewhere."""
     return np.where(judged, np.where(np.isnan(values), np.inf, values), 0.0)

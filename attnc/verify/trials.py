@@ -67,7 +67,9 @@ def trial_of(
 
 
 def across(peers: Mapping[str, Subject]) -> Rules:
-    """The rule that a subject agrees with its peers, which are the same variant on other targets by name."""
+    """Returns the rule that a subject agrees with its peers, which are the same variant on other targets by
+    name.
+    """
 
     def disagreements(subject: Subject, case: Case) -> Iterator[str]:
         own = run(subject, case)
@@ -84,14 +86,14 @@ def across(peers: Mapping[str, Subject]) -> Rules:
 
 
 def run(subject: Subject, case: Case) -> Problem:
-    """The case, run."""
+    """Returns the case, run."""
     problem = build(subject.variant.attention, case, device=subject.device)
     subject.run(problem.inputs, problem.outputs, case.config)
     return problem
 
 
 def difference(left: Subject, one: Problem, right: Subject, other: Problem) -> str | None:
-    """Which output of two runs of one case differs by more than both bounds allow."""
+    """Returns which output of two runs of one case differs by more than both bounds allow."""
     bounds = [expect(s.variant.attention, one.inputs, s.bound) for s in (left, right)]
     for name in one.outputs:
         a, b = to_float64(one.outputs[name]), to_float64(other.outputs[name])
@@ -108,8 +110,8 @@ def difference(left: Subject, one: Problem, right: Subject, other: Problem) -> s
 
 
 def corpus(variant: Variant, fit: Fit, failures: Path) -> tuple[Case, ...]:
-    """The cases of this variant, each once; those of a spec that has changed since are left out. Raises
-    ValueError for a file that is none.
+    """Returns the cases of this variant, each once; those of a spec that has changed since are left out.
+    Raises ValueError for a file that is none.
     """
     found = {case.to_json(): case for case in (*_cases_of_spec(variant), *_failures_in(variant, failures))}
     return tuple(case for case in found.values() if fit.misfit(case) is None)
@@ -192,7 +194,7 @@ def _sizes(boundary: Boundary) -> Iterator[dict[str, int]]:
 
 
 def _configs(space: Space, boundary: Boundary) -> Iterator[int]:
-    """The first config that puts the boundary in force; any where only one of the backward does."""
+    """Yields the first config that puts the boundary in force; any where only one of the backward does."""
     forward = (n for n in space.usable if boundary.is_in_force({"forward": space.configs[n]}))
     yield next(forward, space.usable[0])
 
@@ -214,7 +216,7 @@ def check_large(subject: Subject, case: Case) -> Verdict:
 
 
 def _scores(subject: Subject, case: Case) -> int:
-    """The most scores that the case can have."""
+    """Returns the most scores that the case can have."""
     dims = all_dims(subject.variant.attention, case.dims)
     count = size(subject.variant.attention.heads_q, dims) * dims.get("B", 1)
     # what a loop over heads takes is counted as scores
@@ -222,7 +224,7 @@ def _scores(subject: Subject, case: Case) -> int:
 
 
 def judge_sample(subject: Subject, problem: Problem, case: Case) -> Verdict:
-    """The verdict on the outputs of some pieces of heads, all of them where there are few."""
+    """Returns the verdict on the outputs of some pieces of heads, all of them where there are few."""
     attention = subject.variant.attention
     arrays = to_arrays(attention, problem.inputs)
     outputs: dict[str, Array] = {name: to_float64(value) for name, value in problem.outputs.items()}

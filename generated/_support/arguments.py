@@ -65,7 +65,7 @@ class Tensor:
         return len(self.axes) == len(self.shape) - 1 and self.axes != ""
 
     def renamed(self, name: str, type: str | None = None) -> "Tensor":
-        """Another tensor of the same axes."""
+        """Returns another tensor of the same axes."""
         return replace(self, name=name, type=self.type if type is None else type)
 
 
@@ -137,7 +137,7 @@ class Sizes(dict[str, int]):
                 self[unbound] = size - plus
 
     def shape_of(self, tensor: Tensor) -> tuple[int, ...]:
-        """The shape of a tensor whose sizes are all known."""
+        """Returns the shape of a tensor whose sizes are all known."""
         return tuple(evaluate(_without_value(text), self) for text in tensor.shape)
 
     def _free(self, text: str) -> tuple[str, int]:
@@ -191,7 +191,7 @@ def check_tensor(
 
 
 def check_outputs(out: object, names: Sequence[str]) -> tuple[torch.Tensor, ...]:
-    """The caller's outputs, one for each name; a single one is the tensor itself."""
+    """Returns the caller's outputs, one for each name; a single one is the tensor itself."""
     if len(names) == 1:
         return (out,)  # type: ignore[return-value]  # checked with its sizes
     if not isinstance(out, (tuple, list)) or len(out) != len(names):
@@ -213,7 +213,9 @@ def require_contiguous_rows(name: str, x: torch.Tensor) -> None:
 
 
 def scalar_tensor(name: str, x: object, dtype: torch.dtype, like: torch.Tensor, first: str) -> torch.Tensor:
-    """A Python number as a 0-d tensor on the device, without waiting for it; a 0-d tensor as it is."""
+    """Returns a Python number as a 0-d tensor on the device, without waiting for it; a 0-d tensor
+    as it is.
+    """
     if isinstance(x, torch.Tensor):
         check_tensor(name, x, dtype, (), like, first)
         return x
@@ -234,7 +236,7 @@ def check_probability(name: str, x: object) -> None:
 
 
 def wants_gradient(*inputs: object) -> bool:
-    """Whether autograd has to be told of a call with these inputs."""
+    """Returns whether autograd has to be told of a call with these inputs."""
     if torch.is_grad_enabled():
         for x in inputs:
             if isinstance(x, torch.Tensor) and x.requires_grad:

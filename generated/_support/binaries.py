@@ -31,7 +31,7 @@ class Program:
         self._functions: dict[object, Any] = {}
 
     def source(self, name: str) -> str:
-        """The text of a kernel, with that of the header that it includes."""
+        """Returns the text of a kernel, with that of the header that it includes."""
         file = self.kernels[name].file
         if file not in self._texts:
             self._texts[file] = included(self._read(file), self._read)
@@ -43,17 +43,17 @@ class Program:
         self._functions.clear()
 
     def options(self, config: KernelConfig, aligned: bool, arch: str) -> tuple[str, ...]:
-        """What NVRTC is told. aligned: rows start at multiples of 16 bytes; arch: such as "sm_90"."""
+        """Returns what NVRTC is told. aligned: rows start at multiples of 16 bytes; arch: such as "sm_90"."""
         defines = (f"-D{name}={value}" for name, value in defined(config, aligned).items())
         return (f"-arch={arch}", "-std=c++17", *defines)
 
     def cubin_name(self, name: str, config: KernelConfig, aligned: bool, arch: str) -> str:
-        """A hash of all that the machine code is made from."""
+        """Returns a hash of all that the machine code is made from."""
         text = "\0".join((*self.options(config, aligned, arch), self.source(name)))
         return hashlib.sha256(text.encode()).hexdigest() + ".cubin"
 
     def cubin(self, name: str, config: KernelConfig, aligned: bool, arch: str) -> Path:
-        """The machine code: from beside the module, from the user's cache, or compiled now."""
+        """Returns the machine code: from beside the module, from the user's cache, or compiled now."""
         file_name = self.cubin_name(name, config, aligned, arch)
         shipped = self.module.with_name("cubin") / file_name
         if shipped.is_file():
@@ -65,7 +65,7 @@ class Program:
         return cached
 
     def compile(self, name: str, options: tuple[str, ...]) -> bytes:
-        """The machine code of a kernel. RuntimeError with the log of what NVRTC refuses."""
+        """Returns the machine code of a kernel. RuntimeError with the log of what NVRTC refuses."""
         from cupy.cuda import nvrtc
 
         file = self.kernels[name].file
@@ -80,7 +80,7 @@ class Program:
         return image
 
     def function(self, name: str, config: KernelConfig, aligned: bool, device: int, arch: str) -> Any:
-        """The compiled kernel on the current device, which has this number."""
+        """Returns the compiled kernel on the current device, which has this number."""
         key = (name, config, aligned, device)
         if key not in self._functions:
             import cupy
@@ -118,7 +118,8 @@ def uncaptured() -> Iterator[None]:
 
 
 def included(source: str, read: Callable[[str], str]) -> str:
-    """A source with the headers in the place of the lines that include them, so that it is compiled alone.
+    """Returns a source with the headers in the place of the lines that include them, so that it is compiled
+    alone.
 
     read: the text of a header by its name; it may include others.
     """
@@ -132,7 +133,7 @@ def included(source: str, read: Callable[[str], str]) -> str:
 
 
 def defined(config: KernelConfig, aligned: bool) -> dict[str, int]:
-    """What a kernel is compiled with, by name."""
+    """Returns what a kernel is compiled with, by name."""
     names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "BLOCK_D")
     sizes = {name: int(getattr(config, name)) for name in names if hasattr(config, name)}
     if limit := getattr(config, "maxnreg", 0):

@@ -39,7 +39,7 @@ def kept_folder() -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """The folder, made with mode 0700 if it is not there. PermissionError as for `cache_folder`."""
+    """Returns the folder, made with mode 0700 if it is not there. PermissionError as for `cache_folder`."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as failure:
@@ -66,7 +66,7 @@ def _own_folder_because(reason: str) -> Path:
 
 @functools.cache
 def own_folder() -> Path:
-    """A folder that this process removes when it ends."""
+    """Returns a folder that this process removes when it ends."""
     folder = tempfile.mkdtemp(prefix="attnc-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

@@ -171,8 +171,8 @@ class Attention(ABC):
     # --- calls
 
     def _runner(self, *, traces: bool) -> Callable[..., Any]:
-        """The call itself: a closure, whose variables are found faster than attributes. traces: whether it is
-        an operator while torch compiles something, which may be another thread's.
+        """Returns the call itself: a closure, whose variables are found faster than attributes. traces:
+        whether it is an operator while torch compiles something, which may be another thread's.
         """
         layouts, prepared, repeated = self.layouts, self.prepared, self.repeated
         has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
@@ -185,7 +185,9 @@ class Attention(ABC):
             backward_config: Mapping[str, KernelConfig] | None = None,
             extras: tuple[torch.Tensor | None, ...] = (),
         ) -> Any:
-            """The results. extras: the optional tensors that are `kept` and `counters`, all of them."""
+            """Returns the results. extras: the optional tensors that are `kept` and `counters`,
+            all of them.
+            """
             if traces and is_compiling():
                 return self.traced(inputs, out, config, backward_config, extras)
             call: Prepared | None = None
@@ -290,7 +292,7 @@ class Attention(ABC):
         backward_config: Mapping[str, KernelConfig] | None,
         extras: tuple[torch.Tensor | None, ...],
     ) -> Any:
-        """What torch.compile traces in place of the rest: one call of an operator."""
+        """Returns what torch.compile traces in place of the rest: one call of an operator."""
         if self.backward is None:
             refuse_gradients(self.name, inputs)
         elif wants_gradient(*inputs):
@@ -321,7 +323,7 @@ class Attention(ABC):
     def encoded(
         self, config: KernelConfig | None, backward_config: Mapping[str, KernelConfig] | None = None
     ) -> str:
-        """A caller's choice as an operator takes it. TypeError and ValueError for what is none."""
+        """Returns a caller's choice as an operator takes it. TypeError and ValueError for what is none."""
         if config is not None:
             check_config(config, self.config_type)
         if backward_config is not None and self.backward is not None:
@@ -343,7 +345,7 @@ class Attention(ABC):
     # --- arguments
 
     def tensors_of(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs with numbers as tensors, once q is checked, which they are made like."""
+        """Returns the inputs with numbers as tensors, once q is checked, which they are made like."""
         if not self.has_scalars:
             return inputs
         first = self.inputs[0]
@@ -370,14 +372,14 @@ class Attention(ABC):
         return self.allocate(found, first)[0]
 
     def by_input(self, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        """A gradient or None for each input."""
+        """Returns a gradient or None for each input."""
         by_input: list[torch.Tensor | None] = [None] * len(self.inputs)
         for at, x in zip(self.wanted, found, strict=True):
             by_input[at] = x
         return tuple(by_input)
 
     def bound(self, inputs: Sequence[torch.Tensor]) -> Sizes:
-        """The sizes of inputs that are known to fit each other."""
+        """Returns the sizes of inputs that are known to fit each other."""
         sizes = self._sizes()
         sizes.bind(self.inputs, inputs)
         return sizes

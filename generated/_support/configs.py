@@ -44,8 +44,8 @@ def choose_config(
     tuned: Measured,
     in_order: Sequence[KernelConfig] = (),
 ) -> KernelConfig:
-    """The caller's config, the measured one for this device and key length, or the first that fits the
-    device. in_order: the configs in another order, that of a call.
+    """Returns the caller's config, the measured one for this device and key length, or the first that fits
+    the device. in_order: the configs in another order, that of a call.
     """
     if config is not None:
         return config
@@ -56,7 +56,7 @@ def choose_config(
 
 
 def encode_configs(config: KernelConfig | None, backward: BackwardConfigs | None) -> str:
-    """A caller's choice as an operator takes it: a literal, or nothing."""
+    """Returns a caller's choice as an operator takes it: a literal, or nothing."""
     configs = {"": config, **(backward or {})}
     chosen = {name: tuple(x) for name, x in configs.items() if x is not None}
     return repr(chosen) if chosen else ""

@@ -31,7 +31,7 @@ CPU = Gpu(-1, "cpu", (0, 0), 1 << 40, 0, 4, 1 << 20)
 
 @functools.cache
 def gpu_of(index: int) -> Gpu:
-    """The device of this number; -1 is the CPU."""
+    """Returns the device of this number; -1 is the CPU."""
     if index < 0:
         return CPU
     found: Any = torch.cuda.get_device_properties(index)  # annotated incompletely by torch

@@ -99,14 +99,14 @@ class Gradient:
         return not self.parts and self.scale is None and not self.zeros
 
     def dtype(self, like: torch.dtype) -> torch.dtype:
-        """The type of the gradient of an input of this type."""
+        """Returns the type of the gradient of an input of this type."""
         return DTYPES[self.type] if self.type else like
 
     def finish(
         self, at: Mapping[str, int], like: Memory, device: torch.device, names: Names
     ) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
-        """What is left to do when the kernels are done: the gradient, from all that is made. at: positions
-        there; like: the input.
+        """Returns what is left to do when the kernels are done: the gradient, from all that is made. at:
+        positions there; like: the input.
         """
         dtype, scale = self.dtype(like.dtype), self.scale
         if self.zeros:
@@ -141,7 +141,7 @@ class Backward:
     sizes: Mapping[str, str] = field(default_factory=dict)
 
     def declared(self, inputs: Sequence[Tensor], o: Tensor, lse: Tensor) -> dict[str, Tensor]:
-        """Every tensor of the backward by its name there."""
+        """Returns every tensor of the backward by its name there."""
         known = {tensor.name: tensor for tensor in (*inputs, o, lse)}
         known |= {"do": o.renamed("do"), "dlse": lse.renamed("dlse")}
         for made in self.made:

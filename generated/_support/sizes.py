@@ -25,12 +25,12 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def cdiv(x: int, size: int) -> int:
-    """The quotient, rounded up."""
+    """Returns the quotient, rounded up."""
     return -(-x // size)
 
 
 def next_power_of_2(x: int) -> int:
-    """The least power of two that is not smaller."""
+    """Returns the least power of two that is not smaller."""
     return 1 << max(x - 1, 0).bit_length()
 
 
@@ -41,7 +41,7 @@ def whole_tiles(rows: int, *tiles: int) -> int:
 
 
 def section(heads: int, size: int, room: int, least: int = 1, most: int | None = None) -> int:
-    """How many heads, of so many bytes each, are worked at together: as many as there is room for."""
+    """Returns how many heads, of so many bytes each, are worked at together: as many as there is room for."""
     fitting = room // max(1, size)
     return max(1, min(heads, max(least, fitting if most is None else min(fitting, most))))
 
@@ -58,12 +58,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(text: str, names: Names) -> Any:
-    """The value of a text: an int, or a tuple of them. KeyError for a name that is not there."""
+    """Returns the value of a text: an int, or a tuple of them. KeyError for a name that is not there."""
     return _value(_parsed(text), names)
 
 
 def mentioned(text: str) -> frozenset[str]:
-    """The names in a text."""
+    """Returns the names in a text."""
     return frozenset(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name))
 
 

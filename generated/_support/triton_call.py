@@ -88,7 +88,7 @@ class TritonLaunch:
         self.run = self._runner()
 
     def _runner(self) -> Callable[[Sequence[torch.Tensor | None]], None]:
-        """The launch itself: a closure, whose variables are found faster than attributes."""
+        """Returns the launch itself: a closure, whose variables are found faster than attributes."""
         pick, index, starts, count = self.pick, self.index, self.starts, len(self.boxes)
         maps: list[dict[int, list[Any]]] = [{} for _ in self.boxes]
         trailing = (
@@ -133,8 +133,8 @@ class TritonLaunch:
             self.starts[:] = [] if start is None else [start]
 
     def map(self, made: dict[int, list[Any]], i: int, address: int, x: torch.Tensor | None) -> list[Any]:
-        """What Triton makes of tensor i's descriptor: the copy engine's map, sizes and strides. The last
-        are kept in `made`.
+        """Returns what Triton makes of tensor i's descriptor: the copy engine's map, sizes and strides. The
+        last are kept in `made`.
         """
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
@@ -146,7 +146,7 @@ class TritonLaunch:
         return new
 
     def on_device(self) -> Any:
-        """The device of the tensors, to launch on."""
+        """Returns the device of the tensors, to launch on."""
         return on_device(self.device)
 
     def made_fast(self, binary: Any) -> FastStart | None:
@@ -256,7 +256,7 @@ def in_context(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 
 
 def fast_launcher(binary: Any, maps: int, x: int, y: int = 1, z: int = 1) -> FastStart | None:
-    """What starts a binary that takes so many maps, on a stream with arguments: Triton's C function,
+    """Returns what starts a binary that takes so many maps, on a stream with arguments: Triton's C function,
     without its checks.
 
     None where this Triton's is not known to take them so, or where the kernel wants memory that Triton

@@ -79,7 +79,7 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Why not, or None. A cache has the type of the model."""
+        """Returns why not, or None. A cache has the type of the model."""
         if kv_cache_dtype in (None, "auto") or kv_cache_dtype == str(dtype).removeprefix("torch."):
             return None
         return f"kv_cache_dtype {kv_cache_dtype} with a model of {dtype}"
@@ -152,7 +152,7 @@ class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ig
     def update_block_table(
         self, metadata: AttncMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> AttncMetadata:
-        """The metadata of another group of layers, which differs in its pages alone."""
+        """Returns the metadata of another group of layers, which differs in its pages alone."""
         return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
 
 

@@ -87,7 +87,7 @@ class Chain:
         return self.slope is not None and has_pole(self.inlined(self.slope))
 
     def inlined(self, value: Expr) -> Expr:
-        """The value with what it shares with others in the place of its name."""
+        """Returns the value with what it shares with others in the place of its name."""
         values: dict[Expr, Expr] = {
             node: let.value
             for let in self.shared
@@ -229,7 +229,7 @@ class BackwardKernel(TileKernel):
         return score is not None and outgrows(self.chain.inlined(score))
 
     def uses(self, index: str) -> bool:
-        """Whether anything that the kernel evaluates reads the index."""
+        """Returns whether anything that the kernel evaluates reads the index."""
         return any(Index(index) in walk(expr) for expr in self.expressions)
 
     @property
@@ -292,7 +292,7 @@ class Backward:
 
 
 def name_of(makes: tuple[Made, ...]) -> KernelName:
-    """The name of the kernel that makes these."""
+    """Returns the name of the kernel that makes these."""
     match makes:
         case ():
             return "rows"

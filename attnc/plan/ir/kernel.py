@@ -61,12 +61,12 @@ Statement: TypeAlias = Let | Row | Fetch
 
 
 def fetch_expressions(fetches: Iterable[Fetch]) -> tuple[Expr, ...]:
-    """The indices and guards of loads."""
+    """Returns the indices and guards of loads."""
     return tuple(expr for fetch in fetches for expr in (*fetch.load.indices, fetch.guard))
 
 
 def statement_expressions(statement: Statement) -> tuple[Expr, ...]:
-    """What a statement computes its value from."""
+    """Returns what a statement computes its value from."""
     match statement:
         case Let(value=value):
             return (value,)
@@ -102,7 +102,7 @@ class Loop:
         return (self.start, self.stop, *masked, *guard)
 
     def rewritten(self, rewrite: Callable[[Expr], Expr]) -> Loop:
-        """The loop with every expression rewritten; it has no tests yet."""
+        """Returns the loop with every expression rewritten; it has no tests yet."""
         return replace(
             self,
             start=rewrite(self.start),
@@ -141,7 +141,7 @@ class Regions:
 
 
 def expressions_within(part: object) -> Iterator[Expr]:
-    """The expressions in a part of a plan, and in what it is made of."""
+    """Yields the expressions in a part of a plan, and in what it is made of."""
     if isinstance(part, Expr):
         yield part
         return
@@ -230,12 +230,12 @@ class UnifiedMax:
 
 
 def is_decode(schedule: Schedule) -> bool:
-    """Whether a schedule asks for what only the decode kernel does."""
+    """Returns whether a schedule asks for what only the decode kernel does."""
     return bool(decode_knobs(schedule))
 
 
 def decode_knobs(schedule: Schedule) -> tuple[Knob, ...]:
-    """The keys by which it asks for it."""
+    """Returns the keys by which it asks for it."""
     knobs = knobs_of(schedule, "forward")
     loops, pack, split = (knobs.get(key) for key in ("loops", "pack", "split.kv"))
     asking = (
@@ -521,7 +521,7 @@ class Decode(OutputKernel):
 def expressions_of(
     program: tuple[Statement, ...], outer: tuple[Fetch, ...], loops: Regions, step: Step
 ) -> Iterator[Expr]:
-    """Everything that a kernel evaluates for its scores."""
+    """Yields everything that a kernel evaluates for its scores."""
     for statement in (*program, *outer, *loops.statements, *step.fetches, *step.masked_fetches):
         yield from statement_expressions(statement)
     for loop in loops.loops:

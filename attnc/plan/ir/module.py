@@ -17,17 +17,17 @@ Kernel: TypeAlias = Forward | Decode | BackwardKernel
 
 
 def split_of(kernel: Kernel) -> Split | None:
-    """How programs share the keys of a row; None where one has them all."""
+    """Returns how programs share the keys of a row; None where one has them all."""
     return kernel.split if isinstance(kernel, Decode) else None
 
 
 def pack_of(kernel: Kernel) -> Pack | None:
-    """Which heads share a tile of rows; None where a tile has rows of one."""
+    """Returns which heads share a tile of rows; None where a tile has rows of one."""
     return kernel.pack if isinstance(kernel, Decode) else None
 
 
 def unified_of(kernel: Kernel) -> UnifiedMax | None:
-    """The maximum that all rows subtract; None where each has its own."""
+    """Returns the maximum that all rows subtract; None where each has its own."""
     return kernel.unified if isinstance(kernel, Decode) else None
 
 

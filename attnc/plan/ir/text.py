@@ -65,7 +65,7 @@ _TILE: Mapping[Axis, str] = {"q": "BLOCK_M", "kv": "BLOCK_N"}
 
 
 def module_text(module: Module) -> str:
-    """All kernels of a module, forward first."""
+    """Returns all kernels of a module, forward first."""
     label = f" as {module.label}" if module.label else ""
     head = f"module {module.variant.attention.name} {module.variant.name} for {module.target}{label}"
     return "\n".join(_block(head, _module(module))) + "\n"
@@ -102,7 +102,7 @@ def _type(tensor: Tensor) -> str:
 
 
 def _storage(tensor: Tensor) -> str:
-    """How rows are kept, where it is not in an ordinary tensor, and whether they are sorted."""
+    """Returns how rows are kept, where it is not in an ordinary tensor, and whether they are sorted."""
     kind = tensor.storage
     told = "" if kind.is_plain else f" {kind.name}({', '.join(kind.tables)})"
     return f"{told}{' sorted' if tensor.is_sorted else ''}"
@@ -127,7 +127,7 @@ def _kernel(kernel: Kernel, takes: Iterable[str] = ()) -> Iterator[str]:
 
 
 def _program(kernel: Kernel) -> Iterator[str]:
-    """What a program does up to its scores."""
+    """Yields what a program does up to its scores."""
     yield _grid(kernel.grid)
     yield f"kv_head = {show(kernel.kv_head)}"
     if isinstance(kernel, Decode):
@@ -147,7 +147,7 @@ def _program(kernel: Kernel) -> Iterator[str]:
 
 
 def _splits(kernel: Decode) -> Iterator[str]:
-    """How heads, keys and columns are shared."""
+    """Yields how heads, keys and columns are shared."""
     if kernel.pack is not None:
         yield f"pack query heads, group = {show(kernel.pack.group)}"
     if kernel.split is not None:
@@ -164,7 +164,7 @@ def _splits(kernel: Decode) -> Iterator[str]:
 
 
 def _of_output(kernel: Forward | Decode) -> Iterator[str]:
-    """What a launch chooses from, what that takes, and what any of it promises."""
+    """Yields what a launch chooses from, what that takes, and what any of it promises."""
     yield from _configs(kernel)
     if kernel.layout is not None:
         yield from _wrapped(f"layout {type(kernel.layout).__name__}:", _fields(kernel.layout))
@@ -222,7 +222,7 @@ def _statement(item: Statement) -> Iterator[str]:
 
 
 def _loaded(load: Load) -> str:
-    """The type of an element, and what it is limited to."""
+    """Returns the type of an element, and what it is limited to."""
     wide = "64" if load.wide else ""
     return f"{load.type}{wide}" if load.within is None else f"{load.type}{wide} in {list(load.within)}"
 
@@ -285,13 +285,15 @@ def _dropout(softmax: Probabilities) -> Iterator[str]:
 
 
 def _placed(buffers: Mapping[str, int], registers: Mapping[str, int]) -> Iterator[str]:
-    """What config 0 takes, by what it is for."""
+    """Yields what config 0 takes, by what it is for."""
     for what, sizes in (("bytes of shared memory", buffers), ("registers of a thread", registers)):
         yield _list(what, [f"{name} {size}" for name, size in sizes.items()])
 
 
 def _configs(kernel: Kernel) -> Iterator[str]:
-    """What all configs share, then each by what is its own, and the bytes of shared memory that it takes."""
+    """Yields what all configs share, then each by what is its own, and the bytes of shared memory that it
+    takes.
+    """
     knobs = [config.texts() for config in kernel.configs]
     common = {key: value for key, value in knobs[0].items() if all(x.get(key) == value for x in knobs)}
     yield from _wrapped("configs:", [f"{key} = {value}" for key, value in common.items()])
@@ -398,7 +400,7 @@ def _list(head: str, told: Iterable[str]) -> str:
 
 
 def _wrapped(head: str, told: Iterable[str]) -> Iterator[str]:
-    """A list that may be longer than a line."""
+    """Yields a list that may be longer than a line."""
     text = f"{head} {', '.join(told)}"
     lines = wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
     yield from (line if i == 0 else f"    {line}" for i, line in enumerate(lines))
@@ -418,12 +420,12 @@ def _exprs(exprs: Iterable[Expr]) -> str:
 
 
 def _fields(made: Any) -> list[str]:
-    """The fields of a dataclass that a target, or a small decision, is made of."""
+    """Returns the fields of a dataclass that a target, or a small decision, is made of."""
     return [f"{field.name} = {_value(getattr(made, field.name))}" for field in fields(made)]
 
 
 def _unusual(made: Any) -> list[str]:
-    """The fields of a dataclass that are not as by default."""
+    """Returns the fields of a dataclass that are not as by default."""
     named = zip(fields(made), _fields(made), strict=True)
     return [told for field, told in named if getattr(made, field.name) != field.default]
 

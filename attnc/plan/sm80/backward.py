@@ -36,7 +36,7 @@ _LIMIT = 255
 
 
 def check_cuda_backward(knob: Knob) -> Iterator[Diagnostic]:
-    """What these kernels cannot honour of a key of the backward's phases."""
+    """Yields what these kernels cannot honour of a key of the backward's phases."""
     span = knob.span
     if span is None:
         return
@@ -60,9 +60,9 @@ def check_cuda_backward(knob: Knob) -> Iterator[Diagnostic]:
 
 
 def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
-    """How the kernels of a schedule lie. Warps share their keys where the schedule says `warp_split = q`, and
-    where it says nothing and the rows of dk and dv are wide, or of f32 and dq is not summed in memory, or
-    nothing else fits.
+    """Returns how the kernels of a schedule lie. Warps share their keys where the schedule says `warp_split =
+    q`, and where it says nothing and the rows of dk and dv are wide, or of f32 and dq is not summed in
+    memory, or nothing else fits.
     """
     attention = variant.attention
     default = configs(schedule, "dkdv", variant)[0]
@@ -82,8 +82,8 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
 def cuda_choices(
     plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[BackwardConfig, ...]:
-    """The configs of one kernel that can run somewhere, in their order. Raises DiagnosticError (E0601) when
-    there is none.
+    """Returns the configs of one kernel that can run somewhere, in their order. Raises DiagnosticError
+    (E0601) when there is none.
     """
     candidates = _candidates(plan, variant, schedule, kernel)
     reasons = [_misfit(config, plan, variant, kernel) for config in candidates]
@@ -95,7 +95,7 @@ def cuda_choices(
 
 
 def cuda_backward_estimate(plan: CudaBackward, config: TileConfig, kernel: KernelName) -> Estimate:
-    """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
+    """Returns what one block of threads takes: shared memory exactly, registers as far as the plan knows."""
     tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
     d, dv = plan.layout.qk.width, plan.layout.v.width
     shapes = {
@@ -127,7 +127,7 @@ def _registers(plan: CudaBackward, config: TileConfig, kernel: KernelName) -> di
 def _candidates(
     plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[BackwardConfig, ...]:
-    """The configs of the schedule; where it names no tiles, those that suit the head dimension."""
+    """Returns the configs of the schedule; where it names no tiles, those that suit the head dimension."""
     found = configs(schedule, backward_phase_of(kernel), variant)
     if set(SIZES) & knobs_of(schedule, backward_phase_of(kernel)).keys():
         return found
@@ -182,7 +182,7 @@ _F32_TILES: dict[str, tuple[tuple[float, tuple[Tiles, ...]], ...]] = {
 
 
 def _misfit(config: TileConfig, plan: CudaBackward, variant: Variant, kernel: KernelName) -> str | None:
-    """Why no GPU of the target can run the config; None if one can."""
+    """Returns why no GPU of the target can run the config; None if one can."""
     tile_q, tile_kv, warps = config.tile_q, config.tile_kv, config.warps
     parts = 1 if over_rows(kernel) else plan.parts(config)
     if tile_q & (tile_q - 1) or tile_q < MMA:

@@ -56,7 +56,7 @@ _SPLIT: Mapping[str, Sequence[Value]] = {"warp_split": ("kv",)}
 
 
 def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Every reason why these CUDA targets cannot compile this variant under this schedule."""
+    """Yields every reason why these CUDA targets cannot compile this variant under this schedule."""
     attention = variant.attention
     if attention.o.dtype != attention.q.dtype:
         yield unsupported(
@@ -120,7 +120,7 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
 
 
 def cuda_layout(variant: Variant, config: TileConfig, schedule: Schedule) -> CudaLayout:
-    """The layout that all configs of a schedule share."""
+    """Returns the layout that all configs of a schedule share."""
     decodes = is_decode(schedule)
     d, dv = feature(variant.attention.q), feature(variant.attention.v)
     element = DType(variant.attention.q.dtype)
@@ -142,8 +142,8 @@ def cuda_layout(variant: Variant, config: TileConfig, schedule: Schedule) -> Cud
 
 
 def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
-    """The configs that can run somewhere, in their order. Raises DiagnosticError (E0601) when there is
-    none.
+    """Returns the configs that can run somewhere, in their order. Raises DiagnosticError (E0601) when there
+    is none.
     """
     candidates = configs(schedule, "forward", variant)
     if variant.attention.q.dtype is DType.F32:
@@ -162,7 +162,7 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, .
 
 
 def cuda_misfit(config: TileConfig, variant: Variant, schedule: Schedule) -> str | None:
-    """Why no GPU of the target can run the config; None if one can."""
+    """Returns why no GPU of the target can run the config; None if one can."""
     layout = cuda_layout(variant, config, schedule)
     warps = layout.threads(config) // 32
     key, name = ("tile.q", "query rows") if layout.warp_split == "q" else ("tile.kv", "keys")
@@ -185,7 +185,7 @@ def cuda_misfit(config: TileConfig, variant: Variant, schedule: Schedule) -> str
 
 
 def cuda_estimate(layout: CudaLayout, config: TileConfig) -> Estimate:
-    """What one block of threads takes: shared memory exactly, registers as far as the plan knows."""
+    """Returns what one block of threads takes: shared memory exactly, registers as far as the plan knows."""
     shapes = {"q": layout.qk.width, "k": layout.qk.width, "v": layout.v.width}
     rows = {"q": config.tile_q, "k": config.tile_kv, "v": config.tile_kv}
     streamed = {"k", "v"} if layout.streamed == "kv" else {"q"}

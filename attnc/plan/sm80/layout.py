@@ -100,7 +100,7 @@ class CudaLayout:
         return chunk_of(self.element)
 
     def chosen(self, config: TileConfig) -> tuple[int, ...]:
-        """Nothing that a launch has to know."""
+        """Returns nothing that a launch has to know."""
         return ()
 
     def threads(self, config: TileConfig) -> int:
@@ -221,7 +221,7 @@ class CudaBackward:
 
 
 def over_rows(kernel: KernelName) -> bool:
-    """Whether the kernel has a block of threads per q tile."""
+    """Returns whether the kernel has a block of threads per q tile."""
     return kernel in ("dq", "rows")
 
 
@@ -231,7 +231,7 @@ _RESERVED = 1024
 
 
 def traffic(kernel: OutputKernel, layout: CudaLayout, config: TileConfig, tiles: Picture) -> Traffic:
-    """The bytes of one head, for the tiles that `tiles` says are visited."""
+    """Returns the bytes of one head, for the tiles that `tiles` says are visited."""
     size, qk, v = layout.element.bytes, layout.qk.width, layout.v.width
     tile_q, tile_kv = config.tile_q, config.tile_kv
     warps = config.warps

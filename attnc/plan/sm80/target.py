@@ -101,12 +101,12 @@ SM80 = tuple(Sm80(name=f"cuda.{arch}", devices=devices_from(arch)) for arch in D
 
 
 def layout_of(kernel: OutputKernel) -> CudaLayout:
-    """How a kernel of these targets lies on the machine."""
+    """Returns how a kernel of these targets lies on the machine."""
     return _forward(kernel.layout)
 
 
 def backward_layout_of(backward: Backward) -> CudaBackward:
-    """How the kernels of a backward for these targets lie on the machine."""
+    """Returns how the kernels of a backward for these targets lie on the machine."""
     return _backward(backward.layout)
 
 

@@ -75,7 +75,7 @@ class Turns:
 
 @lru_cache(maxsize=64)
 def turns_under(mask: Expr) -> Turns:
-    """What is known of turns under the mask of a normalised attention."""
+    """Returns what is known of turns under the mask of a normalised attention."""
     loops, _ = regions(mask, "q", None)
     if guard_of(loops) is not None:
         return Turns(why_not="it skips tiles between others")
@@ -87,7 +87,7 @@ def turns_under(mask: Expr) -> Turns:
 
 
 def _bounds(loops: Regions) -> tuple[Expr, Expr]:
-    """Where the loop begins and ends, as it is computed."""
+    """Returns where the loop begins and ends, as it is computed."""
     values = {let.name: let.value for let in loops.bounds if isinstance(let, Let)}
     ends = (loops.loops[0].start, loops.loops[-1].stop)
     lo, hi = (values.get(x.name, x) if isinstance(x, Ref) else x for x in ends)
@@ -95,13 +95,13 @@ def _bounds(loops: Regions) -> tuple[Expr, Expr]:
 
 
 def _is_fixed(expr: Expr) -> bool:
-    """Whether the value is the same for all kv tiles of a head."""
+    """Returns whether the value is the same for all kv tiles of a head."""
     return not any(node in _TILE for node in walk(expr))
 
 
 def _grows(expr: Expr, *, from_zero: bool = False) -> bool:
-    """Whether the value never falls from one kv tile to the next, for all that is known. from_zero: what is
-    below 0 counts as 0.
+    """Returns whether the value never falls from one kv tile to the next, for all that is known. from_zero:
+    what is below 0 counts as 0.
     """
     if _is_fixed(expr) or expr in _TILE:
         return True
@@ -129,7 +129,7 @@ def _grows(expr: Expr, *, from_zero: bool = False) -> bool:
 
 
 def _falls(expr: Expr) -> bool:
-    """Whether the value never grows."""
+    """Returns whether the value never grows."""
     if _is_fixed(expr):
         return True
     match expr:
@@ -145,7 +145,7 @@ def _falls(expr: Expr) -> bool:
 
 
 def _ends(condition: Expr) -> bool:
-    """Whether the condition holds for kv tiles up to some, and for none behind."""
+    """Returns whether the condition holds for kv tiles up to some, and for none behind."""
     match condition:
         case _ if _is_fixed(condition):
             return True
@@ -295,7 +295,7 @@ _ROOM = DEVICES["sm_90"].shared_per_block
 
 
 def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
-    """How the kernels of a schedule lie; a `Sm90Backward` where wgmma makes some of them."""
+    """Returns how the kernels of a schedule lie; a `Sm90Backward` where wgmma makes some of them."""
     plan = plan_cuda_backward(variant, schedule, layout)
     by_wgmma = frozenset(_by_wgmma(variant, schedule))
     if not by_wgmma:
@@ -310,13 +310,13 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
 
 
 def accumulate_of_dq(variant: Variant, schedule: Schedule) -> str | None:
-    """How dq is summed; None where it is not asked for."""
+    """Returns how dq is summed; None where it is not asked for."""
     wanted = "q" in variant.attention.grads
     return configs(schedule, "backward", variant)[0].accumulate("q") if wanted else None
 
 
 def check_turns(variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
-    """Why blocks cannot take turns at adding to dq, as `knob` asks for."""
+    """Yields why blocks cannot take turns at adding to dq, as `knob` asks for."""
     is_one = "dkdv" in _by_wgmma(variant, schedule)
     mask = normalise(variant.attention).mask
     reason = turns_under(mask).why_not if is_one else "no kernel of wgmma makes dk, dv and dq"
@@ -330,7 +330,7 @@ def check_turns(variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Di
 
 
 def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
-    """The kernels that wgmma makes, as they are asked for."""
+    """Yields the kernels that wgmma makes, as they are asked for."""
     attention = normalise(variant.attention)
     grads = set(attention.grads)
     accumulate = accumulate_of_dq(variant, schedule)
@@ -353,14 +353,14 @@ def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
 
 
 def is_p_enough(attention: Attention) -> bool:
-    """Whether ds = p (dp - delta) needs nothing else of the score and of what dropout keeps."""
+    """Returns whether ds = p (dp - delta) needs nothing else of the score and of what dropout keeps."""
     return has_constant_slope(attention) and attention.softmax.dropout is None
 
 
 def sm90_backward_configs(
     plan: Sm90Backward, variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[BackwardConfig, ...]:
-    """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
+    """Returns the configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
     phase = backward_phase_of(kernel)
     knobs = knobs_of(schedule, phase)
     tile_q, tile_kv = plan.tile(kernel)
@@ -382,7 +382,7 @@ def sm90_backward_configs(
 
 
 def _misfit(config: BackwardConfig, plan: Sm90Backward, kernel: KernelName) -> str | None:
-    """Why the config cannot run; None if it can."""
+    """Returns why the config cannot run; None if it can."""
     tile_q, tile_kv = plan.tile(kernel)
     room = f"what the registers of a head dimension of {max(plan.layout.d, plan.layout.dv)} leave room for"
     stays = f"{WGMMA_ROWS} for each of {CONSUMERS} warpgroups"
@@ -402,7 +402,7 @@ def _misfit(config: BackwardConfig, plan: Sm90Backward, kernel: KernelName) -> s
 
 
 def sm90_backward_estimate(plan: Sm90Backward, config: TileConfig, kernel: KernelName) -> Estimate:
-    """What a block takes: shared memory exactly, registers as far as the plan knows."""
+    """Returns what a block takes: shared memory exactly, registers as far as the plan knows."""
     d, dv, stages = plan.qk_pieces * PIECE, plan.v_pieces * PIECE, config.stages
     rows, keys = plan.tile(kernel)
     q_tiles, v_tiles = plan.dq_tiles

@@ -72,7 +72,7 @@ _REMEDIES: Mapping[str, Sequence[Value]] = {
 
 
 def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Every reason why the Hopper target cannot compile this variant under this schedule."""
+    """Yields every reason why the Hopper target cannot compile this variant under this schedule."""
     attention, knobs = variant.attention, knobs_of(schedule, "forward")
     portable = "a schedule for 'cuda.sm_80' runs on this architecture too"
     if attention.q.dtype is DType.F32:
@@ -134,7 +134,7 @@ def _knob(knob: Knob, portable: str) -> Iterator[Diagnostic]:
 
 
 def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
-    """The layout that all configs of a schedule share."""
+    """Returns the layout that all configs of a schedule share."""
     attention = normalise(variant.attention)  # its loads are those that the kernel has
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
@@ -168,8 +168,8 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
 
 
 def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig]) -> Sm90Layout:
-    """The layout with tiles of values of so many bytes in shared memory, if the first config that fits
-    without them has room.
+    """Returns the layout with tiles of values of so many bytes in shared memory, if the first config that
+    fits without them has room.
     """
     room = layout.room
     config = next(
@@ -183,7 +183,7 @@ def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig
 
 
 def _has_headroom(schedule: Schedule) -> bool:
-    """Whether tiles have no maximum of their own."""
+    """Returns whether tiles have no maximum of their own."""
     knob = knobs_of(schedule, "forward").get("softmax")
     choice = None if knob is None else knob.choices[0]
     return isinstance(choice, Choice) and "maximum" in choice.args
@@ -199,7 +199,7 @@ def _is_of_key(node: Expr) -> bool:
 
 
 def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
-    """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
+    """Returns the configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
     layout = sm90_layout(variant, schedule)
     groups = list(groups_of(variant, schedule))
     fitting = (g for g in groups if any(sm90_misfit(config, variant, layout) is None for config in g))
@@ -218,8 +218,8 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
 
 
 def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConfig, ...]]:
-    """The configs that the schedule allows, whether they fit or not; further groups have fewer keys in tiles
-    that nobody chose.
+    """Yields the configs that the schedule allows, whether they fit or not; further groups have fewer keys in
+    tiles that nobody chose.
     """
     knobs = knobs_of(schedule, "forward")
     found = [hopper(config) for config in configs(schedule, "forward", variant)]
@@ -232,8 +232,8 @@ _MOST_BOXES = 64
 
 
 def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
-    """What a schedule gets for the keys that it does not mention: the first that fits beside what masks and
-    dropout take.
+    """Yields what a schedule gets for the keys that it does not mention: the first that fits beside what
+    masks and dropout take.
     """
     width = _width_of(variant)
     first = next(tiles for widest, tiles in _TILES if width <= widest)
@@ -250,8 +250,9 @@ def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
 
 
 def _has_short_loops(variant: Variant) -> bool:
-    """Whether a row sees a run of keys that ends on both sides, and each warpgroup can walk over a run of its
-    own (`Sm90Text.own_ranges`): nothing is skipped inside it, drawn or copied for all of them together.
+    """Returns whether a row sees a run of keys that ends on both sides, and each warpgroup can walk over a
+    run of its own (`Sm90Text.own_ranges`): nothing is skipped inside it, drawn or copied for all of them
+    together.
     """
     attention = normalise(variant.attention)
     ranges = solve(attention.mask)
@@ -263,7 +264,7 @@ def _has_short_loops(variant: Variant) -> bool:
 
 
 def _pair_of(variant: Variant) -> DType | None:
-    """The type of the load that comes as tiles of queries and keys; None if there is none."""
+    """Returns the type of the load that comes as tiles of queries and keys; None if there is none."""
     attention = normalise(variant.attention)
     dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
     pair = pair_of(attention.score, attention.mask, dtypes)
@@ -273,8 +274,8 @@ def _pair_of(variant: Variant) -> DType | None:
 def _completed(
     config: HopperConfig, tiles: Tiles, knobs: Mapping[str, Knob], variant: Variant
 ) -> HopperConfig:
-    """The config with these tiles for the keys that the schedule leaves open: rows and warpgroups follow from
-    each other.
+    """Returns the config with these tiles for the keys that the schedule leaves open: rows and warpgroups
+    follow from each other.
     """
     widest, helpers = _width_of(variant), helpers_of(variant)
     config = tiles.without(knobs).of(config)
@@ -293,7 +294,7 @@ def _completed(
 
 
 def _width_of(variant: Variant) -> int:
-    """The larger of D and Dv."""
+    """Returns the larger of D and Dv."""
     return max(feature(variant.attention.q), feature(variant.attention.v))
 
 
@@ -302,7 +303,7 @@ def _with_warps(config: HopperConfig, helpers: int) -> HopperConfig:
 
 
 def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> str | None:
-    """Why the config cannot run; None if it can."""
+    """Returns why the config cannot run; None if it can."""
     tile_q, tile_kv, consumers = config.tile_q, config.tile_kv, config.consumers
     if tile_q != WGMMA_ROWS * consumers:
         return f"tile.q = {tile_q} is not {WGMMA_ROWS} rows for each of consumers = {consumers}"
@@ -344,7 +345,7 @@ def sm90_registers(layout: Sm90Layout, config: TileConfig) -> dict[str, int]:
 
 
 def sm90_estimate(layout: Sm90Layout, config: TileConfig) -> Estimate:
-    """What a block takes: shared memory exactly, registers as far as the plan knows."""
+    """Returns what a block takes: shared memory exactly, registers as far as the plan knows."""
     shape = layout.shape(config)
     tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
     shapes = {

@@ -221,7 +221,7 @@ def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
 
 
 def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout:
-    """The layout that all configs of a schedule share."""
+    """Returns the layout that all configs of a schedule share."""
     attention = variant.attention
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
@@ -247,7 +247,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
 
 
 def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
-    """The configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
+    """Returns the configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
     knobs, layout = knobs_of(schedule, "forward"), sm90_decode_layout(variant, schedule)
     found = [hopper(config) for config in configs(schedule, "forward", variant)]
     groups = [
@@ -290,7 +290,7 @@ def _completed(
 
 
 def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
-    """Why the config cannot run; None if it can."""
+    """Returns why the config cannot run; None if it can."""
     consumers, tile_kv = layout.consumers, config.tile_kv
     if consumers not in REGISTERS:
         return f"consumers = {consumers}: one, or two that share the columns of o"
@@ -333,7 +333,7 @@ def sm90_decode_registers(layout: Sm90DecodeLayout, config: TileConfig) -> dict[
 
 
 def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estimate:
-    """What a block takes: shared memory exactly, registers as far as the plan knows."""
+    """Returns what a block takes: shared memory exactly, registers as far as the plan knows."""
     tile_kv, stages = config.tile_kv, config.stages
     shapes = {
         "q": f"{WGMMA_ROWS}x{layout.qk.width}",
@@ -353,7 +353,7 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estima
 
 
 def sm90_decode_roles(layout: Sm90DecodeLayout, config: TileConfig) -> Iterator[str]:
-    """What the warpgroups of a block do."""
+    """Yields what the warpgroups of a block do."""
     copying, multiplying = REGISTERS[layout.consumers]
     barriers = layout.barriers(config)
     yield f"roles: of {layout.threads(config)} threads"

@@ -67,7 +67,7 @@ class Shape:
 
 
 def entry_registers(consumers: int, helpers: int = 1) -> int:
-    """What a launch gives each thread of so many warpgroups that multiply, and that do not."""
+    """Returns what a launch gives each thread of so many warpgroups that multiply, and that do not."""
     return min(_REGISTERS // (128 * (consumers + helpers)) // _STEP * _STEP, 255)
 
 
@@ -78,14 +78,14 @@ def widest_product(entry: int) -> int:
 
 
 def registers_left(consumers: int, registers: int, helpers: int = 1) -> int:
-    """What those that multiply, with so many registers a thread, leave for a thread of a helper."""
+    """Returns what those that multiply, with so many registers a thread, leave for a thread of a helper."""
     held = entry_registers(consumers, helpers)
     left = (held * (consumers + helpers) - registers * consumers) // helpers
     return min(left, held) // _STEP * _STEP
 
 
 def most_registers(consumers: int, helpers: int = 1, helping: int = FEWEST_REGISTERS) -> int:
-    """The most that a thread that multiplies can have, where one of a helper has `helping`."""
+    """Returns the most that a thread that multiplies can have, where one of a helper has `helping`."""
     held = entry_registers(consumers, helpers)
     return (held * (consumers + helpers) - helping * helpers) // consumers // _STEP * _STEP
 
@@ -137,7 +137,7 @@ class Sm90Layout(CudaLayout):
         return (shape.q_tiles, shape.o_tiles, shape.overlap, *registers)
 
     def shape(self, config: TileConfig) -> Shape:
-        """The most buffers that fit: first another tile of Q, then one of o."""
+        """Returns the most buffers that fit: first another tile of Q, then one of o."""
         chosen = hopper(config)
         consumers, registers = chosen.tile_q // WGMMA_ROWS, chosen.registers
         buffers = [(2, 1), (2, 0), (1, 1), (1, 0)] if self.by_tma else [(2, 0), (1, 0)]
@@ -155,9 +155,9 @@ class Sm90Layout(CudaLayout):
         )
 
     def way_out(self, config: TileConfig) -> WayOut:
-        """How o leaves: by TMA through a "tile" of its own where there is room for one; else through its rows
-        of Q where there is another Q, or through the tiles of V, as many pieces through each as it has room
-        for; "" from registers.
+        """Returns how o leaves: by TMA through a "tile" of its own where there is room for one; else through
+        its rows of Q where there is another Q, or through the tiles of V, as many pieces through each as it
+        has room for; "" from registers.
         """
         shape, pieces = self.shape(config), self.v.width // PIECE
         if not self.by_tma:
@@ -217,7 +217,7 @@ class Sm90Layout(CudaLayout):
 
 
 def beyond_shared_memory(shared: Mapping[str, int], room: int) -> str | None:
-    """Why a block cannot have so many bytes, by what they hold; None where it can."""
+    """Returns why a block cannot have so many bytes, by what they hold; None where it can."""
     if sum(shared.values()) <= room:
         return None
     parts = " + ".join(f"{name} {size}" for name, size in shared.items())

@@ -73,8 +73,8 @@ class Columns:
 
 
 def columns_of(score: Expr, mask: Expr = TRUE) -> Columns | None:
-    """The score so, if it is nothing else; None otherwise, and where there is no such term. mask: which keys
-    a score is asked for, by which |q_pos - kv_idx| is q_pos - kv_idx under a causal one.
+    """Returns the score so, if it is nothing else; None otherwise, and where there is no such term. mask:
+    which keys a score is asked for, by which |q_pos - kv_idx| is q_pos - kv_idx under a causal one.
     """
     score = _without_abs(score, frozenset(_at_least_zero(mask)))
     product: Expr | None = None
@@ -101,7 +101,7 @@ def columns_of(score: Expr, mask: Expr = TRUE) -> Columns | None:
 
 
 def _at_least_zero(mask: Expr) -> Iterator[Affine]:
-    """What is not negative where the mask is true."""
+    """Yields what is not negative where the mask is true."""
     match mask:
         case And(operands=operands):
             for operand in operands:
@@ -147,7 +147,7 @@ def _factor(product: Expr) -> float | None:
 
 
 def _term(addend: Expr) -> tuple[Column | None, Expr | None] | None:
-    """A column, and what is left of a row."""
+    """Returns a column, and what is left of a row."""
     axes = axes_of(addend)
     if "kv" not in axes:
         return None, addend
@@ -176,7 +176,7 @@ def _of_position(factor: Expr, position: Expr) -> tuple[Column | None, Expr | No
 
 
 def _reads_position(expr: Expr) -> bool:
-    """Whether it is computed from the key's number itself, and not only from what is loaded there."""
+    """Returns whether it is computed from the key's number itself, and not only from what is loaded there."""
     return expr == _KEY or (not isinstance(expr, Load) and any(map(_reads_position, children(expr))))
 
 
@@ -202,7 +202,7 @@ _LAST = (Index("q_idx"), Index("kv_idx"))
 
 
 def pair_of(score: Expr, mask: Expr, dtypes: dict[str, DType]) -> Load | None:
-    """The first such load of the score that the mask does not read too; None if there is none."""
+    """Returns the first such load of the score that the mask does not read too; None if there is none."""
     asked: Collection[Expr] = frozenset(walk(mask))
     for node in walk(score):
         if isinstance(node, Load) and node not in asked and is_pair(node) and dtypes[node.tensor].is_float:
@@ -211,8 +211,8 @@ def pair_of(score: Expr, mask: Expr, dtypes: dict[str, DType]) -> Load | None:
 
 
 def is_pair(load: Load) -> bool:
-    """Whether a tile of queries and keys is a box of the tensor: its last axes are theirs, and the others
-    are the same for all of the tile. What lies outside of the tensor is 0 in boxes as in loads.
+    """Returns whether a tile of queries and keys is a box of the tensor: its last axes are theirs, and the
+    others are the same for all of the tile. What lies outside of the tensor is 0 in boxes as in loads.
     """
     others = load.indices[:-2]
     if load.indices[-2:] != _LAST or len(others) > _MOST_AXES:

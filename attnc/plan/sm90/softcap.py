@@ -72,7 +72,9 @@ def polynomial(x: float) -> float:
 
 
 def cap_of(score: Expr, scale: float | None) -> Cap | None:
-    """The score so, times `scale`; None for any other, and where a polynomial would be of little use."""
+    """Returns the score so, times `scale`; None for any other, and where a polynomial would be of
+    little use.
+    """
     outer, call = _times(score)
     if not isinstance(call, Call) or call.function != "tanh":
         return None
@@ -87,7 +89,7 @@ def cap_of(score: Expr, scale: float | None) -> Cap | None:
 
 
 def _times(expr: Expr) -> tuple[float, Expr]:
-    """A number, and what it multiplies."""
+    """Returns a number, and what it multiplies."""
     match expr:
         case (
             Binary(op="*", left=Const(value=value), right=other)

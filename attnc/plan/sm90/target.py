@@ -175,12 +175,12 @@ SM90A = Sm90a(name=TARGET, devices=(DEVICES["sm_90"],))
 
 
 def layout_of(kernel: OutputKernel) -> Sm90Layout:
-    """How a kernel of this target lies on the machine."""
+    """Returns how a kernel of this target lies on the machine."""
     return _layout(kernel.layout)
 
 
 def decode_layout_of(kernel: OutputKernel) -> Sm90DecodeLayout:
-    """How a decode kernel of this target lies on the machine."""
+    """Returns how a decode kernel of this target lies on the machine."""
     layout = _any_layout(kernel.layout)
     if isinstance(layout, Sm90DecodeLayout):
         return layout

@@ -235,7 +235,7 @@ class Rejection:
 
 
 def estimate(config: TileConfig, variant: Variant, device: Device, kernel: Which = "forward") -> Estimate:
-    """The needs of the forward kernel of this variant on the device, or of one of the backward."""
+    """Returns the needs of the forward kernel of this variant on the device, or of one of the backward."""
     spend(_STEPS)
     attention = variant.attention
     tile_q, tile_kv = config.tile_q, config.tile_kv
@@ -269,7 +269,7 @@ def estimate(config: TileConfig, variant: Variant, device: Device, kernel: Which
 def misfit(
     config: TileConfig, variant: Variant, device: Device, kernel: Which = "forward"
 ) -> Rejection | None:
-    """Why the config cannot run on the device; None if it can."""
+    """Returns why the config cannot run on the device; None if it can."""
     if (summed := _summed(config, kernel)) < _SHORTEST and _joins_narrow_words(variant.attention):
         return Rejection(
             config=config,
@@ -310,7 +310,7 @@ def _summed(config: TileConfig, kernel: Which) -> int:
 
 
 def _joins_narrow_words(attention: Attention) -> bool:
-    """Whether p is computed from 8-bit words of memory and from dropout's."""
+    """Returns whether p is computed from 8-bit words of memory and from dropout's."""
     used = (node for expr in (attention.score, attention.mask) for node in walk(expr))
     reads_bools = any(isinstance(node, Load) and node.type == "bool" for node in used)
     return attention.softmax.dropout is not None and reads_bools

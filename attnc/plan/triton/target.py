@@ -65,7 +65,7 @@ _CHANGES: Mapping[str, tuple[int, ...]] = {
 
 
 def triton_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
-    """The configs of a forward or decode kernel that run on some device, in their order. Raises
+    """Returns the configs of a forward or decode kernel that run on some device, in their order. Raises
     DiagnosticError (E0601) when there is none.
     """
     return portable(configs(schedule, "forward", variant), variant, schedule)
@@ -74,8 +74,8 @@ def triton_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig,
 def triton_backward_configs(
     variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[BackwardConfig, ...]:
-    """The configs of a kernel of a backward that run on some device, in their order. Raises DiagnosticError
-    (E0601) when there is none.
+    """Returns the configs of a kernel of a backward that run on some device, in their order. Raises
+    DiagnosticError (E0601) when there is none.
     """
     phase = backward_phase_of(kernel)
     found = configs(schedule, phase, variant)
@@ -86,7 +86,7 @@ def triton_backward_configs(
 
 
 def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]]:
-    """The group that suits the head dimension, if the backward is of f32 and there is one."""
+    """Yields the group that suits the head dimension, if the backward is of f32 and there is one."""
     if DType(attention.q.dtype) is DType.F32:
         widest = max(feature(attention.q), feature(attention.v))
         groups = (group for columns, group in _F32_TILES[phase].items() if widest <= columns)
@@ -107,7 +107,7 @@ def portable(
 
 
 def _misfit(config: TileConfig, variant: Variant, kernel: Which) -> Rejection | None:
-    """Why no device can run the config; None if one can."""
+    """Returns why no device can run the config; None if one can."""
     reason: Rejection | None = None
     for device in DEVICES.values():
         reason = misfit(config, variant, device, kernel)
@@ -136,7 +136,7 @@ def _nothing_fits(
 
 
 def _nearest(config: TileConfig, variant: Variant, device: Device, kernel: Which) -> list[str]:
-    """The change of one knob, else of several, that makes the config fit, with what it then needs."""
+    """Returns the change of one knob, else of several, that makes the config fit, with what it then needs."""
     fitting = []
     for key, values in _CHANGES.items():
         for value in values:
@@ -156,7 +156,7 @@ def _nearest(config: TileConfig, variant: Variant, device: Device, kernel: Which
 
 
 def _is_smaller(key: str, value: int, config: TileConfig) -> bool:
-    """Whether the change lowers the needs: more warps, less of everything else."""
+    """Returns whether the change lowers the needs: more warps, less of everything else."""
     now = config.value(key)
     assert isinstance(now, int), "keys of numbers alone"
     return value > now if key == "warps" else value < now

@@ -41,7 +41,7 @@ class Arguments:
             yield from planned.chain.adjoints
 
     def adjoint_dtype(self, adjoint: Adjoint) -> DType:
-        """The type of its workspace: that of the gradient itself, where nothing is left to sum."""
+        """Returns the type of its workspace: that of the gradient itself, where nothing is left to sum."""
         part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
         whole = adjoint.along == ("q", "kv") and adjoint.accumulate == "two_pass" and len(part.places) == 4
         return self.dtypes[adjoint.load.tensor] if whole else DType.F32

@@ -50,7 +50,7 @@ class Launch:
 
 
 def default_of(planned: BackwardKernel) -> Launch:
-    """The first config of a kernel."""
+    """Returns the first config of a kernel."""
     config = planned.configs[0]
     sizes = config.tile_q, config.tile_kv, config.warps, config.stages
     return Launch(**dict(zip(("block_m", "block_n", "warps", "stages"), sizes, strict=True)))
@@ -115,7 +115,7 @@ class CudaFileText(ElementText):
         )
 
     def left(self, rows: str) -> str:
-        """The declaration of pieces of an accumulator as left operands."""
+        """Returns the declaration of pieces of an accumulator as left operands."""
         if self.layout.is_f32:
             return f"Operand left[{rows} / 16][COLUMNS / 8];"
         return f"u32 left[{rows} / 16][COLUMNS / 16][4];"
@@ -206,7 +206,7 @@ class CudaTileText(CudaFileText):
         return {item.name for item in self.kernel.program if isinstance(item, Let)}
 
     def row_zero(self, name: str) -> RowZero:
-        """Where row 0 of a matrix or gradient lies, of the head and sequence at hand."""
+        """Returns where row 0 of a matrix or gradient lies, of the head and sequence at hand."""
         head = "h" if name in BY_QUERY else "" if self.kernel.kv_head == Const(0) else self.kv_name
         return self.arguments.tensors.row_zero(name, head)
 
@@ -461,7 +461,7 @@ ROWS_WARPS = 4
 
 
 def finish_name(module: Module) -> str:
-    """The function that rounds dq."""
+    """Returns the function that rounds dq."""
     return f"{module.variant.attention.name}_backward_finish"
 
 

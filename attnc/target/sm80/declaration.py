@@ -40,7 +40,7 @@ def cuda_declaration(
     back: CudaBackward | None,
     operator: str,
 ) -> Record:
-    """The value of `CALL`: `CudaAttention(...)`."""
+    """Returns the value of `CALL`: `CudaAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     if text.layout.chunk != 8:
         fields["chunk"] = str(text.layout.chunk)
@@ -75,12 +75,12 @@ def cuda_declaration(
 
 
 def cuda_files(module: Module) -> dict[str, Value]:
-    """Where the kernels' files are, and what their names begin with."""
+    """Returns where the kernels' files are, and what their names begin with."""
     return {"module": "__file__", "file": quoted(module.variant.name)}
 
 
 def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
-    """How the keys of a sequence are split, and the memory for what comes of its splits."""
+    """Returns how the keys of a sequence are split, and the memory for what comes of its splits."""
     size = quoted(f"SPLIT_ROWS * {text.layout.dv + 1}")
     kernel = text.kernel
     assert kernel.split is not None
@@ -98,8 +98,8 @@ def fixed_split_size(text: CudaText) -> dict[str, str]:
 
 
 def join_kernel(text: CudaDecodeText, warp_bytes: int) -> Record:
-    """What joins the splits, with its own shared memory, so much of each warp, not a tile's, which few blocks
-    fit.
+    """Returns what joins the splits, with its own shared memory, so much of each warp, not a tile's, which
+    few blocks fit.
     """
     shared = {"shared": f"config.WARPS * {warp_bytes}"}
     return cuda_kernel(text.combine_name, "rows", changes=shared, joins=True)
@@ -147,7 +147,7 @@ def cuda_kernel(
     changes: Mapping[str, str] | None = None,
     joins: bool = False,
 ) -> Record:
-    """A kernel, as `Kernel` has it. config: of a backward, what declarations call it."""
+    """Returns a kernel, as `Kernel` has it. config: of a backward, what declarations call it."""
     fields: dict[str, Value] = {}
     if config:
         fields["config"] = quoted(config.removesuffix("_config"))
@@ -285,7 +285,7 @@ class CudaBackward(BackwardDeclaration):
         return cuda_kernel(name, self.blocks(planned), config=planned.config)
 
     def blocks(self, planned: BackwardKernel) -> str:
-        """How many blocks of threads a kernel has."""
+        """Returns how many blocks of threads a kernel has."""
         grid = planned.grid
         block, heads = ("BLOCK_M", "H") if grid.over == "q" else ("BLOCK_N", self.kv_heads)
         if grid.sequences is not None:

@@ -277,7 +277,7 @@ class CudaText(CudaLoopText, TileText):
         return self._in_step((*step.fetches, *step.masked_fetches), step.keep)
 
     def _in_step(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
-        """The loads along keys that the expression needs."""
+        """Returns the loads along keys that the expression needs."""
         candidates = [fetch for fetch in (*self.kernel.outer, *fetches) if "kv" in fetch.axes]
         return () if expr is None else fetches_for(candidates, expr)
 
@@ -326,7 +326,7 @@ class CudaText(CudaLoopText, TileText):
         return any(isinstance(node, Search) for expr in exprs for node in walk(expr))
 
     def _computed(self) -> tuple[Statement, ...]:
-        """What those who multiply compute and load."""
+        """Returns what those who multiply compute and load."""
         kernel = self.kernel
         return (*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches)
 

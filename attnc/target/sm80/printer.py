@@ -156,7 +156,7 @@ def offset(place: RowZero) -> str:
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:
-    """An element offset in 64 bits: strides are `long long`, so that every product is.
+    """Returns an element offset in 64 bits: strides are `long long`, so that every product is.
 
     The first `done` indices are in the base already.
     """
@@ -174,7 +174,7 @@ def _factor(text: str, index: Expr) -> str:
 
 
 def load(fetch: Fetch, dtype: DType, show: Printer = at_row) -> str:
-    """The element of a fetch, 0 where its guard is false; floats as float."""
+    """Returns the element of a fetch, 0 where its guard is false; floats as float."""
     tensor, row = fetch.load.tensor, fetch.row
     base, done = (f"args.{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
     element = address(base, tensor, fetch.load.indices, show, done=done)
@@ -192,7 +192,7 @@ def load(fetch: Fetch, dtype: DType, show: Printer = at_row) -> str:
 
 
 def value_type(fetch: Fetch, dtype: DType) -> str:
-    """The C++ type of a loaded value."""
+    """Returns the C++ type of a loaded value."""
     if fetch.load.within is not None:
         return "int"
     return "float" if dtype.is_float else STORED[dtype]
@@ -201,7 +201,9 @@ def value_type(fetch: Fetch, dtype: DType) -> str:
 def statement(
     item: Statement, dtypes: dict[str, DType], sizes: tuple[str, ...], show: Printer = at_row
 ) -> str:
-    """A declaration of the value, if something reads it; a length that shortens a size is an assignment."""
+    """Returns a declaration of the value, if something reads it; a length that shortens a size is an
+    assignment.
+    """
     match item:
         case Let(name=name, value=value) if name in sizes:
             return f"{name} = {scalar(value)};"
@@ -449,7 +451,7 @@ class CudaSums(AdjointText):
         yield "}"
 
     def _at(self, adjoint: Adjoint, show: Printer) -> str:
-        """Where in the gradient itself a load points."""
+        """Returns where in the gradient itself a load points."""
         return address(f"args.{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, show)
 
 
@@ -458,5 +460,5 @@ def scalar_in_tile(show: Printer, *conditions: Expr) -> str:
 
 
 def _and(text: str) -> str:
-    """The text as an operand of &&."""
+    """Returns the text as an operand of &&."""
     return f"({text})" if " || " in text else text

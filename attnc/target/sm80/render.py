@@ -35,8 +35,8 @@ def render_cuda(
     sha256: str,
     tuned: Tuned = NOT_TUNED,
 ) -> dict[str, str]:
-    """The Python module, the `.cu` file that it reads from beside it, and those of the kernels that make
-    gradients. Arguments as for `files.render_files`.
+    """Returns the Python module, the `.cu` file that it reads from beside it, and those of the kernels that
+    make gradients. Arguments as for `files.render_files`.
     """
     kernel = module.kernel
     text: CudaText
@@ -62,7 +62,7 @@ def render_cuda(
 
 
 def operator_of(module: Module, source: str, files: Mapping[str, str]) -> str:
-    """What torch knows a callable by that has these kernels."""
+    """Returns what torch knows a callable by that has these kernels."""
     return operator_name(module, without_comments("".join((source, *files.values())), "//"))
 
 
@@ -78,8 +78,8 @@ def render_host(
     target: str = "cuda",
     constants: str = "cuda/_host_constants.py.jinja",
 ) -> str:
-    """The Python module beside a `.cu` text and those of the backward. target: as in the imports of the
-    support package; constants: the template of its configs.
+    """Returns the Python module beside a `.cu` text and those of the backward. target: as in the imports of
+    the support package; constants: the template of its configs.
     """
     kernel = module.kernel
     hashes = {"kernel_sha256": _sha256((source,))}
@@ -111,8 +111,8 @@ def _sha256(sources: Iterable[str]) -> str:
 
 
 def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward | None, dict[str, str]]:
-    """The text of the function that launches the backward, and its kernels' files by name; nothing without
-    gradients.
+    """Returns the text of the function that launches the backward, and its kernels' files by name; nothing
+    without gradients.
     """
     backward = module.backward
     if backward is None or backward.preprocess is None:
@@ -130,14 +130,16 @@ def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBac
 
 
 def file_of(module: Module, kernel: str) -> str:
-    """The file of a kernel of the backward, by the kernel's name: `support.cuda_call` finds it by that."""
+    """Returns the file of a kernel of the backward, by the kernel's name: `support.cuda_call` finds it by
+    that.
+    """
     return f"{module.variant.name}_{kernel.removeprefix(f'{module.variant.attention.name}_')}.cu"
 
 
 def backward_source(
     template: str, text: CudaFileText, page: Mapping[str, object], frame: str = "cuda/backward_module"
 ) -> str:
-    """A kernel's file, from the template of the kernel and that of all that is around it."""
+    """Returns a kernel's file, from the template of the kernel and that of all that is around it."""
     environment = cuda_environment()
     kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernel
     chain = text.chain if isinstance(text, CudaBackwardText) else None

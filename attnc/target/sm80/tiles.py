@@ -47,13 +47,13 @@ class ElementText:
         return f"Pair{{{first}, {second}}}" if self.layout.is_f32 else f"pack({first}, {second})"
 
     def pair_element(self, which: int) -> str:
-        """The first or the second of `pair`."""
+        """Returns the first or the second of `pair`."""
         if self.layout.is_f32:
             return f"pair.values[{which}]"
         return f"element{{(unsigned short){'(pair >> 16)' if which else 'pair'}}}"
 
     def rounded(self, value: str) -> str:
-        """A float as an element."""
+        """Returns a float as an element."""
         return value if self.layout.is_f32 else f"element{{(unsigned short)pack({value}, 0.0f)}}"
 
     @property
@@ -120,7 +120,7 @@ class TileText(OutputView, ElementText):
         return " + warp * WARP_N" if self.own_copies else ""
 
     def buffer(self, tiles: str, columns: str) -> str:
-        """Where they copy to."""
+        """Returns where they copy to."""
         row = "(stage * BLOCK_N + warp * WARP_N)" if self.own_copies else "stage * BLOCK_N"
         return f"{tiles} + {row} * {columns}"
 
@@ -177,7 +177,7 @@ class TileText(OutputView, ElementText):
         yield from (self.place(name) for name in "qkv" if name != "v" or not self.v_in_k)
 
     def place(self, name: str) -> str:
-        """Where the rows of a matrix lie, as a declaration."""
+        """Returns where the rows of a matrix lie, as a declaration."""
         rows = self.rows(name)
         of, letter = rows.tensor, "n" if name in ("k", "v") else "m"
         first = f"args.{of}_ptr + {self.offset(name)}"
@@ -204,7 +204,7 @@ class TileText(OutputView, ElementText):
         return scalar(self.kernel.stored)
 
     def if_exists(self, value: str, otherwise: str) -> str:
-        """What is written to `row`."""
+        """Returns what is written to `row`."""
         return f"row < M ? {value} : {otherwise}" if self.clears else value
 
     # -- tiles in shared memory ----------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class TileText(OutputView, ElementText):
         return f"(row & {mask})" if swizzle.span == 1 else f"(row / {swizzle.span} & {mask})"
 
     def next_row(self, swizzle: Swizzle) -> str:
-        """The address of a chunk in an even row, permuted as in the row after it."""
+        """Returns the address of a chunk in an even row, permuted as in the row after it."""
         return "(place ^ 16)" if swizzle.span == 1 else "place"
 
     @property

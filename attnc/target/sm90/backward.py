@@ -97,7 +97,7 @@ class Sm90RowsText(Sm90TileText):
 
 
 def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
-    """How the sums of a q tile of dq lie."""
+    """Yields how the sums of a q tile of dq lie."""
     size = f"{64 * plan.qk_pieces} * BLOCK_M"
     if plan.turns:
         yield f"constexpr int TURNS = {TURNS}, DQ_SIZE = {size} + TURNS;"

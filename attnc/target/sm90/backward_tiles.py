@@ -122,7 +122,7 @@ class Sm90TileText(CudaBackwardText):
         return not self.over_q and (attention.q.storage.is_packed or "M" in attention.lengths)
 
     def is_summed(self, name: str) -> bool:
-        """Whether a gradient leaves in f32, to be added to."""
+        """Returns whether a gradient leaves in f32, to be added to."""
         return name != "dq" and name not in self.as_elements
 
     def row_stride(self, name: str) -> str:

@@ -37,7 +37,7 @@ def hopper_declaration(
     back: CudaBackward | None,
     operator: str,
 ) -> Record:
-    """The value of `CALL`: `HopperAttention(...)`."""
+    """Returns the value of `CALL`: `HopperAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     names = [arg.tensor.name for arg in text.arguments]
     strides = [text.strides(arg) for arg in text.arguments]

@@ -166,7 +166,7 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         yield from super().fields
 
     def row_at(self, name: str) -> str:
-        """Where row `row` of q or o begins."""
+        """Returns where row `row` of q or o begins."""
         first = f"args.{name}_ptr + b * args.stride_{name}b"
         query, head = self.query_of("row"), self.head_of("row")
         return f"{first} + ({query}) * args.stride_{name}m + ({head}) * args.stride_{name}h"

@@ -28,7 +28,7 @@ from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
 def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TUNED) -> dict[str, str]:
-    """The texts of one variant. Arguments as for `files.render_files`."""
+    """Returns the texts of one variant. Arguments as for `files.render_files`."""
     kernel = module.kernel
     text: Sm90Text | Sm90DecodeText
     if isinstance(kernel, Decode):

@@ -136,7 +136,7 @@ class Score:
 
 
 def in_columns(score: Expr, mask: Expr) -> Score:
-    """The score of a layout whose tensor cores add what is not of the product."""
+    """Returns the score of a layout whose tensor cores add what is not of the product."""
     found = columns_of(score, mask)
     assert found is not None
     value = found.product if found.row is None else add(found.product, Ref("of_row", "float", ("q",)))
@@ -144,8 +144,8 @@ def in_columns(score: Expr, mask: Expr) -> Score:
 
 
 def shared_score(score: Expr, vectors: Iterable[Fetch], elsewhere: Iterable[Expr]) -> Score:
-    """The score with those parts named. vectors: loads with a value for each key that come through shared
-    memory; elsewhere: what reads loads besides.
+    """Returns the score with those parts named. vectors: loads with a value for each key that come through
+    shared memory; elsewhere: what reads loads besides.
     """
     loaded = tuple(vectors)
     taken = {fetch.name for fetch in fetches_for(loaded, *elsewhere)}
@@ -158,7 +158,7 @@ def shared_score(score: Expr, vectors: Iterable[Fetch], elsewhere: Iterable[Expr
 
 
 def product_exponent(score: Score, scale: float | None) -> Expr:
-    """The same where all but the product is of a row, and `base` has both that a row subtracts."""
+    """Returns the same where all but the product is of a row, and `base` has both that a row subtracts."""
     assert score.product is not None
     shift = Ref("m" if score.of_row is None else "base", "float", ("q",))
     return Binary("-", score.product if scale is None else scale_by(score.product, scale), shift)
@@ -230,7 +230,7 @@ class _Parts:
 
 
 def _named(lets: list[Let], value: Expr, names: tuple[str, ...]) -> str | None:
-    """The name of a value that is computed once; None if all names are taken."""
+    """Returns the name of a value that is computed once; None if all names are taken."""
     known = next((let.name for let in lets if let.value == value), None)
     if known is None and len(lets) < len(names):
         known = names[len(lets)]
@@ -243,7 +243,7 @@ def _names(expr: Expr) -> set[str]:
 
 
 def _share(lets: Iterable[Let]) -> bool:
-    """Whether two values read the same load."""
+    """Returns whether two values read the same load."""
     names = [name for let in lets for name in _names(let.value)]
     return len(names) != len(set(names))
 
@@ -282,7 +282,7 @@ class ScoreText(BoxText):
         return shared_score(step.score, self._loaded, () if step.keep is None else (step.keep,))
 
     def row_of_score(self, let: Let) -> str:
-        """What the score reads of each row, or of all rows, at a thread's first key."""
+        """Returns what the score reads of each row, or of all rows, at a thread's first key."""
         value = f"(float)({at_row(let.value)})"
         if not axes_of(let.value):
             return f"const float {let.name} = {value};"
@@ -393,11 +393,13 @@ class ScoreText(BoxText):
         yield from map(super().statement, (item for item in items if item.name != "_"))
 
     def as_word(self, vector: Fetch | Let) -> str:
-        """A value of one key as 4 bytes."""
+        """Returns a value of one key as 4 bytes."""
         return f"(int){vector.name}" if self._vector_type(vector) == "bool" else vector.name
 
     def vector_places(self, *, of_score: bool) -> Iterator[str]:
-        """Where a thread finds those of its first two keys; of_score: without what the mask alone asks."""
+        """Yields where a thread finds those of its first two keys; of_score: without what the mask alone
+        asks.
+        """
         for i, vector in enumerate(self.vectors):
             if not of_score or isinstance(vector, Let) or vector in self.score_fetches:
                 place = f"X_AT + (x.at * VECTORS + {i}) * BLOCK_N * 4"

@@ -128,12 +128,12 @@ class Sums(AdjointText):
                 yield f'tl.atomic_add({self._at(adjoint)}, {name}, mask={mask}, sem="relaxed")'
 
     def _term(self, adjoint: Adjoint) -> str:
-        """What one score adds."""
+        """Returns what one score adds."""
         sign, term = self.signed(adjoint)
         return term if sign == "+" else f"-{term}"
 
     def _at(self, adjoint: Adjoint) -> str:
-        """Where in the gradient itself a load points."""
+        """Returns where in the gradient itself a load points."""
         printer = self.show if adjoint.along == ("q", "kv") else scalar
         return address(f"{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, printer)
 
@@ -193,7 +193,7 @@ class BackwardText(ProgramText, BackwardView):
         return self.sums.factor(self.chain.slope)
 
     def scored(self, expr: Expr) -> str:
-        """The score, from the product of q and k."""
+        """Returns the score, from the product of q and k."""
         return score(expr, self.show, self.chain.inlined(expr))
 
     @property
@@ -386,7 +386,7 @@ class BackwardText(ProgramText, BackwardView):
         return self.tensors.offset(name, "h" if in_head else self.kv_name)
 
     def _tile(self, text: str, name: str) -> str:
-        """The load of a tile of q, k, v or do; `text` names the matrix."""
+        """Returns the load of a tile of q, k, v or do; `text` names the matrix."""
         start, stop, rows, head = (
             ("q_lo", "M", "BLOCK_M", "h") if name in BY_QUERY else ("kv_lo", "N", "BLOCK_N", self.kv_name)
         )
@@ -444,7 +444,7 @@ class BackwardText(ProgramText, BackwardView):
         return f"{'(b * H + h)' if self.over_q else 'row'}.to(tl.int64) * M_padded"
 
     def store(self, name: str) -> str:
-        """The store of dq, dk or dv, scaled as the chain rule says."""
+        """Returns the store of dq, dk or dv, scaled as the chain rule says."""
         start, stop, rows, head, letter = (
             ("q_lo", "M", "BLOCK_M", "h", "m")
             if name in BY_QUERY

@@ -30,14 +30,14 @@ class PagesText:
     split: bool
 
     def after(self, tiles: int) -> str:
-        """The pages of the tile so many tiles after the first: looked up while q is on its way."""
+        """Returns the pages of the tile so many tiles after the first: looked up while q is on its way."""
         start = scalar(self.first.start) + (f" + {tiles} * BLOCK_N" if tiles else "")
         if self.whole:
             return self._of(start, scalar(self.first.stop), whole=True)
         return self._within(start, self.first)
 
     def later(self, loop: Loop) -> str:
-        """The pages of a tile further on: a look-up waits for all rows that were asked for before.
+        """Returns the pages of a tile further on: a look-up waits for all rows that were asked for before.
 
         Three tiles ahead a short split starts sooner; where programs have whole sequences, two are faster.
         Entry by entry, although they could be vectors: those the compiler asks for behind the rows of a tile.
@@ -55,7 +55,9 @@ class PagesText:
         return self._of(start, f"tl.where({start} < {scalar(loop.stop)}, N, 0)")
 
     def _of(self, start: str, stop: str, whole: bool = False) -> str:
-        """The pages of the tile that begins with this key: up to N, as its rows are read up to there."""
+        """Returns the pages of the tile that begins with this key: up to N, as its rows are read
+        up to there.
+        """
         k, form = self.rows, "SPLIT" if self.split else "False"
         where = f"{k.table}, {k.table_stride}, {start}, {stop}"
         return f"_pages_of({where}, {whole}, {form}, BLOCK_N, {k.page})"
@@ -223,7 +225,9 @@ class DecodeText(KernelText):
         return ""
 
     def keys_of(self, loop: Loop) -> str:
-        """What a loop runs over; the few partial tiles after full ones are not worth filling a pipeline."""
+        """Returns what a loop runs over; the few partial tiles after full ones are not worth filling a
+        pipeline.
+        """
         bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
         return f"tl.range({bounds}, num_stages=1)" if self._is_rest(loop) else f"range({bounds})"
 

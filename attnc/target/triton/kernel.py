@@ -27,8 +27,8 @@ def triton_kernel(
     warps: int = 0,
     joins: bool = False,
 ) -> Record:
-    """A launch. tiles: tensors that come and go tile by tile; pointers: the others; config: of a backward,
-    what declarations call it; the rest as `Kernel` has it.
+    """Returns a launch. tiles: tensors that come and go tile by tile; pointers: the others; config: of a
+    backward, what declarations call it; the rest as `Kernel` has it.
     """
     fields: dict[str, Value] = {"function": name, "grid": quoted(grid)}
     if tiles:
@@ -76,7 +76,9 @@ class ProgramText(KernelView):
         return f"_find_sequence({cu}_ptr, stride_{cu}_0, rank // heads, B, {rows}, {walk.size})"
 
     def keys_of(self, loop: Loop) -> str:
-        """What a loop over keys runs over; the one tile or so at an edge is not worth filling a pipeline."""
+        """Returns what a loop over keys runs over; the one tile or so at an edge is not worth filling a
+        pipeline.
+        """
         bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
         is_edge = loop.zero_fill and self.fills_when == "ZERO_FILL"
         return f"tl.range({bounds}, num_stages=1)" if is_edge else f"range({bounds})"
@@ -158,7 +160,7 @@ class KernelText(ProgramText, OutputView):
         return self._load_kv("v", self.dv)
 
     def _load_kv(self, name: str, width: int, first: int = 0) -> str:
-        """A tile of rows of k or v: `width` columns from column `first` on."""
+        """Returns a tile of rows of k or v: `width` columns from column `first` on."""
         rows = self.rows(name)
         of = rows.tensor
         if not rows.page:
@@ -272,7 +274,7 @@ class KernelText(ProgramText, OutputView):
         return unique(("acc", "shift", "q", *self._key_names("kv"), *self.kernel.step.names))
 
     def _key_names(self, names: str) -> list[str]:
-        """What loads of k, or of k and v, take."""
+        """Returns what loads of k, or of k and v, take."""
         of = unique(self.rows(name).tensor for name in names)
         rows = self.rows("k")
         where = ["b", self.kv_name] if self.kernel.tma else []

@@ -59,8 +59,8 @@ transposed = Printer(replace(SYNTAX, broadcast={"q": "[None, :]", "kv": "[:, Non
 
 
 def score(expr: Expr, show: Printer = tiled, read: Expr | None = None) -> str:
-    """The score as a tile, even where it leaves out the product of q and k, which is one. read: the same with
-    values of the step in the place of their names, which have the axes of what they read.
+    """Returns the score as a tile, even where it leaves out the product of q and k, which is one. read: the
+    same with values of the step in the place of their names, which have the axes of what they read.
     """
     nodes = walk(expr if read is None else read)
     is_tile = any(node == Dot() or (isinstance(node, Ref) and len(node.axes) == 2) for node in nodes)

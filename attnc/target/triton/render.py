@@ -53,7 +53,7 @@ def render_triton(
     sha256: str,
     tuned: Tuned = NOT_TUNED,
 ) -> dict[str, str]:
-    """The one file of a variant. Arguments as for `files.render_files`."""
+    """Returns the one file of a variant. Arguments as for `files.render_files`."""
     kernel = module.kernel
     text = DecodeText(module, kernel) if isinstance(kernel, Decode) else KernelText(module, kernel)
     environment = _environment()
@@ -141,7 +141,7 @@ def _times_scale(kernel: Kernel) -> str:
 
 
 def _counter(number: Expr) -> str:
-    """A word of 32 bits that random bits are drawn at."""
+    """Returns a word of 32 bits that random bits are drawn at."""
     return scalar(number) if isinstance(number, Index) else f"({scalar(number)}).to(tl.int32)"
 
 
@@ -166,7 +166,7 @@ def device_functions(module: Module) -> frozenset[str]:
 
 
 def _moves_rows(kernel: Kernel) -> Iterator[str]:
-    """What loads and stores tiles of rows; kernels that decode have functions of their own for it."""
+    """Yields what loads and stores tiles of rows; kernels that decode have functions of their own for it."""
     if kernel.structure == "decode":
         return
     yield from ("_load_rows", "_store_rows")
@@ -175,7 +175,7 @@ def _moves_rows(kernel: Kernel) -> Iterator[str]:
 
 
 def _called_by(expr: Expr) -> Iterator[str]:
-    """What the text of an expression calls."""
+    """Yields what the text of an expression calls."""
     own = {*SYNTAX.functions.values()} - {"tl.minimum", "tl.maximum"}
     for node in walk(expr):
         match node:
@@ -194,7 +194,7 @@ _MOST_PROGRAMS = 65535
 def triton_declaration(
     module: Module, kernel: Forward | Decode, text: KernelText, back: TritonBackward | None, operator: str
 ) -> Record:
-    """The value of `CALL`: `TritonAttention(...)`."""
+    """Returns the value of `CALL`: `TritonAttention(...)`."""
     fields = attention_fields(module, kernel, operator)
     dv = text.dv
     if isinstance(kernel, Decode) and kernel.split is not None:
