@@ -272,7 +272,7 @@ def test_sizes_have_any_name() -> None:
     assert set(renamed) == set(SIZES) - {"t_size"}
     assert renamed["t"] == "t_size_2"
     assert len({*renamed.values(), "t_size"}) == len(SIZES)
-    assert own_sizes(("T", "pages_of", "bias"), ("doc",)) == {}
+    assert own_sizes(("T", "pages_per", "bias"), ("doc",)) == {}
 
 
 @pytest.mark.parametrize("target", TARGETS)
