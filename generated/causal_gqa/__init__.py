@@ -34,13 +34,11 @@ TUNED = {
         ((None, None, None, None), "cuda.sm_90a"),
     ),
     ("NVIDIA H200", (torch.bfloat16, 64)): (
-        ((None, None, None, 0), "cuda.sm_90a"),
-        ((None, 512, None, None), "triton"),
         ((None, None, None, None), "cuda.sm_90a"),
     ),
     ("NVIDIA H200", (torch.float16, 128)): (
         ((None, None, None, 0), "cuda.sm_90a"),
-        ((None, 2048, None, None), "triton"),
+        ((None, 512, None, None), "triton"),
         ((None, None, None, None), "cuda.sm_90a"),
     ),
     ("NVIDIA H200", (torch.float16, 256)): (

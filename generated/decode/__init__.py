@@ -38,7 +38,7 @@ TUNED = {
         ((None, None, 64, None), "cuda.sm_90a"),
         ((2, 512, None, None), "triton"),
         ((None, 8192, None, None), "cuda.sm_80"),
-        ((2, None, None, None), "cuda.sm_80"),
+        ((2, None, None, None), "triton"),
         ((None, None, None, None), "cuda.sm_90a"),
     ),
 }

@@ -23,9 +23,10 @@ VARIANTS = {
 TUNED = {
     ("NVIDIA H200", (128,)): (
         ((2, 512, 64, None), "triton"),
+        ((None, 512, 64, None), "cuda.sm_80"),
         ((None, None, 64, None), "cuda.sm_90a"),
         ((None, 512, None, None), "cuda.sm_90a"),
-        ((2, 2048, None, None), "triton"),
+        ((2, 2048, None, None), "cuda.sm_90a"),
         ((None, 2048, None, None), "cuda.sm_80"),
         ((None, None, None, None), "cuda.sm_90a"),
     ),

@@ -21,6 +21,8 @@ VARIANTS = {
 #: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
 TUNED = {
     ("NVIDIA H200", (128,)): (
+        ((None, None, None, 0), "cuda.sm_90a"),
+        ((None, 2048, None, None), "cuda.sm_80"),
         ((None, None, None, None), "cuda.sm_90a"),
     ),
 }
