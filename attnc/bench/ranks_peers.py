@@ -72,7 +72,7 @@ def _phases(attend: Callable[..., torch.Tensor], leaves: list[torch.Tensor]) -> 
 
 
 def ulysses(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
-    """Returns all rows of some heads on each rank, by all-to-all (DeepSpeed-Ulysses), and cuDNN."""
+    """Brings all rows of some heads to each rank, by all-to-all (DeepSpeed-Ulysses), and calls cuDNN."""
     from torch.distributed._functional_collectives import all_to_all_single_autograd
 
     _only_causal(mask)
@@ -102,7 +102,7 @@ def ulysses(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
 
 
 def gathered(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
-    """Returns all keys to all ranks, rows in zigzag: each of a rank's two chunks meets the keys before its
+    """Brings all keys to all ranks, rows in zigzag: each of a rank's two chunks meets the keys before its
     end, which cuDNN's causal mask, aligned at the bottom right, is for.
     """
     from torch.distributed._functional_collectives import all_gather_tensor_autograd

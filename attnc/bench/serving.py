@@ -171,7 +171,9 @@ def _in_order(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def _drafts(backend: SDPBackend) -> Make:
-    """Returns every draft sees the keys before its own: the mask is aligned with the last key."""
+    """Returns what makes a launch in which every draft sees the keys before its own: the mask is aligned with
+    the last key.
+    """
 
     def make(_: ServingCell, x: ServingInputs) -> Launch:
         from torch.nn.attention.bias import causal_lower_right

@@ -110,8 +110,8 @@ def contiguous(count: int, ranks: int) -> Ints:
 
 
 def longest_first(chunks: Chunks, ranks: int) -> Ints:
-    """Returns each chunk to the rank with least work of those that have room (Graham's rule with equal
-    counts).
+    """Returns the rank of each chunk: each goes to the one with least work of those that have room (Graham's
+    rule with equal counts).
     """
     count = len(chunks.work)
     room = [count // ranks + (rank < count % ranks) for rank in range(ranks)]

@@ -406,8 +406,8 @@ def _bounds_of_remainder(x: Interval, size: Expr) -> Interval:
 
 
 def _is_positive(divisor: Expr) -> bool:
-    """Returns a constant, or a size: that may be 0, and then // and % by it are 0, which their
-    bounds allow.
+    """Returns whether it is a positive constant, or a size: that may be 0, and then // and % by it are 0,
+    which their bounds allow.
     """
     return divisor.type == "int" and ((number(divisor) or 0) > 0 or isinstance(divisor, Dim))
 

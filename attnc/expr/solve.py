@@ -205,7 +205,7 @@ def disjunction(a: Solution, b: Solution, var: Var) -> Solution:
 
 
 def unsolved(mask: Expr) -> Solution:
-    """Returns all positions may be kept, unless the mask is false for the whole tile; none must be."""
+    """Says that all positions may be kept, unless the mask is false for the whole tile, and none must be."""
     may, _ = classify(mask)
     return Solution(ALL, NONE, exact=may == TRUE)
 

@@ -266,6 +266,8 @@ def plan_backward(
 
 
 def accumulate_of(entry: Wanted, config: BackwardConfig) -> Accumulate:
-    """Returns a load that points anywhere can only be scattered, whatever its neighbours do."""
+    """Returns how a gradient is summed. Of a load that points anywhere it can only be scattered, whatever its
+    neighbours do.
+    """
     chosen = config.accumulate(entry.load.tensor)
     return "atomic" if entry.places is None or chosen == "atomic" else "two_pass"

@@ -82,7 +82,7 @@ def _named(knob: Knob) -> Iterator[Choice]:
 
 
 def _of_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
-    """Yields the decode kernel looks at the first strategy of a schedule."""
+    """Yields what the decode kernel cannot do of the first strategy of a schedule, the one it looks at."""
     match knob.choices[0]:
         case Choice(name="unified_max", args={"fallback": fallback}):
             yield from check_bounds(variant, knob)

@@ -51,7 +51,7 @@ def _large(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
 
 
 def _constant(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Returns every key is the same, so every weight is 1/N."""
+    """Makes every key the same, so that every weight is 1/N."""
     q, k = _random(rng, at)
     return q, np.broadcast_to(k[:, :1], k.shape)
 
@@ -69,7 +69,7 @@ def _aligned(rng: Rng, at: Sizes, logits: Floats) -> tuple[Floats, Floats]:
 
 
 def _spike(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Returns one key outweighs all the others by e^40."""
+    """Makes one key outweigh all the others by e^40."""
     logits = np.zeros(at.N)
     if at.N:
         logits[rng.integers(at.N)] = 40
@@ -78,22 +78,22 @@ def _spike(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
 
 
 def _rising(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Returns the maximum moves at every key: every step rescales."""
+    """Moves the maximum at every key, so that every step rescales."""
     return _aligned(rng, at, np.linspace(-20, 20, at.N))
 
 
 def _falling(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Returns the first key outweighs the rest: late tiles underflow."""
+    """Makes the first key outweigh the rest, so that late tiles underflow."""
     return _aligned(rng, at, np.linspace(60, -60, at.N))
 
 
 def _very_negative(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Returns all logits below -5e4, where a finite stand-in for -inf would win."""
+    """Puts all logits below -5e4, where a finite stand-in for -inf would win."""
     return _aligned(rng, at, np.linspace(-6.5e4, -6.4e4, at.N))
 
 
 def _huge(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Returns all logits above 5e4: exp overflows unless the maximum is subtracted first."""
+    """Puts all logits above 5e4: exp overflows unless the maximum is subtracted first."""
     return _aligned(rng, at, np.linspace(6.4e4, 6.5e4, at.N))
 
 
@@ -103,7 +103,7 @@ def _low(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
 
 
 def _last(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Returns the last keys outweigh the others beyond float32: a maximum that misses them overflows."""
+    """Makes the last keys outweigh the others beyond float32: a maximum that misses them overflows."""
     logits = np.zeros(at.N)
     logits[-max(at.N // 100, 1) :] = 150
     return _aligned(rng, at, logits)
@@ -275,12 +275,12 @@ def _drawn(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Arra
 
 
 def _zero(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """Returns nothing is dropped, scaled or added."""
+    """Drops, scales and adds nothing."""
     return np.zeros_like(drawn)
 
 
 def _one(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """Returns everything is dropped; every flag is set."""
+    """Drops everything, and sets every flag."""
     return np.ones_like(drawn)
 
 
@@ -296,7 +296,7 @@ def _negative(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> A
 
 
 def _masked(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """Returns what is added to a score is -inf: in whole rows, and here and there."""
+    """Makes what is added to a score -inf: in whole rows, and here and there."""
     if tensor.name not in addends(attention) or not drawn.ndim:
         return drawn
     rows = rng.random((*drawn.shape[:-1], 1)) < 0.3

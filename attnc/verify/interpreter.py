@@ -365,7 +365,7 @@ class _Patch:
         }
 
     def wrap_numpy_type(self, original: Any) -> Any:
-        """Returns the original makes a dictionary of all types for each question."""
+        """Remembers the answers of the original, which makes a dictionary of all types for each question."""
         known: dict[str, Any] = {}
 
         def get_np_dtype(dtype: Any) -> Any:

@@ -69,7 +69,9 @@ def _positions(expr: Expr) -> Iterator[str]:
 
 
 def only_addresses(attention: Attention, name: str, extent: Expr) -> bool:
-    """Returns the index only picks elements of axes of this size: permuting the axes permutes the outputs."""
+    """Returns whether the index only picks elements of axes of this size, so that permuting the axes permutes
+    the outputs.
+    """
     if attention.softmax.dropout is not None:
         return False
     for expr in _expressions(attention):
@@ -84,7 +86,7 @@ def only_addresses(attention: Attention, name: str, extent: Expr) -> bool:
 
 
 def ignores_key_order(attention: Attention) -> bool:
-    """Returns nothing asks for the positions of keys, so that their order is immaterial."""
+    """Returns whether nothing asks for the positions of keys, so that their order is immaterial."""
     asked = {name for expr in _expressions(attention) for name in uses(expr)}
     return "kv_idx" not in asked and attention.softmax.dropout is None and not attention.lengths
 
@@ -272,7 +274,7 @@ def prefixes_agree(run: Run) -> str | None:
 
 
 def configs_agree(run: Run) -> str | None:
-    """Returns every config computes the same, within twice the bound."""
+    """Checks that every config computes the same, within twice the bound."""
     expected = expect(run.attention, run.inputs, run.subject.bound)
     for config in run.subject.limits().tiles:
         outputs = run.again(run.inputs, config)

@@ -83,7 +83,7 @@ class Trial(ABC):
 
     @abstractmethod
     def drawn(self) -> SearchStrategy[Case]:
-        """Returns all there are."""
+        """Returns all cases that there are, to be drawn from."""
 
     @abstractmethod
     def check(self, case: Case, fills: Iterable[str]) -> Verdict:

@@ -100,7 +100,7 @@ class CudaLayout:
         return chunk_of(self.element)
 
     def chosen(self, config: TileConfig) -> tuple[int, ...]:
-        """Returns nothing that a launch has to know."""
+        """Returns no numbers: a launch has to know nothing of what the layout chooses."""
         return ()
 
     def threads(self, config: TileConfig) -> int:

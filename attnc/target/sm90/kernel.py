@@ -312,7 +312,7 @@ class Sm90Text(ScoreText):
                 yield self.statement(item)
 
     def _integer(self, item: Statement, declared: set[str]) -> str:
-        """Returns a length that shortens a size is an assignment."""
+        """Returns the text of a statement; a length that shortens a size declared before is an assignment."""
         if isinstance(item, Let) and item.name in ("M", "N") and item.name not in declared:
             declared.add(item.name)
             return f"int {item.name} = {scalar(item.value)};"

@@ -158,15 +158,18 @@ def shared_score(score: Expr, vectors: Iterable[Fetch], elsewhere: Iterable[Expr
 
 
 def product_exponent(score: Score, scale: float | None) -> Expr:
-    """Returns the same where all but the product is of a row, and `base` has both that a row subtracts."""
+    """Returns what `exponent` does, where all but the product is of a row, and `base` has both that a row
+    subtracts.
+    """
     assert score.product is not None
     shift = Ref("m" if score.of_row is None else "base", "float", ("q",))
     return Binary("-", score.product if scale is None else scale_by(score.product, scale), shift)
 
 
 def exponent(value: Expr, scale: float | None) -> Expr:
-    """scale * value - m, the subtraction where it meets the product: `(s * c - m) + bias` is one fused
-    multiply-add less than `(s * c + bias) - m`. What it is rounded by is no more: |s c - m| <= |s c| + |m|.
+    """Returns scale * value - m, the subtraction where it meets the product: `(s * c - m) + bias` is one
+    fused multiply-add less than `(s * c + bias) - m`. What it is rounded by is no more: |s c - m| <= |s c| +
+    |m|.
     """
     return _minus(value if scale is None else scale_by(value, scale))
 
