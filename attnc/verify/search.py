@@ -55,7 +55,6 @@ class Report:
     seconds: float
     worst: float = 0.0
     where: str = ""
-    worst_case: Case | None = None
     norm_ratio: float = 0.0
     eager_ratio: float = 0.0
     open: int = 0
@@ -182,7 +181,7 @@ class _Tally:
     progress: Progress | None
     started: float = field(default_factory=lambda: time.monotonic())
     examples: int = 0
-    worst: tuple[float, str, Case | None] = (0.0, "", None)
+    worst: tuple[float, str] = (0.0, "")
     norm_ratio: float = 0.0
     eager_ratio: float = 0.0
     open: int = 0
@@ -200,7 +199,7 @@ class _Tally:
         self.eager_ratio = max(self.eager_ratio, verdict.eager_ratio)
         self.open += verdict.open
         if verdict.worst > self.worst[0]:
-            self.worst = (verdict.worst, verdict.where, case)
+            self.worst = (verdict.worst, verdict.where)
         if self.progress is not None:
             self.progress(self.examples, case, verdict)
         return verdict
@@ -209,13 +208,12 @@ class _Tally:
         self.failures.append(Failure(case=case, verdict=verdict, repro=self.trial.repro(case)))
 
     def report(self) -> Report:
-        worst, where, case = self.worst
+        worst, where = self.worst
         return Report(
             examples=self.examples,
             seconds=self.seconds,
             worst=worst,
             where=where,
-            worst_case=case,
             norm_ratio=self.norm_ratio,
             eager_ratio=self.eager_ratio,
             open=self.open,

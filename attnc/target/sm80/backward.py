@@ -139,7 +139,6 @@ class BackwardPlaces:
     def __init__(self, arguments: Arguments) -> None:
         self._tensors = arguments.tensors
         self.packs_queries = self._tensors.packs(Role.QUERY)
-        self.packs_keys = self._tensors.packs(Role.KEY)
 
     def offset(self, name: str, head: str) -> str:
         """From the first element of a tensor or its gradient to row 0 of the head and sequence at hand."""
