@@ -3,8 +3,8 @@
     Variant + Schedule --plan--> ir.Module --(target.render)--> text
 
 Every decision is taken here and lands in a field of `ir`; templates hold no arithmetic. Passes, in order:
-`lowerable` (what a target cannot do yet is a diagnostic), `Target.configs` (those that some device can run,
-by `targets`), `scores` (base-2 scaling), `loads` (what is loaded where, under which name), `regions` (mask
--> loop bounds), `forward` (assembly), `verify` (checks the result).
+`lower` (what a target cannot do yet is a diagnostic), `Target.configs` (those that some device can run),
+`softmax` (its strategies, base-2 scaling), `loads` (what is loaded where, under which name), `regions` (mask
+-> loop bounds), `forward`, `decode` and `backward` (assembly), `verify` (checks the result).
 No Jinja, Triton, CuPy or torch is imported here.
 """

@@ -29,7 +29,7 @@ class Target(ABC):
     """name: as schedules say it, "cuda.sm_80"; devices: those that its kernels run on.
 
     family: what targets with the same kernels share, and the name of their folders.
-    cuts_edges: tiles that may hold keys which no query keeps get loops of their own (`excluded.with_edges`).
+    cuts_edges: tiles that may hold keys which no query keeps get loops of their own (`regions.with_edges`).
     has_backward: there are kernels for gradients; has_f32_dq: that of q can be f32 where q is not, as
     those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
@@ -70,7 +70,7 @@ class Target(ABC):
     @abstractmethod
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         """Returns every reason why the forward or decode kernel of the variant cannot be made under the
-        schedule, besides those that hold for all targets (`lowerable`).
+        schedule, besides those that hold for all targets (`lower.check_lowerable`).
         """
 
     @abstractmethod

@@ -187,9 +187,9 @@ class Split:
     none if no config takes more.
 
     Into how many splits keys are cut follows from a model of time (`support.splits.count_splits`): idle_gain
-    is how much faster a multiprocessor reads while others idle, most the splits that are considered,
-    trips what a byte of a partial result costs in bytes of keys. few:
-    where a call has fewer tiles of keys for each multiprocessor, blocks share the columns of o; 0: never.
+    is how much faster a multiprocessor reads while others idle, most the splits that are considered, trips
+    what a byte of a partial result costs in bytes of keys. few: where a call has fewer tiles of keys for each
+    multiprocessor, blocks share the columns of o; 0: never.
     """
 
     lo: Expr

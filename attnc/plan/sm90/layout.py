@@ -101,9 +101,9 @@ def hopper(config: TileConfig) -> HopperConfig:
 class Sm90Layout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces. by_tma: whether o may leave by TMA, which
     writes whole boxes; room: bytes of shared memory of a block. vectors: loads with a value for each key,
-    which come through shared memory; pair: bytes of a value that is loaded for each query and key (`pairs`),
+    which come through shared memory; pair: bytes of a value that is loaded for each query and key,
     pair_stages: tiles of them in shared memory, 0: none; draws: whether a warpgroup draws what dropout keeps;
-    columns: terms of the score that tensor cores add (`columns`), key_columns: those of numbers of keys;
+    columns: terms of the score that tensor cores add (`scores`), key_columns: those of numbers of keys;
     columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
     (`softcap`). packed: whether sequences are, whose tiles are claimed at once.
     """
@@ -178,7 +178,9 @@ class Sm90Layout(CudaLayout):
         return self._buffers(config, shape.q_tiles, shape.o_tiles)
 
     def barriers(self, config: TileConfig) -> dict[str, int]:
-        """Barriers by what they guard: a full and an empty one of each buffer."""
+        """Barriers by what they guard: a full and an empty one of each buffer; o that leaves through V has an
+        empty one alone.
+        """
         stages = config.stages
         of_keys = {"k": 2 * stages, "v": 2 * stages}
         loaded = {"vectors": 2 * stages} if self.vectors else {}

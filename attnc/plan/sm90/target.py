@@ -1,7 +1,7 @@
 """The target `cuda.sm_90a`: kernels of wgmma and TMA for Hopper, laid out by the plan.
 
 It means this architecture alone: wgmma and setmaxnreg are in no other. Gradients that no kernel of
-wgmma makes (`sm90_backward`) are made by those of mma.sync, which run on it too.
+wgmma makes (`sm90.backward`) are made by those of mma.sync, which run on it too.
 """
 
 from __future__ import annotations

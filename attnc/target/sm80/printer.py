@@ -221,9 +221,9 @@ def statement(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaWalk:
     """The walk of one kernel as text. of_call: what stands before a size that is an argument of the call, ""
-    where it is a local of the same name; section: the argument with the heads of a section, "" where a head
-    is one; last_rounds: the last section has so many tiles for each block at least, 0: none is larger than
-    the others.
+    where it is a local of the same name; section: the argument with the heads of a section, "" where heads
+    come one after the other; last_rounds: the last section has so many tiles for each block at least, 0: none
+    is larger than the others.
     """
 
     walk: TileWalk
@@ -273,7 +273,7 @@ class CudaWalk:
 
     @property
     def _heads_in_turn(self) -> Iterator[str]:
-        """The rank of the tile in its head, or in the last section."""
+        """From `tile` to its rank: in its head, among the last heads, or, of packed sequences, among all."""
         tiles = self.walk.tiles
         if self.walk.sequences is not None:  # which come in turn: blocks are at all heads of a few
             yield f"const int first_head = 0, heads = {self.all_heads}, rank = tile;"
