@@ -56,12 +56,12 @@ _TYPE_OF = {theirs: ours for ours, names in _TYPES.items() for theirs in names.s
 
 
 def called_here(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Return the hint about a function that there is not: what is written for it, or what is close."""
+    """Returns the hint about a function that there is not: what is written for it, or what is close."""
     return (_FUNCTIONS[name],) if name in _FUNCTIONS else did_you_mean(name, known)
 
 
 def type_here(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Return the hint about an element type that there is not."""
+    """Returns the hint about an element type that there is not."""
     return (f"write '{_TYPE_OF[name]}'",) if name in _TYPE_OF else did_you_mean(name, known)
 
 

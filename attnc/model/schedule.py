@@ -148,32 +148,32 @@ class Config:
         return cls(**made)
 
     def values(self) -> dict[str, Value]:
-        """Return the value of every key, as a schedule has it."""
+        """Returns the value of every key, as a schedule has it."""
         return {key_of(field): _encode_none(getattr(self, field)) for field in self.__dataclass_fields__}
 
     def value(self, key: str) -> Value:
-        """Return the value of a key. KeyError where the phase has none."""
+        """Returns the value of a key. KeyError where the phase has none."""
         return self.values()[key]
 
     def with_keys(self, values: Mapping[str, Value]) -> Self:
-        """Return the config with these values of keys instead."""
+        """Returns the config with these values of keys instead."""
         changes: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in values.items()}
         return replace(self, **changes)
 
     def texts(self) -> dict[str, str]:
-        """Return every value by its text, keys in alphabetical order: what JSON can hold."""
+        """Returns every value by its text, keys in alphabetical order: what JSON can hold."""
         return {key: text_of(value) for key, value in sorted(self.values().items())}
 
 
 @cache
 def field_of(key: str) -> str:
-    """Return the field of a key: `tile_q` of `tile.q`."""
+    """Returns the field of a key: `tile_q` of `tile.q`."""
     return key.replace(".", "_")
 
 
 @cache
 def key_of(field: str) -> str:
-    """Return the key of a field: `tile` and `split` are the words with a dot behind them."""
+    """Returns the key of a field: `tile` and `split` are the words with a dot behind them."""
     word, _, rest = field.partition("_")
     return f"{word}.{rest}" if word in ("tile", "split") and rest else field
 
@@ -299,7 +299,7 @@ class ProductConfig(ProjectionConfig):
 
 
 def config_type(phase: Phase, keys: Collection[str]) -> type[Config]:
-    """Return what the configs of a phase are, where a target has these keys of it."""
+    """Returns what the configs of a phase are, where a target has these keys of it."""
     match phase:
         case "forward":
             return HopperConfig if "consumers" in keys else ForwardConfig

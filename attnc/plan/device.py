@@ -150,5 +150,5 @@ DEVICES: Mapping[str, Device] = MappingProxyType({device.arch: device for device
 
 
 def devices_from(arch: str) -> tuple[Device, ...]:
-    """Return the devices of an architecture and of newer ones, which run what was compiled for it."""
+    """Returns the devices of an architecture and of newer ones, which run what was compiled for it."""
     return tuple(device for device in _DEVICES if device.capability >= DEVICES[arch].capability)

@@ -40,22 +40,22 @@ class Tiles:
         return cls(**{field_of(key): size for key, size in sizes.items()})
 
     def said(self) -> dict[str, int]:
-        """Return those that are not None, by field."""
+        """Returns those that are not None, by field."""
         values = {field: getattr(self, field) for field in self.__slots__}
         return {field: value for field, value in values.items() if value is not None}
 
     def by_key(self) -> dict[str, int]:
-        """Return those that are not None, by the keys of a schedule."""
+        """Returns those that are not None, by the keys of a schedule."""
         return {key_of(field): value for field, value in self.said().items()}
 
     def without(self, keys: Iterable[str]) -> Self:
-        """Return the sizes without those of these keys of a schedule."""
+        """Returns the sizes without those of these keys of a schedule."""
         held = set(keys)
         left: dict[str, Any] = {f: size for f, size in self.said().items() if key_of(f) not in held}
         return type(self)(**left)
 
     def of(self, config: C) -> C:
-        """Return the config with these sizes."""
+        """Returns the config with these sizes."""
         changes: dict[str, Any] = self.said()
         return replace(config, **changes) if changes else config
 

@@ -298,8 +298,8 @@ def longest(attention: Attention, role: Role) -> Expr:
 
 
 def parts(attention: Attention) -> tuple[Part, ...]:
-    """Return the parts of the columns of q and k: one, unless v is a prefix of k that ends at a power of two:
-    then its columns are a part.
+    """Returns the parts of the columns of q and k: one, unless v is a prefix of k that ends at a power of
+    two: then its columns are a part.
     """
     d, dv = feature(attention.k), feature(attention.v)
     rest = d - dv
@@ -310,5 +310,5 @@ def parts(attention: Attention) -> tuple[Part, ...]:
 
 
 def tile_columns(attention: Attention) -> int:
-    """Return the columns of a tile of q or k, those of all parts."""
+    """Returns the columns of a tile of q or k, those of all parts."""
     return sum(block(part.width) for part in parts(attention))

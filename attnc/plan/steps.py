@@ -356,7 +356,7 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
 
 
 def key_lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> tuple[Statement, ...]:
-    """Return M and N of the sequence at hand for a program that owns keys, and walks over the queries of its
+    """Returns M and N of the sequence at hand for a program that owns keys, and walks over the queries of its
     sequence; N of packed keys is known from the tile. in_tile: it has one kv tile.
     """
     statements: list[Statement] = []

@@ -34,7 +34,7 @@ def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environme
 
 @cache
 def python_environment() -> jinja2.Environment:
-    """Return the environment of templates of Python text."""
+    """Returns the environment of templates of Python text."""
     environment = template_environment()
     environment.filters.update(quote=quote, quoted=_quoted)
     return environment

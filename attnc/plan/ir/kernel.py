@@ -430,7 +430,7 @@ class TileKernel(ABC):
         """What the number of a program's tile says."""
 
     def _walk(self, rows: str, *, is_padded: bool, writes_all_rows: bool) -> TileWalk:
-        """Return what the number of a tile says, where it is one of so many rows of a head."""
+        """Returns what the number of a tile says, where it is one of so many rows of a head."""
         over_q, sequences = self.regions.axis == "kv", self.grid.sequences
         return TileWalk(
             axis="q" if over_q else "kv",

@@ -91,7 +91,7 @@ def most_registers(consumers: int, helpers: int = 1, helping: int = FEWEST_REGIS
 
 
 def hopper(config: TileConfig) -> HopperConfig:
-    """Return the config as this target's. TypeError for one of another target, or of a backward."""
+    """Returns the config as this target's. TypeError for one of another target, or of a backward."""
     if not isinstance(config, HopperConfig):
         raise TypeError(f"not a config of wgmma: {config!r}")
     return config

@@ -88,7 +88,7 @@ def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
 
 
 def parts_addresses(text: CudaDecodeText) -> list[str]:
-    """Return where o of the splits is kept, and behind it lse."""
+    """Returns where o of the splits is kept, and behind it lse."""
     return ["splits", f"splits+SPLIT_ROWS*{4 * text.layout.dv}"]
 
 

@@ -162,7 +162,7 @@ _TASKS = {
 
 @cache
 def cuda_environment() -> jinja2.Environment:
-    """Return the environment of templates of CUDA C++."""
+    """Returns the environment of templates of CUDA C++."""
     environment = template_environment("[[", "]]")  # C++ has braces of its own
     environment.filters.update(quote=quote)
     environment.globals.update(local=local)

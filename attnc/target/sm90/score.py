@@ -61,7 +61,7 @@ class Ends:
 
 
 def row_ends(keep: Expr) -> Ends | None:
-    """Of a mask that is true between its ends alone; None of any other."""
+    """Returns the ends of a mask that is true between them alone; None for any other."""
     match keep:
         case And(operands=operands):
             return _joined(operands, maximum, minimum)
@@ -196,7 +196,7 @@ class _Parts:
     rows: list[Let] = field(default_factory=list)
 
     def of_keys(self, expr: Expr) -> Expr:
-        """With expressions of the key alone by name; loads that remain are taken."""
+        """Returns it with expressions of the key alone by name; loads that remain are taken."""
         if isinstance(expr, Ref):
             self.taken |= {expr.name} & self.vectors
             return expr
@@ -208,7 +208,9 @@ class _Parts:
         return make(expr, tuple(map(self.of_keys, children(expr))))
 
     def of_rows(self, expr: Expr) -> Expr:
-        """With integers that become floats, and grow with the key, by what they are at the first key."""
+        """Returns it with integers that become floats, and grow with the key, by what they are at the first
+        key.
+        """
         if expr.type != "float":
             return expr
         return make(expr, tuple(self._as_float(child) for child in children(expr)))

@@ -74,13 +74,13 @@ def wgmma(
 
 
 def parts_of(columns: int, widest: int) -> Parts:
-    """Cut a sum into products whose results fit the registers that a thread starts with."""
+    """Cuts a sum into products whose results fit the registers that a thread starts with."""
     step = columns if columns <= widest else widest // PIECE * PIECE
     return tuple((first, min(step, columns - first)) for first in range(0, columns, step))
 
 
 def products(parts: Parts, accumulate: str) -> Iterator[str]:
-    """Yield the body of a loop over n that multiplies p[n] with rows of v, into acc or onto it."""
+    """Yields the body of a loop over n that multiplies p[n] with rows of v, into acc or onto it."""
     if len(parts) == 1:
         yield f"    wgmma(acc, p[n], v + n * 16 * 128 / 16, {accumulate});"
         return

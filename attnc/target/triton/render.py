@@ -128,7 +128,7 @@ def _and_back(module: Module) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """Return the environment of templates of Triton kernels, which are Python."""
+    """Returns the environment of templates of Triton kernels, which are Python."""
     environment = python_environment().overlay()
     filters = {"load": load, "scalar": scalar, "tiled": tiled, "score": score, "statement": statement}
     own = {"times_scale": _times_scale, "counter": _counter}
