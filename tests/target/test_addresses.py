@@ -20,6 +20,8 @@ from tests.targets import TARGETS
 from tests.verify.judging import modules_of
 from tests.verify.random_specs import specs
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.attn"))
 

@@ -16,6 +16,8 @@ from tests.planted.registry import BUGS, module_of
 from tests.target.atomics import undeclared_atomics
 from tests.verify.judging import modules_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.attn"))
 SUMMED = """attention summed {{
