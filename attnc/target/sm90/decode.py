@@ -160,11 +160,6 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         """What the kernel reads and writes itself."""
         return [arg for arg in super().arguments if arg.tensor.name not in self.maps]
 
-    @property
-    def fields(self) -> Iterator[str]:
-        yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
-        yield from super().fields
-
     def row_at(self, name: str) -> str:
         """Returns where row `row` of q or o begins."""
         first = f"args.{name}_ptr + b * args.stride_{name}b"

@@ -203,12 +203,6 @@ class Sm90Text(ScoreText):
         return [arg for arg in super().arguments if arg.tensor.name not in self.tma_loads]
 
     @property
-    def fields(self) -> Iterator[str]:
-        """Declarations of the arguments: tensor maps, pointers, strides, sizes."""
-        yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
-        yield from super().fields
-
-    @property
     def tma_loads(self) -> list[str]:
         """Tensors that TMA copies from."""
         return [*_COPIED, *([self.pair_load.load.tensor] if self.pair_load else [])]

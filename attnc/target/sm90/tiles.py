@@ -4,6 +4,7 @@ one wgmma instruction, whose operands are named one by one, so that each width h
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from math import gcd
 from typing import TypeAlias
@@ -108,6 +109,17 @@ class BoxText(CudaText):
     """
 
     sum_parts: Parts
+
+    @property
+    @abstractmethod
+    def maps(self) -> list[str]:
+        """Tensors that TMA copies, whose maps are arguments."""
+
+    @property
+    def fields(self) -> Iterator[str]:
+        """Declarations of the arguments: tensor maps, pointers, strides, sizes."""
+        yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
+        yield from super().fields
 
     @property
     def key_tiles(self) -> list[int]:
