@@ -173,7 +173,9 @@ class KernelMaker:
             persistent=False,
             longest_first=inner == "kv" and longest_first,
             sequences=sequences(self.attention, outer),
-            section=None if over == "head" else self.target.backward_section(short_loops=short_loops),
+            section=None
+            if over == "head"
+            else self.target.backward_section(short_loops=short_loops, in_turns=adds_dq == "ordered"),
         )
 
     def _shared(self, config: BackwardConfig, name: KernelName) -> int:

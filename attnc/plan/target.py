@@ -104,9 +104,9 @@ class Target(ABC):
         """
         return self.sections
 
-    def backward_section(self, *, short_loops: bool) -> Section:
+    def backward_section(self, *, short_loops: bool, in_turns: bool) -> Section:
         """Returns which heads of a backward kernel are worked at beside each other. short_loops: it reads few
-        tiles of a head.
+        tiles of a head; in_turns: its blocks take turns at adding to dq.
         """
         return self.sections
 

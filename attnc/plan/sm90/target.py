@@ -14,6 +14,7 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
 from attnc.model.names import TAKING_TILES
 from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, TileConfig
+from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import Shape
 from attnc.plan.ir import Module, OutputKernel
@@ -25,6 +26,7 @@ from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm80.layout import CudaBackward
 from attnc.plan.sm90.backward import (
     SECTIONS,
+    SECTIONS_OF_TURNS,
     Sm90Backward,
     check_turns,
     plan_sm90_backward,
@@ -69,6 +71,9 @@ class Sm90a(Target):
 
     def section(self) -> None:
         return None  # blocks are at different tiles of a head, which so stays in the cache
+
+    def backward_section(self, *, short_loops: bool, in_turns: bool) -> Section:
+        return SECTIONS_OF_TURNS if in_turns else SECTIONS
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90(variant, schedule)

@@ -178,7 +178,7 @@ class Triton(Target):
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER
 
-    def backward_section(self, *, short_loops: bool) -> Section:
+    def backward_section(self, *, short_loops: bool, in_turns: bool) -> Section:
         return SHORT_LOOPS if short_loops else self.sections
 
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:

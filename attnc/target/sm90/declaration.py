@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attnc.expr.nodes import show
-from attnc.plan.access import Section
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.sm90.backward import SECTIONS, SECTIONS_OF_TURNS, TURNS, Sm90Backward
+from attnc.plan.sm90.backward import TURNS, Sm90Backward
 from attnc.target.declaration import Items, Record, Value, attention_fields, tiles
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
@@ -87,10 +86,6 @@ class HopperBackward(CudaBackward):
         queries, keys = map(str, self._plan.boxes)
         rows = {"q": queries, "do": queries, "k": keys, "v": keys}
         return {name: rows.get(name, str(_STORED_ROWS)) for name in self._arguments.maps}
-
-    @property
-    def section(self) -> Section | None:
-        return SECTIONS_OF_TURNS if self._plan.turns else SECTIONS
 
     @property
     def clears_dq(self) -> bool:
