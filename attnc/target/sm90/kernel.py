@@ -19,8 +19,6 @@ from attnc.target.sm80.printer import (
 from attnc.target.sm90.score import ScoreText
 from attnc.target.sm90.tiles import parts_of
 
-#: What is copied by TMA.
-_COPIED = ("q", "k", "v")
 _TILE = Dim("BLOCK_N")
 #: Tiles for each block that the last heads have, which are walked through together.
 _LAST_ROUNDS = 2
@@ -106,8 +104,10 @@ class Sm90Text(ScoreText):
 
     @property
     def clears_values(self) -> bool:
-        """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone."""
-        return self.kernel.step.kept is not None or "N" in self._made
+        """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone, and
+        copies of single rows behind the last key.
+        """
+        return self.kernel.step.kept is not None or ("N" in self._made and not self.copies_rows)
 
     @property
     def partial(self) -> str:
@@ -205,7 +205,12 @@ class Sm90Text(ScoreText):
     @property
     def tma_loads(self) -> list[str]:
         """Tensors that TMA copies from."""
-        return [*_COPIED, *([self.pair_load.load.tensor] if self.pair_load else [])]
+        keys = [] if self.copies_rows else ["k", "v"]
+        return ["q", *keys, *([self.pair_load.load.tensor] if self.pair_load else [])]
+
+    @property
+    def copies_rows(self) -> bool:
+        return self.layout.copies == "rows"
 
     @property
     def maps(self) -> list[str]:
