@@ -231,7 +231,8 @@ def chosen(
     paths: Sequence[Path], attention: str | None, variant: str | None, target: str | None
 ) -> tuple[Judge, ...]:
     """Returns the modules that the options leave, those of projections last; without a target, of each
-    attention those for Triton, or for its first target. Raises DiagnosticError, and Mistake when they leave none.
+    attention those for Triton, or for its first target. Raises DiagnosticError, and Mistake when they leave
+    none.
     """
     from attnc.build import front, plan_program
 
