@@ -201,7 +201,7 @@ def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
         case "overlap", _:
             label = "two warpgroups, or two blocks, take turns"
             yield unsupported("a decode kernel has no overlap to choose", knob.span, label, "remove it")
-        case "pingpong", choice if choice or len(knob.choices) > 1:
+        case "pingpong", _:
             label = "waits for memory, not for products"
             yield unsupported("a decode kernel has no turns to choose", knob.span, label, "remove it")
         case "tile.d", _ if not shares:

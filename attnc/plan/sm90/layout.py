@@ -47,7 +47,8 @@ _BESIDE_RESULT = 30
 class Shape:
     """What a config comes to. consumers: warpgroups that multiply; helpers: those that do not; q_tiles:
     buffers of Q; o_tiles: of o, 0 or 1; overlap: whether q k^T of the next tile runs during the softmax of
-    this one; pingpong: whether warpgroups take turns at issuing products; copy_registers, multiply_registers: of a thread of a helper, and of one that multiplies.
+    this one; pingpong: whether warpgroups take turns at issuing products; copy_registers,
+    multiply_registers: of a thread of a helper, and of one that multiplies.
     """
 
     consumers: int
