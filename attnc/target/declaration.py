@@ -387,9 +387,8 @@ def _part(part: Part) -> Record:
 def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
     """Returns what the templates of every target print; tuned: of each kernel."""
     kernel, backward = module.kernel, module.backward_kernels
-    layout = None if isinstance(kernel, BackwardKernel) else kernel.layout
     return {
-        "chosen": () if layout is None else tuple(layout.chosen(kernel.configs[0])),
+        "chosen": () if kernel.layout is None else tuple(kernel.layout.chosen(kernel.configs[0])),
         "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
         "backward": {
             name: [backward_config_text(planned, at) for at in range(len(planned.configs))]
