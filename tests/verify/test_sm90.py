@@ -377,7 +377,11 @@ SLOPES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("slope", "way", "mask"),
-    [*((slope, "two_pass", "") for slope in SLOPES), ("kink", "two_pass", "causal"), ("square", "atomic", "")],
+    [
+        *((slope, "two_pass", "") for slope in SLOPES),
+        ("kink", "two_pass", "causal"),
+        ("square", "atomic", ""),
+    ],
 )
 def test_the_slope_of_a_score_is_that_of_the_product(slope: str, way: str, mask: str) -> None:
     """And not of what stands in its register once p is known."""
