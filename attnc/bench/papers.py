@@ -10,7 +10,6 @@ predicts them and as Nsight Compute counts them.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import shutil
 import subprocess
@@ -242,18 +241,6 @@ def _size(value: object) -> int:
     if not isinstance(value, int):
         raise ValueError(f"{value!r} is not a size")
     return value
-
-
-def read_papers(text: str) -> tuple[Row, ...]:
-    """Returns the rows of a papers.json."""
-
-    def bytes_of(entry: Mapping[str, int | None] | None) -> Bytes | None:
-        return None if entry is None else Bytes(**entry)
-
-    return tuple(
-        Row(**{**row, "predicted": bytes_of(row["predicted"]), "counted": bytes_of(row["counted"])})
-        for row in json.loads(text)["rows"]
-    )
 
 
 def markdown(rows: Sequence[Row]) -> str:

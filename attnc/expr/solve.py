@@ -212,17 +212,16 @@ def unsolved(mask: Expr) -> Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
-    """Half-open ranges of `var` for one tile of the other index; scalar expressions, None where unbounded.
+    """Half-open ranges of an index for one tile of the other; scalar expressions, None where unbounded.
 
     A kernel clamps them: [max(lo, 0), min(hi, length)). Positions outside may are kept by no element of the
     tile, those inside must by all; either may be empty (lo >= hi). `tile_may`, where present, decides for a
     tile of both indices within the hull whether it can be skipped after all.
 
-    full, never: the mask keeps everything, nothing. The other flags say which of the three loops can run at
-    all, as far as the mask is concerned: without `any_full` all is left to the left partial loop.
+    full, never: the mask keeps everything, nothing. any_full: a tile can be full; if none can, one partial
+    loop does all. left_partial: a partial tile can stand in front of the full ones.
     """
 
-    var: Var
     may_lo: Expr | None
     may_hi: Expr | None
     must_lo: Expr | None
@@ -232,7 +231,6 @@ class Ranges:
     never: bool
     left_partial: bool
     any_full: bool
-    right_partial: bool
 
 
 @memo
@@ -259,7 +257,6 @@ def solve(mask: Expr, var: Var = "kv_idx", *, tile: int = 1) -> Ranges:
     may_lo, may_hi = may.lo, may.guarded_hi(length)
     must_lo, must_hi = (must.lo, must.guarded_hi(length)) if any_full else (ZERO, ZERO)
     return Ranges(
-        var=var,
         may_lo=may_lo,
         may_hi=may_hi,
         must_lo=must_lo,
@@ -269,7 +266,6 @@ def solve(mask: Expr, var: Var = "kv_idx", *, tile: int = 1) -> Ranges:
         never=never,
         left_partial=not never and not (any_full and may_lo is None and must_lo is None),
         any_full=any_full,
-        right_partial=any_full and not (may_hi is None and must_hi is None),
     )
 
 

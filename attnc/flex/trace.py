@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.flex import functions, operations
+import attnc.flex.functions  # noqa: F401 - with it the functions that a mod looks up by name
+from attnc.flex import operations
 from attnc.flex.errors import FlexError, refused
 from attnc.flex.symbols import Recording, Scalar, scalar
 from attnc.flex.tape import Sizes, Tape
@@ -21,8 +22,6 @@ from attnc.flex.tape import Sizes, Tape
 ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 MaskMod: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
-#: Where the operations are, which a mod looks up by name.
-VOCABULARY = (functions, operations)
 _POSITIONS = {"b": "B", "h": "H", "q_idx": "M", "kv_idx": "N"}
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from attnc.support.cache import cache_folder, store_bytes
 
-_ENTRY = re.compile(r"Compiling entry function '(\w+)' for")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _ADVISORY = re.compile(r"\(C75\d\d\)|warning\s*(#[\w-]+)?:")

@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from attnc.plan.layout import Which
 from attnc.plan.signature import block, feature
 from attnc.plan.targets import target_of
 from attnc.runtime.loader import load_file, load_module, program_of
-from attnc.runtime.nvrtc import Cubin, compile_cubin, compile_ptx
+from attnc.runtime.nvrtc import compile_cubin, compile_ptx
 from attnc.support.cache import store_bytes
 from attnc.target.triton.kernel import MATRICES
 
@@ -306,16 +306,6 @@ def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:
                     store_bytes(path, compile_cubin(program.source(name), options).image)
                     paths.append(path)
     return tuple(paths)
-
-
-def compile_configs(module: Path, arch: str, name: str | None = None) -> Iterator[tuple[Any, Cubin]]:
-    """Yields every config of one kernel of a generated CUDA module (its forward), with its machine code for
-    aligned rows and the compiler's log.
-    """
-    program: Any = program_of(load_file(module))
-    name = next(iter(program.kernels)) if name is None else name
-    for config in program.kernels[name].configs:
-        yield config, compile_cubin(program.source(name), program.options(config, True, arch))
 
 
 # --- by the family of a target ------------------------------------------------------------------------------

@@ -55,11 +55,6 @@ def beside(text: str) -> str:
     return _IMPORT.sub(lambda match: match[0].replace(f"from ...{FOLDER}", f"from .{FOLDER}"), text)
 
 
-def imports_support(text: str) -> bool:
-    """Returns whether a module is not alone."""
-    return _IMPORT.search(text) is not None
-
-
 def with_headers(source: str) -> str:
     """Returns a `.cu` file with the text of the support package's headers in the place of its `#include`."""
     return _HEADER.sub(lambda match: with_headers(_files()[match[1]]), source)

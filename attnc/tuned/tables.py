@@ -237,11 +237,6 @@ def _wider(inner: Sequence[int | None], outer: Sequence[int | None]) -> bool:
     )
 
 
-def admits(limits: Sequence[int | None], sizes: Sequence[int]) -> bool:
-    """Returns whether every size is within its limit."""
-    return all(limit is None or size <= limit for limit, size in zip(limits, sizes, strict=True))
-
-
 def _entry(row: Row) -> dict[str, Any]:
     return {
         "limits": list(row.limits),

@@ -239,33 +239,6 @@ def _without_empty(entries: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in entries.items() if name not in ("met", "large") or value}
 
 
-def without_record(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
-    """Lists modules (paths below `folder`) with neither a record of their text nor an entry `unverified`."""
-    return _without(folder, modules, records.verified, records.unverified)
-
-
-def without_sanitizer(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
-    """Lists modules of kernels that compute-sanitizer has not watched in their text, and no entry
-    `unsanitized`.
-    """
-    kernels = [name for name in modules if (folder / name).with_suffix(".cu").is_file()]
-    return _without(folder, kernels, records.sanitized, records.unsanitized)
-
-
-def _without(
-    folder: Path,
-    modules: Iterable[str],
-    records: Mapping[str, Record] | Mapping[str, Sanitized],
-    reasons: Mapping[str, str],
-) -> list[str]:
-    missing = []
-    for name in modules:
-        record = records.get(name)
-        if name not in reasons and (record is None or record.sha256 != hash_of(folder / name)):
-            missing.append(name)
-    return missing
-
-
 def _object(section: Mapping[str, object]) -> str:
     body = ",\n".join(f"  {json.dumps(path)}: {json.dumps(section[path])}" for path in sorted(section))
     return f"{{\n{body}\n}}" if body else "{}"

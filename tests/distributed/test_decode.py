@@ -1,5 +1,6 @@
 """One token, or a few, against keys spread over ranks by blocks: joined by lse, sinks counted once."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,10 @@ import torch
 
 from attnc.diagnostics import DiagnosticError
 from attnc.distributed.decode import SpreadKeys
-from attnc.distributed.kernels import spec_of
-from attnc.distributed.verify import joined_bound
+from attnc.distributed.kernels import Kernels, Spec, spec_of
+from attnc.model.tensors import DType
 from attnc.paging import OutOfPages, PagedCache, Spread, Step
+from attnc.plan.ir import ErrorBound
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import build
@@ -80,6 +82,15 @@ def paged(
         ]
         cache.write(step.slots, new[0][step.own], new[1][step.own])
     return cache, cache.view(sequences)
+
+
+def joined_bound(spec: Spec, ranks: int) -> ErrorBound:
+    """Returns the bound of o and lse that so many ranks with some of the keys each found (`SpreadKeys`): one
+    more partial result for each, and o in its own type at the end.
+    """
+    variant = spec.variants[0]
+    bound = Kernels(spec, variant, "keys").module.kernel.bound
+    return replace(bound, splits=bound.splits + ranks, o_dtype=DType(variant.attention.o.dtype))
 
 
 def run(text: str, dims: dict[str, int], ranks: int, block: int, seed: int = 0, page: int = 0) -> Verdict:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from attnc.runtime.nvrtc import compile_cubin
-from attnc.runtime.sass import Loop, disassemble, findings, loops
-from attnc.runtime.toolchains import compile_configs, tool
+from attnc.runtime.toolchains import tool
+from tests.compiled import compile_configs
+from tests.sass import Loop, disassemble, findings, loops
 
 GENERATED = Path(__file__).parents[2] / "generated"
 needs_nvdisasm = pytest.mark.skipif(tool("nvdisasm") is None, reason="Triton's wheel has nvdisasm")

@@ -78,11 +78,6 @@ class CudaFileText(ElementText):
         self.places = BackwardPlaces(arguments)
 
     @property
-    def rounded_types(self) -> list[str]:
-        """16-bit floats that gradients other than those of q, k and v are written as."""
-        return self.arguments.rounded_types
-
-    @property
     def fields(self) -> Iterator[str]:
         return self.arguments.fields
 
