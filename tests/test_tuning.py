@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from attnc.build import dispatch_path, dispatch_source, tuned_path
-from attnc.diagnostics import DiagnosticError
 from attnc.model.program import Impl
 from attnc.plan.projection import ProjectionModule
 from attnc.runtime.timing import summarise
@@ -23,6 +22,7 @@ from attnc.tune.schedules import table_of as schedule_table
 from attnc.tune.targets import TargetPoint
 from attnc.tuned.tables import Table, load_tables, projection_rows
 from tests.plans import SPECS, plans_of
+from tests.refusals import refused
 from tests.tables import choice, deciding
 
 
@@ -164,9 +164,7 @@ def test_a_malformed_file_is_refused_before_anything_is_measured(tuner: str, tmp
         "projections": projections.tune_projections,
         "targets": targets.tune_targets,
     }
-    with pytest.raises(DiagnosticError) as refused:
-        tuners[tuner](spec, 3, str)
-    assert [diagnostic.code for diagnostic in refused.value.diagnostics] == ["E0603"]
+    assert refused(tuners[tuner], spec, 3, str).code == "E0603"
 
 
 def test_a_process_that_dies_while_caches_are_filled_stops_nothing() -> None:

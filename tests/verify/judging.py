@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from attnc.verify.covering import edges
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Report, search, verify
 from attnc.verify.subject import Subject, subject_of
+from tests.plans import plans_of
 from tests.targets import EACH, skip_without_compiler
 
 
@@ -37,6 +39,12 @@ def subject_of_text(text: str) -> Subject:
     """The one module of a spec."""
     (module,) = modules_of(text)
     return subject_of(module)
+
+
+@cache
+def committed(name: str, number: int = 0) -> Subject:
+    """A module of the committed spec of this name, the first unless a number says which."""
+    return subject_of(plans_of(name).modules[number])
 
 
 def fuzz(made: Subject, *, rules: Rules | None = None, **options: Any) -> Report:
