@@ -109,11 +109,6 @@ class Span:
         return self.source.position(self.start)[0]
 
     @property
-    def column(self) -> int:
-        """The column of the first character."""
-        return self.source.position(self.start)[1]
-
-    @property
     def end_line(self) -> int:
         """The line of the last character (of the place itself, when empty)."""
         return self.source.position(max(self.start, self.end - 1))[0]

@@ -11,7 +11,7 @@ from attnc.plan.ir import Module
 from attnc.plan.layout import Which
 from attnc.runtime.loader import load_file, program_of
 from attnc.runtime.nvrtc import Cubin, compile_cubin
-from attnc.runtime.toolchains import lower, usage_of
+from attnc.runtime.toolchains import toolchain_of, usage_of
 
 
 def refusals(module: Module, *, whole: bool = False) -> dict[str, str]:
@@ -26,7 +26,7 @@ def refusals(module: Module, *, whole: bool = False) -> dict[str, str]:
             if whole:
                 usage_of(module, position, device, kernel)
             else:
-                lower(module, position, device, kernel)
+                toolchain_of(module.target).lower(module, kernel, position, device)
         except Exception as error:
             found[f"{kernel} {position} {device.arch}"] = f"{type(error).__name__}: {error}"
     return found

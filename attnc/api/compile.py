@@ -176,7 +176,6 @@ def _package(
         "target": target,
         "path": text.path,
         "spec": text.text,
-        "tuned": "" if tuned is None else tuned.text,
         "warnings": render(compiled.warnings).rstrip(),
     }
     return Package(files=files, facts=facts)

@@ -108,7 +108,6 @@ class Family:
         self.folder = Path(module.__file__ or "").parent
         self.function: Callable[..., Any] = getattr(module, self.name)
         self._path: str = facts["path"]
-        self._tuned: str = facts["tuned"]
         self.__name__ = self.__qualname__ = self.name
         self.__doc__ = self.function.__doc__
         self.__signature__ = _readable(inspect.signature(self.function), module.__name__)

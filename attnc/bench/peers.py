@@ -199,7 +199,6 @@ PEERS: Mapping[str, Peer] = {
 
 OURS = "attnc"
 _SPECS = Path(__file__).parent / "specs"
-SPECS = tuple(sorted(_SPECS.glob("*.attn")))
 
 
 def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:

@@ -142,7 +142,6 @@ class Call:
         q, k, v = map(rows, (q, k, v))
         self._tensors: dict[str, Any] = {"q": q, "k": k, "v": v}
         self._form: dict[str, Any] = {"dtype": dtype, "size": q.shape[-1], "size_v": v.shape[-1]}
-        self._is_inference = is_inference
         needed = [x for x in (q, k, v) if self.wants_gradient(x)]
         if needed and is_inference:
             raise ValueError(f"{name}: caches have no gradients: call it under torch.no_grad()")

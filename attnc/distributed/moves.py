@@ -58,15 +58,6 @@ class Places:
         else:
             x.index_copy_(axis, self.index, rows)
 
-    def clear(self, x: torch.Tensor, axis: int) -> None:
-        """Makes these rows zero."""
-        if not self.count:
-            return
-        if self.index is None:
-            x.narrow(axis, self.first, self.count).zero_()
-        else:
-            x.index_fill_(axis, self.index, 0)
-
     def add(self, x: torch.Tensor, axis: int, rows: torch.Tensor) -> None:
         """Adds to these rows; none is there twice, so that sums do not depend on an order."""
         if not self.count:

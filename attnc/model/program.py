@@ -33,13 +33,12 @@ SHAPES: Mapping[str, tuple[str, ...]] = {"x": ("M", "K"), "w": ("N", "K"), "bias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """One `projection` block. sizes: M, N and K, each a Dim, a Const or a Param; equation: its line."""
+    """One `projection` block. sizes: M, N and K, each a Dim, a Const or a Param."""
 
     name: str
     params: tuple[Param, ...]
     tensors: Mapping[str, Tensor]
     sizes: Mapping[str, Expr]
-    equation: Span | None = field(default=None, compare=False, repr=False)
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property

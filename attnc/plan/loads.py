@@ -165,10 +165,6 @@ class LoadNames:
             )
         return self.rows[tensor, leading]
 
-    def at(self, *axes: Axis) -> tuple[Fetch, ...]:
-        """Returns the fetches that vary along exactly these axes."""
-        return tuple(fetch for fetch in self.fetches if fetch.axes == axes)
-
     def _name(self, tensor: str, axes: tuple[Axis, ...], indices: tuple[Expr, ...]) -> str:
         base = {(): tensor, ("q",): f"{tensor}_q", ("kv",): f"{tensor}_kv"}.get(axes, f"{tensor}_tile")
         ends = {node.name for index in indices for node in walk(index) if isinstance(node, Index | Ref)}

@@ -322,8 +322,3 @@ def toolchain_of(target: str) -> Toolchain:
 def usage_of(module: Module, position: int, device: Device, kernel: Which = "forward") -> Usage | None:
     """Compiles a kernel of a planned module at one of its configs for a device; None without cuobjdump."""
     return toolchain_of(module.target).usage(module, kernel, position, device)
-
-
-def lower(module: Module, position: int, device: Device, kernel: Which = "forward") -> None:
-    """Has the front end of the target's compiler read a kernel; raises what it raises."""
-    toolchain_of(module.target).lower(module, kernel, position, device)

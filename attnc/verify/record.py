@@ -191,18 +191,6 @@ def target_of(path: str) -> str:
     return parts[1] if len(parts) > 2 else ""
 
 
-def unsupported(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
-    """Targets for which no GPU has run the support package as it is, nor `unverified` says why:
-    `_support/triton`.
-    """
-    current = support_hash(folder)
-    known = {target for target, support in records.support.items() if support.sha256 == current}
-    targets = dict.fromkeys(map(target_of, modules))
-    return [
-        target for target in targets if target not in known and f"_support/{target}" not in records.unverified
-    ]
-
-
 def read(folder: Path) -> Records:
     """Returns the records of a folder of modules; none where there is no file. Raises ValueError when
     malformed.

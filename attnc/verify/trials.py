@@ -296,15 +296,15 @@ def rehearse(module: ir.Module) -> Outcome:
     subject = subject_of(module)
     attention, device = module.variant.attention, subject.device
     length = _LENGTHS[device]
-    problem = problem_for(module, length, device=device, tokens=_SEQUENCES * length)
+    tensors = problem_for(module, length, device=device, tokens=_SEQUENCES * length)
     function = getattr(subject.module, attention.name)
     begin = time.perf_counter()
-    result = function(*problem.tensors)
+    result = function(*tensors)
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     outputs = result if isinstance(result, tuple) else (result,)
-    arguments = dict(zip((arg.tensor.name for arg in module.args), problem.tensors, strict=True))
+    arguments = dict(zip((arg.tensor.name for arg in module.args), tensors, strict=True))
     expected = expect(attention, arguments, module.kernel.bound)
     named = dict(zip((arg.tensor.name for arg in module.outputs), outputs, strict=True))
     return Outcome(

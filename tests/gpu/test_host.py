@@ -32,7 +32,7 @@ class Loaded:
     def tensors(self, gradients: bool = False) -> list[torch.Tensor]:
         wanted = self.planned.variant.attention.grads if gradients else ()
         sizes = SIZES | ({"M": 1} if self.planned.kernel.structure == "decode" else {})
-        made = problem_for(self.planned, 200, sizes=sizes).tensors
+        made = problem_for(self.planned, 200, sizes=sizes)
         return [
             x.clone().requires_grad_(arg.tensor.name in wanted)
             for arg, x in zip(self.planned.args, made, strict=True)

@@ -106,7 +106,7 @@ class Case:
         from attnc.runtime.trial import problem_for
 
         sizes = {"H": 2, "Hkv": 1, "G": 2, "B": 2, "M": 70, "N": 70} | sizes
-        return list(problem_for(self.planned, 70, device="cpu", tokens=140, sizes=sizes).tensors)
+        return list(problem_for(self.planned, 70, device="cpu", tokens=140, sizes=sizes))
 
     def ordinary(self, *tensors: torch.Tensor, **options: Any) -> Record:
         """By Triton's own launch, which is the first of a prepared call."""

@@ -147,7 +147,7 @@ class Case:
 
     def tensors(self, **sizes: int) -> list[Any]:
         sizes = {"H": 4, "Hkv": 2, "G": 2, "B": 2, "M": 70, "N": 70} | sizes
-        inputs = list(problem_for(self.planned, 70, device="cpu", tokens=140, sizes=sizes).tensors)
+        inputs = list(problem_for(self.planned, 70, device="cpu", tokens=140, sizes=sizes))
         if not self.gradients:
             return inputs
         q = inputs[0]

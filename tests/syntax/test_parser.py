@@ -228,7 +228,8 @@ def test_load_points_at_the_first_byte_that_is_not_utf8(tmp_path: Path, mark: by
     path = tmp_path / "latin.attn"
     path.write_bytes(mark + "# ä\n# ".encode() + b"\xe4\n")
     diagnostic = refused(load, path)
-    assert (diagnostic.code, diagnostic.primary.span.line, diagnostic.primary.span.column) == ("E0105", 2, 3)
+    span = diagnostic.primary.span
+    assert (diagnostic.code, *span.source.position(span.start)) == ("E0105", 2, 3)
 
 
 def test_load_reads_no_more_than_it_needs(tmp_path: Path) -> None:

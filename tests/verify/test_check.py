@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from attnc.verify.case import Case, Layout
 from attnc.verify.check import check
 from attnc.verify.problem import FILLS, build
-from attnc.verify.search import verify
 from attnc.verify.strategies import Limits, cases, free_dims
 from attnc.verify.subject import Subject
 from tests.plans import SPECS, plans_of
-from tests.verify.judging import committed, examples, fuzz, right_by_day
+from tests.verify.judging import committed, examples, fuzz, right_by_day, verify
 
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "\nattention " in path.read_text())
 

@@ -15,11 +15,11 @@ from attnc.verify.case import Case
 from attnc.verify.check import keeps
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
 from attnc.verify.properties import violations
-from attnc.verify.search import verify
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.tolerance import Verdict
 from tests.plans import module_of, plans_of
+from tests.verify.judging import verify
 
 SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}
 #: Behind a module: gradients made from its own.

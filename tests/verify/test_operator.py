@@ -42,7 +42,7 @@ class Loaded:
         torch.compiler.reset()
 
     def tensors(self, gradients: bool = False) -> list[torch.Tensor]:
-        made = problem_for(self.planned, LENGTH, device="cpu", tokens=LENGTH, sizes=SIZES).tensors
+        made = problem_for(self.planned, LENGTH, device="cpu", tokens=LENGTH, sizes=SIZES)
         names = [arg.tensor.name for arg in self.planned.args]
         return [
             x.clone().requires_grad_(gradients and name in self.attention.grads)
@@ -194,7 +194,7 @@ def test_one_graph_serves_other_lengths(target: str) -> None:
     made = Loaded("decode", target)
     compiled = torch.compile(made.function, fullgraph=True, backend="aot_eager", dynamic=True)
     for length in (40, 70, 90):
-        tensors = list(problem_for(made.planned, length, device="cpu", tokens=length, sizes=SIZES).tensors)
+        tensors = list(problem_for(made.planned, length, device="cpu", tokens=length, sizes=SIZES))
         assert same(compiled(*tensors), made.function(*tensors))
 
 

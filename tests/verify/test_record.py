@@ -22,7 +22,6 @@ from attnc.verify.record import (
     read,
     support_hash,
     target_of,
-    unsupported,
 )
 
 GENERATED = Path(__file__).parents[2] / "generated"
@@ -32,6 +31,18 @@ def modules() -> list[str]:
     """Paths of the generated modules; an `__init__` only picks among them."""
     files = (path for path in GENERATED.glob("*/*/*.py") if path.name != "__init__.py")
     return sorted(path.relative_to(GENERATED).as_posix() for path in files)
+
+
+def unsupported(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
+    """Targets for which no GPU has run the support package as it is, nor `unverified` says why:
+    `_support/triton`.
+    """
+    current = support_hash(folder)
+    known = {target for target, support in records.support.items() if support.sha256 == current}
+    targets = dict.fromkeys(map(target_of, modules))
+    return [
+        target for target in targets if target not in known and f"_support/{target}" not in records.unverified
+    ]
 
 
 def without_record(folder: Path, modules: Iterable[str], records: Records) -> list[str]:

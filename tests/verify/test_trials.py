@@ -11,7 +11,6 @@ import pytest
 
 from attnc.target.files import render_files
 from attnc.verify.case import Case
-from attnc.verify.search import verify
 from attnc.verify.simt import available
 from attnc.verify.strategies import fit_of
 from attnc.verify.subject import Subject, subject_of
@@ -19,7 +18,7 @@ from attnc.verify.trials import across, check_large, corpus, file_of, large_case
 from tests.plans import SPECS, module_of, plans_of
 from tests.planted.bug import plant
 from tests.planted.registry import BUGS
-from tests.verify.judging import committed, right
+from tests.verify.judging import committed, right, verify
 
 # --- targets that must agree --------------------------------------------------------------------------------
 
