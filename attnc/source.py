@@ -26,7 +26,9 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def joined(text: str) -> str:
-    """Spec text on one line, without its comments (the language has no strings, so every `#` starts one)."""
+    """Returns spec text on one line, without its comments (the language has no strings, so every `#` starts
+    one).
+    """
     first, *rest = (line.strip() for line in _COMMENT.sub("", text).split("\n"))
     whole = " ".join(line for line in (first, *rest) if line)
     return re.sub(r"(?<=[(\[]) | (?=[)\]])", "", whole) if rest else whole
@@ -114,7 +116,7 @@ class Span:
         return self.source.position(max(self.start, self.end - 1))[0]
 
     def to(self, other: Span) -> Span:
-        """From the start of this span to the end of a later one."""
+        """Returns the span from the start of this one to the end of a later one."""
         return Span(self.source, self.start, other.end)
 
     def __str__(self) -> str:

@@ -110,7 +110,7 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **rest: object,
 ) -> tuple[torch.Tensor, None]:
-    """(o: [B, M, Hq, D], None) of query [B, Hq, M, D] and key, value [B, Hkv, N, D].
+    """Returns (o: [B, M, Hq, D], None) of query [B, Hq, M, D] and key, value [B, Hkv, N, D].
 
     Rows that see no key (padding on the left) are 0. ValueError or TypeError names the argument, what was
     expected and what came: a mask that `mask` has not made, dropout, weights to return, unknown arguments.
@@ -195,7 +195,9 @@ def _window(
     offsets: tuple[int | torch.Tensor, int],
     device: torch.device | str,
 ) -> int | None:
-    """Keys before a query's own that it sees, None for all. ValueError if the function is neither mask."""
+    """Returns how many keys before its own a query sees, None for all. Raises ValueError if the function is
+    neither mask.
+    """
     from transformers.masking_utils import causal_mask_function
 
     if function is None or function is causal_mask_function:

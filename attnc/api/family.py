@@ -44,12 +44,12 @@ class Shown(str):
 
 
 def preformatted(text: str) -> str:
-    """HTML that shows the text with its spaces and line breaks."""
+    """Returns HTML that shows the text with its spaces and line breaks."""
     return f'<pre style="line-height: 1.3">{escape(text)}</pre>'
 
 
 def folded(title: str, text: str) -> str:
-    """HTML that shows the text when its title is clicked."""
+    """Returns HTML that shows the text when its title is clicked."""
     return f"<details><summary>{escape(title)}</summary>{preformatted(text)}</details>"
 
 

@@ -84,7 +84,7 @@ def calls_of(module: ir.Module) -> dict[Call, Launch]:
 
 
 def peers() -> dict[Call, Launch]:
-    """PyTorch's attention of such shapes, and an autograd function that does nothing."""
+    """Returns PyTorch's attention of such shapes, and an autograd function that does nothing."""
     from torch.nn.functional import scaled_dot_product_attention
 
     q, k, v = torch.randn(3, SIZES["B"], SIZES["H"], SIZES["N"], 64, device="cuda", dtype=torch.bfloat16)

@@ -92,7 +92,7 @@ class Contest(ABC, Generic[CellT, InputsT]):
 
     @abstractmethod
     def draw(self, cell: CellT, copies: int) -> Sequence[InputsT]:
-        """So many copies of the cell's inputs, on the current CUDA device."""
+        """Returns so many copies of the cell's inputs, on the current CUDA device."""
 
     def copies(self, cell: CellT) -> int:
         """Returns how many copies of the inputs launches take turns over."""

@@ -96,7 +96,7 @@ class ServingInputs:
 
 
 def draw_serving(cell: ServingCell, copies: int) -> tuple[ServingInputs, ...]:
-    """N(0, 1) inputs on the current CUDA device."""
+    """Returns N(0, 1) inputs on the current CUDA device."""
     generator = torch.Generator("cuda").manual_seed(0)
     return tuple(_copy(cell, generator) for _ in range(copies))
 
@@ -165,7 +165,7 @@ def _compiled_merge() -> Any:
 
 
 def _in_order(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """[pages, Hkv, rows, D] as [B, Hkv, N, D]."""
+    """Returns [pages, Hkv, rows, D] as [B, Hkv, N, D]."""
     rows = pages[table.long()].transpose(1, 2)
     return rows.reshape(table.shape[0], pages.shape[1], -1, pages.shape[3])
 

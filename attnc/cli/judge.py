@@ -38,7 +38,9 @@ class Judged:
     report: Report
 
     def show(self, *, covered: bool = False) -> None:
-        """A line about the module, what its cases have met if that is wanted, two about each failure."""
+        """Prints a line about the module, what its cases have met if that is wanted, two about each
+        failure.
+        """
         report = self.report
         state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
         where = f" at {report.where}" if report.where else ""

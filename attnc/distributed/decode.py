@@ -101,7 +101,7 @@ class SpreadKeys:
     def _message(
         self, attention: Attention, q: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Memory for o and lse side by side, and both as the kernel writes them."""
+        """Returns memory for o and lse side by side, and both as the kernel writes them."""
         width = int(number(attention.v.shape[-1]) or 0)
         sizes = dict(zip(attention.q.roles, q.shape, strict=True))
         rows = attention.o.roles[:-1]
@@ -131,7 +131,7 @@ class SpreadKeys:
         return found
 
     def _rows(self, attention: Attention, k: torch.Tensor, given: Mapping[str, Any]) -> int:
-        """Rows that this rank has room for."""
+        """Returns how many rows this rank has room for."""
         storage = attention.k.storage
         if storage.table:
             return int(given[storage.table].shape[1]) * storage.rows_of_page

@@ -129,7 +129,7 @@ class _Maker:
         return Load(name, index[axis], extents, kind, is_sorted="sorted" in TABLES[name])
 
     def length(self, name: str) -> Expr:
-        """M or N of the sequence at hand, as on one GPU."""
+        """Returns M or N of the sequence at hand, as on one GPU."""
         if self.packed:
             if name == "N":
                 return sub(self.table("seq_stop"), self.table("seq_start"))

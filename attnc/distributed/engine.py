@@ -55,7 +55,9 @@ def whole_shape(x: Any, tensor: Tensor) -> torch.Size:
 
 
 def local(x: Any, tensor: Tensor, group: Ranks) -> torch.Tensor:
-    """This rank's part of a tensor; gradients flow back. Raises ValueError where it lies otherwise."""
+    """Returns this rank's part of a tensor; gradients flow back. Raises ValueError where it lies
+    otherwise.
+    """
     if not is_dtensor(x):
         return x  # type: ignore[no-any-return]  # a tensor
     at, axis = _axis_of(x, group, tensor.name), _row_axis(tensor)
@@ -86,7 +88,9 @@ def local_input(x: Any, name: str, group: Ranks) -> torch.Tensor:
 
 
 def like(q: Any, of: Tensor, o: torch.Tensor, tensor: Tensor) -> torch.Tensor:
-    """o, or lse, of this rank as a DTensor that lies as q does; as it is, where q is none. of: what q is."""
+    """Returns o, or lse, of this rank as a DTensor that lies as q does; as it is, where q is none. of: what q
+    is.
+    """
     if not is_dtensor(q):
         return o
     from torch.distributed.tensor import DTensor, Shard
@@ -367,7 +371,7 @@ class ContextParallel:
         return self._plan
 
     def _name_inputs(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs besides q, k and v by name. TypeError for one too many, or unknown."""
+        """Returns inputs besides q, k and v by name. Raises TypeError for one too many, or unknown."""
         names = [tensor.name for tensor in self.spec.attention.extras]
         if len(inputs) > len(names):
             raise TypeError(f"inputs: expected {', '.join(names) or 'none'}, got {len(inputs)}")
@@ -422,7 +426,7 @@ class ContextParallel:
     def _tensors(
         attention: Attention, named: Mapping[str, Any], device: torch.device
     ) -> dict[str, torch.Tensor]:
-        """Inputs as tensors on the device. ValueError for one that is missing."""
+        """Returns inputs as tensors on the device. Raises ValueError for one that is missing."""
         from attnc.support.arguments import DTYPES
 
         found = {}

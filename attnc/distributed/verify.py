@@ -48,7 +48,7 @@ class RanksCase:
 
 
 def cases(attention: Attention, count: int, scale: int = 1) -> Iterator[RanksCase]:
-    """Cases of the attention, the same in every run. scale: how many times as long they are."""
+    """Yields cases of the attention, the same in every run. scale: how many times as long they are."""
     names = free_dims(attention)
     strategies: tuple[Strategy | None, ...] = (None, *STRATEGIES)
     for number in range(count):

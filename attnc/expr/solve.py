@@ -66,11 +66,11 @@ class Run:
         return self.lo is None and self.hi is None and self.guard == TRUE
 
     def guarded_lo(self, length: Expr) -> Expr | None:
-        """lo, or the length where the guard fails."""
+        """Returns lo, or the length where the guard fails."""
         return self.lo if self.guard == TRUE else where(self.guard, self.lo or ZERO, length)
 
     def guarded_hi(self, length: Expr) -> Expr | None:
-        """hi, or 0 where the guard fails."""
+        """Returns hi, or 0 where the guard fails."""
         return self.hi if self.guard == TRUE else where(self.guard, self.hi or length, ZERO)
 
     def is_shorter_than(self, count: int) -> bool:
@@ -310,7 +310,7 @@ def _solve(mask: Expr, var: Var) -> Solution:
 
 
 def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
-    """d <op> 0, through d <= 0 alone."""
+    """Solves d <op> 0 through d <= 0 alone."""
     match op:
         case "<=":
             return _at_most_zero(d, var)
@@ -345,7 +345,7 @@ def _at_most_zero(d: Affine, var: Var) -> Solution:
 
 
 def _half_line(c: int, rest: Interval) -> Solution:
-    """c * var + rest <= 0."""
+    """Solves c * var + rest <= 0."""
     if c > 0:
 
         def last(bound: Expr | None) -> Expr | None:
@@ -362,7 +362,7 @@ def _half_line(c: int, rest: Interval) -> Solution:
 
 
 def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Solution:
-    """atom <op> x, for an atom that depends on `var`: by what is in it."""
+    """Solves atom <op> x for an atom that depends on `var`: by what is in it."""
 
     def both(a: Affine, b: Affine) -> Solution:
         return conjunction(_at_most_zero(a, var), _at_most_zero(b, var))
@@ -406,7 +406,7 @@ def _solve_float(op: CompareOp, left: Expr, right: Expr, var: Var) -> Solution:
 
 
 def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
-    """T[var + offset] <op> x for ascending T and x free of var: a binary search for the bounds of x.
+    """Solves T[var + offset] <op> x for ascending T and x free of var: a binary search for the bounds of x.
 
     Positions that fall outside T read 0. They are never in `must`; `may` is widened to them if 0 <op> x may
     hold.

@@ -187,7 +187,7 @@ def _conjoin(first: Expr, second: Expr) -> Expr:
 
 
 def conjunction(first: Expr, second: Expr) -> Expr:
-    """first and second."""
+    """Returns `first and second`."""
     return _conjoin(first, second)
 
 
@@ -395,8 +395,8 @@ def _title(mods: Sequence[Callable[..., Any] | None]) -> str:
 
 
 def _names_of(mods: Sequence[Callable[..., Any] | None]) -> dict[int, str]:
-    """Names of the tensors that mods see, by identity: variables that they close over, keywords of partials,
-    attributes of the objects that they are methods of, globals.
+    """Returns names of the tensors that mods see, by identity: variables that they close over, keywords of
+    partials, attributes of the objects that they are methods of, globals.
     """
     found: dict[int, str] = {}
     left: list[Any] = [mod for mod in mods if mod is not None]
@@ -440,7 +440,7 @@ def _visible(mod: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _shared(exprs: Sequence[Expr], names: _Names) -> tuple[list[tuple[str, Expr]], list[Expr]]:
-    """Long expressions that stand in several places, named; and the expressions with their names."""
+    """Returns long expressions that stand in several places, named, and the expressions with their names."""
     counts = Counter(node for expr in exprs for node in walk(expr) if children(node))
     chosen: dict[Expr, str] = {}
     repeated = sorted(

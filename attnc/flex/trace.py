@@ -76,7 +76,9 @@ def trace(
 
 @contextmanager
 def _no_functions_of_autograd() -> Iterator[None]:
-    """A derivative of the user's own is no part of a spec: the error says so instead of what torch says."""
+    """Refuses derivatives of the user's own within, which are no part of a spec: the error says so instead of
+    what torch says.
+    """
     try:
         yield
     except FlexError:

@@ -173,7 +173,7 @@ class Declarations:
     report: Report
 
     def inputs(self) -> None:
-        """q, k and v first: they say what the dimensions in other shapes are."""
+        """Declares inputs, q, k and v first: they say what the dimensions in other shapes are."""
         trees = [item for item in self.tree.items if isinstance(item, ast.Input)]
         order = {name.id: WRONG for tree in trees for name in tree.names}
         self.scope.tensors.update(order)

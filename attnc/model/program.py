@@ -55,7 +55,7 @@ class Projection:
         return DType(self.tensors["x"].dtype)
 
     def size(self, name: str) -> int | None:
-        """N or K of a variant where the spec fixes it; None for a run-time size."""
+        """Returns N or K of a variant where the spec fixes it; None for a run-time size."""
         found = self.sizes[name]
         return int(found.value) if isinstance(found, Const) else None
 

@@ -178,7 +178,7 @@ class TritonCompiler(Toolchain):
         return f"triton {triton.__version__}"
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage | None:
-        """Backward kernels are launched without a gradient of lse."""
+        """Compiles a kernel. Backward kernels are launched without a gradient of lse."""
         return _triton_kernel(module, kernel, position, device).compile()
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
@@ -218,7 +218,7 @@ def _triton_kernel(module: ir.Module, kernel: Which, position: int, device: Devi
 
 
 def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> str:
-    """Triton's type of a kernel argument by its name: matrices and x_ptr are tensors, the rest 32-bit
+    """Returns Triton's type of a kernel argument by its name: matrices and x_ptr are tensors, the rest 32-bit
     integers.
     """
     if name in constants:

@@ -44,7 +44,7 @@ def problem_for(
     tokens: int = _TOKENS,
     sizes: Mapping[str, int] | None = None,
 ) -> Arguments:
-    """N(0, 1) inputs with M = N = `length` and as many sequences as make `tokens` tokens.
+    """Returns N(0, 1) inputs with M = N = `length` and as many sequences as make `tokens` tokens.
 
     Sorted integers number documents of 1000 tokens; other integers of the size of a length are one eighth of
     it. Packed sequences are all as long, pages lie in random order; a decode kernel gets M = 1 and, on a GPU,
@@ -72,7 +72,9 @@ def problem_for(
 
 
 def _memory_dims(module: ir.Module, dims: Mapping[str, int]) -> dict[str, int]:
-    """Rows of packed tensors, columns of a block table and pages, for sequences that are all as long."""
+    """Returns rows of packed tensors, columns of a block table and pages, for sequences that are all as
+    long.
+    """
     attention, known = module.variant.attention, {}
     for tensor, role, name in ((attention.q, Role.QUERY, "M"), (attention.k, Role.KEY, "N")):
         match tensor.storage:
@@ -218,7 +220,7 @@ class Sized:
 
 
 def _first(found: Any) -> torch.Tensor:
-    """o among the results."""
+    """Returns o among the results."""
     o: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return o
 
@@ -308,7 +310,7 @@ def load_samples(path: Path) -> dict[str, torch.Tensor]:
 
 
 def draw_samples(module: Module) -> Mapping[str, torch.Tensor]:
-    """N(0, 1) inputs of 1024 keys, on the CPU."""
+    """Returns N(0, 1) inputs of 1024 keys, on the CPU."""
     tensors = problem_for(module, _DRAWN_LENGTH, device="cpu", tokens=_DRAWN_TOKENS)
     names = (arg.tensor.name for arg in module.args)
     return dict(zip(names, tensors, strict=True))

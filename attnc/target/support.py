@@ -33,7 +33,7 @@ _IMPORT = re.compile(r"^from \.+_support\.(\w+) import .*\n", re.M)
 
 
 def support_files() -> dict[str, str]:
-    """Path below the output folder -> text."""
+    """Returns texts by path below the output folder."""
     return {
         f"{FOLDER}/{name}": _NOTE + text if name.endswith(".py") else text for name, text in _files().items()
     }
@@ -140,7 +140,7 @@ def _split_docstring(head: str) -> tuple[str, str]:
 
 
 def _defined(text: str) -> set[str]:
-    """Names that a text defines at its top level."""
+    """Returns names that a text defines at its top level."""
     found = set()
     for node in ast.parse(text).body:
         match node:
@@ -170,7 +170,7 @@ def _import_order(line: str) -> tuple[bool, bool, str]:
 
 
 def _grouped(lines: Iterable[str]) -> Iterator[str]:
-    """With a line between those of Python and the others."""
+    """Yields lines with an empty one between those of Python and the others."""
     before = False
     for line in lines:
         outside = _import_order(line)[0]

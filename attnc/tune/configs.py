@@ -106,8 +106,8 @@ def _tune_kernel(
 
 
 def fastest(timings: Mapping[str, Timing]) -> str:
-    """Position of the fastest config; of the default, the first that runs, where none gains more than
-    chance does.
+    """Returns the position of the fastest config; of the default, the first that runs, where none gains more
+    than chance does.
     """
     best, default = min(timings, key=lambda name: timings[name].median), _default(timings)
     return default if timings[default].median <= timings[best].median * (1 + _TIE) else best

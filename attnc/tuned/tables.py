@@ -179,8 +179,8 @@ def target_rows(modules: Sequence[ir.Module], tables: Iterable[Table]) -> dict[t
 
 
 def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
-    """For a device that nobody has measured: decode kernels up to as many rows as a tile has, then the first
-    other schedule.
+    """Returns rows for a device that nobody has measured: decode kernels up to as many rows as a tile has,
+    then the first other schedule.
     """
     labels = {module.label: module.kernel.structure == "decode" for module in family}
     decode = next((label for label, is_decode in labels.items() if is_decode), None)

@@ -140,8 +140,8 @@ class Records:
 
 
 def hash_of(module: Path) -> str:
-    """SHA-256 of the code of a module, of the .cu files of its kernels and of the headers that these include,
-    comments and docstrings apart.
+    """Returns SHA-256 of the code of a module, of the .cu files of its kernels and of the headers that these
+    include, comments and docstrings apart.
     """
     texts = [_code_of(module.read_text(encoding="utf-8"))]
     for path in _kernel_files(module):
@@ -178,8 +178,8 @@ def _code_of(text: str) -> str:
 
 
 def support_hash(folder: Path) -> str:
-    """SHA-256 of the Python of the support package in a folder of modules, comments and docstrings apart; its
-    headers are part of the kernels.
+    """Returns SHA-256 of the Python of the support package in a folder of modules, comments and docstrings
+    apart; its headers are part of the kernels.
     """
     texts = (path.read_text(encoding="utf-8") for path in sorted((folder / "_support").glob("*.py")))
     return hashlib.sha256("\0".join(_code_of(text) for text in texts).encode()).hexdigest()

@@ -162,7 +162,9 @@ class AttentionTrial(Trial):
         return self._coverage.summary
 
     def holds_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
-        """About every eighth case is, if it is small: rules run the kernel some twenty times."""
+        """Holds about every eighth case to the rules, if it is small: rules run the kernel some twenty
+        times.
+        """
         self._seen += 1
         if not verdict.ok or self.rules is None:
             return verdict

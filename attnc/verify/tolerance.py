@@ -166,7 +166,9 @@ _LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.
 
 
 def expect(attention: Attention, tensors: Mapping[str, Input], bound: ErrorBound) -> dict[str, Expected]:
-    """Reference and bound of every output, in the declared layouts. Tensors as for `reference`."""
+    """Returns the reference and bound of every output, in the declared layouts. Tensors as for
+    `reference`.
+    """
     arrays = to_arrays(attention, tensors)
     parts = {f.name: empty_outputs(attention, arrays) for f in fields(Expected)}
     for kind in parts.keys() - {"value"}:
@@ -246,15 +248,15 @@ def exponential_error(p: Floats, exponent: Floats, error: Floats) -> Floats:
 
 
 def _log_sum_exp(exponents: Floats) -> Floats:
-    """[M, 1], at least 0, and that in rows without anything finite."""
+    """Returns [M, 1], at least 0, and that in rows without anything finite."""
     largest = exponents.max(axis=1, keepdims=True)
     total = np.exp(exponents - largest).sum(axis=1, keepdims=True)
     return np.asarray(_finite(largest + np.log(total)).clip(0))
 
 
 def chain_error(bound: ErrorBound, products: Bools) -> Floats:
-    """[M]: what tensor cores cut off from sums along the last axis of those products [M, N] that are not 0,
-    relative to the sums of magnitudes; 0 where no sum is longer than a tile (`plan.error_bound`).
+    """Returns [M]: what tensor cores cut off from sums along the last axis of those products [M, N] that are
+    not 0, relative to the sums of magnitudes; 0 where no sum is longer than a tile (`plan.error_bound`).
     """
     if not bound.chained or not products.shape[1]:
         return np.zeros(len(products))
@@ -264,7 +266,7 @@ def chain_error(bound: ErrorBound, products: Bools) -> Floats:
 
 
 def dot_products(head: Head, bound: ErrorBound) -> tuple[Floats, Approx]:
-    """|Q||K|^T and Q K^T, [M, N]: factors and products below the normal numbers may be lost.
+    """Returns |Q||K|^T and Q K^T, [M, N]: factors and products below the normal numbers may be lost.
 
     Nothing is promised of a finite product whose partial sums may leave float32; one that is infinite or NaN
     is so in float32 too.
@@ -330,7 +332,9 @@ class _Weights:
 
 
 def _eager(head: Head, dtype: DType) -> Floats:
-    """o as an unfused evaluation gives it that rounds every intermediate result to the input's type."""
+    """Returns o as an unfused evaluation gives it that rounds every intermediate result to the input's
+    type.
+    """
     dot = round_to(dtype, head.q @ head.k.T)
     score = round_to(dtype, np.broadcast_to(head.value(head.attention.score, dot), head.shape))
     s = np.where(head.visible, score.astype(np.float64), -np.inf)

@@ -154,7 +154,9 @@ _REAL, _LONG = 4097, 16385
 
 
 def large_cases(space: Space) -> Iterator[Case]:
-    """Long squares, both kinds of long strips, then each boundary that no small case reaches, from above."""
+    """Yields long squares, both kinds of long strips, then each boundary that no small case reaches, from
+    above.
+    """
     names = free_dims(space.attention)
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
     lengths = "full" if "full" in space.factors.get("lengths", ()) else "drawn"
@@ -176,7 +178,7 @@ def large_cases(space: Space) -> Iterator[Case]:
 
 
 def _sizes(boundary: Boundary) -> Iterator[dict[str, int]]:
-    """Free sizes that meet the points of a boundary."""
+    """Yields free sizes that meet the points of a boundary."""
     for point in boundary.points:
         match boundary.quantity:
             case "rows" | "packed":

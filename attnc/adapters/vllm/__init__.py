@@ -79,7 +79,7 @@ def unified_attention(
 
 
 def _left(causal: bool, window_size: tuple[int, int]) -> int:
-    """Keys before a query. ValueError where it sees some behind it."""
+    """Returns how many keys before its own a query sees. Raises ValueError where it sees some behind it."""
     if not causal:
         raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")
     left, right = window_size

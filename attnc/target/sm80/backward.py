@@ -136,11 +136,15 @@ class BackwardPlaces:
         self.packs_queries = self._tensors.packs(Role.QUERY)
 
     def offset(self, name: str, head: str) -> str:
-        """From the first element of a tensor or its gradient to row 0 of the head and sequence at hand."""
+        """Returns the offset from the first element of a tensor or its gradient to row 0 of the head and
+        sequence at hand.
+        """
         return offset(self._tensors.row_zero(name, head))
 
     def first_row(self, sequence: str) -> str:
-        """Row 0 of the head and sequence at hand in lse2 and delta; sequence: its number, if packed."""
+        """Returns row 0 of the head and sequence at hand in lse2 and delta; sequence: its number, if
+        packed.
+        """
         if self.packs_queries:
             first = f"(q_first / args.ROW_TILE + {sequence}) * args.ROW_TILE"
             return f"(long long)h * args.M_padded + {first}"
@@ -205,7 +209,9 @@ class CudaTileText(CudaFileText):
         return self.arguments.tensors.row_zero(name, head)
 
     def head_offset(self, name: str) -> str:
-        """From the first element of a matrix to the rows of the head and sequence at hand."""
+        """Returns the offset from the first element of a matrix to the rows of the head and sequence at
+        hand.
+        """
         return offset(self.row_zero(name))
 
     @property
