@@ -199,7 +199,7 @@ def test_a_warp_that_copies_pages_and_falls_behind_shows() -> None:
     (module,) = modules_of(text)
     source = render_files(module, path="a.attn", sha256="")["default.cu"]
     wrong = {
-        "mbarrier_init(barrier_of(base, Q_FULL, i), COPIERS)": "mbarrier_init(barrier_of(base, Q_FULL, i), 1)",
+        "(barrier_of(base, Q_FULL, i), COPIERS)": "(barrier_of(base, Q_FULL, i), 1)",
         "mbarrier_arrive_if(barrier_of(base, Q_FULL, q.at), copier > 0 && lane == 0);": "",
     }
     for line, instead in wrong.items():
