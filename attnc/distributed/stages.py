@@ -64,7 +64,7 @@ class Lanes:
 
     @contextmanager
     def kernel(self, number: int, *tensors: torch.Tensor) -> Iterator[None]:
-        """Runs what is called within, which reads tensors of others, on one of the two streams for kernels."""
+        """Runs what is called within, which reads tensors of others, on one of two streams for kernels."""
         if self._main is None:
             yield
             return
