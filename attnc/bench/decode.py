@@ -344,16 +344,10 @@ def _row(result: Result[Any], taking: Sequence[Decoder]) -> list[str]:
 
 
 def _figures(result: Result[Any]) -> dict[str, Any]:
-    """Microseconds with quantiles, GB/s, and why a candidate is missing."""
-    return {
-        "name": result.cell.name,
-        "bytes": result.cell.bytes,
-        "results": {
-            name: {**timing.microseconds(), "gb_s": round(_speed(result, name) or 0.0, 1)}
-            for name, timing in result.timings.items()
-        },
-        "missing": dict(result.missing),
-    }
+    """Returns microseconds with quantiles, GB/s, and why a candidate is missing."""
+    return result.figures(
+        lambda name: {"gb_s": round(_speed(result, name) or 0.0, 1)}, bytes=result.cell.bytes
+    )
 
 
 def _speed(result: Result[Any], name: str) -> float | None:

@@ -241,13 +241,6 @@ def _row(result: Result[PrefillCell], form: str, others: Sequence[str]) -> list[
 
 
 def _figures(result: Result[PrefillCell]) -> dict[str, Any]:
-    """Microseconds with quantiles, TFLOP/s, and why others are missing."""
-    return {
-        "name": result.cell.name,
-        "flops": result.cell.flops,
-        "results": {
-            name: {**timing.microseconds(), "tflops": round(result.rate(result.cell.flops, name) or 0.0, 1)}
-            for name, timing in result.timings.items()
-        },
-        "missing": dict(result.missing),
-    }
+    """Returns microseconds with quantiles, TFLOP/s, and why others are missing."""
+    flops = result.cell.flops
+    return result.figures(lambda name: {"tflops": round(result.rate(flops, name) or 0.0, 1)}, flops=flops)

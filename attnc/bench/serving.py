@@ -294,14 +294,12 @@ def _row(result: Result[ServingCell], target: str) -> tuple[str, ...]:
 
 
 def serving_figures(result: Result[Any]) -> dict[str, Any]:
-    """Microseconds with quantiles, and why a candidate is missing."""
+    """Returns microseconds with quantiles, the roofline's, and why a candidate is missing."""
     cell = result.cell
-    return {
-        "name": cell.name,
-        "bytes": cell.bytes,
-        "flops": cell.flops,
-        "roofline_us": round(cell.roofline * 1e6, 3),
-        "memory_us": round(cell.bytes / MEMORY * 1e6, 3),
-        "results": {name: timing.microseconds() for name, timing in result.timings.items()},
-        "missing": dict(result.missing),
-    }
+    return result.figures(
+        lambda name: {},
+        bytes=cell.bytes,
+        flops=cell.flops,
+        roofline_us=round(cell.roofline * 1e6, 3),
+        memory_us=round(cell.bytes / MEMORY * 1e6, 3),
+    )

@@ -142,12 +142,12 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
             first, first_kept = _split(then)
             second, second_kept = _split(other)
             if first is None:
-                return second, _conjoin(Not(condition), second_kept)
+                return second, conjunction(Not(condition), second_kept)
             if second is None:
-                return first, _conjoin(condition, first_kept)
+                return first, conjunction(condition, first_kept)
             if first_kept == second_kept == TRUE:
                 return Call("where", (condition, first, second)), TRUE
-            either = Or((_conjoin(condition, first_kept), _conjoin(Not(condition), second_kept)))
+            either = Or((conjunction(condition, first_kept), conjunction(Not(condition), second_kept)))
             return Call("where", (condition, first, second)), either
         case Binary(op="+", left=left, right=right) | Call(function="min", args=(left, right)):
             first, first_kept = _split(left)
@@ -155,7 +155,7 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
             if first is None or second is None:
                 return None, FALSE
             whole = Binary("+", first, second) if isinstance(expr, Binary) else Call("min", (first, second))
-            return whole, _conjoin(first_kept, second_kept)
+            return whole, conjunction(first_kept, second_kept)
         case Binary(op="-", left=left, right=right) if not any(map(_is_infinite, walk(right))):
             first, kept = _split(left)
             return (None if first is None else Binary("-", first, right)), kept
@@ -178,17 +178,13 @@ def _is_infinite(expr: Expr) -> bool:
     return isinstance(expr, Const) and isinstance(expr.value, float) and not math.isfinite(expr.value)
 
 
-def _conjoin(first: Expr, second: Expr) -> Expr:
+def conjunction(first: Expr, second: Expr) -> Expr:
+    """Returns `first and second`."""
     if first == TRUE:
         return second
     if second == TRUE:
         return first
     return FALSE if FALSE in (first, second) else And((*_operands_of(And, first), *_operands_of(And, second)))
-
-
-def conjunction(first: Expr, second: Expr) -> Expr:
-    """Returns `first and second`."""
-    return _conjoin(first, second)
 
 
 #: Element types of q, k and v.
