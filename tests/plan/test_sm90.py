@@ -152,11 +152,11 @@ def test_barriers_of_turns_are_among_those_that_a_block_has(consumers: int) -> N
 
 def test_turns_of_a_decode_kernel_or_a_backward_are_refused_where_they_stand() -> None:
     said = "E0602 a decode kernel has no turns to choose: waits for memory, not for products"
-    assert refusal("loops = [kv], pingpong = true") == said
+    assert refusal(planned, "loops = [kv], pingpong = true") == said
     for phase in ("backward", "dq", "dkdv"):
         inside = "pingpong = true" if phase == "backward" else f"{phase} {{\npingpong = true\n}}"
         said = f"E0404 'pingpong' does not belong to the {phase} phase: a key of the forward phase"
-        assert refusal(f"backward {{\n{inside}\n}}", grads="q, k, v") == said
+        assert refusal(planned, f"backward {{\n{inside}\n}}", grads="q, k, v") == said
 
 
 _BIAS = ("bias: f32[M, N]",)
