@@ -110,10 +110,13 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **rest: object,
 ) -> tuple[torch.Tensor, None]:
-    """Returns (o: [B, M, Hq, D], None) of query [B, Hq, M, D] and key, value [B, Hkv, N, D].
+    """Returns (o: [B, M, Hq, D], None) of query [B, Hq, M, D] and key, value [B, Hkv, N, D], all of float16,
+    bfloat16 or float32.
 
-    Rows that see no key (padding on the left) are 0. ValueError or TypeError names the argument, what was
-    expected and what came: a mask that `mask` has not made, dropout, weights to return, unknown arguments.
+    scaling: 1 / sqrt(D) if None; s_aux: [Hq], a logit for each head that joins the denominator.
+    Rows that see no key (padding on the left) are 0. Raises ValueError or TypeError that names the argument,
+    what was expected and what came: a mask that `mask` has not made, dropout, weights to return, unknown
+    arguments.
     """
     band = getattr(attention_mask, _BAND, None)
     if not isinstance(band, Band):

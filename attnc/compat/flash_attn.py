@@ -92,13 +92,15 @@ def flash_attn_func(
     ver: int = 0,
     fa_version: int = 0,
 ) -> Result:
-    """Returns o [B, M, H, Dv] of q [B, M, H, D], k [B, N, Hkv, D] and v [B, N, Hkv, Dv].
+    """Returns o [B, M, H, Dv] of q [B, M, H, D], k [B, N, Hkv, D] and v [B, N, Hkv, Dv], all of float16,
+    bfloat16 or float32; differentiable in them.
 
+    softmax_scale: 1 / sqrt(D) if None; window_size: (left, right), -1 for no bound; softcap: 0 for none.
     alibi_slopes: f32[H] or f32[B, H]; s_aux, learnable_sink or sinks: [H], a logit for each head that joins
     the denominator. return_lse, or return_softmax_lse: (o, lse f32[B, H, M], natural logarithm);
     return_attn_probs: (o, lse, an empty tensor), as probabilities are never kept. out: where o goes, without
     gradients. deterministic, num_splits, pack_gqa, sm_margin, ver, fa_version: results are the same bits
-    whatever they say.
+    whatever they say. Raises TypeError or ValueError with the name of an argument.
     """
     name = "flash_attn_func"
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)

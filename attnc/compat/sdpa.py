@@ -37,7 +37,9 @@ class Handle:
 
 
 def register(name: str = "attnc") -> None:
-    """Makes an implementation of this name known to `torch.nn.attention.activate_flash_attention_impl`."""
+    """Makes an implementation of this name known to `torch.nn.attention.activate_flash_attention_impl`.
+    Raises ImportError before PyTorch 2.11.
+    """
     from torch.nn.attention import register_flash_attention_impl
 
     register_flash_attention_impl(name, register_fn=partial(activate, "CUDA"))

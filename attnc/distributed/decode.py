@@ -35,6 +35,9 @@ _PADDING = 4
 class SpreadKeys:
     """An attention of a few queries, the same on all ranks, over keys of which each rank has some.
 
+    Sequences are dealt out to the ranks in turns of `block` keys; each computes o and lse over its own, and
+    all join them (Flash-Decoding, over ranks).
+
     source, group, attention, target, params: as of `ContextParallel`. The spec has `length N = lengths[b]`,
     an input that holds the whole length of each sequence on every rank. A sink counts on rank 0 alone.
     """

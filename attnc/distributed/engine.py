@@ -133,14 +133,15 @@ def _axis_of(x: Any, group: Ranks, name: str) -> int:
 class ContextParallel:
     """An attention whose rows are spread over the ranks of a group.
 
-    source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a
-    DeviceMesh of one axis, a process group, or None for all ranks. target: whose kernels, by default those of
-    a generated function, or "triton". strategy, groups: in place of the estimate's choice, and parts that the
-    heads of a rank are computed in. rows: "planned" where the plan says who has which, "slices" where those
-    of a rank follow those of the one before, as many on each, as DTensors lie. rates: of the machine and its
-    kernels, for the estimate. sums: whether gradients of inputs that are whole on every rank are added up
-    over the ranks; False where whoever owns them does so (DDP, FSDP). symmetric: as of `Group`. params: of
-    the spec, where its types and sizes do not say (`cap = 30.0`).
+    source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a DeviceMesh
+    of one axis, a process group, or None for all ranks. target: whose kernels, by default those of a
+    generated function, or "triton". strategy: "need", "gather", "heads" or "mixed" (`estimate.Strategy`) in
+    place of the estimate's choice; groups: parts that the heads of a rank are computed in. rows: "planned"
+    where the plan says who has which, "slices" where those of a rank follow those of the one before, as many
+    on each, as DTensors lie. rates: of the machine and its kernels, for the estimate. sums: whether gradients
+    of inputs that are whole on every rank are added up over the ranks; False where whoever owns them does so
+    (DDP, FSDP). symmetric: keys move by copy engines, out of symmetric memory. params: of the spec, where its
+    types and sizes do not say (`cap = 30.0`).
 
     Every rank makes it, and calls it, alike.
     """
@@ -255,8 +256,9 @@ class ContextParallel:
         **named: Any,
     ) -> Any:
         """Computes o of this rank's rows, or (o, lse) where the spec has both; DTensors that lie as q does,
-        if it is one. A collective. Under torch.compile it breaks the graph: exchanges run beside kernels, on
-        streams of their own.
+        if it is one. Shapes, types and the other inputs are those of the spec, q, k and v and what comes of
+        them with this rank's rows alone; lse is a natural logarithm. Differentiable. A collective. Under
+        torch.compile it breaks the graph: exchanges run beside kernels, on streams of their own.
 
         plan: other than that of the last `shard` or `plan`. Raises ValueError on every rank where one of them
         has other rows than the plan says.

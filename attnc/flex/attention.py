@@ -81,8 +81,8 @@ def flex_attention(
     value and captured tensors of floats. Mods are read at every call; what they say is compiled once,
     whatever the lengths, the data of captured tensors and (after the fourth) the numbers.
 
-    FlexError, with the place in the caller's file, for what no spec can say; ValueError and TypeError name an
-    argument, what was expected and what came.
+    Raises FlexError, with the place in the caller's file, for what no spec can say; ValueError and TypeError
+    that name an argument, what was expected and what came.
     """
     sizes = _check(query, key, value, enable_gqa)
     mods = _mods(score_mod, block_mask, mask_mod, sizes)
@@ -123,7 +123,7 @@ def family_of(
     target: str | None = None,
 ) -> Family:
     """Returns the kernels that `flex_attention` runs on for these arguments, to be read: `spec`, `source`,
-    `target`, `explain()`. Nothing is run.
+    `target`, `explain()`. Nothing is run. Raises what `flex_attention` raises.
     """
     sizes = _check(query, key, value, enable_gqa)
     mods = _mods(score_mod, block_mask, mask_mod, sizes)

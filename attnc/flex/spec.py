@@ -494,7 +494,8 @@ def to_spec(
         `doc: i32[N]`; a size that is not given is that of the first axis with b, h, q_idx or kv_idx as index
 
     Captured tensors become inputs, in the order in which the mods read them; numbers stand in the text.
-    FlexError, with the place in the caller's file, for what no spec can say.
+    Raises FlexError, with the place in the caller's file, for what no spec can say; TypeError for a dtype or
+    a size that there is not.
     """
     unknown = sorted({*sizes} - {*_SIZES})
     if unknown:

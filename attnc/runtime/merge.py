@@ -16,7 +16,8 @@ import triton.language as tl
 def merge_states(
     o: torch.Tensor, lse: torch.Tensor, other_o: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (o, lse) over the keys of both states.
+    """Returns (o, lse) over the keys of both states: the operator on attention states of FlashInfer (arXiv
+    2501.01005), o = (w o + w' o') / (w + w') with w = exp(lse), w' = exp(lse').
 
     o, other_o: [..., Dv] of one dtype; lse, other_lse: float32 [...], in the same order of axes as the rows
     of o. The result has o's dtype, computed in float32 and rounded once. Merging two empty states is empty,
