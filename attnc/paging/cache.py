@@ -169,9 +169,9 @@ class PagedCache:
     def append(self, sequences: Sequence[int], counts: int | Sequence[int] = 1) -> Step:
         """Makes room for `counts` new tokens at the end of each sequence; write them to the step's `slots`.
 
-        A last page that others share is copied first (section 4.4). OutOfPages if there are too few pages,
-        ValueError for a sequence named twice, a negative count or a length above max_length. Then nothing
-        is changed.
+        A last page that others share is copied first (PagedAttention, section 4.4). Raises OutOfPages if
+        there are too few pages, ValueError for a sequence named twice, a negative count or a length above
+        max_length; nothing is changed then.
         """
         counts = [counts] * len(sequences) if isinstance(counts, int) else counts
         return self._publish(self._allocator.grow(sequences, counts), counts)
