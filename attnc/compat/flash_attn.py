@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.compat.call import Call, Window, check, one_of, refuse
+from attnc.compat.call import Call, Window, check, one_of, refuse, unpacked
 
 
 def append(
@@ -294,13 +294,13 @@ def flash_attn_with_kvcache(
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
     """`flash_attn_func` of qkv [B, N, 3, H, D]; further arguments as there."""
-    q, k, v = qkv.unbind(2)
+    q, k, v = unpacked("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
 def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
     """`flash_attn_func` of q and kv [B, N, 2, Hkv, D]; further arguments as there."""
-    k, v = kv.unbind(2)
+    k, v = unpacked("flash_attn_kvpacked_func", "kv", kv, 2, 2)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
@@ -308,7 +308,7 @@ def flash_attn_varlen_qkvpacked_func(
     qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *arguments: Any, **options: Any
 ) -> Result:
     """`flash_attn_varlen_func` of qkv [T, 3, H, D]; further arguments as there, from dropout_p on."""
-    q, k, v = qkv.unbind(1)
+    q, k, v = unpacked("flash_attn_varlen_qkvpacked_func", "qkv", qkv, 1, 3)
     shared: tuple[Any, ...] = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return flash_attn_varlen_func(q, k, v, *shared, *arguments, **options)
 
@@ -317,7 +317,7 @@ def flash_attn_varlen_kvpacked_func(
     q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any
 ) -> Result:
     """`flash_attn_varlen_func` of q and kv [Tk, 2, Hkv, D]; further arguments as there."""
-    k, v = kv.unbind(1)
+    k, v = unpacked("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
     return flash_attn_varlen_func(q, k, v, *arguments, **options)
 
 
