@@ -257,6 +257,8 @@ def flash_attn_with_kvcache(
     if (k is None) != (v is None):
         raise ValueError(f"{name}: expected both k and v or neither")
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    if cache_batch_idx is not None:
+        _check_shapes(name, cache_batch_idx=(cache_batch_idx, [batch]))
     lengths = cache_seqlens
     if isinstance(lengths, int):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
@@ -265,7 +267,12 @@ def flash_attn_with_kvcache(
             raise ValueError(
                 f"{name}: cache_seqlens: expected lengths, as k is written behind them, got None"
             )
-        check(name, q, k=k, v=v)
+        check(name, q, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+        _check_shapes(name, cache_seqlens=(lengths, [batch]))
+        rows = [batch, k.shape[1]] if cu_seqlens_k_new is None else [len(k)]
+        if cu_seqlens_k_new is not None:
+            _check_shapes(name, cu_seqlens_k_new=(cu_seqlens_k_new, [batch + 1]))
+        _check_shapes(name, k=(k, [*rows, *k_cache.shape[-2:]]), v=(v, [*rows, *v_cache.shape[-2:]]))
         new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
         for cache, added in ((k_cache, k), (v_cache, v)):
             append(cache, added, lengths, table=table, batch=cache_batch_idx, starts=cu_seqlens_k_new)
@@ -319,6 +326,17 @@ def flash_attn_varlen_kvpacked_func(
     """`flash_attn_varlen_func` of q and kv [Tk, 2, Hkv, D]; further arguments as there."""
     k, v = unpacked("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
     return flash_attn_varlen_func(q, k, v, *arguments, **options)
+
+
+def _check_shapes(name: str, **shapes: tuple[Any, list[int]]) -> None:
+    """Holds (tensor, its shape) to each other, so that nothing is written that does not fit. TypeError and
+    ValueError name the argument.
+    """
+    for which, (x, wanted) in shapes.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: {which}: expected a tensor, got {type(x).__name__}")
+        if list(x.shape) != wanted:
+            raise ValueError(f"{name}: {which}: expected shape {wanted}, got {list(x.shape)}")
 
 
 def _returned(

@@ -189,6 +189,33 @@ def test_wrong_tensors_are_named() -> None:
         flash_attn_with_kvcache(q.requires_grad_(), k, v)
 
 
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ({"k": (1, 1, 2, 16), "v": (1, 1, 2, 16)}, r"k: expected shape \[2, 1, 2, 16\], got \[1, 1, 2, 16\]"),
+        ({"k": (2, 1, 2, 16), "v": (2, 2, 2, 16)}, r"v: expected shape \[2, 1, 2, 16\], got \[2, 2, 2, 16\]"),
+        ({"k": (2, 1, 1, 16), "v": (2, 1, 1, 16)}, r"k: expected shape \[2, 1, 2, 16\], got \[2, 1, 1, 16\]"),
+        ({"k": (2, 2, 16), "v": (2, 2, 16)}, r"k: expected shape \[2, 2, 2, 16\], got \[2, 2, 16\]"),
+        ({"cache_seqlens": (1,)}, r"cache_seqlens: expected shape \[2\], got \[1\]"),
+        ({"cache_batch_idx": (3,)}, r"cache_batch_idx: expected shape \[2\], got \[3\]"),
+        ({"cu_seqlens_k_new": (2,)}, r"cu_seqlens_k_new: expected shape \[3\], got \[2\]"),
+    ],
+)
+def test_new_keys_that_do_not_fit_are_written_nowhere(new: dict[str, Any], message: str) -> None:
+    """One row for two sequences, or for two heads, would have been spread out or left where it was."""
+    q, k, v = tensors()
+    shapes = {"k": (2, 1, 2, 16), "v": (2, 1, 2, 16), "cache_seqlens": (2,), **new}
+    given: Any = {
+        name: torch.ones(shape, dtype=torch.float16 if name in "kv" else torch.int32)
+        for name, shape in shapes.items()
+    }
+    kept = k.clone(), v.clone()
+    with pytest.raises(ValueError, match=message):
+        flash_attn_with_kvcache(q, k, v, **given)
+    assert torch.equal(k, kept[0])
+    assert torch.equal(v, kept[1])
+
+
 def test_the_order_of_flash_attn_2() -> None:
     """Positions of arguments, which callers rely on, and the names that transformers looks for."""
 
