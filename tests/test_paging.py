@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -276,6 +277,33 @@ def test_mistakes_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             wrong()
-    with pytest.raises(TypeError, match=r"k: expected dtype torch.float32, got torch.float16"):
-        cache.write(step.slots, rows([0, 1, 2], 0, 0).half(), rows([0, 1, 2], 0, 1))
+    for mistyped, told in (
+        (
+            lambda: cache.write(step.slots, rows([0, 1, 2], 0, 0).half(), rows([0, 1, 2], 0, 1)),
+            r"k: expected dtype torch.float32, got torch.float16",
+        ),
+        (
+            lambda: cache.write(step.slots.int(), rows([0, 1, 2], 0, 0), rows([0, 1, 2], 0, 1)),
+            r"slots: expected dtype torch.int64, got torch.int32",
+        ),
+        (lambda: cache.append([sequence], [1.5]), r"counts: expected integers, got \[1.5\]"),  # type: ignore[list-item]
+        (lambda: cache.append(sequence), "sequences: expected integers, got 0"),  # type: ignore[arg-type]
+        (lambda: small(pages=2.5), "pages: expected an integer, got 2.5"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError, match=told):
+            mistyped()
     assert cache.length(sequence) == 3
+
+
+def test_numbers_of_tensors_are_those_of_one_sequence() -> None:
+    """A tensor that is added to in place would have been the length of a fork as well."""
+    cache = small()
+    first = cache.allocate()
+    cache.append(torch.tensor([first]), torch.tensor([3]))  # type: ignore[arg-type]  # as programs do
+    second = cache.fork(first)
+    cache.append([second], torch.tensor([1]))  # type: ignore[arg-type]
+    cache.append([second], np.int64(1))  # type: ignore[arg-type]
+    assert (cache.length(first), cache.length(second)) == (3, 5)
+    cache.truncate(second, torch.tensor(4))  # type: ignore[arg-type]
+    assert [type(cache.length(one)) for one in (first, second)] == [int, int]
+    assert cache.kv_len[[cache.row(first), cache.row(second)]].tolist() == [3, 4]
