@@ -98,10 +98,6 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 "as wide as a wgmma can be" if size > WIDEST else "the depth of a wgmma",
                 portable if size > WIDEST else "pad the last axis",
             )
-    if attention.v.storage.is_part:
-        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} with 'loops = [kv]' alone"
-        hint = "write 'loops = [kv], pack = gqa': its tiles hold (query, head) rows, of prompts too"
-        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", hint)
     yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, portable)

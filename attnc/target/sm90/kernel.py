@@ -19,7 +19,7 @@ from attnc.target.sm80.printer import (
 from attnc.target.sm90.score import ScoreText
 from attnc.target.sm90.tiles import parts_of
 
-#: What is copied by TMA.
+#: Matrices whose tiles are copied by TMA.
 _COPIED = ("q", "k", "v")
 _TILE = Dim("BLOCK_N")
 #: Tiles for each block that the last heads have, which are walked through together.
@@ -204,8 +204,9 @@ class Sm90Text(ScoreText):
 
     @property
     def tma_loads(self) -> list[str]:
-        """Tensors that TMA copies from."""
-        return [*_COPIED, *([self.pair_load.load.tensor] if self.pair_load else [])]
+        """Tensors that TMA copies from: values that are columns of the keys come from there."""
+        matrices = dict.fromkeys(self.rows(name).tensor for name in _COPIED)
+        return [*matrices, *([self.pair_load.load.tensor] if self.pair_load else [])]
 
     @property
     def maps(self) -> list[str]:
