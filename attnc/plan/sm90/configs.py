@@ -150,6 +150,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         streamed="kv",
         by_tma=attention.q.storage.is_plain or attention.q.storage.is_packed,
         packed=attention.q.storage.is_packed,
+        pingpong=_has_turns(schedule),
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
         draws=attention.softmax.dropout is not None,
@@ -183,6 +184,12 @@ def _has_headroom(schedule: Schedule) -> bool:
     knob = knobs_of(schedule, "forward").get("softmax")
     choice = None if knob is None else knob.choices[0]
     return isinstance(choice, Choice) and "maximum" in choice.args
+
+
+def _has_turns(schedule: Schedule) -> bool:
+    """Returns whether warpgroups take turns at issuing products under some config."""
+    knob = knobs_of(schedule, "forward").get("pingpong")
+    return knob is not None and True in knob.choices
 
 
 def helpers_of(variant: Variant) -> int:

@@ -92,8 +92,6 @@ def render_host(
             header={**page, **hashes},
             constants=constants,
             splits=split_of(kernel) is not None,
-            blocks_share=isinstance(kernel, Decode)
-            and bool(kernel.layout and kernel.layout.chosen(kernel.configs[0])),
             fixed_split=isinstance(kernel, Decode) and has_fixed_splits(kernel),
             back=back,
             call=Signature(module),

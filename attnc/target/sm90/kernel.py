@@ -7,7 +7,7 @@ from functools import cached_property
 
 from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.plan.ir import Arg, Forward, Let, Module, Row, Statement, statement_expressions
-from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, Shape, Sm90Layout, widest_product
+from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, Shape, Sm90Layout, widest_product
 from attnc.plan.steps import is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.printer import (
     CudaWalk,
@@ -182,6 +182,11 @@ class Sm90Text(ScoreText):
     def lo_of_all(self) -> str:
         """Where the keys of all rows of a tile begin."""
         return "record.first_tile" if self.lo in self.own_names else self.lo
+
+    @property
+    def turn_threads(self) -> int:
+        """Threads at the named barrier of a turn at issuing products."""
+        return TURN_THREADS
 
     @property
     def searching_lanes(self) -> str:
