@@ -73,10 +73,25 @@ def write(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tu
     for drift in drifts:
         path = out / drift.path
         if drift.kind == "orphan":
-            path.unlink()
+            _remove(path, out)
         else:
             write_text(path, texts[drift.path], follows=False)  # nothing outside of the folder is written
     return drifts
+
+
+def _remove(path: Path, out: Path) -> None:
+    """Removes a module with its bytecode, and the folders below `out` that have nothing else in them: Python
+    imports an empty one.
+    """
+    path.unlink()
+    if path.suffix == ".py":
+        for bytecode in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+            bytecode.unlink(missing_ok=True)
+    for folder in (path.parent / "__pycache__", *path.parents):
+        if folder == out:
+            break
+        with suppress(OSError):  # where something is left in it
+            folder.rmdir()
 
 
 def write_text(path: Path, text: str, *, follows: bool = True) -> None:

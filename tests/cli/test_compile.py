@@ -79,6 +79,18 @@ def test_files_of_a_removed_spec_are_orphans_of_all_specs_only(run: Run, folder:
     other.unlink()
     assert run("compile", "--check", "specs/tiny.attn").code == 0
     assert run("compile", "--check").out.count("orphan") == 6
+    made = folder / "generated" / "other"
+    (made / "__pycache__").mkdir()
+    (made / "__pycache__" / "__init__.cpython-311.pyc").touch()
+    (made / "triton" / "notes.txt").touch()
+    assert run("compile").err == "6 files in generated/, 0 written, 6 removed\n"
+    assert [path.name for path in sorted(made.rglob("*"))] == ["triton", "notes.txt"]
+    (made / "triton" / "notes.txt").unlink()
+    other.write_text(TINY.replace("tiny", "other"))
+    run("compile")
+    other.unlink()
+    run("compile")
+    assert not made.exists()
 
 
 def test_json_names_files_and_diagnostics(run: Run) -> None:
