@@ -67,7 +67,8 @@ def doctor(
         from attnc.cli.one_import import absent_gpu
 
         absent_gpu(device)
-    examinations = {**_EXAMINATIONS, "targets": lambda: _targets(device)}
+    examinations: dict[str, Callable[[], Iterator[Finding]]] = dict(_EXAMINATIONS)
+    examinations["targets"] = lambda: _targets(device)
     findings: list[Finding] = []
     with progress("doctor", len(examinations)) as bar:
         for what, examine in examinations.items():
