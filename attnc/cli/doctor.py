@@ -17,10 +17,10 @@ import typer
 
 import attnc
 from attnc.cli.compile import JSON
-from attnc.cli.console import paint, progress, say, say_lines
+from attnc.cli.console import Mistake, paint, progress, say, say_lines
 
 if TYPE_CHECKING:
-    from attnc.cli.one_import import Gpu
+    from attnc.runtime.one_import import Gpu
 
 #: Where `attnc compile` writes to.
 _GENERATED = Path("generated")
@@ -64,9 +64,7 @@ def doctor(
     Example: attnc doctor
     """
     if device is not None:
-        from attnc.cli.one_import import absent_gpu
-
-        absent_gpu(device)
+        _check(device)
     examinations: dict[str, Callable[[], Iterator[Finding]]] = dict(_EXAMINATIONS)
     examinations["targets"] = lambda: _targets(device)
     findings: list[Finding] = []
@@ -80,6 +78,16 @@ def doctor(
         _print(findings)
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)
+
+
+def _check(device: str) -> None:
+    """Raises Mistake for what is no architecture."""
+    from attnc.runtime.one_import import absent_gpu
+
+    try:
+        absent_gpu(device)
+    except ValueError as failure:
+        raise Mistake(str(failure), "write its compute capability, as in sm_80 or sm_90") from None
 
 
 def _print(findings: list[Finding]) -> None:
@@ -202,8 +210,8 @@ def _caches() -> Iterator[Finding]:
 def _targets(device: str | None) -> Iterator[Finding]:
     """Yields what `from generated.NAME import NAME` calls on the GPUs here, or on one of an architecture."""
     try:
-        from attnc.cli.one_import import Gpu, absent_gpu
         from attnc.runtime.devices import gpus
+        from attnc.runtime.one_import import Gpu, absent_gpu
     except ImportError:
         return  # said above
     if device is not None:
@@ -220,8 +228,8 @@ def _targets(device: str | None) -> Iterator[Finding]:
 
 def _choices(label: str, gpu: Gpu) -> Iterator[Finding]:
     """Yields the rule for a GPU, and what it comes to for each function of generated/."""
-    from attnc.cli.one_import import chosen, rule
     from attnc.plan.targets import TARGETS
+    from attnc.runtime.one_import import chosen, rule
 
     if not any(map(gpu.runs, TARGETS)):
         if gpu.index is None:

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from attnc.build import compile_program, support_outputs
-from attnc.cli.console import Mistake
 from attnc.cli.doctor import Finding, _choices, _tables, _targets
-from attnc.cli.one_import import Gpu, absent_gpu, chosen, rule
 from attnc.model.resolve import resolve
 from attnc.output import write
 from attnc.runtime import devices
+from attnc.runtime.one_import import Gpu, absent_gpu, chosen, rule
 from attnc.runtime.packages import load_attention
 from attnc.source import Source
 from attnc.support import by_target
 from attnc.support.devices import Gpu as Properties
 from attnc.syntax.parser import parse, prelude
 from attnc.tuned.tables import ANY_TARGET, TARGET_SIZES, Row, Table, dump_tables
+from tests.cli.conftest import Run
 
 H200 = "NVIDIA H200"
 TEXT = """
@@ -217,9 +217,10 @@ def test_without_functions_the_rule_is_that_of_all_targets(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("arch", ["hopper", "90", "sm_9", "sm_90b", ""])
-def test_what_is_no_architecture_is_a_mistake(arch: str) -> None:
-    with pytest.raises(Mistake, match="is no architecture"):
-        absent_gpu(arch)
+def test_what_is_no_architecture_is_a_mistake(arch: str, run: Run) -> None:
+    done = run("doctor", "--device", arch)
+    assert done.code == 2
+    assert f"'{arch}' is no architecture" in done.err
 
 
 def test_it_is_said_of_every_function_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnc.cli.console import Mistake
 from attnc.plan.targets import TARGETS, target_of
 from attnc.runtime.packages import load_attention
 from attnc.support.by_target import ByTarget, Needs, Row, runs
@@ -53,10 +52,10 @@ class Gpu:
 
 
 def absent_gpu(arch: str) -> Gpu:
-    """Returns a GPU that need not be here, of e.g. "sm_90". Raises Mistake for what is no architecture."""
+    """Returns a GPU that need not be here, of e.g. "sm_90". Raises ValueError for what is no architecture."""
     found = _ARCH.fullmatch(arch)
     if found is None:
-        raise Mistake(f"'{arch}' is no architecture", "write its compute capability, as in sm_80 or sm_90")
+        raise ValueError(f"'{arch}' is no architecture")
     return Gpu(name=arch, capability=int(found[1]))
 
 
