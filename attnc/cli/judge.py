@@ -38,7 +38,9 @@ class Judged:
     report: Report
 
     def show(self, *, covered: bool = False) -> None:
-        """A line about the module, what its cases have met if that is wanted, two about each failure."""
+        """Prints a line about the module, what its cases have met if that is wanted, two about each
+        failure.
+        """
         report = self.report
         state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
         where = f" at {report.where}" if report.where else ""
@@ -121,7 +123,10 @@ class Judge:
 
     @property
     def title(self) -> str:
-        return f"{self.attention} {self.variant}"
+        from attnc.plan.targets import TARGETS
+
+        usual = next(iter(TARGETS))
+        return f"{self.attention} {self.variant}{'' if self.target == usual else f' for {self.target}'}"
 
     @property
     def is_projection(self) -> bool:
@@ -220,14 +225,18 @@ def conclude(results: Iterable[Judged], *, as_json: bool) -> None:
 Item = TypeVar("Item")
 ATTENTION = Annotated[str | None, typer.Option(help="Only this attention of the specs.")]
 VARIANT = Annotated[str | None, typer.Option(help="Only this variant, e.g. bf16_d128.")]
-TARGET = Annotated[str, typer.Option(help="Only this target.")]
+TARGET = Annotated[
+    str | None,
+    typer.Option(help="Only this target; if left out triton, or the first where there is none for it."),
+]
 
 
 def chosen(
-    paths: Sequence[Path], attention: str | None, variant: str | None, target: str
+    paths: Sequence[Path], attention: str | None, variant: str | None, target: str | None
 ) -> tuple[Judge, ...]:
-    """Returns the modules that the options leave, those of projections last. Raises DiagnosticError, and
-    Mistake when they leave none.
+    """Returns the modules that the options leave, those of projections last; without a target, of each
+    attention those for Triton, or for its first target. Raises DiagnosticError, and Mistake when they leave
+    none.
     """
     from attnc.build import front, plan_program
 
@@ -243,9 +252,23 @@ def chosen(
     ]
     if not found:
         raise without_kernels("these specs", sum(len(program.schedules) for program in programs))
-    found = only(found, "target", target, lambda judge: judge.target)
+    if target is None:
+        found = _of_usual_targets(found)
+    else:
+        found = only(found, "target", target, lambda judge: judge.target)
     found = only(found, "attention", attention, lambda judge: judge.attention)
     return tuple(only(found, "variant", variant, lambda judge: judge.variant))
+
+
+def _of_usual_targets(found: Sequence[Judge]) -> list[Judge]:
+    """Selects of each attention the modules for Triton, or for its first target in the order of `TARGETS`."""
+    from attnc.plan.targets import TARGETS
+
+    order = list(TARGETS)
+    usual: dict[str, str] = {}
+    for judge in found:
+        usual[judge.attention] = min(usual.get(judge.attention, judge.target), judge.target, key=order.index)
+    return [judge for judge in found if judge.target == usual[judge.attention]]
 
 
 def _peers(module: ir.Module, others: Sequence[ir.Module]) -> list[ir.Module]:

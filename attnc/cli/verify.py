@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,12 +25,19 @@ if TYPE_CHECKING:
 #: Cases that a record speaks of at least, however slow they are.
 _RECORDED = 12
 
+#: Options of which one would be passed over beside the other.
+_APART = (
+    *product(["--ranks"], ["--sanitize", "--case", "--large", "--record", "--coverage"]),
+    *product(["--sanitize"], ["--case", "--large", "--coverage"]),
+    *product(["--case"], ["--record", "--coverage", "--json"]),
+)
+
 
 def verify(
     specs: SPECS = None,
     attention: ATTENTION = None,
     variant: VARIANT = None,
-    target: TARGET = "triton",
+    target: TARGET = None,
     count: Annotated[int, typer.Option(min=1, help="Cases of the array for each variant.")] = 24,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
     case: Annotated[str | None, typer.Option(help="Run this one case, as a failure printed it.")] = None,
@@ -67,10 +75,17 @@ def verify(
 
     Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
     """
+    modes = {"--ranks": ranks is not None, "--sanitize": is_sanitized, "--case": case is not None}
+    modes |= {"--large": is_large, "--record": record, "--coverage": coverage, "--json": as_json}
+    for first, second in _APART:
+        if modes[first] and modes[second]:
+            raise Mistake(f"{first} and {second} are not one run", "run one after the other")
     if ranks is not None:
         from attnc.cli.ranks import verify_ranks
 
-        verify_ranks(find_specs(specs or []), attention, variant, target, ranks, count, as_json=as_json)
+        verify_ranks(
+            find_specs(specs or []), attention, variant, target or "triton", ranks, count, as_json=as_json
+        )
         return
     judges = chosen(find_specs(specs or []), attention, variant, target)
     if is_sanitized:
@@ -258,7 +273,7 @@ def fuzz(
     spec: SPEC,
     attention: ATTENTION = None,
     variant: VARIANT = None,
-    target: TARGET = "triton",
+    target: TARGET = None,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
     examples: Annotated[int, typer.Option(min=1, help="Most cases for each variant.")] = 1000,
     seed: Annotated[int, typer.Option(help="Another seed draws other cases.")] = 0,

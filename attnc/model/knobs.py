@@ -149,8 +149,8 @@ def _softmax(tree: ast.Expr) -> Value | None:
 
 
 def _online(args: Mapping[str, ast.Expr], count: int) -> Value | None:
-    """rescale: when o is; maximum = lazy(h): it is looked for only until all rows have one, and again when it
-    turns out to have grown by more than h (in base-2 units).
+    """Reads `online(...)`. rescale: when o is; maximum = lazy(h): it is looked for only until all rows have
+    one, and again when it turns out to have grown by more than h (in base-2 units).
     """
     if len(args) != count or not set(args) <= {"rescale", "maximum"}:
         return None
@@ -180,7 +180,9 @@ def _lazy(tree: ast.Expr) -> Choice | None:
 
 
 def _unified_max(args: Mapping[str, ast.Expr], count: int) -> Value | None:
-    """phi: the maximum used for every row; bounds: the range of s - phi outside of which a row falls back."""
+    """Reads `unified_max(...)`. phi: the maximum used for every row; bounds: the range of s - phi outside of
+    which a row falls back.
+    """
     if len(args) != count or not {"phi", "bounds"} <= set(args) <= {"phi", "bounds", "fallback"}:
         return None
     phi, bounds = number(args["phi"]), args["bounds"]
@@ -242,6 +244,9 @@ KEYS: Mapping[str, Key] = {
     "consumers": _number(_among(2, 3, 4), "2, 3 or 4", 0, _FORWARD, _HOPPER),
     "overlap": Key(
         read=_bool, allowed="true or false", default=True, kind="bool", phases=_FORWARD, target=_HOPPER
+    ),
+    "pingpong": Key(
+        read=_bool, allowed="true or false", default=False, kind="bool", phases=_FORWARD, target=_HOPPER
     ),
     "registers": _number(_share_of_registers, "a multiple of 8 from 64 to 240", 0, _FORWARD, _HOPPER),
     "dp": _word("early", "late", phases=("dkdv",)),

@@ -143,7 +143,7 @@ class Config:
 
     @classmethod
     def of(cls, point: Mapping[str, Value]) -> Self:
-        """Make the config of these values of keys."""
+        """Makes the config of these values of keys."""
         made: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in point.items()}
         return cls(**made)
 
@@ -225,11 +225,12 @@ class HopperConfig(ForwardConfig):
     """The knobs of a forward or decode kernel of `cuda.sm_90a`; 0 where the planner chooses.
 
     consumers: warpgroups that multiply; registers: of a thread of theirs; overlap: q k^T of the next tile
-    runs during the softmax of this one.
+    runs during the softmax of this one; pingpong: warpgroups take turns at issuing their products.
     """
 
     consumers: int
     overlap: bool
+    pingpong: bool
     registers: int
 
 

@@ -37,6 +37,8 @@ WIDEST = 256
 _SWIZZLED = 1024
 #: Bytes of a barrier; of what is said of two tiles of queries, at most.
 _BARRIER, _RECORDS = 8, 384
+#: Threads at the named barrier of a turn: those of the warpgroup that takes it, and of the one before it.
+TURN_THREADS = 256
 #: Keys of which four threads that share a row have what dropout keeps in one word each.
 _KEPT = 128
 #: Registers of a thread that multiplies besides its accumulators: addresses, statistics, positions.
@@ -50,7 +52,8 @@ _BESIDE_RESULT = 30
 class Shape:
     """What a config comes to. consumers: warpgroups that multiply; helpers: those that do not; q_tiles:
     buffers of Q; o_tiles: of o, 0 or 1; overlap: whether q k^T of the next tile runs during the softmax of
-    this one; copy_registers, multiply_registers: of a thread of a helper, and of one that multiplies.
+    this one; pingpong: whether warpgroups take turns at issuing products; copy_registers,
+    multiply_registers: of a thread of a helper, and of one that multiplies.
     """
 
     consumers: int
@@ -58,6 +61,7 @@ class Shape:
     q_tiles: int
     o_tiles: int
     overlap: int
+    pingpong: int
     copy_registers: int
     multiply_registers: int
 
@@ -118,6 +122,7 @@ class Sm90Layout(CudaLayout):
     columns: terms of the score that tensor cores add (`scores`), key_columns: those of numbers of keys;
     columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
     (`softcap`). packed: whether sequences are, whose tiles are claimed at once. copies: how keys come.
+    pingpong: whether warpgroups take turns at issuing products under some config.
     """
 
     by_tma: bool
@@ -132,6 +137,7 @@ class Sm90Layout(CudaLayout):
     capped: bool = False
     packed: bool = False
     copies: Copies = "boxes"
+    pingpong: bool = False
 
     @property
     def fewest_registers(self) -> int:
@@ -153,11 +159,16 @@ class Sm90Layout(CudaLayout):
         """Warpgroups that do not multiply."""
         return 2 if self.draws else 1
 
-    def chosen(self, config: TileConfig) -> tuple[int, ...]:
-        """Buffers of Q and of o, whether tiles overlap, and the registers of a thread of either role."""
+    def chosen(self, config: TileConfig) -> dict[str, int]:
         shape = self.shape(config)
-        registers = (shape.copy_registers, shape.multiply_registers)
-        return (shape.q_tiles, shape.o_tiles, shape.overlap, *registers)
+        chosen = {
+            "Q_TILES": shape.q_tiles,
+            "O_TILES": shape.o_tiles,
+            "OVERLAP": shape.overlap,
+            "COPY_REGISTERS": shape.copy_registers,
+            "MULTIPLY_REGISTERS": shape.multiply_registers,
+        }
+        return chosen | ({"PINGPONG": shape.pingpong} if self.pingpong else {})
 
     def shape(self, config: TileConfig) -> Shape:
         """Returns the most buffers that fit: first another tile of Q, then one of o."""
@@ -173,6 +184,7 @@ class Sm90Layout(CudaLayout):
             q_tiles=q_tiles,
             o_tiles=o_tiles,
             overlap=int(chosen.overlap),
+            pingpong=int(chosen.pingpong),
             copy_registers=registers_left(consumers, registers, self.helpers),
             multiply_registers=registers,
         )

@@ -50,7 +50,7 @@ from attnc.plan.sm90.decode import (
     sm90_decode_layout,
     sm90_decode_roles,
 )
-from attnc.plan.sm90.layout import WIDEST, Sm90Layout
+from attnc.plan.sm90.layout import TURN_THREADS, WIDEST, Sm90Layout
 from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.target import Target
 
@@ -170,6 +170,7 @@ class Sm90a(Target):
         )
         yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: {copying}{loading}"
         rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
+        rows += ", in turns" if shape.pingpong else ""
         if layout.draws:
             yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: draws what dropout keeps"
         plural = "s" if shape.consumers > 1 else " "
@@ -177,6 +178,9 @@ class Sm90a(Target):
         yield f"  {shape.consumers} warpgroup{plural}  {registers}: multiply {rows}"
         listed = ", ".join(f"{name} {count}" for name, count in barriers.items())
         yield f"  {sum(barriers.values())} mbarriers: {listed}"
+        if shape.pingpong:
+            turns = f"the turn of a warpgroup each, {TURN_THREADS} threads"
+            yield f"  {shape.consumers} named barriers: {turns}"
 
 
 #: What makes the kernels of a backward that wgmma does not.

@@ -92,8 +92,6 @@ def render_host(
             header={**page, **hashes},
             constants=constants,
             splits=split_of(kernel) is not None,
-            blocks_share=isinstance(kernel, Decode)
-            and bool(kernel.layout and kernel.layout.chosen(kernel.configs[0])),
             fixed_split=isinstance(kernel, Decode) and has_fixed_splits(kernel),
             back=back,
             call=Signature(module),
@@ -106,7 +104,7 @@ def render_host(
 
 
 def _sha256(sources: Iterable[str]) -> str:
-    """Of `.cu` texts with the headers that they include."""
+    """Returns SHA-256 of `.cu` texts with the headers that they include."""
     return hashlib.sha256("".join(map(with_headers, sources)).encode()).hexdigest()
 
 

@@ -158,7 +158,8 @@ class BoxText(CudaText):
 
     def pool(self, name: str) -> str:
         """Returns where rows of K or V of the head at hand lie: in page 0, and what follows."""
-        return f"{{args.{name}_ptr + {self.offset(name)}, args.stride_{name}p, args.stride_{name}n}}"
+        tensor = self.rows(name).tensor
+        return f"{{args.{tensor}_ptr + {self.offset(name)}, args.stride_{tensor}p, args.stride_{tensor}n}}"
 
     def coordinates(self, name: str, row: str, page: str = "") -> str:
         """Row, head and batch, or page, of a box."""
