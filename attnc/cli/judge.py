@@ -121,7 +121,8 @@ class Judge:
 
     @property
     def title(self) -> str:
-        return f"{self.attention} {self.variant}"
+        target = "" if self.target == "triton" else f" for {self.target}"
+        return f"{self.attention} {self.variant}{target}"
 
     @property
     def is_projection(self) -> bool:
@@ -220,14 +221,18 @@ def conclude(results: Iterable[Judged], *, as_json: bool) -> None:
 Item = TypeVar("Item")
 ATTENTION = Annotated[str | None, typer.Option(help="Only this attention of the specs.")]
 VARIANT = Annotated[str | None, typer.Option(help="Only this variant, e.g. bf16_d128.")]
-TARGET = Annotated[str, typer.Option(help="Only this target.")]
+TARGET = Annotated[
+    str | None,
+    typer.Option(help="Only this target; if left out triton, or the first where there is none for it."),
+]
 
 
 def chosen(
-    paths: Sequence[Path], attention: str | None, variant: str | None, target: str
+    paths: Sequence[Path], attention: str | None, variant: str | None, target: str | None
 ) -> tuple[Judge, ...]:
-    """Returns the modules that the options leave, those of projections last. Raises DiagnosticError, and
-    Mistake when they leave none.
+    """Returns the modules that the options leave, those of projections last; without a target, of each
+    attention those for Triton, or for its first target. Raises DiagnosticError, and Mistake when they leave
+    none.
     """
     from attnc.build import front, plan_program
 
@@ -243,9 +248,21 @@ def chosen(
     ]
     if not found:
         raise without_kernels("these specs", sum(len(program.schedules) for program in programs))
-    found = only(found, "target", target, lambda judge: judge.target)
+    if target is None:
+        found = _of_usual_targets(found)
+    else:
+        found = only(found, "target", target, lambda judge: judge.target)
     found = only(found, "attention", attention, lambda judge: judge.attention)
     return tuple(only(found, "variant", variant, lambda judge: judge.variant))
+
+
+def _of_usual_targets(found: Sequence[Judge]) -> list[Judge]:
+    """Selects of each attention the modules for Triton, or for the first of its targets."""
+    targets: dict[str, list[str]] = {}
+    for judge in found:
+        targets.setdefault(judge.attention, []).append(judge.target)
+    usual = {name: "triton" if "triton" in some else some[0] for name, some in targets.items()}
+    return [judge for judge in found if judge.target == usual[judge.attention]]
 
 
 def _peers(module: ir.Module, others: Sequence[ir.Module]) -> list[ir.Module]:

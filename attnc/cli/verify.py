@@ -29,7 +29,7 @@ def verify(
     specs: SPECS = None,
     attention: ATTENTION = None,
     variant: VARIANT = None,
-    target: TARGET = "triton",
+    target: TARGET = None,
     count: Annotated[int, typer.Option(min=1, help="Cases of the array for each variant.")] = 24,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
     case: Annotated[str | None, typer.Option(help="Run this one case, as a failure printed it.")] = None,
@@ -70,7 +70,9 @@ def verify(
     if ranks is not None:
         from attnc.cli.ranks import verify_ranks
 
-        verify_ranks(find_specs(specs or []), attention, variant, target, ranks, count, as_json=as_json)
+        verify_ranks(
+            find_specs(specs or []), attention, variant, target or "triton", ranks, count, as_json=as_json
+        )
         return
     judges = chosen(find_specs(specs or []), attention, variant, target)
     if is_sanitized:
@@ -258,7 +260,7 @@ def fuzz(
     spec: SPEC,
     attention: ATTENTION = None,
     variant: VARIANT = None,
-    target: TARGET = "triton",
+    target: TARGET = None,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
     examples: Annotated[int, typer.Option(min=1, help="Most cases for each variant.")] = 1000,
     seed: Annotated[int, typer.Option(help="Another seed draws other cases.")] = 0,

@@ -244,6 +244,9 @@ KEYS: Mapping[str, Key] = {
         read=_bool, allowed="true or false", default=True, kind="bool", phases=_FORWARD, target=_HOPPER
     ),
     "cluster": _number(_among(1, 2), "1 or 2", 1, _FORWARD, _HOPPER),
+    "pingpong": Key(
+        read=_bool, allowed="true or false", default=False, kind="bool", phases=_FORWARD, target=_HOPPER
+    ),
     "registers": _number(_share_of_registers, "a multiple of 8 from 64 to 240", 0, _FORWARD, _HOPPER),
     "dp": _word("early", "late", phases=("dkdv",)),
 }

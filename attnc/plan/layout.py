@@ -28,9 +28,9 @@ class Layout(Protocol):
     def registers(self, config: TileConfig) -> Mapping[str, int]:
         """32-bit registers of a thread by value, those that live through a step."""
 
-    def chosen(self, config: TileConfig) -> tuple[int, ...]:
-        """Returns what the layout chooses for a config and a launch has to know: fields of a generated
-        config.
+    def chosen(self, config: TileConfig) -> Mapping[str, int]:
+        """Returns what the layout chooses for a config and a launch has to know, by the names of a generated
+        config's fields, in their order; of all configs the same names.
         """
 
 

@@ -49,7 +49,8 @@ class Loop:
     """An innermost loop with products on tensor cores; counts of instructions in its text.
 
     products, exponentials: HGMMA, MUFU.EX2; hidden: exponentials while a product is under way; moves: R2UR;
-    sums: FADD, apart: those in basic blocks without exponentials; local: loads and stores of spilled values.
+    sums: FADD, apart: those in basic blocks without exponentials; local: loads and stores of spilled values;
+    untimely: products that are not between a wait at a named barrier and an arrival at one.
     """
 
     kernel: str
@@ -60,6 +61,7 @@ class Loop:
     sums: int = 0
     apart: int = 0
     local: int = 0
+    untimely: int = 0
 
 
 def disassemble(image: bytes) -> str | None:
@@ -181,15 +183,18 @@ class _Graph:
         return sorted(sorted(body) for body in inner)
 
     def count(self, body: Sequence[int], kernel: str) -> Loop:
-        found, under_way = Loop(kernel=kernel), 0
+        found, under_way, has_turn = Loop(kernel=kernel), 0, False
         for block in body:
             code = self.blocks[block]
             exponentials = sum(one.does("MUFU.EX2") for one in code)
             sums = sum(one.does("FADD") for one in code)
             for one in code:
                 if one.does("HGMMA"):
-                    found = replace(found, products=found.products + 1)
+                    untimely = found.untimely + (not has_turn)
+                    found = replace(found, products=found.products + 1, untimely=untimely)
                     under_way += "gsb0" in one.operands
+                elif one.does("BAR"):
+                    has_turn = one.does("BAR.SYNC")
                 elif one.does("WARPGROUP.DEPBAR") and (left := _WAIT.search(one.operands)):
                     under_way = min(under_way, int(left[1], 16))
                 elif one.does("MUFU.EX2"):

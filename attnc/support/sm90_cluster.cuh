@@ -1,4 +1,4 @@
-// What kernels whose blocks share tiles in clusters have beside sm90.cuh. CLUSTER, which they define: the blocks of one, 1 or 2.
+// What kernels for sm_90a have besides whose blocks share tiles in clusters. CLUSTER, which they define: the blocks of one, 1 or 2.
 //
 // The blocks of a cluster run the same text, so what lies in the shared memory of one lies at the same place in that of the other: a
 // place is named by its address in this block, and by the rank of the block that is meant.
@@ -11,8 +11,6 @@
 //   and of bulk stores, which a wait has completed (wgmma.wait_group, cp.async.bulk.wait_group.read), and nothing was written for it
 //   to read. Release for the cluster would wait for all memory accesses of the thread (MEMBAR.GPU), in every tile of keys.
 // - st.async completes on a barrier like a copy; who reads the word waits with acquire for the cluster.
-#include "sm90.cuh"
-
 #ifndef ATTNC_SHIM
 
 // Which block of its cluster this one is.

@@ -388,6 +388,7 @@ def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
     """Returns what the templates of every target print; tuned: of each kernel."""
     kernel, backward = module.kernel, module.backward_kernels
     return {
+        "chosen": () if kernel.layout is None else tuple(kernel.layout.chosen(kernel.configs[0])),
         "configs": [config_text(kernel, at) for at in range(len(kernel.configs))],
         "backward": {
             name: [backward_config_text(planned, at) for at in range(len(planned.configs))]
@@ -402,7 +403,7 @@ def config_text(kernel: Kernel, position: int) -> str:
     config, shared = kernel.configs[position], kernel.shared[position]
     values = [str(x) for x in (config.tile_q, config.tile_kv, config.warps, config.stages, shared)]
     if not isinstance(kernel, BackwardKernel) and kernel.layout is not None:
-        values += map(str, kernel.layout.chosen(config))
+        values += map(str, kernel.layout.chosen(config).values())
     if isinstance(kernel, Decode) and kernel.split is not None:
         count = kernel.configs[position].split_kv
         values.append(str(count if isinstance(count, int) else 0))

@@ -244,12 +244,17 @@ static void named_barrier(int id, int threads, bool waits, int line)
             named.expected = threads;
         if (named.expected != threads)
             fail(line, "barrier %d for %d threads, where others say %d", id, threads, named.expected);
+        const u32 mine = 1u << current / WARP;
+        if (named.warps & mine)
+            fail(line, "arrives at barrier %d once more, where %d of %d threads are: nobody has gone on since", id, named.arrived, threads);
+        named.warps |= mine;
         for (int i = 0; i < WARP; ++i)
             block->lanes[current / WARP * WARP + i].wait.value = named.generation;
         release(named.clock);
         if ((named.arrived += WARP) == threads) {
             ++named.generation;
             named.arrived = 0;
+            named.warps = 0;
             named.done.take(named.clock);
         }
     });

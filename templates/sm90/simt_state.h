@@ -87,7 +87,7 @@ struct Barrier {
 
 struct Named {
     int expected, arrived;
-    u32 generation;
+    u32 generation, warps;  // warps: which have arrived, by bits
     Clock clock, done;
 };
 

@@ -128,6 +128,20 @@ static const Show* exchange(int kind, int line, Fill fill)
     return shown + first;
 }
 
+static void describe(const Named& named)
+{
+    say("where %d of %d threads are", named.arrived, named.expected);
+    for (int first = 0, told = 0; first < MOST_WARPS; ++first) {
+        int last = first;
+        while (last < MOST_WARPS && named.warps >> last & 1)
+            ++last;
+        if (last > first)
+            say(last == first + 1 ? "%s%d" : "%s%d-%d", told++ ? ", " : " (warps ", first, last - 1), first = last;
+    }
+    if (named.warps)
+        say(")");
+}
+
 static void describe(const Wait& wait)
 {
     const Barrier& barrier = block->barriers[wait.object];
@@ -139,7 +153,10 @@ static void describe(const Wait& wait)
             barrier.phase, wait.value, barrier.place - BASE, barrier.line, barrier.pending, barrier.count,
             (long long)barrier.bytes);
         break;
-    case Wait::named: say("at barrier %d, where %d of %d threads are", wait.object, named.arrived, named.expected); break;
+    case Wait::named:
+        say("at barrier %d, ", wait.object);
+        describe(named);
+        break;
     case Wait::registers:
         say("in setmaxnreg.inc for %d more registers per thread, of which %d are free",
             int(wait.value) - block->warps[wait.object].registers, block->free_registers / WARP);
@@ -295,6 +312,13 @@ static void finish_block()
         if (shared[i] != 0xff) {
             message[0] = 0;
             say("block %u: a write past the end of shared memory, at + %zu", block->index.x, i);
+            _longjmp(escape, 1);
+        }
+    for (const Named& named : block->named)
+        if (named.arrived) {
+            message[0] = 0;
+            say("block %u: ends with arrivals at barrier %d for which nobody has come, ", block->index.x, int(&named - block->named));
+            describe(named);
             _longjmp(escape, 1);
         }
     block->live = false;

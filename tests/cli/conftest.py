@@ -1,4 +1,7 @@
-"""A folder with one small spec, and the command run in it."""
+"""A folder with one small spec, and the command run in it.
+
+Some commands run Triton's interpreter, which has to be chosen before a test imports triton.
+"""
 
 import os
 import subprocess
@@ -10,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from attnc.cli import main
+from attnc.verify.interpreter import ensure_interpreter
+
+ensure_interpreter()
 
 TINY = """\
 attention tiny {

@@ -25,6 +25,17 @@ def test_verify_reports_the_share_of_the_bound(run: Run) -> None:
     assert "% of the bound" in done.out
 
 
+@pytest.mark.skipif(not available(), reason="CUDA kernels run on the CPU through g++")
+def test_verify_takes_the_first_target_of_an_attention_without_triton(run: Run, folder: Path) -> None:
+    lines = TINY.replace("for triton", "for cuda.sm_80").replace("tile.kv in {32, 64}", "tile.kv = 64")
+    (folder / "specs" / "tiny.attn").write_text(lines)
+    done = run("verify", *VARIANT, "--count", "2")
+    assert done.code == 0, done.err
+    assert done.out.startswith("ok    tiny bf16_w16 for cuda.sm_80: ")
+    again = run("verify", *VARIANT, "--target", "triton")
+    assert (again.code, "targets are cuda.sm_80" in again.err) == (2, True)
+
+
 def test_verify_as_json_and_one_case(run: Run) -> None:
     done = run("verify", "specs/tiny.attn", *VARIANT, "--count", "2", "--json")
     (report,) = json.loads(done.out)

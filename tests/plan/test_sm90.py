@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -125,6 +126,46 @@ def test_warpgroups_have_key_tiles_of_their_own_where_one_may_not_see_a_tile() -
     assert apart not in kernel("consumers = 2, tile.kv = 64", "kv_idx < 100")
 
 
+def test_turns_are_one_more_field_of_configs_where_some_config_has_them() -> None:
+    def configs(schedule: str) -> list[dict[str, int]]:
+        kernel = planned(schedule, d=64).kernel
+        return [layout_of(kernel).chosen(config) for config in kernel.configs]
+
+    def text(schedule: str) -> str:
+        files = render_files(planned(schedule, mask="window(100, 0)"), path="a.attn", sha256="")
+        return "".join(files.values())
+
+    assert all("PINGPONG" not in config for config in configs("consumers = 2") + configs("pingpong = false"))
+    assert [config["PINGPONG"] for config in configs("pingpong in {false, true}")] == [0, 1]
+    assert "PINGPONG" not in text("pingpong = false") == text("consumers = 3, tile.kv = 64, stages = 4")
+    assert '#include "sm90_turns.cuh"' in text("pingpong = true")
+    assert "int last_tile[CONSUMERS];" in text("pingpong = true")
+
+
+@pytest.mark.parametrize("consumers", [2, 3, 4])
+def test_barriers_of_turns_are_among_those_that_a_block_has(consumers: int) -> None:
+    """Named barriers are 0 to 15; below TURN is that of all threads, of all consumers, and one of each."""
+    module = planned(f"consumers = {consumers}, tile.kv = 32, pingpong = true")
+    text = render_files(module, path="a.attn", sha256="")["default.cu"]
+    found = re.search(r"TURN = 2 \+ CONSUMERS, TURN_THREADS = (\d+)", text)
+    assert found is not None
+    assert int(found[1]) == 2 * 128
+    assert 2 + 2 * consumers <= 15
+    roles = list(SM90A.roles(module.kernel, module.kernel.configs[0]))
+    assert f"  {consumers} warpgroups  " in roles[2]
+    assert roles[2].endswith("multiply 64 rows each, q k^T beside the softmax, in turns")
+    assert roles[-1] == f"  {consumers} named barriers: the turn of a warpgroup each, 256 threads"
+
+
+def test_turns_of_a_decode_kernel_or_a_backward_are_refused_where_they_stand() -> None:
+    said = "E0602 a decode kernel has no turns to choose: waits for memory, not for products"
+    assert refusal("loops = [kv], pingpong = true") == said
+    for phase in ("backward", "dq", "dkdv"):
+        inside = "pingpong = true" if phase == "backward" else f"{phase} {{\npingpong = true\n}}"
+        said = f"E0404 'pingpong' does not belong to the {phase} phase: a key of the forward phase"
+        assert refusal(f"backward {{\n{inside}\n}}", grads="q, k, v") == said
+
+
 _BIAS = ("bias: f32[M, N]",)
 
 
@@ -218,6 +259,8 @@ def test_what_cannot_run_is_refused_with_the_reason(
     [
         ("consumers = 2", "'consumers' is no key of"),
         ("overlap = false", "'overlap' is no key of"),
+        ("cluster = 2", "'cluster' is no key of"),
+        ("pingpong = true", "'pingpong' is no key of"),
         ("registers = 232", "'registers' is no key of"),
         ("softmax = online(maximum = lazy(20))", "a lazy maximum is not lowered to this target"),
     ],

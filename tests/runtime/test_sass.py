@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.runtime.sass import Loop, disassemble, findings, loops
 from attnc.runtime.toolchains import compile_configs, tool
+from tests.verify.judging import modules_of, spec
 
 GENERATED = Path(__file__).parents[2] / "generated"
 needs_nvdisasm = pytest.mark.skipif(tool("nvdisasm") is None, reason="Triton's wheel has nvdisasm")
@@ -51,11 +53,22 @@ TEXT = """
         /*0180*/                   BRA `(.L_x_5);
 """
 
-FOUND = Loop(kernel="attention", products=2, exponentials=3, hidden=2, moves=1, sums=3, apart=2, local=1)
+FOUND = Loop(
+    kernel="attention", products=2, exponentials=3, hidden=2, moves=1, sums=3, apart=2, local=1, untimely=2
+)
 
 
 def test_the_loop_that_multiplies_is_found_and_counted() -> None:
     assert loops(TEXT) == (FOUND,)
+
+
+def test_products_in_turns_are_told_from_others() -> None:
+    product = "                   HGMMA.64x128x16.F32.BF16 "
+    first, second = (f"{product}{result}" for result in ("R24", "R88"))
+    taken = TEXT.replace(first, f" BAR.SYNC.DEFER_BLOCKING R5, 0x100 ;\n/*0038*/{first}")
+    assert [loop.untimely for loop in loops(taken)] == [0]
+    early = taken.replace(second, f" BAR.ARV R6, 0x100 ;\n/*0048*/{second}", 1)
+    assert [loop.untimely for loop in loops(early)] == [1]
 
 
 def test_every_kernel_is_read_by_itself() -> None:
@@ -166,3 +179,34 @@ def test_committed_kernels_hide_their_exponentials(module: str) -> None:
         found = loops(text)
         assert found
         assert [told for loop in found for told in findings(loop, overlaps=config.OVERLAP == 1)] == []
+
+
+@needs_nvdisasm
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", ["true", "false"])
+@pytest.mark.parametrize(
+    ("d", "tiles"),
+    [(64, "consumers = 2"), (64, "consumers = 3"), (64, "consumers = 4, tile.kv = 64"), (128, ""), (256, "")],
+)
+def test_turns_cost_no_wait_and_hold_all_products(d: int, tiles: str, overlap: str) -> None:
+    """Products are issued between the barrier of a turn and the arrival at the next one's, and ptxas
+    serialises none of them (C7510 to C7520).
+    """
+    lines = [
+        f"input q: bf16[B, M, H, {d}]",
+        f"input k, v: bf16[B, N, H, {d}]",
+        f"score = dot(q, k) / sqrt({d})",
+        "mask = causal",
+        "normalize = softmax",
+        f"output o: bf16[B, M, H, {d}]",
+    ]
+    schedule = f"softmax = online(maximum = lazy(20)), overlap = {overlap}, pingpong = true\n  {tiles}"
+    (module,) = modules_of(spec(lines, schedule, target="cuda.sm_90a"))
+    program = program_of(load_module(module))
+    config = program.kernels[module.kernel.name].configs[0]
+    cubin = compile_cubin(program.source(module.kernel.name), program.options(config, True, "sm_90a"))
+    assert cubin.warnings == ()
+    assert cubin.spills <= (16 if d == 256 else 0)  # outside of these loops
+    found = loops(disassemble(cubin.image) or "")
+    assert [loop.untimely for loop in found] == [0, 0]
+    assert [told for loop in found for told in findings(loop, overlaps=overlap == "true")] == []

@@ -153,15 +153,17 @@ turns(const __grid_constant__ Args args)
     if (threadIdx.x == 0)
         *count = 0;
     __syncthreads();
-    if (group == 1)
+    if (group == 1 && bug != NO_BARRIER)
         warpgroups_arrive(1, 256);
     for (int i = 0; i < 8; ++i) {
         if (bug != NO_BARRIER)
             warpgroups_meet(1 + group, 256);
         if (threadIdx.x % 128 == 0)
             args.out[(*count)++] = float(group);
-        if (bug != NO_WAIT && bug != NO_BARRIER && (group == 0 || i < 7))
+        if (bug != NO_WAIT && bug != NO_BARRIER && (group == 0 || i < 7 || bug == ONE_TURN_MORE) && !(bug == ONE_WARP && threadIdx.x / 32 % 4))
             warpgroups_arrive(2 - group, bug == COUNT_LOW ? 128 : 256);
+        if (bug == TWICE)
+            warpgroups_arrive(2 - group, 256);
     }
 }
 

@@ -298,6 +298,7 @@ def _hopper_schedule(draw: st.DrawFn, shape: Shape) -> str:
     lines = [
         f"consumers = {consumers}, tile.kv in {{{keys}, 32}}, stages {_or(draw(st.integers(2, 4)), 2)}",
         f"overlap = {draw(st.sampled_from(('true', 'true', 'false')))}",
+        f"pingpong = {draw(st.sampled_from(('false', 'true')))}",
     ]
     legal = [
         count

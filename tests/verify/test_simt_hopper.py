@@ -268,6 +268,20 @@ def test_a_turn_that_is_not_passed_on_is_a_deadlock() -> None:
         turns("NO_WAIT")
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("bug", "said"),
+    [
+        ("ONE_WARP", r"warps 4-7, line \d+: wait at barrier 2, where 160 of 256 threads .* \(warps 0, 4-7\)"),
+        ("TWICE", r"arrives at barrier [12] once more, where \d+ of 256 threads are: nobody has gone on"),
+        ("ONE_TURN_MORE", r"ends with arrivals at barrier 1 for which nobody has come, .* \(warps 4-7\)"),
+    ],
+)
+def test_a_turn_that_is_given_otherwise_is_a_fault(bug: str, said: str, seed: int) -> None:
+    with pytest.raises(SimtFault, match=said):
+        turns(bug, seed)
+
+
 def test_all_who_meet_agree_on_how_many_they_are() -> None:
     with pytest.raises(
         SimtFault,

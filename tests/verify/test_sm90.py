@@ -159,6 +159,82 @@ def test_tiles_without_rows_are_passed_over() -> None:
     assert found.ok, found.message
 
 
+def in_pages(values: str, mask: str, schedule: str = LAZY) -> str:
+    """A prompt whose keys lie in pages. values: the storage of v."""
+    lines = [
+        "input q: f16[B, M, Hkv * G, 48]",
+        "input k: f16[B, N, Hkv, 48] via paged(table, page = 16)",
+        f"input v: f16[B, N, Hkv, 32] via {values}",
+        "input table: i32[B, P]",
+        "input kv_len: i32[B]",
+        "length N = kv_len[b]",
+        "score = dot(q, k)",
+        f"mask = {mask}",
+        "normalize = softmax",
+        "output o: f16[B, M, Hkv * G, 32]",
+    ]
+    return spec(lines, schedule, target="cuda.sm_90a")
+
+
+#: More queries than keys: most tiles of a block see none.
+MANY_QUERIES = [
+    Case(dims={"B": 1, "M": m, "N": n, "Hkv": heads, "G": 1}, seed=m)
+    for m, n, heads in ((2600, 3, 1), (1300, 0, 2), (700, 40, 3))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", ["paged(table, page = 16)", "prefix(k)"])
+def test_warps_that_copy_pages_meet_where_no_key_is_visible(values: str) -> None:
+    """Nobody waits for their boxes there, so one could fall behind by two phases of a barrier."""
+    made = subject(in_pages(values, "window(64, 0)"))
+    for case in MANY_QUERIES:
+        found = check(made, case, fills=("nan",))
+        assert found.ok, found.message
+
+
+@pytest.mark.slow
+def test_a_warp_that_copies_pages_and_falls_behind_shows() -> None:
+    text = in_pages("paged(table, page = 16)", "window(64, 0)")
+    (module,) = modules_of(text)
+    source = render_files(module, path="a.attn", sha256="")["default.cu"]
+    wrong = {
+        "(barrier_of(base, Q_FULL, i), COPIERS)": "(barrier_of(base, Q_FULL, i), 1)",
+        "mbarrier_arrive_if(barrier_of(base, Q_FULL, q.at), copier > 0 && lane == 0);": "",
+    }
+    for line, instead in wrong.items():
+        assert source.count(line) == 1, line
+        source = source.replace(line, instead)
+    found = [check(subject_of(module, {"default.cu": source}), case, fills=("nan",)) for case in MANY_QUERIES]
+    assert any("a deadlock" in verdict.message for verdict in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("d", "dv", "more", "mask"),
+    [
+        (192, 128, "", "causal"),
+        (80, 80, "", "window(40, 3)"),
+        (256, 256, " - slope[h] * (q_pos - kv_idx)", "causal"),
+        (112, 16, "", "true"),
+    ],
+)
+def test_values_of_a_prompt_are_columns_of_its_keys(d: int, dv: int, more: str, mask: str) -> None:
+    lines = [
+        f"input q: bf16[B, M, H, {d}]",
+        f"input k: bf16[B, N, H, {d}]",
+        f"input v: bf16[B, N, H, {dv}] via prefix(k)",
+        *(INPUTS["slope"] if more else ()),
+        f"score = dot(q, k) / sqrt({d}){more}",
+        f"mask = {mask}",
+        "normalize = softmax",
+        f"output o: bf16[B, M, H, {dv}]",
+        "output lse: f32[B, H, M]",
+    ]
+    found = verdict(subject(spec(lines, "", target="cuda.sm_90a")))
+    assert found.ok, found.message
+
+
 MEET = "            __syncwarp();\n            mbarrier_arrive_if(barrier_of(base, "
 
 

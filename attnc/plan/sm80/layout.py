@@ -99,9 +99,9 @@ class CudaLayout:
         """Elements of 16 bytes; an mma is two chunks deep."""
         return chunk_of(self.element)
 
-    def chosen(self, config: TileConfig) -> tuple[int, ...]:
+    def chosen(self, config: TileConfig) -> dict[str, int]:
         """Returns no numbers: a launch has to know nothing of what the layout chooses."""
-        return ()
+        return {}
 
     def threads(self, config: TileConfig) -> int:
         return 32 * config.warps

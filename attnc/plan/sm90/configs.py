@@ -98,10 +98,6 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 "as wide as a wgmma can be" if size > WIDEST else "the depth of a wgmma",
                 portable if size > WIDEST else "pad the last axis",
             )
-    if attention.v.storage.is_part:
-        what = f"v is {attention.v.storage.name}, which is lowered to {TARGET} with 'loops = [kv]' alone"
-        hint = "write 'loops = [kv], pack = gqa': its tiles hold (query, head) rows, of prompts too"
-        yield unsupported(what, attention.v.storage.span, "values have tiles of their own", hint)
     yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, portable)
@@ -169,6 +165,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         streamed="kv",
         by_tma=attention.q.storage.is_plain or attention.q.storage.is_packed,
         packed=attention.q.storage.is_packed,
+        pingpong=_has_turns(schedule),
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
         draws=attention.softmax.dropout is not None,
@@ -209,6 +206,12 @@ def _may_have_clusters(schedule: Schedule) -> bool:
     """Returns whether some config has several blocks that share tiles."""
     knob = knobs_of(schedule, "forward").get("cluster")
     return knob is not None and any(choice != 1 for choice in knob.choices)
+
+
+def _has_turns(schedule: Schedule) -> bool:
+    """Returns whether warpgroups take turns at issuing products under some config."""
+    knob = knobs_of(schedule, "forward").get("pingpong")
+    return knob is not None and True in knob.choices
 
 
 def helpers_of(variant: Variant) -> int:

@@ -85,8 +85,8 @@ class Sm90DecodeLayout(CudaLayout):
         """Blocks that share the columns of o."""
         return self.dv // config.tile_d if self.shares else 1
 
-    def chosen(self, config: TileConfig) -> tuple[int, ...]:
-        return (config.tile_d,) if self.shares else ()
+    def chosen(self, config: TileConfig) -> dict[str, int]:
+        return {"BLOCK_D": config.tile_d} if self.shares else {}
 
     def columns(self, config: TileConfig) -> int:
         """Of o, that one warpgroup has."""
@@ -204,6 +204,9 @@ def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
         case "cluster", _:
             label = "a block has all rows that read its keys"
             yield unsupported("a decode kernel has no clusters", knob.span, label, "remove it")
+        case "pingpong", _:
+            label = "waits for memory, not for products"
+            yield unsupported("a decode kernel has no turns to choose", knob.span, label, "remove it")
         case "tile.d", _ if not shares:
             label = (
                 "blocks share the columns of o where its values are in the keys and two warpgroups multiply"

@@ -34,6 +34,8 @@ _SWIZZLED = 1024
 _BARRIER, _RECORDS = 8, 384
 #: Bytes of what the blocks of a cluster tell each other.
 _MAIL = 8
+#: Threads at the named barrier of a turn: those of the warpgroup that takes it, and of the one before it.
+TURN_THREADS = 256
 #: Keys of which four threads that share a row have what dropout keeps in one word each.
 _KEPT = 128
 #: Registers of a thread that multiplies besides its accumulators: addresses, statistics, positions.
@@ -47,7 +49,8 @@ _BESIDE_RESULT = 30
 class Shape:
     """What a config comes to. consumers: warpgroups that multiply; helpers: those that do not; q_tiles:
     buffers of Q; o_tiles: of o, 0 or 1; overlap: whether q k^T of the next tile runs during the softmax of
-    this one; copy_registers, multiply_registers: of a thread of a helper, and of one that multiplies.
+    this one; pingpong: whether warpgroups take turns at issuing products; copy_registers,
+    multiply_registers: of a thread of a helper, and of one that multiplies.
     """
 
     consumers: int
@@ -55,6 +58,7 @@ class Shape:
     q_tiles: int
     o_tiles: int
     overlap: int
+    pingpong: int
     copy_registers: int
     multiply_registers: int
 
@@ -108,7 +112,8 @@ class Sm90Layout(CudaLayout):
     columns: terms of the score that tensor cores add (`scores`), key_columns: those of numbers of keys;
     columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
     (`softcap`). packed: whether sequences are, whose tiles are claimed at once. clusters: whether some config
-    has blocks that share tiles of K and V.
+    has blocks that share tiles of K and V. pingpong: whether warpgroups take turns at issuing products under
+    some config.
     """
 
     by_tma: bool
@@ -123,6 +128,7 @@ class Sm90Layout(CudaLayout):
     capped: bool = False
     packed: bool = False
     clusters: bool = False
+    pingpong: bool = False
 
     @property
     def record_bytes(self) -> int:
@@ -134,14 +140,17 @@ class Sm90Layout(CudaLayout):
         """Warpgroups that do not multiply."""
         return 2 if self.draws else 1
 
-    def chosen(self, config: TileConfig) -> tuple[int, ...]:
-        """Buffers of Q and of o, whether tiles overlap, and the registers of a thread of either role; with
-        clusters the blocks of one.
-        """
+    def chosen(self, config: TileConfig) -> dict[str, int]:
         shape = self.shape(config)
-        registers = (shape.copy_registers, shape.multiply_registers)
-        cluster = (hopper(config).cluster,) if self.clusters else ()
-        return (shape.q_tiles, shape.o_tiles, shape.overlap, *registers, *cluster)
+        chosen = {
+            "Q_TILES": shape.q_tiles,
+            "O_TILES": shape.o_tiles,
+            "OVERLAP": shape.overlap,
+            "COPY_REGISTERS": shape.copy_registers,
+            "MULTIPLY_REGISTERS": shape.multiply_registers,
+        }
+        chosen |= {"CLUSTER": hopper(config).cluster} if self.clusters else {}
+        return chosen | ({"PINGPONG": shape.pingpong} if self.pingpong else {})
 
     def shape(self, config: TileConfig) -> Shape:
         """Returns the most buffers that fit: first another tile of Q, then one of o."""
@@ -157,6 +166,7 @@ class Sm90Layout(CudaLayout):
             q_tiles=q_tiles,
             o_tiles=o_tiles,
             overlap=int(chosen.overlap),
+            pingpong=int(chosen.pingpong),
             copy_registers=registers_left(consumers, registers, self.helpers),
             multiply_registers=registers,
         )

@@ -50,7 +50,7 @@ from attnc.plan.sm90.decode import (
     sm90_decode_layout,
     sm90_decode_roles,
 )
-from attnc.plan.sm90.layout import WGMMA_ROWS, WIDEST, Sm90Layout, hopper
+from attnc.plan.sm90.layout import TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
 from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.target import Target
 
@@ -165,6 +165,7 @@ class Sm90a(Target):
         yield f"roles: of {shape.threads} threads, which start with {shape.entry_registers} registers each"
         yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: finds and copies tiles{loading}"
         rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
+        rows += ", in turns" if shape.pingpong else ""
         if layout.draws:
             yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: draws what dropout keeps"
         plural = "s" if shape.consumers > 1 else " "
@@ -173,6 +174,9 @@ class Sm90a(Target):
         yield from _sharing(layout, config)
         listed = ", ".join(f"{name} {count}" for name, count in barriers.items())
         yield f"  {sum(barriers.values())} mbarriers: {listed}"
+        if shape.pingpong:
+            turns = f"the turn of a warpgroup each, {TURN_THREADS} threads"
+            yield f"  {shape.consumers} named barriers: {turns}"
 
 
 def _sharing(layout: Sm90Layout, config: TileConfig) -> Iterator[str]:

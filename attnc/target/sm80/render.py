@@ -77,11 +77,9 @@ def render_host(
     *,
     target: str = "cuda",
     constants: str = "cuda/_host_constants.py.jinja",
-    clusters: bool = False,
 ) -> str:
     """Returns the Python module beside a `.cu` text and those of the backward. target: as in the imports of
-    the support package; constants: the template of its configs; clusters: whether these say how many blocks
-    share tiles.
+    the support package; constants: the template of its configs.
     """
     kernel = module.kernel
     hashes = {"kernel_sha256": _sha256((source,))}
@@ -93,10 +91,7 @@ def render_host(
         .render(
             header={**page, **hashes},
             constants=constants,
-            clusters=clusters,
             splits=split_of(kernel) is not None,
-            blocks_share=isinstance(kernel, Decode)
-            and bool(kernel.layout and kernel.layout.chosen(kernel.configs[0])),
             fixed_split=isinstance(kernel, Decode) and has_fixed_splits(kernel),
             back=back,
             call=Signature(module),

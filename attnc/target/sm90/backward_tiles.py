@@ -75,7 +75,7 @@ class Sm90TileText(CudaBackwardText):
         self.packs_p = self.packs_p and self.p_first
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 
-    searching_lanes, include = "32", "sm90.cuh"
+    searching_lanes = "32"
 
     @property
     def walk(self) -> CudaWalk:

@@ -24,7 +24,7 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     layout: Sm90DecodeLayout
     is_decode = True
     is_backward = searches_together = False
-    searching_lanes, include = "32", "sm90.cuh"
+    searching_lanes = "32"
     shared_declaration = "extern __shared__ __align__(1024) unsigned char shared[];"
 
     def __init__(self, module: Module, kernel: Decode, layout: Sm90DecodeLayout) -> None:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.plan.ir import Arg, Forward, Let, Module, Row, Statement, statement_expressions
-from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, Shape, Sm90Layout, widest_product
+from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, Shape, Sm90Layout, widest_product
 from attnc.plan.steps import is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.printer import (
     CudaWalk,
@@ -20,7 +20,7 @@ from attnc.target.sm80.printer import (
 from attnc.target.sm90.score import ScoreText
 from attnc.target.sm90.tiles import parts_of
 
-#: What is copied by TMA.
+#: Matrices whose tiles are copied by TMA.
 _COPIED = ("q", "k", "v")
 _TILE = Dim("BLOCK_N")
 #: Tiles for each block that the last heads have, which are walked through together.
@@ -59,7 +59,6 @@ class Sm90Text(ScoreText):
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
         self.draws = kernel.softmax.dropout is not None
         self.clusters = layout.clusters
-        self.include = "sm90_cluster.cuh" if self.clusters else "sm90.cuh"
         self._check_room()
 
     @property
@@ -197,6 +196,11 @@ class Sm90Text(ScoreText):
         return "record.first_tile" if self.lo in self.own_names else self.lo
 
     @property
+    def turn_threads(self) -> int:
+        """Threads at the named barrier of a turn at issuing products."""
+        return TURN_THREADS
+
+    @property
     def searching_lanes(self) -> str:
         """How many lanes look for the same bound."""
         return "(32 / (BLOCK_M / 64))" if self.own_ranges else "32"
@@ -217,8 +221,9 @@ class Sm90Text(ScoreText):
 
     @property
     def tma_loads(self) -> list[str]:
-        """Tensors that TMA copies from."""
-        return [*_COPIED, *([self.pair_load.load.tensor] if self.pair_load else [])]
+        """Tensors that TMA copies from: values that are columns of the keys come from there."""
+        matrices = dict.fromkeys(self.rows(name).tensor for name in _COPIED)
+        return [*matrices, *([self.pair_load.load.tensor] if self.pair_load else [])]
 
     @property
     def maps(self) -> list[str]:

@@ -50,12 +50,8 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     operator = operator_of(module, source, files)
     declaration = hopper_declaration(module, kernel, text, back, operator)
     constants = f"{'cuda' if kernel.structure == 'decode' else 'sm90'}/_host_constants.py.jinja"
-    clusters = isinstance(text, Sm90Text) and text.clusters
     host = render_host(
-        *(module, page, source, files, declaration, tuned, back),
-        target="hopper",
-        constants=constants,
-        clusters=clusters,
+        module, page, source, files, declaration, tuned, back, target="hopper", constants=constants
     )
     return {f"{module.variant.name}.py": host, f"{module.variant.name}.cu": source, **files}
 

@@ -327,12 +327,16 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = record.kv_lo;
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
+        // Each warp arrives: queries are multiplied when all have come by. One that came later would find the next phase but one, where no
+        // keys are visible and nobody waits for its boxes.
+        __syncwarp();
         if (copier == 0 && lane == 0) {
             mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
             for (int piece = 0; piece < QK_PIECES; ++piece)
                 tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
                          q_first + q_lo, h, 0);
         }
+        mbarrier_arrive_if(barrier_of(base, Q_FULL, q.at), copier > 0 && lane == 0);
         q.step();
         if (kv_lo < 0) {
             continue;
@@ -729,7 +733,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunked_prefill_forward
                 records[i].failed[w] = 0;
         }
         for (int i = 0; i < Q_TILES; ++i) {
-            mbarrier_init(barrier_of(base, Q_FULL, i), 1);
+            mbarrier_init(barrier_of(base, Q_FULL, i), COPIERS);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
         }
         for (int i = 0; i < STAGES; ++i) {
