@@ -45,7 +45,8 @@ const char* simt_run_%(kernel)s(
     const Args* args, int blocks, int threads, int bytes, unsigned long long seed, char* memory)
 {
     simt_args = args;
-    return simt::launch(simt_kernel_%(kernel)s, blocks, threads, bytes, seed, memory, %(resident)s%(cluster)s);
+    return simt::launch(
+        simt_kernel_%(kernel)s, blocks, threads, bytes, seed, memory, %(resident)s%(cluster)s);
 }
 """
 
