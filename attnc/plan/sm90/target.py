@@ -188,7 +188,7 @@ def _sharing(layout: Sm90Layout, config: TileConfig) -> Iterator[str]:
     columns = (layout.qk.width + layout.v.width) * layout.element.bytes
     yield f"  clusters of {blocks} blocks, of {rows} queries of a head, walk over the keys that any sees"
     copied = f"{keys} of a tile's {config.tile_kv} keys, to all of them"
-    asked = f"{keys * columns} B a tile, in place of {config.tile_kv * columns}"
+    asked = f"{keys * columns} B a tile, not {config.tile_kv * columns}"
     yield f"    a block copies {copied}: it reads {asked}"
     given = 4 * (config.tile_q // WGMMA_ROWS)
     yield f"    a stage is free when {blocks} x {given} warps have given it back"
