@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, refuse
+from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, number_of, refuse
 
 # --- what both wrappers share -------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ _LOG2E = 1 / math.log(2)
 def dense_tables(
     page: int, width: int, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """block_table: i32[B, width] and kv_len: i32[B] of CSR tables, computed where those are.
+    """Returns block_table: i32[B, width] and kv_len: i32[B] of CSR tables, computed where those are.
 
     indptr: [B + 1]; indices: [pages in use]; last_page_len: [B], 1 .. page, not read where B has no page.
     Entries past a sequence's pages are pages of other sequences.
@@ -97,13 +97,13 @@ class PagedWrapper(ABC):
         self._planned: Plan | None = None
 
     def _keep(self, wanted: Wanted, tables: Pages, heads: tuple[int, int], window_left: int) -> None:
-        """Plans: what a captured graph reads changes only if nothing is refused."""
+        """Plans the calls that follow; what a captured graph reads changes only if nothing is refused."""
         made = kernel(wanted)
         block_table, kv_len = self._tables(tables)
         self._planned = Plan(made, wanted.dtype, block_table, kv_len, heads, window_left)
 
     def _tables(self, tables: Pages) -> tuple[torch.Tensor, torch.Tensor]:
-        """Dense tables on the device; with CUDA graphs always in the tensors that the graph reads."""
+        """Returns dense tables on the device, with CUDA graphs always in the tensors that the graph reads."""
         indptr, indices, last_page_len = tables.indptr, tables.indices, tables.last_page_len
         if len(indptr) != len(last_page_len) + 1:
             raise ValueError(
@@ -129,6 +129,8 @@ class PagedWrapper(ABC):
         return old
 
     def _kv_shape(self, page: int) -> str:
+        if page < 1:
+            raise ValueError(f"plan: page_size: expected at least 1, got {page}")
         axes = "B, N, Hkv, D" if self._layout == "NHD" else "B, Hkv, N, D"
         return f"[{axes}] via paged(block_table, page = {page})"
 
@@ -147,7 +149,8 @@ class PagedWrapper(ABC):
         window_left: int | None = None,
         **unsupported: object,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """o: [T, Hq, D] of q: [T, Hq, D], and with return_lse lse: f32[T, Hq] in base 2; decoding, T is B.
+        """Returns o: [T, Hq, D] of q: [T, Hq, D], and with return_lse lse: f32[T, Hq] in base 2; decoding, T
+        is B.
 
         paged_kv_cache: (K, V), each [pages, page, Hkv, D] or [pages, Hkv, page, D] as kv_layout says, or one
         tensor with an axis of two after that of pages. ValueError or TypeError names an argument that differs
@@ -191,7 +194,7 @@ class PagedWrapper(ABC):
 
 
 def refuse_rotation(pos_encoding_mode: str, **rope: object) -> None:
-    """ValueError where q and K are to be rotated inside of attention."""
+    """Raises ValueError where q and K are to be rotated inside of attention."""
     if pos_encoding_mode != "NONE":
         raise ValueError(f"plan: pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
     refuse("plan", **rope)
@@ -199,7 +202,10 @@ def refuse_rotation(pos_encoding_mode: str, **rope: object) -> None:
 
 def dtype_planned(planned: DType, kv: DType | None, o: DType | None) -> torch.dtype:
     """Returns the one dtype of q, K, V and o. ValueError where they are to differ."""
-    made = [getattr(torch, x) if isinstance(x, str) else x for x in (planned, kv or planned, o or planned)]
+    given = (planned, kv or planned, o or planned)
+    made = [getattr(torch, x, x) if isinstance(x, str) else x for x in given]
+    if not isinstance(made[0], torch.dtype):
+        raise TypeError(f"plan: q_data_type: expected a dtype, got {planned!r}")
     for name, dtype in zip(("kv_data_type", "o_data_type"), made[1:], strict=True):
         if dtype != made[0]:
             raise ValueError(f"plan: {name}: expected {made[0]}, like q_data_type, got {dtype}")
@@ -281,7 +287,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             name="batch_decode",
             dtype=dtype_planned(data_type or q_data_type, kv_data_type, o_data_type),
             head_dim=head_dim,
-            scale=head_dim**-0.5 if sm_scale is None else float(sm_scale),
+            scale=number_of("plan: sm_scale", sm_scale, head_dim**-0.5),
             q="[B, M, Hkv * G, D]",
             kv=self._kv_shape(page_size),
             o="[B, M, Hkv * G, D]",
@@ -289,7 +295,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             inputs=("block_table: i32[B, P]", "kv_len: i32[B]"),
             length="kv_len",
             mask="causal" if window_left < 0 else f"window({window_left}, 0)",
-            softcap=float(logits_soft_cap or 0.0),
+            softcap=number_of("plan: logits_soft_cap", logits_soft_cap, 0.0),
             decode=True,
             split=not disable_split_kv,
             split_size=split_size,
@@ -298,7 +304,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)
 
     def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """A sequence's one query is its row of q."""
+        """Launches decoding: a sequence's one query is its row of q."""
         q, k, v = qkv
         o, lse = (x.unsqueeze(1) for x in out)
         plan.kernel(q.unsqueeze(1), k, v, plan.block_table, plan.kv_len, out=(o, lse))
@@ -366,7 +372,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             name="batch_prefill",
             dtype=dtype_planned(q_data_type, kv_data_type, o_data_type),
             head_dim=head_dim_qk,
-            scale=head_dim_qk**-0.5 if sm_scale is None else float(sm_scale),
+            scale=number_of("plan: sm_scale", sm_scale, head_dim_qk**-0.5),
             q="[T, Hkv * G, D] via ragged(qo_indptr)",
             kv=self._kv_shape(page_size),
             o="[T, Hkv * G, D]",
@@ -374,14 +380,14 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             inputs=("qo_indptr: i32[B + 1]", "block_table: i32[B, P]", "kv_len: i32[B]"),
             length="kv_len",
             mask=_mask(causal, window_left),
-            softcap=float(logits_soft_cap or 0.0),
+            softcap=number_of("plan: logits_soft_cap", logits_soft_cap, 0.0),
         )
         tables = Pages(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)
         self._qo_indptr = qo_indptr.to(self._device, torch.int32)
 
     def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Queries lie end to end, as the kernel takes them."""
+        """Launches a prefill: queries lie end to end, as the kernel takes them."""
         plan.kernel(*qkv, self._qo_indptr, plan.block_table, plan.kv_len, out=out)
 
 

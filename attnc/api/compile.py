@@ -109,7 +109,7 @@ def making() -> threading.RLock:
 
 
 def _forked() -> None:
-    """A child has none of the threads that may have held the lock."""
+    """Gives a forked process a lock of its own: it has none of the threads that may have held the lock."""
     global _MAKING
     _MAKING = threading.RLock()
 
@@ -124,6 +124,8 @@ def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
         return Source(f"{found[1] if found else 'spec'}.attn", source), None, None
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source: expected the text of a spec or a path, got {type(source).__name__}")
+    if source == "":
+        raise ValueError("source: expected the text of a spec or a path, got an empty string")
     from attnc.build import dispatch_source, tuned_source
     from attnc.syntax.parser import load
 
@@ -176,7 +178,6 @@ def _package(
         "target": target,
         "path": text.path,
         "spec": text.text,
-        "tuned": "" if tuned is None else tuned.text,
         "warnings": render(compiled.warnings).rstrip(),
     }
     return Package(files=files, facts=facts)
@@ -232,7 +233,11 @@ def _cache_folder(cache: Cache) -> Path:
     """Names the folder where packages are kept: the user's, another one, or one that this process removes."""
     if cache is True:
         return cache_folder()
-    return own_folder() if cache is False else Path(cache).absolute()
+    if cache is False:
+        return own_folder()
+    if not isinstance(cache, str | os.PathLike):
+        raise TypeError(f"cache: expected True, False or a path, got {type(cache).__name__}")
+    return Path(cache).absolute()
 
 
 @once
@@ -254,7 +259,7 @@ def _key(*parts: str) -> str:
 
 
 def _sized(part: str) -> str:
-    """With its length, so that no two lists of parts look the same."""
+    """Returns a part with its length in front, so that no two lists of parts look the same."""
     return f"{len(part)}:{part}"
 
 

@@ -44,12 +44,12 @@ class Shown(str):
 
 
 def preformatted(text: str) -> str:
-    """HTML that shows the text with its spaces and line breaks."""
+    """Returns HTML that shows the text with its spaces and line breaks."""
     return f'<pre style="line-height: 1.3">{escape(text)}</pre>'
 
 
 def folded(title: str, text: str) -> str:
-    """HTML that shows the text when its title is clicked."""
+    """Returns HTML that shows the text when its title is clicked."""
     return f"<details><summary>{escape(title)}</summary>{preformatted(text)}</details>"
 
 
@@ -75,8 +75,9 @@ class Verification:
         lines = []
         for variant, report in self.reports.items():
             state, where = "ok   " if report.ok else "WRONG", f" at {report.where}" if report.where else ""
+            cases = f"{report.examples} case" if report.examples == 1 else f"{report.examples} cases"
             lines.append(
-                f"{state} {self.name} {variant}: {report.examples} cases in {report.seconds:.1f} s on"
+                f"{state} {self.name} {variant}: {cases} in {report.seconds:.1f} s on"
                 f" {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}"
             )
             lines += (f"      {failure.verdict.message}" for failure in report.failures)
@@ -108,7 +109,6 @@ class Family:
         self.folder = Path(module.__file__ or "").parent
         self.function: Callable[..., Any] = getattr(module, self.name)
         self._path: str = facts["path"]
-        self._tuned: str = facts["tuned"]
         self.__name__ = self.__qualname__ = self.name
         self.__doc__ = self.function.__doc__
         self.__signature__ = _readable(inspect.signature(self.function), module.__name__)
@@ -128,7 +128,7 @@ class Family:
         return self.source_of(self.variants[0])
 
     def source_of(self, variant: str) -> Shown:
-        """Returns the kernel of a variant. ValueError where there is none of this name."""
+        """Returns the kernel of a variant. Raises ValueError where there is none of this name."""
         self._module(variant)
         kernel = f"{variant}.cu"
         if kernel in self.files:
@@ -140,7 +140,7 @@ class Family:
         roofline.
 
         config: by its position; arch: such as "sm_80", by default the GPU here, or sm_90.
-        ValueError for one that there is not, and for projections, of which only attentions are explained.
+        Raises ValueError for one that there is not, and for projections: only attentions are explained.
         """
         from attnc.explain.backward import backward_text, explain_backward
         from attnc.explain.forward import as_text, explain
@@ -165,8 +165,12 @@ class Family:
         """Holds the kernels to the float64 reference and the proven bound, as `attnc verify` does.
 
         variant: only this one; count, seconds: cases and time for each. On the GPU where there is one, else
-        interpreted, for which Triton must not have been imported as a compiler (RuntimeError).
+        interpreted. Raises ValueError for a variant that there is not and for no cases at all, of which
+        nothing could be said; RuntimeError where Triton has been imported as a compiler and there is no GPU.
         """
+        if count < 1 or not seconds >= 0:
+            which = f"count: expected at least 1, got {count}" if count < 1 else None
+            raise ValueError(which or f"seconds: expected at least 0, got {seconds}")
         names = self.variants if variant is None else (variant,)
         found = {name: _verified(self._module(name), count, seconds) for name in names}
         place = next(place for place, _ in found.values())

@@ -264,8 +264,10 @@ def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -
             f"{counted(len(drifts), 'file')} of {out.as_posix()}/ not up to date; 'attnc compile' writes them"
         )
     else:
-        done = "out of date" if is_check else "written"
-        note(f"{counted(total, 'file')} in {out.as_posix()}/, {len(drifts)} {done}")
+        removed = sum(drift.kind == "orphan" for drift in drifts)
+        done = "0 out of date" if is_check else f"{len(drifts) - removed} written"
+        done += f", {removed} removed" if removed else ""
+        note(f"{counted(total, 'file')} in {out.as_posix()}/, {done}")
 
 
 #: Changes with every byte of a spec, comments too.
@@ -318,7 +320,7 @@ _SECONDS = 0.25
 def changes(
     find: Callable[[], Iterable[Path]], wait: Callable[[], None] = lambda: time.sleep(_SECONDS)
 ) -> Iterator[tuple[tuple[Path, ...], tuple[Path, ...]]]:
-    """(written, removed) each time that files are, without end.
+    """Yields (written, removed) each time that files are, without end.
 
     find: the files as they are now; wait: returns when it is time to look again. A file that is being
     replaced, as editors do, counts when it is whole: what cannot be read is not there.

@@ -17,11 +17,15 @@ from attnc.support.memory import made_apart
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
 _FAR = 1 << 30
+#: Of a spec's head dimension; this file is exported without the compiler, which says the same.
+LARGEST_HEAD = 1024
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def refuse(function: str, **asked: object) -> None:
-    """ValueError for the first argument that asks for what there is not: anything but None, False and 0."""
+    """Raises ValueError for the first argument that asks for what there is not: anything but None, False and
+    0.
+    """
     for name, value in asked.items():
         if value is not None and (isinstance(value, torch.Tensor) or bool(value)):
             came = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
@@ -47,7 +51,30 @@ def check(function: str, q: torch.Tensor, **others: torch.Tensor) -> str:
             raise TypeError(f"{function}: {name}: expected a tensor, got {type(x).__name__}")
         if x.dtype != q.dtype:
             raise TypeError(f"{function}: {name}: expected {q.dtype} like q, got {x.dtype}")
+    for name, x in {"q": q, **others}.items():
+        if x.dim() not in (3, 4):
+            raise ValueError(f"{function}: {name}: expected a tensor of 3 or 4 axes, got {list(x.shape)}")
+        if not 1 <= x.shape[-1] <= LARGEST_HEAD:
+            wanted = f"a last axis of 1 to {LARGEST_HEAD}"
+            raise ValueError(f"{function}: {name}: expected {wanted}, got {list(x.shape)}")
     return str(q.dtype).removeprefix("torch.")
+
+
+def real(function: str, name: str, value: Any) -> float:
+    """Returns a number that was given. TypeError for what is none."""
+    if isinstance(value, str) or not (isinstance(value, int | float) or hasattr(value, "__float__")):
+        raise TypeError(f"{function}: {name}: expected a number, got {value!r}")
+    return float(value)
+
+
+def unpacked(function: str, name: str, x: torch.Tensor, axis: int, parts: int) -> tuple[torch.Tensor, ...]:
+    """Takes q, k and v, or k and v, out of the tensor that holds all of them along an axis."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{function}: {name}: expected a tensor, got {type(x).__name__}")
+    if x.dim() != axis + 3 or x.shape[axis] != parts:
+        shape = ", ".join([*(["any"] * axis), str(parts), "any", "any"])
+        raise ValueError(f"{function}: {name}: expected shape [{shape}], got {list(x.shape)}")
+    return x.unbind(axis)
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
@@ -56,8 +83,12 @@ def rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def window(function: str, causal: bool, window_size: Any) -> tuple[bool, int | None, int | None]:
-    """(causal, left, right) of a mask; None: no bound. Causal is a right of 0, whatever the window says."""
+    """Returns (causal, left, right) of a mask; None: no bound. Causal is a right of 0, whatever the window
+    says.
+    """
     try:
+        if any(isinstance(bound, float) for bound in window_size):
+            raise TypeError
         left, right = (-1 if bound is None else int(bound) for bound in window_size)
     except (TypeError, ValueError):
         raise ValueError(
@@ -98,7 +129,7 @@ _PREPARED: dict[Facts, tuple[str, ...]] = {}
 
 
 def prepared(facts: Facts) -> tuple[str, ...]:
-    """(name in FUNCTIONS, names of the arguments) of a form, whose fields come sorted.
+    """Returns (name in FUNCTIONS, names of the arguments) of a form, whose fields come sorted.
 
     `NAME_gradients` there is the backward of a form with gradients: (do, dlse, inputs, o, lse, configs).
     It is compiled, kept on disk, and found again in this process.
@@ -142,7 +173,6 @@ class Call:
         q, k, v = map(rows, (q, k, v))
         self._tensors: dict[str, Any] = {"q": q, "k": k, "v": v}
         self._form: dict[str, Any] = {"dtype": dtype, "size": q.shape[-1], "size_v": v.shape[-1]}
-        self._is_inference = is_inference
         needed = [x for x in (q, k, v) if self.wants_gradient(x)]
         if needed and is_inference:
             raise ValueError(f"{name}: caches have no gradients: call it under torch.no_grad()")
@@ -159,17 +189,21 @@ class Call:
         sink: torch.Tensor | None,
     ) -> None:
         device = self._tensors["q"].device
-        if softcap is not None and softcap > 0:
-            inner = (self._form["size"] ** -0.5 if scale is None else float(scale)) / softcap
-            self._tensors["cap"] = number(float(softcap), torch.float32, device)
+        scale = None if scale is None else real(self._name, "softmax_scale", scale)
+        cap = 0.0 if softcap is None else real(self._name, "softcap", softcap)
+        if cap > 0:
+            inner = (self._form["size"] ** -0.5 if scale is None else scale) / cap
+            self._tensors["cap"] = number(cap, torch.float32, device)
             self._tensors["softmax_scale"] = number(inner, torch.float32, device)
             self._form["softcap"] = True
-        elif scale is not None and float(scale) != self._form["size"] ** -0.5:
-            self._tensors["softmax_scale"] = number(float(scale), torch.float32, device)
+        elif scale is not None and scale != self._form["size"] ** -0.5:
+            self._tensors["softmax_scale"] = number(scale, torch.float32, device)
             self._form["scaled"] = True
         for name, x in (("alibi_slopes", slopes), ("s_aux", sink)):
             if x is None:
                 continue
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"{self._name}: {name}: expected a tensor, got {type(x).__name__}")
             self._tensors[name] = x.float()
             if self.wants_gradient(x):
                 self._grads.append(name)
@@ -193,12 +227,13 @@ class Call:
                 self._form[side] = True
 
     def drop(self, p: float, seed: torch.Tensor | None = None) -> None:
-        """seed: of an earlier call; drawn from torch's generator if left out."""
+        """Adds dropout. seed: of an earlier call; drawn from torch's generator if left out."""
+        p = real(self._name, "dropout_p", p)
         if not 0 <= p < 1:
             raise ValueError(f"{self._name}: dropout_p: expected at least 0 and less than 1, got {p}")
         if p:
             device = self._tensors["q"].device
-            self._tensors["dropout_p"] = number(float(p), torch.float32, device)
+            self._tensors["dropout_p"] = number(p, torch.float32, device)
             self._tensors["seed"] = torch.randint(1 << 62, (), device=device) if seed is None else seed
             self._form["dropout"] = True
 
@@ -229,7 +264,7 @@ class Call:
         return self._tensors.get("seed")
 
     def run(self, splits: int = 0, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(o, lse); o is `out` if there is one."""
+        """Returns (o, lse) of the call; o is `out` if there is one."""
         is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
         if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
             self._form["splits"] = max(0, splits)
@@ -239,6 +274,11 @@ class Call:
         if out is None:
             o, lse = function(*inputs)
             return o, lse
+        if not isinstance(out, torch.Tensor):
+            raise TypeError(f"{self._name}: out: expected a tensor, got {type(out).__name__}")
+        wanted = [*self._tensors["q"].shape[:-1], self._form["size_v"]]
+        if list(out.shape) != wanted:
+            raise ValueError(f"{self._name}: out: expected shape {wanted}, got {list(out.shape)}")
         *rows, heads, _ = out.shape
         shape = (heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1])
         lse = torch.empty(shape, dtype=torch.float32, device=out.device)
@@ -248,7 +288,7 @@ class Call:
     def gradients(
         self, do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(dq, dk, dv) of what `run` gave for the same arguments."""
+        """Returns (dq, dk, dv) of what `run` gave for the same arguments."""
         self._grads = ["q", "k", "v"]
         self._choose()
         function, inputs = self._prepared("_gradients")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.compat.call import Call, Window, check, one_of, refuse
+from attnc.compat.call import Call, Window, check, one_of, refuse, unpacked
 
 
 def append(
@@ -92,13 +92,15 @@ def flash_attn_func(
     ver: int = 0,
     fa_version: int = 0,
 ) -> Result:
-    """o [B, M, H, Dv] of q [B, M, H, D], k [B, N, Hkv, D] and v [B, N, Hkv, Dv].
+    """Returns o [B, M, H, Dv] of q [B, M, H, D], k [B, N, Hkv, D] and v [B, N, Hkv, Dv], all of float16,
+    bfloat16 or float32; differentiable in them.
 
+    softmax_scale: 1 / sqrt(D) if None; window_size: (left, right), -1 for no bound; softcap: 0 for none.
     alibi_slopes: f32[H] or f32[B, H]; s_aux, learnable_sink or sinks: [H], a logit for each head that joins
     the denominator. return_lse, or return_softmax_lse: (o, lse f32[B, H, M], natural logarithm);
     return_attn_probs: (o, lse, an empty tensor), as probabilities are never kept. out: where o goes, without
     gradients. deterministic, num_splits, pack_gqa, sm_margin, ver, fa_version: results are the same bits
-    whatever they say.
+    whatever they say. Raises TypeError or ValueError with the name of an argument.
     """
     name = "flash_attn_func"
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
@@ -151,7 +153,7 @@ def flash_attn_varlen_func(
     ver: int = 0,
     fa_version: int = 0,
 ) -> Result:
-    """o [Tq, H, Dv] of q [Tq, H, D], k [Tk, Hkv, D] and v [Tk, Hkv, Dv], sequences end to end.
+    """Returns o [Tq, H, Dv] of q [Tq, H, D], k [Tk, Hkv, D] and v [Tk, Hkv, Dv], sequences end to end.
 
     cu_seqlens_q, cu_seqlens_k: i32[B + 1]; seqused_q, seqused_k: i32[B], rows of each that count.
     block_table, or page_table: i32[B, P], then k and v are [pages, page, Hkv, D] and their lengths seqused_k
@@ -234,7 +236,7 @@ def flash_attn_with_kvcache(
     ver: int = 0,
     fa_version: int = 0,
 ) -> Result:
-    """o [B, M, H, Dv] of q [B, M, H, D] against caches [B, capacity, Hkv, D], inference alone.
+    """Returns o [B, M, H, Dv] of q [B, M, H, D] against caches [B, capacity, Hkv, D], inference alone.
 
     k, v: [B, new, Hkv, D], or with cu_seqlens_k_new: i32[B + 1] end to end; written into the caches behind
     their first cache_seqlens rows, in place, before q is attended.
@@ -257,6 +259,8 @@ def flash_attn_with_kvcache(
     if (k is None) != (v is None):
         raise ValueError(f"{name}: expected both k and v or neither")
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    if cache_batch_idx is not None:
+        _check_shapes(name, cache_batch_idx=(cache_batch_idx, [batch]))
     lengths = cache_seqlens
     if isinstance(lengths, int):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
@@ -265,7 +269,12 @@ def flash_attn_with_kvcache(
             raise ValueError(
                 f"{name}: cache_seqlens: expected lengths, as k is written behind them, got None"
             )
-        check(name, q, k=k, v=v)
+        check(name, q, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+        _check_shapes(name, cache_seqlens=(lengths, [batch]))
+        rows = [batch, k.shape[1]] if cu_seqlens_k_new is None else [len(k)]
+        if cu_seqlens_k_new is not None:
+            _check_shapes(name, cu_seqlens_k_new=(cu_seqlens_k_new, [batch + 1]))
+        _check_shapes(name, k=(k, [*rows, *k_cache.shape[-2:]]), v=(v, [*rows, *v_cache.shape[-2:]]))
         new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
         for cache, added in ((k_cache, k), (v_cache, v)):
             append(cache, added, lengths, table=table, batch=cache_batch_idx, starts=cu_seqlens_k_new)
@@ -293,22 +302,22 @@ def flash_attn_with_kvcache(
 
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
-    """`flash_attn_func` of qkv [B, N, 3, H, D]; further arguments as there."""
-    q, k, v = qkv.unbind(2)
+    """Returns `flash_attn_func` of qkv [B, N, 3, H, D]; further arguments as there."""
+    q, k, v = unpacked("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
 def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
-    """`flash_attn_func` of q and kv [B, N, 2, Hkv, D]; further arguments as there."""
-    k, v = kv.unbind(2)
+    """Returns `flash_attn_func` of q and kv [B, N, 2, Hkv, D]; further arguments as there."""
+    k, v = unpacked("flash_attn_kvpacked_func", "kv", kv, 2, 2)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
 def flash_attn_varlen_qkvpacked_func(
     qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *arguments: Any, **options: Any
 ) -> Result:
-    """`flash_attn_varlen_func` of qkv [T, 3, H, D]; further arguments as there, from dropout_p on."""
-    q, k, v = qkv.unbind(1)
+    """Returns `flash_attn_varlen_func` of qkv [T, 3, H, D]; further arguments as there, from dropout_p on."""
+    q, k, v = unpacked("flash_attn_varlen_qkvpacked_func", "qkv", qkv, 1, 3)
     shared: tuple[Any, ...] = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return flash_attn_varlen_func(q, k, v, *shared, *arguments, **options)
 
@@ -316,9 +325,20 @@ def flash_attn_varlen_qkvpacked_func(
 def flash_attn_varlen_kvpacked_func(
     q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any
 ) -> Result:
-    """`flash_attn_varlen_func` of q and kv [Tk, 2, Hkv, D]; further arguments as there."""
-    k, v = kv.unbind(1)
+    """Returns `flash_attn_varlen_func` of q and kv [Tk, 2, Hkv, D]; further arguments as there."""
+    k, v = unpacked("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
     return flash_attn_varlen_func(q, k, v, *arguments, **options)
+
+
+def _check_shapes(name: str, **shapes: tuple[Any, list[int]]) -> None:
+    """Holds (tensor, its shape) to each other, so that nothing is written that does not fit. TypeError and
+    ValueError name the argument.
+    """
+    for which, (x, wanted) in shapes.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: {which}: expected a tensor, got {type(x).__name__}")
+        if list(x.shape) != wanted:
+            raise ValueError(f"{name}: {which}: expected shape {wanted}, got {list(x.shape)}")
 
 
 def _returned(

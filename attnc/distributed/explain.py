@@ -13,6 +13,7 @@ from attnc.distributed.plan import Plan
 from attnc.distributed.spans import BLOCK, Ints, Sizes, Visibility
 from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention
+from attnc.model.tensors import Role
 
 #: Documents, or packed sequences, of an example.
 _DOCUMENTS = 10
@@ -20,7 +21,7 @@ _COLUMNS = 64
 
 
 def example(attention: Attention, dims: Mapping[str, int]) -> tuple[Sizes, tuple[str, ...]]:
-    """Sizes with contents made up for what the mask reads, and what was made up, in words.
+    """Returns sizes with contents made up for what the mask reads, and what was made up, in words.
 
     dims: M and N, and B, H, Hkv and others where the spec leaves them open. Packed sequences and sorted
     inputs get ten documents of different lengths, the same on every run; other integers are N // 4.
@@ -65,6 +66,18 @@ def example(attention: Attention, dims: Mapping[str, int]) -> tuple[Sizes, tuple
     return sizes, tuple(remarks)
 
 
+def sizes_known(attention: Attention) -> tuple[str, ...]:
+    """Lists the names that `example` takes sizes by: those that mean the same in every spec, then the spec's
+    own. The rows of packed sequences are M and N.
+    """
+    axes = [axis for tensor in attention.inputs for axis in tensor.shape]
+    own = {node.name: None for axis in axes for node in walk(axis) if isinstance(node, Dim)}
+    rows = (tensor.size(role) for tensor, role in ((attention.q, Role.QUERY), (attention.k, Role.KEY)))
+    packed = {node.name for size in rows for node in walk(size) if isinstance(node, Dim)}
+    common = ("B", "M", "N", "H", "Hkv", "G")
+    return (*common, *(name for name in own if name not in (*common, *packed)))
+
+
 def _starts(total: int) -> Ints:
     """Draws where documents of different lengths begin."""
     shares = np.random.default_rng(7).exponential(1.0, _DOCUMENTS) + 0.1
@@ -79,8 +92,8 @@ def _value(size: Any, known: Mapping[str, int], otherwise: int = 1) -> int:
 
 
 def least(plan: Plan, visibility: Visibility) -> npt.NDArray[np.int64]:
-    """Bytes of k and v that the same owners cannot do without, [source, destination]: rows looked at one by
-    one, and not by tile.
+    """Returns bytes of k and v that the same owners cannot do without, [source, destination]: rows looked at
+    one by one, and not by tile.
     """
     tiles = visibility.tiles(plan.sizes, 1)
     rank = plan.owner[tiles.row // plan.chunk]
@@ -178,7 +191,7 @@ def _owners(plan: Plan) -> Iterator[str]:
 
 
 def _runs(rows: Ints, most: int = 6) -> str:
-    """`0-1023, 3072-4095, ...`."""
+    """Returns `0-1023, 3072-4095, ...`."""
     if not len(rows):
         return "none"
     breaks = np.flatnonzero(np.diff(rows) != 1)

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.flex import functions, operations
+import attnc.flex.functions  # noqa: F401 - with it the functions that a mod looks up by name
+from attnc.flex import operations
 from attnc.flex.errors import FlexError, refused
 from attnc.flex.symbols import Recording, Scalar, scalar
 from attnc.flex.tape import Sizes, Tape
@@ -21,8 +22,6 @@ from attnc.flex.tape import Sizes, Tape
 ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 MaskMod: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
-#: Where the operations are, which a mod looks up by name.
-VOCABULARY = (functions, operations)
 _POSITIONS = {"b": "B", "h": "H", "q_idx": "M", "kv_idx": "N"}
 
 
@@ -51,7 +50,7 @@ def trace(
     """
     tape = Tape(dict(sizes), device, infers, learned=set(learned))
     if scale is not None:
-        tape.number(float(scale))
+        tape.number(_finite(scale))
     positions = [
         Scalar(tape, tape.add("int", "index", name), 0, sizes.get(size, math.inf) - 1)
         for name, size in _POSITIONS.items()
@@ -77,7 +76,9 @@ def trace(
 
 @contextmanager
 def _no_functions_of_autograd() -> Iterator[None]:
-    """A derivative of the user's own is no part of a spec: the error says so instead of what torch says."""
+    """Refuses derivatives of the user's own within, which are no part of a spec: the error says so instead of
+    what torch says.
+    """
     try:
         yield
     except FlexError:
@@ -95,6 +96,17 @@ def _no_functions_of_autograd() -> Iterator[None]:
         ) from failure
 
 
+def _finite(scale: float) -> float:
+    """Returns the scale of a call as a number. TypeError and ValueError for what is none."""
+    try:
+        found = float(scale)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"scale: expected a number, got {scale!r}") from None
+    if not math.isfinite(found):
+        raise ValueError(f"scale: expected a finite number, got {scale!r}")
+    return found
+
+
 _FUNCTION = str(Path("torch", "autograd", "function.py"))
 _A = {"int": "an integer", "float": "a float"}
 
@@ -103,6 +115,8 @@ def _called(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
     """Returns what a mod returns, if that is one value. TypeError for one that does not take what it is
     given.
     """
+    if not callable(mod):
+        raise TypeError(f"{what}: expected a function, got {mod!r}")
     try:
         returned = mod(*given)
     except TypeError:

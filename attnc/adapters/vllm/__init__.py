@@ -12,10 +12,11 @@ vLLM.
 from __future__ import annotations
 
 import warnings
+from operator import index
 
 import torch
 
-from attnc.adapters.specs import attend, refuse
+from attnc.adapters.specs import attend, number_of, refuse
 
 # --- the attention function ---------------------------------------------------------------------------------
 
@@ -49,7 +50,8 @@ def unified_attention(
 ) -> None:
     """Writes the attention of every token to `out`.
 
-    q, out: [T, Hq, D]; k, v: [num_blocks, block_size, Hkv, D], any strides but a contiguous last axis
+    q, out: [T, Hq, D]; k, v: [num_blocks, block_size, Hkv, D], any strides but a contiguous last axis; all of
+        float16, bfloat16 or float32
     cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], with the new tokens; block_table: i32[B, P]
     softmax_scale, window_size (left, right; -1 for none), softcap (0 for none): part of the kernel, so a new
     value of one compiles once. alibi_slopes, sinks: [Hq], or None.
@@ -59,7 +61,8 @@ def unified_attention(
     With max_seqlen_q = 1 and as many tokens as sequences, token b is that of sequence b (sequences without a
     token, as graphs are padded with, come last), and the keys of a sequence are split among programs.
 
-    ValueError or TypeError names the argument, what was expected and what came. Never waits for the device.
+    Raises ValueError or TypeError that names the argument, what was expected and what came. Never waits for
+    the device.
     """
     refuse("unified_attention", q_descale=q_descale, **unsupported)
     attend(
@@ -70,19 +73,24 @@ def unified_attention(
         cu_seqlens_q=cu_seqlens_q,
         seqused_k=seqused_k,
         block_table=block_table,
-        scale=softmax_scale,
+        scale=number_of("softmax_scale", softmax_scale),
         left=_left(causal, window_size),
-        softcap=softcap or 0.0,
+        softcap=number_of("softcap", softcap, 0.0),
         by_head={"alibi_slopes": alibi_slopes, "sinks": sinks},
         decode=max_seqlen_q == 1 and len(q) == len(seqused_k),
     )
 
 
 def _left(causal: bool, window_size: tuple[int, int]) -> int:
-    """Keys before a query. ValueError where it sees some behind it."""
+    """Returns how many keys before its own a query sees. Raises ValueError where it sees some behind it."""
     if not causal:
         raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")
-    left, right = window_size
+    try:
+        left, right = map(index, window_size)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"window_size: expected (left, right), integers, -1 for none, got {window_size!r}"
+        ) from None
     if right > 0:
         raise ValueError(f"window_size: expected at most 0 keys on the right, got {right}")
     return left
