@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from attnc.runtime.sass import disassemble, loops
 
 from attnc.build import plan_program
 from attnc.model.resolve import resolve
@@ -23,6 +22,7 @@ from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
 from tests.compiled import compile_configs
 from tests.plans import plans_of
+from tests.sass import disassemble, loops
 from tests.verify.judging import modules_of, spec
 
 ROOT = Path(__file__).parents[2]
