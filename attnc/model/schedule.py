@@ -209,6 +209,11 @@ class TileConfig(Config):
         """Whether the tiles with the most work come first."""
         return self.order == "longest_first"
 
+    @property
+    def rows_together(self) -> int:
+        """Returns how many query rows walk over the same tiles of keys."""
+        return self.tile_q
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardConfig(TileConfig):
@@ -234,6 +239,11 @@ class HopperConfig(ForwardConfig):
     cluster: int
     pingpong: bool
     registers: int
+
+    @property
+    def rows_together(self) -> int:
+        """Returns those of all blocks of a cluster."""
+        return self.cluster * self.tile_q
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
