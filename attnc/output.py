@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,19 +73,44 @@ def write(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tu
     for drift in drifts:
         path = out / drift.path
         if drift.kind == "orphan":
-            path.unlink()
+            _remove(path, out)
         else:
-            write_text(path, texts[drift.path])
+            write_text(path, texts[drift.path], follows=False)  # nothing outside of the folder is written
     return drifts
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file in one step: it is never seen half written. Raises OSError, which names the file."""
+def _remove(path: Path, out: Path) -> None:
+    """Removes a module with its bytecode, and the folders below `out` that have nothing else in them: Python
+    imports an empty one.
+    """
+    path.unlink()
+    if path.suffix == ".py":
+        for bytecode in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+            bytecode.unlink(missing_ok=True)
+    for folder in (path.parent / "__pycache__", *path.parents):
+        if folder == out:
+            break
+        with suppress(OSError):  # where something is left in it
+            folder.rmdir()
+
+
+def write_text(path: Path, text: str, *, follows: bool = True) -> None:
+    """Writes a file in one step: it is never seen half written. Raises OSError, which names the file.
+
+    A file that was there keeps its permissions. What is no file, such as a pipe, is written to as it is.
+    follows: a link stays one, and what it leads to is written; else the file takes the place of the link.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.tmp")  # short, whatever the file is called
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8", newline="\n")
+        return
+    place = path.resolve() if follows else path
+    temporary = place.with_name(f".{os.getpid()}.tmp")  # short, whatever the file is called
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
+        if place.exists():
+            shutil.copymode(place, temporary)
+        temporary.replace(place)
     except OSError as failure:
         failure.filename, failure.filename2 = str(path), None
         raise

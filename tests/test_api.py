@@ -155,10 +155,12 @@ def test_a_doubtful_spec_warns_every_time() -> None:
         ("# {\n", {}, ValueError, "it declares none"),
         (SPEC, {"target": "cuda"}, ValueError, "target: expected one of cuda.sm_100, .*, got 'cuda'"),
         (3, {}, TypeError, "source: expected the text of a spec or a path, got int"),
+        ("", {}, ValueError, "source: expected the text of a spec or a path, got an empty string"),
+        (SPEC, {"cache": 3}, TypeError, "cache: expected True, False or a path, got int"),
         ("nowhere.attn", {}, FileNotFoundError, "nowhere.attn"),
     ],
 )
-def test_wrong_arguments(source: str, choice: dict[str, str], error: type[Exception], message: str) -> None:
+def test_wrong_arguments(source: str, choice: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         attnc.compile(source, **choice)
 
@@ -188,7 +190,13 @@ def test_what_it_says_of_itself() -> None:
 def test_verify_judges_the_kernels() -> None:
     verification = attnc.compile(SPEC).verify("f16", count=1, seconds=1)
     assert verification
-    assert repr(verification).startswith("ok    tiny f16: ")
+    assert repr(verification).startswith("ok    tiny f16: 1 case in ")
+
+
+@pytest.mark.parametrize(("given", "message"), [({"count": 0}, "count: "), ({"seconds": -1.0}, "seconds: ")])
+def test_no_cases_say_nothing(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attnc.compile(SPEC).verify("f16", **given)
 
 
 def test_a_family_travels_by_its_text() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -276,6 +278,43 @@ def test_mistakes_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             wrong()
-    with pytest.raises(TypeError, match=r"k: expected dtype torch.float32, got torch.float16"):
-        cache.write(step.slots, rows([0, 1, 2], 0, 0).half(), rows([0, 1, 2], 0, 1))
+    untyped: Any = cache.append
+    sizes: dict[str, Any] = {
+        "pages": 1,
+        "page": 1,
+        "kv_heads": 1,
+        "head_dim": 1,
+        "sequences": 1,
+        "max_length": 1,
+    }
+    for mistyped, told in (
+        (
+            lambda: cache.write(step.slots, rows([0, 1, 2], 0, 0).half(), rows([0, 1, 2], 0, 1)),
+            r"k: expected dtype torch.float32, got torch.float16",
+        ),
+        (
+            lambda: cache.write(step.slots.int(), rows([0, 1, 2], 0, 0), rows([0, 1, 2], 0, 1)),
+            r"slots: expected dtype torch.int64, got torch.int32",
+        ),
+        (lambda: untyped([sequence], [1.5]), r"counts: expected integers, got \[1.5\]"),
+        (lambda: untyped(sequence), "sequences: expected integers, got 0"),
+        (lambda: PagedCache(**sizes | {"pages": 2.5}), "pages: expected an integer, got 2.5"),
+    ):
+        with pytest.raises(TypeError, match=told):
+            mistyped()
     assert cache.length(sequence) == 3
+
+
+def test_numbers_of_tensors_are_those_of_one_sequence() -> None:
+    """A tensor that is added to in place would have been the length of a fork as well."""
+    cache = small()
+    first = cache.allocate()
+    untyped: Any = cache  # as programs without types have it
+    untyped.append(torch.tensor([first]), torch.tensor([3]))
+    second = cache.fork(first)
+    untyped.append([second], torch.tensor([1]))
+    untyped.append([second], np.int64(1))
+    assert (cache.length(first), cache.length(second)) == (3, 5)
+    untyped.truncate(second, torch.tensor(4))
+    assert [type(cache.length(one)) for one in (first, second)] == [int, int]
+    assert cache.kv_len[[cache.row(first), cache.row(second)]].tolist() == [3, 4]

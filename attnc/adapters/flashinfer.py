@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, refuse
+from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, number_of, refuse
 
 # --- what both wrappers share -------------------------------------------------------------------------------
 
@@ -129,6 +129,8 @@ class PagedWrapper(ABC):
         return old
 
     def _kv_shape(self, page: int) -> str:
+        if page < 1:
+            raise ValueError(f"plan: page_size: expected at least 1, got {page}")
         axes = "B, N, Hkv, D" if self._layout == "NHD" else "B, Hkv, N, D"
         return f"[{axes}] via paged(block_table, page = {page})"
 
@@ -200,7 +202,10 @@ def refuse_rotation(pos_encoding_mode: str, **rope: object) -> None:
 
 def dtype_planned(planned: DType, kv: DType | None, o: DType | None) -> torch.dtype:
     """Returns the one dtype of q, K, V and o. ValueError where they are to differ."""
-    made = [getattr(torch, x) if isinstance(x, str) else x for x in (planned, kv or planned, o or planned)]
+    given = (planned, kv or planned, o or planned)
+    made = [getattr(torch, x, x) if isinstance(x, str) else x for x in given]
+    if not isinstance(made[0], torch.dtype):
+        raise TypeError(f"plan: q_data_type: expected a dtype, got {planned!r}")
     for name, dtype in zip(("kv_data_type", "o_data_type"), made[1:], strict=True):
         if dtype != made[0]:
             raise ValueError(f"plan: {name}: expected {made[0]}, like q_data_type, got {dtype}")
@@ -282,7 +287,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             name="batch_decode",
             dtype=dtype_planned(data_type or q_data_type, kv_data_type, o_data_type),
             head_dim=head_dim,
-            scale=head_dim**-0.5 if sm_scale is None else float(sm_scale),
+            scale=number_of("plan: sm_scale", sm_scale, head_dim**-0.5),
             q="[B, M, Hkv * G, D]",
             kv=self._kv_shape(page_size),
             o="[B, M, Hkv * G, D]",
@@ -290,7 +295,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             inputs=("block_table: i32[B, P]", "kv_len: i32[B]"),
             length="kv_len",
             mask="causal" if window_left < 0 else f"window({window_left}, 0)",
-            softcap=float(logits_soft_cap or 0.0),
+            softcap=number_of("plan: logits_soft_cap", logits_soft_cap, 0.0),
             decode=True,
             split=not disable_split_kv,
             split_size=split_size,
@@ -367,7 +372,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             name="batch_prefill",
             dtype=dtype_planned(q_data_type, kv_data_type, o_data_type),
             head_dim=head_dim_qk,
-            scale=head_dim_qk**-0.5 if sm_scale is None else float(sm_scale),
+            scale=number_of("plan: sm_scale", sm_scale, head_dim_qk**-0.5),
             q="[T, Hkv * G, D] via ragged(qo_indptr)",
             kv=self._kv_shape(page_size),
             o="[T, Hkv * G, D]",
@@ -375,7 +380,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             inputs=("qo_indptr: i32[B + 1]", "block_table: i32[B, P]", "kv_len: i32[B]"),
             length="kv_len",
             mask=_mask(causal, window_left),
-            softcap=float(logits_soft_cap or 0.0),
+            softcap=number_of("plan: logits_soft_cap", logits_soft_cap, 0.0),
         )
         tables = Pages(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)

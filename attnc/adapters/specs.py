@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isfinite
 from typing import Any, TypeAlias
 
 import torch
@@ -34,7 +35,7 @@ class Wanted:
     name: of the attention, hence of the kernel in a profile
     q, kv, o: shapes with storage, such as "[T, Hkv * G, D] via ragged(cu_q)"
     inputs: further declarations, one a line; length: name of the tensor with the number of keys of a sequence
-    mask: of the language; softcap: 0 for none
+    mask: of the language; softcap: 0 or less for none, as engines have it
     sink, slopes: names of f32[Hkv * G] inputs, "" for none; slopes as in ALiBi
     lse: shape of the lse output, "" for none
     grad: names of inputs that get a gradient
@@ -66,7 +67,7 @@ class Wanted:
         """The spec; save it to a file to compile it ahead of time, tune or verify it."""
         dtype, size = _DTYPES[self.dtype], self.dtype.itemsize
         score = f"dot(q, k) * {self.scale!r}"
-        if self.softcap:
+        if self.softcap > 0:
             score = f"softcap({score}, {self.softcap!r})"
         if self.slopes:
             score += f" + {self.slopes}[h] * (kv_idx - q_pos)"
@@ -125,6 +126,20 @@ def dtype_of(name: str, x: torch.Tensor) -> torch.dtype:
     return x.dtype
 
 
+def number_of(name: str, value: Any, otherwise: float | None = None) -> float:
+    """Returns a number that becomes part of a kernel; `otherwise` is what None stands for.
+
+    TypeError and ValueError (infinities, NaN) name the argument.
+    """
+    if value is None and otherwise is not None:
+        return otherwise
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    if not isfinite(found := float(value)):
+        raise ValueError(f"{name}: expected a finite number, got {value!r}")
+    return found
+
+
 def refuse(function: str, **unsupported: object) -> None:
     """Raises ValueError for the first argument that asks for something: anything but None, False, 0 and
     empty.
@@ -158,7 +173,7 @@ def attend(
 
     q, out: [T, Hq, D]; k, v: [pages, page, Hkv, D], any strides but a contiguous last axis
     cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], keys with those of the new tokens; block_table: i32[B, P]
-    left: keys before a query that it sees, -1 for all; softcap: 0 for none
+    left: keys before a query that it sees, -1 for all; softcap: 0 or less for none
     by_head: "alibi_slopes" and "sinks", f32[Hq] or None
     decode: token b is that of sequence b, and the keys of a sequence are split among programs
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, refuse
+from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, number_of, refuse
 
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
 
@@ -130,9 +130,9 @@ def attention(
     made = _kernel(
         dtype_of("query", query),
         query.shape[-1],
-        query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        number_of("attention: scaling", scaling, query.shape[-1] ** -0.5),
         band.window,
-        float(softcap or 0.0),
+        number_of("attention: softcap", softcap, 0.0),
         s_aux is not None,
         gradients,
         query.shape[2] == 1 and not gradients,

@@ -124,6 +124,8 @@ def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
         return Source(f"{found[1] if found else 'spec'}.attn", source), None, None
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source: expected the text of a spec or a path, got {type(source).__name__}")
+    if source == "":
+        raise ValueError("source: expected the text of a spec or a path, got an empty string")
     from attnc.build import dispatch_source, tuned_source
     from attnc.syntax.parser import load
 
@@ -231,7 +233,11 @@ def _cache_folder(cache: Cache) -> Path:
     """Names the folder where packages are kept: the user's, another one, or one that this process removes."""
     if cache is True:
         return cache_folder()
-    return own_folder() if cache is False else Path(cache).absolute()
+    if cache is False:
+        return own_folder()
+    if not isinstance(cache, str | os.PathLike):
+        raise TypeError(f"cache: expected True, False or a path, got {type(cache).__name__}")
+    return Path(cache).absolute()
 
 
 @once

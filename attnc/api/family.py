@@ -75,8 +75,9 @@ class Verification:
         lines = []
         for variant, report in self.reports.items():
             state, where = "ok   " if report.ok else "WRONG", f" at {report.where}" if report.where else ""
+            cases = f"{report.examples} case" if report.examples == 1 else f"{report.examples} cases"
             lines.append(
-                f"{state} {self.name} {variant}: {report.examples} cases in {report.seconds:.1f} s on"
+                f"{state} {self.name} {variant}: {cases} in {report.seconds:.1f} s on"
                 f" {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}"
             )
             lines += (f"      {failure.verdict.message}" for failure in report.failures)
@@ -164,9 +165,12 @@ class Family:
         """Holds the kernels to the float64 reference and the proven bound, as `attnc verify` does.
 
         variant: only this one; count, seconds: cases and time for each. On the GPU where there is one, else
-        interpreted. Raises ValueError for a variant that there is not, RuntimeError where Triton has been
-        imported as a compiler and there is no GPU.
+        interpreted. Raises ValueError for a variant that there is not and for no cases at all, of which
+        nothing could be said; RuntimeError where Triton has been imported as a compiler and there is no GPU.
         """
+        if count < 1 or not seconds >= 0:
+            which = f"count: expected at least 1, got {count}" if count < 1 else None
+            raise ValueError(which or f"seconds: expected at least 0, got {seconds}")
         names = self.variants if variant is None else (variant,)
         found = {name: _verified(self._module(name), count, seconds) for name in names}
         place = next(place for place, _ in found.values())

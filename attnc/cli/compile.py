@@ -264,8 +264,10 @@ def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -
             f"{counted(len(drifts), 'file')} of {out.as_posix()}/ not up to date; 'attnc compile' writes them"
         )
     else:
-        done = "out of date" if is_check else "written"
-        note(f"{counted(total, 'file')} in {out.as_posix()}/, {len(drifts)} {done}")
+        removed = sum(drift.kind == "orphan" for drift in drifts)
+        done = "0 out of date" if is_check else f"{len(drifts) - removed} written"
+        done += f", {removed} removed" if removed else ""
+        note(f"{counted(total, 'file')} in {out.as_posix()}/, {done}")
 
 
 #: Changes with every byte of a spec, comments too.

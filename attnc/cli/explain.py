@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from attnc.runtime.toolchains import Usage
 
 
+_SIZE = "M=8192"
+
+
 def explain(
     spec: SPEC,
     variant: Annotated[
@@ -48,7 +51,7 @@ def explain(
     ] = None,
     size: Annotated[
         str, typer.Option(help="With --ranks: sizes of the call, such as M=65536,N=65536,H=32,Hkv=8.")
-    ] = "M=8192",
+    ] = _SIZE,
     strategy: Annotated[
         str | None, typer.Option(help="With --ranks: this strategy (need, gather, heads, mixed).")
     ] = None,
@@ -67,6 +70,9 @@ def explain(
 
     Example: attnc explain specs/causal_gqa.attn --arch sm_80
     """
+    for option, is_given in (("--size", size != _SIZE), ("--strategy", strategy is not None)):
+        if is_given and ranks is None:
+            raise Mistake(f"{option} says nothing without --ranks", "add --ranks with the number of GPUs")
     if ranks is not None:
         from attnc.cli.ranks import explain_ranks
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from attnc.cli.compile import SPECS
-from attnc.cli.console import find_specs, note, say, show_diagnostics
+from attnc.cli.console import Mistake, find_specs, note, say, show_diagnostics
 from attnc.diagnostics import DiagnosticError
 from attnc.output import write_text
 from attnc.source import Source
@@ -49,6 +49,8 @@ def fmt(
             _show_diff(path, old, new)
         elif is_check:
             say(f"would format {path}")
+        elif not path.is_file():
+            raise Mistake(f"'{path}' is no file that can be written again", "--diff prints the changes")
         else:
             write_text(path, new)
             say(f"formatted {path}")

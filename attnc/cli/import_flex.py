@@ -29,7 +29,8 @@ def import_flex(
     name: Annotated[str, typer.Option(help="Of the attention; made of the mods' names if left out.")] = "",
     dtype: Annotated[str, typer.Option(help="Of q, k and v: bf16, f16 or f32.")] = "bf16",
     head_dim: Annotated[
-        int | None, typer.Option(help="Last axis of q and k; a param of 64 and 128 if left out.", min=1)
+        int | None,
+        typer.Option(help="Last axis of q and k; a param of 64 and 128 if left out.", min=1, max=1024),
     ] = None,
     is_grouped: Annotated[
         bool, typer.Option("--gqa", help="Groups of query heads share a K/V head.")
@@ -60,15 +61,20 @@ def import_flex(
         from attnc.flex.spec import SPELLED, to_spec
     if dtype not in SPELLED:
         raise Mistake(f"there is no dtype '{dtype}'", f"dtypes are {', '.join(SPELLED)}")
-    spec = to_spec(
-        chosen.get("score_mod"),
-        chosen.get("mask_mod"),
-        dtype=SPELLED[dtype],
-        head_dim=head_dim,
-        enable_gqa=is_grouped,
-        target=target,
-        name=name,
-    )
+    try:
+        spec = to_spec(
+            chosen.get("score_mod"),
+            chosen.get("mask_mod"),
+            dtype=SPELLED[dtype],
+            head_dim=head_dim,
+            enable_gqa=is_grouped,
+            target=target,
+            name=name,
+        )
+    except ValueError as failure:
+        if not str(failure).startswith("name: "):
+            raise
+        raise Mistake(f"the spec cannot be called so: {failure}", "choose another --name") from None
     if out is None:
         for line in spec.splitlines():
             say(line)

@@ -31,7 +31,7 @@ def explain_ranks(
     """Prints the plan of one call on several ranks. target: whose kernels are estimated; Triton's if None."""
     from attnc.cli.bench import check_target
     from attnc.distributed.estimate import rates_of
-    from attnc.distributed.explain import as_dict, as_text, example
+    from attnc.distributed.explain import as_dict, as_text, example, sizes_known
     from attnc.distributed.kernels import check_covered
     from attnc.distributed.plan import Planner, widths_of
     from attnc.distributed.spans import Visibility
@@ -41,7 +41,11 @@ def explain_ranks(
     chosen = _attention(path, attention, variant)
     check_covered(chosen)
     visibility = Visibility(chosen)
-    sizes, remarks = example(chosen, sizes_of(size))
+    dims = sizes_of(size)
+    if unknown := next((name for name in dims if name not in sizes_known(chosen)), None):
+        known = ", ".join(sizes_known(chosen))
+        raise Mistake(f"'{chosen.name}' has no size '{unknown}'", f"its sizes are {known}")
+    sizes, remarks = example(chosen, dims)
     try:
         planner = Planner(visibility, widths_of(visibility), ranks, rates_of(target))
         plan = planner.plan(sizes, strategy_of(strategy))

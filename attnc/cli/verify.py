@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 
 #: Cases that a record speaks of at least, however slow they are.
 _RECORDED = 12
+
+#: Options of which one would be passed over beside the other.
+_APART = (
+    *product(["--ranks"], ["--sanitize", "--case", "--large", "--record", "--coverage"]),
+    *product(["--sanitize"], ["--case", "--large", "--coverage"]),
+    *product(["--case"], ["--record", "--coverage", "--json"]),
+)
 
 
 def verify(
@@ -67,6 +75,11 @@ def verify(
 
     Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
     """
+    modes = {"--ranks": ranks is not None, "--sanitize": is_sanitized, "--case": case is not None}
+    modes |= {"--large": is_large, "--record": record, "--coverage": coverage, "--json": as_json}
+    for first, second in _APART:
+        if modes[first] and modes[second]:
+            raise Mistake(f"{first} and {second} are not one run", "run one after the other")
     if ranks is not None:
         from attnc.cli.ranks import verify_ranks
 

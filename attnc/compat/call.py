@@ -17,6 +17,8 @@ from attnc.support.memory import made_apart
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
 _FAR = 1 << 30
+#: Of a spec's head dimension; this file is exported without the compiler, which says the same.
+LARGEST_HEAD = 1024
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -49,7 +51,30 @@ def check(function: str, q: torch.Tensor, **others: torch.Tensor) -> str:
             raise TypeError(f"{function}: {name}: expected a tensor, got {type(x).__name__}")
         if x.dtype != q.dtype:
             raise TypeError(f"{function}: {name}: expected {q.dtype} like q, got {x.dtype}")
+    for name, x in {"q": q, **others}.items():
+        if x.dim() not in (3, 4):
+            raise ValueError(f"{function}: {name}: expected a tensor of 3 or 4 axes, got {list(x.shape)}")
+        if not 1 <= x.shape[-1] <= LARGEST_HEAD:
+            wanted = f"a last axis of 1 to {LARGEST_HEAD}"
+            raise ValueError(f"{function}: {name}: expected {wanted}, got {list(x.shape)}")
     return str(q.dtype).removeprefix("torch.")
+
+
+def real(function: str, name: str, value: Any) -> float:
+    """Returns a number that was given. TypeError for what is none."""
+    if isinstance(value, str) or not (isinstance(value, int | float) or hasattr(value, "__float__")):
+        raise TypeError(f"{function}: {name}: expected a number, got {value!r}")
+    return float(value)
+
+
+def unpacked(function: str, name: str, x: torch.Tensor, axis: int, parts: int) -> tuple[torch.Tensor, ...]:
+    """Takes q, k and v, or k and v, out of the tensor that holds all of them along an axis."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{function}: {name}: expected a tensor, got {type(x).__name__}")
+    if x.dim() != axis + 3 or x.shape[axis] != parts:
+        shape = ", ".join([*(["any"] * axis), str(parts), "any", "any"])
+        raise ValueError(f"{function}: {name}: expected shape [{shape}], got {list(x.shape)}")
+    return x.unbind(axis)
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
@@ -62,6 +87,8 @@ def window(function: str, causal: bool, window_size: Any) -> tuple[bool, int | N
     says.
     """
     try:
+        if any(isinstance(bound, float) for bound in window_size):
+            raise TypeError
         left, right = (-1 if bound is None else int(bound) for bound in window_size)
     except (TypeError, ValueError):
         raise ValueError(
@@ -162,17 +189,21 @@ class Call:
         sink: torch.Tensor | None,
     ) -> None:
         device = self._tensors["q"].device
-        if softcap is not None and softcap > 0:
-            inner = (self._form["size"] ** -0.5 if scale is None else float(scale)) / softcap
-            self._tensors["cap"] = number(float(softcap), torch.float32, device)
+        scale = None if scale is None else real(self._name, "softmax_scale", scale)
+        cap = 0.0 if softcap is None else real(self._name, "softcap", softcap)
+        if cap > 0:
+            inner = (self._form["size"] ** -0.5 if scale is None else scale) / cap
+            self._tensors["cap"] = number(cap, torch.float32, device)
             self._tensors["softmax_scale"] = number(inner, torch.float32, device)
             self._form["softcap"] = True
-        elif scale is not None and float(scale) != self._form["size"] ** -0.5:
-            self._tensors["softmax_scale"] = number(float(scale), torch.float32, device)
+        elif scale is not None and scale != self._form["size"] ** -0.5:
+            self._tensors["softmax_scale"] = number(scale, torch.float32, device)
             self._form["scaled"] = True
         for name, x in (("alibi_slopes", slopes), ("s_aux", sink)):
             if x is None:
                 continue
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"{self._name}: {name}: expected a tensor, got {type(x).__name__}")
             self._tensors[name] = x.float()
             if self.wants_gradient(x):
                 self._grads.append(name)
@@ -197,11 +228,12 @@ class Call:
 
     def drop(self, p: float, seed: torch.Tensor | None = None) -> None:
         """Adds dropout. seed: of an earlier call; drawn from torch's generator if left out."""
+        p = real(self._name, "dropout_p", p)
         if not 0 <= p < 1:
             raise ValueError(f"{self._name}: dropout_p: expected at least 0 and less than 1, got {p}")
         if p:
             device = self._tensors["q"].device
-            self._tensors["dropout_p"] = number(float(p), torch.float32, device)
+            self._tensors["dropout_p"] = number(p, torch.float32, device)
             self._tensors["seed"] = torch.randint(1 << 62, (), device=device) if seed is None else seed
             self._form["dropout"] = True
 
@@ -242,6 +274,11 @@ class Call:
         if out is None:
             o, lse = function(*inputs)
             return o, lse
+        if not isinstance(out, torch.Tensor):
+            raise TypeError(f"{self._name}: out: expected a tensor, got {type(out).__name__}")
+        wanted = [*self._tensors["q"].shape[:-1], self._form["size_v"]]
+        if list(out.shape) != wanted:
+            raise ValueError(f"{self._name}: out: expected shape {wanted}, got {list(out.shape)}")
         *rows, heads, _ = out.shape
         shape = (heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1])
         lse = torch.empty(shape, dtype=torch.float32, device=out.device)

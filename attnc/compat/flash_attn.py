@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.compat.call import Call, Window, check, one_of, refuse
+from attnc.compat.call import Call, Window, check, one_of, refuse, unpacked
 
 
 def append(
@@ -259,6 +259,8 @@ def flash_attn_with_kvcache(
     if (k is None) != (v is None):
         raise ValueError(f"{name}: expected both k and v or neither")
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    if cache_batch_idx is not None:
+        _check_shapes(name, cache_batch_idx=(cache_batch_idx, [batch]))
     lengths = cache_seqlens
     if isinstance(lengths, int):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
@@ -267,7 +269,12 @@ def flash_attn_with_kvcache(
             raise ValueError(
                 f"{name}: cache_seqlens: expected lengths, as k is written behind them, got None"
             )
-        check(name, q, k=k, v=v)
+        check(name, q, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+        _check_shapes(name, cache_seqlens=(lengths, [batch]))
+        rows = [batch, k.shape[1]] if cu_seqlens_k_new is None else [len(k)]
+        if cu_seqlens_k_new is not None:
+            _check_shapes(name, cu_seqlens_k_new=(cu_seqlens_k_new, [batch + 1]))
+        _check_shapes(name, k=(k, [*rows, *k_cache.shape[-2:]]), v=(v, [*rows, *v_cache.shape[-2:]]))
         new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
         for cache, added in ((k_cache, k), (v_cache, v)):
             append(cache, added, lengths, table=table, batch=cache_batch_idx, starts=cu_seqlens_k_new)
@@ -296,13 +303,13 @@ def flash_attn_with_kvcache(
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
     """Returns `flash_attn_func` of qkv [B, N, 3, H, D]; further arguments as there."""
-    q, k, v = qkv.unbind(2)
+    q, k, v = unpacked("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
 def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
     """Returns `flash_attn_func` of q and kv [B, N, 2, Hkv, D]; further arguments as there."""
-    k, v = kv.unbind(2)
+    k, v = unpacked("flash_attn_kvpacked_func", "kv", kv, 2, 2)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
@@ -310,7 +317,7 @@ def flash_attn_varlen_qkvpacked_func(
     qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *arguments: Any, **options: Any
 ) -> Result:
     """Returns `flash_attn_varlen_func` of qkv [T, 3, H, D]; further arguments as there, from dropout_p on."""
-    q, k, v = qkv.unbind(1)
+    q, k, v = unpacked("flash_attn_varlen_qkvpacked_func", "qkv", qkv, 1, 3)
     shared: tuple[Any, ...] = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return flash_attn_varlen_func(q, k, v, *shared, *arguments, **options)
 
@@ -319,8 +326,19 @@ def flash_attn_varlen_kvpacked_func(
     q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any
 ) -> Result:
     """Returns `flash_attn_varlen_func` of q and kv [Tk, 2, Hkv, D]; further arguments as there."""
-    k, v = kv.unbind(1)
+    k, v = unpacked("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
     return flash_attn_varlen_func(q, k, v, *arguments, **options)
+
+
+def _check_shapes(name: str, **shapes: tuple[Any, list[int]]) -> None:
+    """Holds (tensor, its shape) to each other, so that nothing is written that does not fit. TypeError and
+    ValueError name the argument.
+    """
+    for which, (x, wanted) in shapes.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: {which}: expected a tensor, got {type(x).__name__}")
+        if list(x.shape) != wanted:
+            raise ValueError(f"{name}: {which}: expected shape {wanted}, got {list(x.shape)}")
 
 
 def _returned(

@@ -23,13 +23,15 @@ import torch
 import torch.distributed as dist
 from torch._compile import _disable_dynamo
 
-from attnc.distributed.estimate import Rates, Strategy, rates_of
+from attnc.distributed.estimate import STRATEGIES, Rates, Strategy, rates_of
 from attnc.distributed.group import Group, Ranks
 from attnc.distributed.kernels import Kernels, Spec, spec_of
 from attnc.distributed.moves import places
 from attnc.distributed.plan import Plan, Planner, widths_of
 from attnc.distributed.spans import Sizes
 from attnc.distributed.stages import Stages
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
 
@@ -162,6 +164,11 @@ class ContextParallel:
         **params: object,
     ) -> None:
         self.spec: Spec = spec_of(source, attention, target)
+        known = [param.name for param in self.spec.attention.params]
+        if unknown := [name for name in params if name not in known]:
+            raise TypeError(f"{unknown[0]}: no param of the spec, which has {', '.join(known) or 'none'}")
+        if strategy is not None and strategy not in STRATEGIES:
+            raise ValueError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
         self.group: Ranks = group if isinstance(group, Ranks) else Group(group, symmetric=symmetric)
         self.strategy, self.groups = strategy, groups
         self.rates = rates or rates_of(self.spec.target, symmetric=symmetric)
@@ -180,6 +187,7 @@ class ContextParallel:
         tensor will do), or for DTensors, which later calls follow. inputs: those that the mask reads, and
         lengths, on any device; what is on a GPU is copied to the host, which waits for it.
         """
+        _check_tensors(self.spec.attention, q=q, k=k)
         kernels, planner = self.kernels_for(q)
         attention, named = kernels.attention, self._name_inputs((), inputs)
         sizes = self._sizes(kernels, whole_shape(q, attention.q), whole_shape(k, attention.k), named)
@@ -201,6 +209,7 @@ class ContextParallel:
         in the order given.
         """
         given = self._name_inputs(inputs, named)
+        _check_tensors(self.spec.attention, q=q, k=k, v=v)
         self.plan(q, k, **given)
         if is_dtensor(q):
             return (q, k, v, *inputs, *named.values())
@@ -218,7 +227,9 @@ class ContextParallel:
         plan, tensor = self._current(), self._tensor(self._attention(), of)
         by_key = of in ("k", "v")
         rows = (plan.owned_keys if by_key else plan.owned_rows)(self.group.rank)
-        return places(rows, x.device).of(x, tensor.roles.index(Role.KEY if by_key else Role.QUERY))
+        axis = tensor.roles.index(Role.KEY if by_key else Role.QUERY)
+        _check_axis(of, x, axis, plan.sizes.keys if by_key else plan.sizes.queries, "all ranks together")
+        return places(rows, x.device).of(x, axis)
 
     def unshard(self, x: torch.Tensor, of: str = "o") -> torch.Tensor:
         """Gathers the whole of a tensor from every rank's rows: of o, or of "lse", "q", "k", "v" or one
@@ -234,6 +245,7 @@ class ContextParallel:
         axis = tensor.roles.index(role)
         owned = plan.owned_keys if of in ("k", "v") else plan.owned_rows
         counts = [len(owned(rank)) for rank in range(plan.ranks)]
+        _check_axis(of, x, axis, counts[self.group.rank], f"rank {self.group.rank}")
         padded = list(x.shape)
         padded[axis] = max(counts)
         mine = x.new_zeros(padded)
@@ -395,6 +407,10 @@ class ContextParallel:
             packed = tensor.storage.ends
             ends.append(self._host(packed, named) if packed else None)
         batch = len(ends[0]) - 1 if ends[0] is not None else q[attention.q.roles.index(Role.BATCH)]
+        for which, shape in (("q", q), ("k", k)):
+            if 0 in shape:
+                raise ValueError(f"{which}: expected rows to share out, got shape {list(shape)}")
+        _check_inputs(attention, named, self._known(attention, int(batch), q, k))
         dims = {}
         for tensor in attention.extras:
             for axis, size in zip(tensor.shape, getattr(named.get(tensor.name), "shape", ()), strict=False):
@@ -412,6 +428,19 @@ class ContextParallel:
             tensors={name: self._host(name, named) for name in reads},
             dims=dims,
         )
+
+    @staticmethod
+    def _known(attention: Attention, batch: int, q: torch.Size, k: torch.Size) -> dict[str, int]:
+        """Returns the sizes that whole q and k fix, by name; M and N where all sequences have as many."""
+        heads, kv_heads = q[attention.q.axis(Role.HEAD) or 0], k[attention.k.axis(Role.HEAD) or 0]
+        found = {"B": batch, "H": heads, "Hkv": kv_heads, "G": heads // kv_heads}
+        for name, tensor, shape, role in (
+            ("M", attention.q, q, Role.QUERY),
+            ("N", attention.k, k, Role.KEY),
+        ):
+            if tensor.storage.is_plain:
+                found[name] = shape[tensor.roles.index(role)]
+        return found
 
     @staticmethod
     def _host(name: str, named: Mapping[str, Any]) -> Any:
@@ -474,7 +503,54 @@ class ContextParallel:
     def _tensor(attention: Attention, name: str) -> Tensor:
         if name == "lse" and attention.lse is None:
             raise ValueError("of: the spec has no output lse")
+        if name not in ("o", "lse", "q", "k", "v"):
+            raise ValueError(f"of: expected o, lse, q, k or v, got {name!r}")
         return attention.tensor(name)
+
+
+def _check_tensors(attention: Attention, **given: Any) -> None:
+    """TypeError and ValueError for what cannot be whole q, k and v."""
+    for name, x in given.items():
+        roles, role = attention.tensor(name).roles, Role.QUERY if name == "q" else Role.KEY
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+        if x.dim() != len(roles):
+            raise ValueError(f"{name}: expected {len(roles)} axes, got shape {list(x.shape)}")
+        if name == "v":
+            k, (rows, heads) = given["k"], (roles.index(role), roles.index(Role.HEAD))
+            wanted = [k.shape[attention.k.roles.index(axis)] for axis in (role, Role.HEAD)]
+            if [x.shape[rows], x.shape[heads]] != wanted:
+                raise ValueError(
+                    f"v: expected {wanted[0]} rows and {wanted[1]} heads, like k, got shape {list(x.shape)}"
+                )
+
+
+def _check_inputs(attention: Attention, named: Mapping[str, Any], known: Mapping[str, int]) -> None:
+    """ValueError for an input whose shape is not what the sizes of q and k make it."""
+    env = Env(dims=dict(known))
+    for tensor in attention.extras:
+        shape = getattr(named.get(tensor.name), "shape", None)
+        if shape is None:
+            continue
+        names = [{node.name for node in walk(size) if isinstance(node, Dim)} for size in tensor.shape]
+        wanted = [
+            int(evaluate(size, env)) if of <= known.keys() else None
+            for size, of in zip(tensor.shape, names, strict=True)
+        ]
+        fits = len(shape) == len(wanted) and all(
+            want in (None, size) for want, size in zip(wanted, shape, strict=True)
+        )
+        if not fits:
+            said = ", ".join("any" if want is None else str(want) for want in wanted)
+            raise ValueError(f"{tensor.name}: expected shape [{said}], got {list(shape)}")
+
+
+def _check_axis(name: str, x: torch.Tensor, axis: int, rows: int, whose: str) -> None:
+    """ValueError for a tensor that has other rows than `whose`."""
+    if x.dim() <= axis or x.shape[axis] != rows:
+        raise ValueError(
+            f"{name}: expected {rows} along axis {axis}, the rows of {whose}, got shape {list(x.shape)}"
+        )
 
 
 #: A call that torch.compile leaves alone, and all that it calls; torch.compiler.disable would import the

@@ -13,6 +13,7 @@ from attnc.distributed.plan import Plan
 from attnc.distributed.spans import BLOCK, Ints, Sizes, Visibility
 from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention
+from attnc.model.tensors import Role
 
 #: Documents, or packed sequences, of an example.
 _DOCUMENTS = 10
@@ -63,6 +64,18 @@ def example(attention: Attention, dims: Mapping[str, int]) -> tuple[Sizes, tuple
         dims={name: size for name, size in known.items() if name not in ("B", "M", "N", "H", "Hkv", "G")},
     )
     return sizes, tuple(remarks)
+
+
+def sizes_known(attention: Attention) -> tuple[str, ...]:
+    """Lists the names that `example` takes sizes by: those that mean the same in every spec, then the spec's
+    own. The rows of packed sequences are M and N.
+    """
+    axes = [axis for tensor in attention.inputs for axis in tensor.shape]
+    own = {node.name: None for axis in axes for node in walk(axis) if isinstance(node, Dim)}
+    rows = (tensor.size(role) for tensor, role in ((attention.q, Role.QUERY), (attention.k, Role.KEY)))
+    packed = {node.name for size in rows for node in walk(size) if isinstance(node, Dim)}
+    common = ("B", "M", "N", "H", "Hkv", "G")
+    return (*common, *(name for name in own if name not in (*common, *packed)))
 
 
 def _starts(total: int) -> Ints:

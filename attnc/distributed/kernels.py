@@ -4,6 +4,7 @@ several ranks cannot compute, said as an error before anything moves.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -67,15 +68,20 @@ def spec_of(source: Any, attention: str | None = None, target: str | None = None
     if isinstance(source, Family):
         text = Source(f"{source.name}.attn", str(source.spec))
         attention, target = source.name, target or source.target
+    elif callable(source) and not getattr(sys.modules.get(source.__module__), "__file__", None):
+        raise TypeError(f"source: expected a generated function, a spec or its path, got {source!r}")
     elif callable(source):
         path, target = _path_of(source), target or _target_of(source)
         attention = attention or source.__name__
         text, tuned = load(path), tuned_source(path)
     elif isinstance(source, str) and ("\n" in source or "{" in source):
         text = Source("spec.attn", source)
-    else:
+    elif isinstance(source, str | os.PathLike):
         path = Path(source)
         text, tuned = load(path), tuned_source(path)
+    else:
+        kind = type(source).__name__
+        raise TypeError(f"source: expected a generated function, a spec or its path, got {kind}")
     program = resolve(parse(text), prelude())
     names = [found.name for found in program.attentions]
     if attention is None and len(names) == 1:

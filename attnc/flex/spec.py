@@ -385,8 +385,8 @@ def _is_free(name: str) -> bool:
 def _title(mods: Sequence[Callable[..., Any] | None]) -> str:
     """Returns what the attention is called, hence its kernels in a profile."""
     names = (getattr(mod, "__name__", "") for mod in mods if mod is not None)
-    plain = [re.sub(r"\W", "_", name).strip("_") for name in names if name and not name.startswith("<")]
-    title = "_".join(dict.fromkeys(("flex", *plain)))[:48]
+    plain = [re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") for name in names if name[:1] != "<"]
+    title = "_".join(dict.fromkeys(("flex", *filter(None, plain))))[:48]
     return f"{title}_mod" if title in NOT_FUNCTIONS else title
 
 
@@ -509,6 +509,9 @@ def to_spec(
         enable_gqa = query is not None and query.shape[1] != key.shape[1]
     if value is not None:
         value_dim = value.shape[3]
+    is_taken = name in NOT_FUNCTIONS or name in RESERVED
+    if name and (is_taken or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII)):
+        raise ValueError(f"name: expected letters, digits and '_', and no reserved word, got {name!r}")
     if dtype not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(map(str, DTYPES))}, got {dtype}")
     device = torch.device("cpu") if query is None else query.device

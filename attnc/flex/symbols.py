@@ -213,6 +213,8 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 def apply(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Returns the operation of this name, element by element where an argument has several."""
     plain = name.strip("_") if name.startswith("__") else name
+    if plain in ("max", "min") and len(args) == 2 and not isinstance(args[1], int):  # else along an axis
+        plain += "imum"
     operation = OPERATIONS.get(plain)
     if operation is None:
         hint = "a mod adds, compares and looks up numbers; what it cannot say can be looked up in a tensor"

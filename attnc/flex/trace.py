@@ -50,7 +50,7 @@ def trace(
     """
     tape = Tape(dict(sizes), device, infers, learned=set(learned))
     if scale is not None:
-        tape.number(float(scale))
+        tape.number(_finite(scale))
     positions = [
         Scalar(tape, tape.add("int", "index", name), 0, sizes.get(size, math.inf) - 1)
         for name, size in _POSITIONS.items()
@@ -96,6 +96,17 @@ def _no_functions_of_autograd() -> Iterator[None]:
         ) from failure
 
 
+def _finite(scale: float) -> float:
+    """Returns the scale of a call as a number. TypeError and ValueError for what is none."""
+    try:
+        found = float(scale)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"scale: expected a number, got {scale!r}") from None
+    if not math.isfinite(found):
+        raise ValueError(f"scale: expected a finite number, got {scale!r}")
+    return found
+
+
 _FUNCTION = str(Path("torch", "autograd", "function.py"))
 _A = {"int": "an integer", "float": "a float"}
 
@@ -104,6 +115,8 @@ def _called(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
     """Returns what a mod returns, if that is one value. TypeError for one that does not take what it is
     given.
     """
+    if not callable(mod):
+        raise TypeError(f"{what}: expected a function, got {mod!r}")
     try:
         returned = mod(*given)
     except TypeError:

@@ -358,7 +358,8 @@ class Elaborator:
 
 def _constant(value: bool | int | float, tree: ast.Expr, at: Context) -> Expr | None:
     if isinstance(value, int) and abs(value) >= MAX_INTEGER:
-        at.error("E0507", "integer beyond 62 bits", tree.span, "too large")
+        hint = "positions stay below 2^30: 2147483647 is beyond all of them, where no limit is meant"
+        at.error("E0507", "integer beyond 62 bits", tree.span, "too large", hints=(hint,))
         return None
     return Const(value, span=at.span(tree))
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, TypeAlias, TypeVar
+from operator import index
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
@@ -73,6 +74,22 @@ class Step:
 Layout: TypeAlias = Literal["NHD", "HND"]
 
 
+def _check_rows(name: str, given: Any, dtype: torch.dtype) -> None:
+    """TypeError for what is no tensor of this type."""
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(given).__name__}")
+    if given.dtype != dtype:
+        raise TypeError(f"{name}: expected dtype {dtype}, got {given.dtype}")
+
+
+def _integers(name: str, given: Any) -> list[int]:
+    """Returns numbers as Python's own, which nobody changes in place. TypeError for what is none."""
+    try:
+        return [index(number) for number in given]
+    except TypeError:
+        raise TypeError(f"{name}: expected integers, got {given!r}") from None
+
+
 class PagedCache:
     """K and V of every layer in pages, and the tables that say which page holds which tokens.
 
@@ -112,9 +129,13 @@ class PagedCache:
     ) -> None:
         sizes = {"pages": pages, "page": page, "kv_heads": kv_heads, "head_dim": head_dim}
         sizes |= {"sequences": sequences, "max_length": max_length, "layers": layers}
+        if v_head_dim is not None:
+            sizes["v_head_dim"] = v_head_dim
         for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name}: expected at least 1, got {size}")
+            if not hasattr(size, "__index__"):
+                raise TypeError(f"{name}: expected an integer, got {size!r}")
+            if size < (least := int(name != "v_head_dim")):
+                raise ValueError(f"{name}: expected at least {least}, got {size}")
         if layout not in ("NHD", "HND"):
             raise ValueError(f"layout: expected 'NHD' or 'HND', got {layout!r}")
         self.spread = Spread(1, page) if spread is None else spread
@@ -171,9 +192,11 @@ class PagedCache:
 
         A last page that others share is copied first (PagedAttention, section 4.4). Raises OutOfPages if
         there are too few pages, ValueError for a sequence named twice, a negative count or a length above
-        max_length; nothing is changed then.
+        max_length, TypeError for what is no integer; nothing is changed then.
         """
-        counts = [counts] * len(sequences) if isinstance(counts, int) else counts
+        sequences = _integers("sequences", sequences)
+        is_one = isinstance(counts, int) or getattr(counts, "ndim", None) == 0
+        counts = _integers("counts", [counts] * len(sequences) if is_one else counts)
         return self._publish(self._allocator.grow(sequences, counts), counts)
 
     def view(self, sequences: Sequence[int]) -> Step:
@@ -192,6 +215,7 @@ class PagedCache:
 
     def truncate(self, sequence: int, length: int) -> None:
         """Drops the tokens from `length` on, such as rejected drafts. ValueError if there are fewer."""
+        (length,) = _integers("length", [length])
         self.kv_len[self._allocator.truncate(sequence, length).row].fill_(length)
 
     def free(self, *sequences: int) -> None:
@@ -204,15 +228,17 @@ class PagedCache:
     ) -> None:
         """Stores keys [T, Hkv, D] and values [T, Hkv, Dv] of a layer at slots: i64[T].
 
-        TypeError for a dtype that is not the cache's. ValueError for another shape, for missing values, and
-        for values where the cache has none.
+        TypeError for a dtype that is not the cache's, or slots that are not i64. ValueError for another
+        shape, for missing values, and for values where the cache has none.
         """
+        _check_rows("slots", slots, torch.int64)
+        if slots.dim() != 1:
+            raise ValueError(f"slots: expected shape [T], got {list(slots.shape)}")
         given = (k,) if v is None else (k, v)
         if len(given) != len(self._pools):
             raise ValueError(f"v: expected {'a tensor' if v is None else 'None'}, as the cache was made")
         for name, pool, rows in zip("kv", self._pools, given, strict=False):
-            if rows.dtype != pool.dtype:
-                raise TypeError(f"{name}: expected dtype {pool.dtype}, got {rows.dtype}")
+            _check_rows(name, rows, pool.dtype)
             slot_major = pool[layer] if self.layout == "NHD" else pool[layer].transpose(1, 2)
             wanted = (len(slots), *slot_major.shape[2:])
             if rows.shape != wanted:

@@ -25,7 +25,7 @@ def attend(
     n, group = len(k), heads // k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
     s = torch.einsum("mhd,nhd->hmn", q.double(), k) * scale
-    if softcap:
+    if softcap > 0:
         s = softcap * torch.tanh(s / softcap)
     distance = torch.arange(m)[:, None] + n - m - torch.arange(n)[None, :]
     if slopes is not None:

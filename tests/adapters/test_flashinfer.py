@@ -49,6 +49,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"window_left": 6},
     {"logits_soft_cap": 3.0, "sm_scale": 0.4},
+    {"logits_soft_cap": -3.0},
     {"disable_split_kv": True},
     {"fixed_split_size": 4},
 ]
@@ -157,6 +158,10 @@ def test_dense_tables() -> None:
         ({"pos_encoding_mode": "ROPE_LLAMA"}, "pos_encoding_mode: expected 'NONE', got 'ROPE_LLAMA'"),
         ({"rope_theta": 1e4}, "rope_theta: expected None, as it is not supported, got 10000.0"),
         ({"kv_data_type": "float8_e4m3fn"}, "kv_data_type: expected torch.float32, like q_data_type, got"),
+        ({"q_data_type": "float17"}, "q_data_type: expected a dtype, got 'float17'"),
+        ({"page_size": 0}, "page_size: expected at least 1, got 0"),
+        ({"sm_scale": "small"}, "sm_scale: expected a number, got 'small'"),
+        ({"logits_soft_cap": math.inf}, "logits_soft_cap: expected a finite number, got inf"),
         ({"q_len_per_req": 2}, "q_len_per_req: expected 1, got 2"),
         ({"fixed_split_size": 3}, "fixed_split_size: expected a multiple of 16 keys, got 12"),
         ({"seq_lens": torch.ones(1)}, "seq_lens: expected None"),
@@ -166,7 +171,7 @@ def test_dense_tables() -> None:
 )
 def test_plans_that_are_refused(changed: dict[str, Any], said: str) -> None:
     table = torch.zeros(1, 1, dtype=torch.int32)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((TypeError, ValueError), match=said):
         BatchDecodeWithPagedKVCacheWrapper(WORKSPACE).plan(*csr([3], table), head_dim=SIZE, **SIZES | changed)
 
 

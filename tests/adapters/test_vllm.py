@@ -65,6 +65,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"softmax_scale": 0.3, "page": 16},
     {"window_size": (5, 0)},
     {"softcap": 2.5},
+    {"softcap": -2.5},
     {"alibi_slopes": torch.linspace(0.1, 1, HEADS * GROUP)},
     {"sinks": torch.linspace(-1, 2, HEADS * GROUP)},
     {"window_size": (9, 0), "softcap": 4.0, "sinks": torch.zeros(HEADS * GROUP).bfloat16()},
@@ -125,6 +126,11 @@ def test_an_unquantised_cache_ignores_descales() -> None:
     ("changed", "said"),
     [
         ({"causal": False}, "causal: expected True, got False"),
+        ({"softmax_scale": None}, "softmax_scale: expected a number, got None"),
+        ({"softmax_scale": float("nan")}, "softmax_scale: expected a finite number, got nan"),
+        ({"softcap": "high"}, "softcap: expected a number, got 'high'"),
+        ({"window_size": 5}, r"window_size: expected \(left, right\), integers, -1 for none, got 5"),
+        ({"window_size": (1.5, 0)}, r"window_size: expected .*, got \(1.5, 0\)"),
         (
             {"q_descale": torch.ones(1)},
             r"q_descale: expected None, as it is not supported, got a tensor \[1\]",
@@ -149,7 +155,7 @@ def test_an_unquantised_cache_ignores_descales() -> None:
 )
 def test_what_is_not_supported_is_refused(changed: dict[str, Any], said: str) -> None:
     arguments, _ = problem([1], [9])
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((TypeError, ValueError), match=said):
         unified_attention(**arguments | changed)
     assert arguments["out"].isnan().all()
 

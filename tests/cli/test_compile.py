@@ -1,7 +1,10 @@
 """`attnc compile`, `check` and `fmt`: what they write, print and return; and --watch."""
 
 import json
+import os
+import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,18 @@ def test_files_of_a_removed_spec_are_orphans_of_all_specs_only(run: Run, folder:
     other.unlink()
     assert run("compile", "--check", "specs/tiny.attn").code == 0
     assert run("compile", "--check").out.count("orphan") == 6
+    made = folder / "generated" / "other"
+    (made / "__pycache__").mkdir()
+    (made / "__pycache__" / "__init__.cpython-311.pyc").touch()
+    (made / "triton" / "notes.txt").touch()
+    assert run("compile").err == "6 files in generated/, 0 written, 6 removed\n"
+    assert [path.name for path in sorted(made.rglob("*"))] == ["triton", "notes.txt"]
+    (made / "triton" / "notes.txt").unlink()
+    other.write_text(TINY.replace("tiny", "other"))
+    run("compile")
+    other.unlink()
+    run("compile")
+    assert not made.exists()
 
 
 def test_json_names_files_and_diagnostics(run: Run) -> None:
@@ -134,6 +149,40 @@ def test_fmt_is_idempotent_and_diffs(run: Run, folder: Path) -> None:
     assert run("fmt").out == "formatted specs/tiny.attn\n"
     assert spec.read_text() == TINY
     assert run("fmt", "--check").code == 0
+
+
+def test_fmt_leaves_links_and_permissions(run: Run, folder: Path) -> None:
+    spec, link = folder / "specs" / "tiny.attn", folder / "link.attn"
+    spec.write_text(TINY.replace("mask =", "mask  ="))
+    spec.chmod(0o640)
+    link.symlink_to("specs/tiny.attn")
+    assert run("fmt", "link.attn").out == "formatted link.attn\n"
+    assert link.is_symlink()
+    assert spec.read_text() == TINY
+    assert stat.S_IMODE(spec.stat().st_mode) == 0o640
+
+
+def test_fmt_writes_to_files_alone(run: Run, folder: Path) -> None:
+    pipe = folder / "pipe.attn"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(pipe.write_text, TINY.replace("mask =", "mask  ="))
+        done = run("fmt", "pipe.attn")
+        writing.result()
+    assert done.code == 2
+    assert "'pipe.attn' is no file that can be written again\n   = help: --diff prints the" in done.err
+    assert pipe.is_fifo()
+
+
+def test_links_in_the_output_folder_are_replaced(run: Run, folder: Path) -> None:
+    """What lies elsewhere is nobody's to write, whoever put the link there."""
+    module, elsewhere = folder / "generated" / "tiny" / "__init__.py", folder / "elsewhere"
+    elsewhere.write_text("mine")
+    module.parent.mkdir(parents=True)
+    module.symlink_to(elsewhere)
+    assert run("compile").code == 0
+    assert elsewhere.read_text() == "mine"
+    assert not module.is_symlink()
 
 
 TRAINED = """\

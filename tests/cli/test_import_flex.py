@@ -46,6 +46,14 @@ def test_the_spec_compiles(run: Run, folder: Path) -> None:
     assert run("import-flex", "mods.py:biased", "mods.py:window", "--head-dim", "64").out == text
 
 
+def test_what_a_link_leads_to_is_written(run: Run, folder: Path) -> None:
+    (folder / "kept.attn").write_text("")
+    (folder / "link.attn").symlink_to("kept.attn")
+    assert run("import-flex", "mods.py:causal", "--out", "link.attn").code == 0
+    assert (folder / "link.attn").is_symlink()
+    assert "mask = q_idx >= kv_idx" in (folder / "kept.attn").read_text()
+
+
 @pytest.mark.parametrize(
     ("mods", "code", "message"),
     [
@@ -57,6 +65,10 @@ def test_the_spec_compiles(run: Run, folder: Path) -> None:
         (["mods.py:causal", "mods.py:window"], 2, "'mods.py:window' is a second mask_mod"),
         (["mods.py:causal", "--dtype", "f64"], 2, "there is no dtype 'f64'"),
         (["mods.py:causal", "--target", "cuda.sm_79"], 2, "there is no target 'cuda.sm_79'"),
+        (["mods.py:causal", "--name", "two words"], 2, "and no reserved word, got 'two words'"),
+        (["mods.py:causal", "--name", "class"], 2, "and no reserved word, got 'class'"),
+        (["mods.py:causal", "--name", "fenêtre"], 2, "choose another --name"),
+        (["mods.py:causal", "--head-dim", "5000"], 2, "head-dim"),
         (["mods.py:branch"], 1, "error[E0902]: a mod cannot branch on its values"),
     ],
 )

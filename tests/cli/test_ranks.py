@@ -23,6 +23,7 @@ def test_explain_shows_the_plan(run: Run) -> None:
     [
         (("--size", "M"), "'M' is no size"),
         (("--size", "M=0"), "'M=0' is no size"),
+        (("--size", "M=64,Q=3"), "'tiny' has no size 'Q'\n   = help: its sizes are B, M, N, H, Hkv, G"),
         (("--strategy", "ring"), "there is no strategy 'ring'"),
         (("--strategy", "heads", "--size", "H=3"), "3 K/V heads cannot be shared out to 4 ranks"),
         (("--attention", "tin"), "there is no attention 'tin'"),
@@ -32,6 +33,29 @@ def test_mistakes_are_named(run: Run, options: tuple[str, ...], message: str) ->
     done = run("explain", "specs/tiny.attn", "--ranks", "4", *options)
     assert done.code == 2
     assert message in done.err
+
+
+@pytest.mark.parametrize("option", [("--size", "M=64"), ("--strategy", "need")])
+def test_options_of_ranks_are_not_passed_over_without_them(run: Run, option: tuple[str, str]) -> None:
+    done = run("explain", "specs/tiny.attn", *option)
+    assert done.code == 2
+    assert f"{option[0]} says nothing without --ranks" in done.err
+
+
+@pytest.mark.parametrize(
+    "modes",
+    [
+        ("--ranks 2", "--large"),
+        ("--ranks 2", "--record"),
+        ("--sanitize", "--case {}"),
+        ("--case {}", "--json"),
+    ],
+)
+def test_a_mode_of_verify_is_not_passed_over(run: Run, modes: tuple[str, str]) -> None:
+    done = run("verify", "specs/tiny.attn", *" ".join(modes).split())
+    assert done.code == 2
+    first, second = (mode.split()[0] for mode in modes)
+    assert f"{first} and {second} are not one run" in done.err
 
 
 def test_what_ranks_cannot_share_is_said_at_its_place(run: Run) -> None:

@@ -14,6 +14,7 @@ from attnc.api import compile as api
 from attnc.compat import call, compiled, flash_attn
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from attnc.diagnostics import error
+from attnc.model.declarations import MAX_HEAD_DIM
 from attnc.source import Source
 from tests.compat.callers import DATA, Calls
 from tests.compat.flash_grid import Case, run
@@ -129,7 +130,14 @@ REFUSED: list[tuple[Any, str, dict[str, Any]]] = [
     (flash_attn_func, "attention_chunk", {"attention_chunk": 64}),
     (flash_attn_func, "k_descale", {"k_descale": torch.ones(1)}),
     (flash_attn_func, "dropout_p", {"dropout_p": 1.0}),
+    (flash_attn_func, "dropout_p: expected a number, got None", {"dropout_p": None}),
+    (flash_attn_func, "softmax_scale: expected a number, got 'small'", {"softmax_scale": "small"}),
+    (flash_attn_func, "softcap: expected a number", {"softcap": [30.0]}),
     (flash_attn_func, "window_size", {"window_size": 5}),
+    (flash_attn_func, "window_size", {"window_size": (1.5, 0)}),
+    (flash_attn_func, "alibi_slopes: expected a tensor, got list", {"alibi_slopes": [1.0] * 4}),
+    (flash_attn_func, "out: expected a tensor, got str", {"out": "o"}),
+    (flash_attn_func, r"out: expected shape \[2, 5, 4, 16\], got \[1\]", {"out": torch.ones(1).half()}),
     (flash_attn_func, "alibi_slopes", {"alibi_slopes": torch.ones(1, 2, 4)}),
     (flash_attn_func, "s_aux and learnable_sink", {"s_aux": torch.ones(4), "learnable_sink": torch.ones(4)}),
     (flash_attn_func, "s_aux", {"s_aux": torch.ones(3)}),
@@ -159,6 +167,15 @@ def test_wrong_tensors_are_named() -> None:
         flash_attn_func(q.double(), k, v)
     with pytest.raises(TypeError, match=r"v: expected torch\.float16 like q"):
         flash_attn_func(q, k, v.float())
+    with pytest.raises(ValueError, match=r"k: expected a tensor of 3 or 4 axes, got \[16\]"):
+        flash_attn_func(q, k[0, 0, 0], v)
+    with pytest.raises(ValueError, match=r"v: expected a last axis of 1 to 1024, got \[2, 9, 2, 2048\]"):
+        flash_attn_func(q, k, v.repeat(1, 1, 1, 128))
+    with pytest.raises(ValueError, match=r"qkv: expected shape \[any, any, 3, any, any\], got \[2, 9, 2, 2"):
+        flash_attn.flash_attn_qkvpacked_func(torch.stack([k, v], 2))
+    with pytest.raises(ValueError, match=r"kv: expected shape \[any, 2, any, any\], got \[9, 2, 16\]"):
+        flash_attn.flash_attn_varlen_kvpacked_func(q[0], k[0])
+    assert call.LARGEST_HEAD == MAX_HEAD_DIM
     ends, long = torch.tensor([0, 5], dtype=torch.int32), torch.tensor([0, 5])
     packed = (q[0], k[0], v[0], ends)
     with pytest.raises(TypeError, match="cu_seqlens_k"):
@@ -170,6 +187,33 @@ def test_wrong_tensors_are_named() -> None:
         flash_attn_varlen_func(*packed, ends, 5, 5, deterministic=True, s_aux=sink)
     with pytest.raises(ValueError, match="no_grad"):
         flash_attn_with_kvcache(q.requires_grad_(), k, v)
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ({"k": (1, 1, 2, 16), "v": (1, 1, 2, 16)}, r"k: expected shape \[2, 1, 2, 16\], got \[1, 1, 2, 16\]"),
+        ({"k": (2, 1, 2, 16), "v": (2, 2, 2, 16)}, r"v: expected shape \[2, 1, 2, 16\], got \[2, 2, 2, 16\]"),
+        ({"k": (2, 1, 1, 16), "v": (2, 1, 1, 16)}, r"k: expected shape \[2, 1, 2, 16\], got \[2, 1, 1, 16\]"),
+        ({"k": (2, 2, 16), "v": (2, 2, 16)}, r"k: expected shape \[2, 2, 2, 16\], got \[2, 2, 16\]"),
+        ({"cache_seqlens": (1,)}, r"cache_seqlens: expected shape \[2\], got \[1\]"),
+        ({"cache_batch_idx": (3,)}, r"cache_batch_idx: expected shape \[2\], got \[3\]"),
+        ({"cu_seqlens_k_new": (2,)}, r"cu_seqlens_k_new: expected shape \[3\], got \[2\]"),
+    ],
+)
+def test_new_keys_that_do_not_fit_are_written_nowhere(new: dict[str, Any], message: str) -> None:
+    """One row for two sequences, or for two heads, would have been spread out or left where it was."""
+    q, k, v = tensors()
+    shapes = {"k": (2, 1, 2, 16), "v": (2, 1, 2, 16), "cache_seqlens": (2,), **new}
+    given: Any = {
+        name: torch.ones(shape, dtype=torch.float16 if name in "kv" else torch.int32)
+        for name, shape in shapes.items()
+    }
+    kept = k.clone(), v.clone()
+    with pytest.raises(ValueError, match=message):
+        flash_attn_with_kvcache(q, k, v, **given)
+    assert torch.equal(k, kept[0])
+    assert torch.equal(v, kept[1])
 
 
 def test_the_order_of_flash_attn_2() -> None:

@@ -262,8 +262,43 @@ def test_mistakes_are_named() -> None:
             cp.shard(q, k, v, dock=1)
         with pytest.raises(ValueError, match=r"no variant for torch\.float16"):
             cp.plan(q.half(), k.half())
+        doc = torch.arange(45, dtype=torch.int32).expand(1, -1) // 20
+        untyped: Any = cp.shard
+        for given, error, message in (
+            (([1], k, v, doc), TypeError, "q: expected a tensor, got list"),
+            ((q[0], k, v, doc), ValueError, r"q: expected 4 axes, got shape \[45, 4, 16\]"),
+            ((q, k, v[:, :7], doc), ValueError, "v: expected 45 rows and 2 heads, like k, got shape"),
+            ((q, k, v, doc[:, :7]), ValueError, r"doc: expected shape \[1, 45\], got \[1, 7\]"),
+            ((q[:, :0], k, v, doc), ValueError, "q: expected rows to share out, got shape"),
+            ((q, k[:, :0], v[:, :0], doc), ValueError, "k: expected rows to share out, got shape"),
+        ):
+            with pytest.raises(error, match=message):
+                untyped(*given)
+        cp.shard(q, k, v, doc=doc)
+        with pytest.raises(ValueError, match="o: expected 45 along axis 1, the rows of all ranks together"):
+            cp.own(q[:, :7])
+        with pytest.raises(ValueError, match="o: expected 45 along axis 1, the rows of rank 0, got shape"):
+            cp.unshard(q[:, :7])
+        with pytest.raises(ValueError, match="of: expected o, lse, q, k or v, got 'x'"):
+            cp.unshard(q, "x")
 
     on_ranks(1, work)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "message"),
+    [
+        (3, {}, TypeError, "source: expected a generated function, a spec or its path, got int"),
+        (print, {}, TypeError, "source: expected a generated function, .* got <built-in function print>"),
+        (SPECS["causal"], {"strategy": "ring"}, ValueError, "strategy: expected one of .*, got 'ring'"),
+        (SPECS["causal"], {"sum": False}, TypeError, "sum: no param of the spec, which has none"),
+    ],
+)
+def test_what_no_ranks_can_share_out(
+    source: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        on_ranks(1, lambda group: ContextParallel(source, group, **options))
 
 
 def test_every_row_and_label_can_be_found() -> None:

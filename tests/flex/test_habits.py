@@ -85,11 +85,44 @@ def test_a_long_value_is_shown_in_part(capsys: pytest.CaptureFixture[str]) -> No
         ({"mask_mod": lambda q, kv: q >= kv}, r"mask_mod: expected a function of \(b, h, q_idx, kv_idx\)"),
         ({"mask_mod": partial(lambda w, b, h, q: q > w, 3)}, r"got partial\(b, h, q\)"),
         ({"score_mod": lambda b, h, q, kv: q >= kv}, r"of \(score, b, .*\), got .*<lambda>\(b, h, q, kv\)"),
+        ({"score_mod": "alibi"}, "score_mod: expected a function, got 'alibi'"),
+        ({"scale": "small"}, "scale: expected a number, got 'small'"),
     ],
 )
 def test_a_mod_of_other_arguments_is_named(mods: dict[str, Any], expected: str) -> None:
     with pytest.raises(TypeError, match=expected):
         flex_attention(Q, Q, Q, **mods)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_a_scale_that_is_no_number(scale: float) -> None:
+    with pytest.raises(ValueError, match=r"scale: expected a finite number, got (nan|inf)"):
+        flex_attention(Q, Q, Q, scale=scale)
+
+
+def test_names_of_mods_may_have_any_letters() -> None:
+    größe = torch.ones(2)
+
+    def fenêtre(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return torch.max(score * größe[h], score - 1)
+
+    def ß(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return torch.min(q, kv) >= 0
+
+    found = flex_attention(Q, Q, Q, fenêtre, mask_mod=ß)
+    expected = torch_flex(Q, Q, Q, fenêtre, ß)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_largest_along_an_axis_is_no_operation_of_two() -> None:
+    with pytest.raises(FlexError, match="'max' cannot be written in a spec"):
+        to_spec(lambda score, b, h, q, kv: torch.max(score, 0))
+
+
+@pytest.mark.parametrize("name", ["two words", "class", "dot", "1st", "fenêtre"])
+def test_a_name_that_no_spec_can_have(name: str) -> None:
+    with pytest.raises(ValueError, match=r"name: expected letters, digits and '_'.*got '"):
+        to_spec(name=name)
 
 
 def test_a_wrong_call_inside_of_a_mod_is_its_own() -> None:

@@ -12,10 +12,11 @@ vLLM.
 from __future__ import annotations
 
 import warnings
+from operator import index
 
 import torch
 
-from attnc.adapters.specs import attend, refuse
+from attnc.adapters.specs import attend, number_of, refuse
 
 # --- the attention function ---------------------------------------------------------------------------------
 
@@ -72,9 +73,9 @@ def unified_attention(
         cu_seqlens_q=cu_seqlens_q,
         seqused_k=seqused_k,
         block_table=block_table,
-        scale=softmax_scale,
+        scale=number_of("softmax_scale", softmax_scale),
         left=_left(causal, window_size),
-        softcap=softcap or 0.0,
+        softcap=number_of("softcap", softcap, 0.0),
         by_head={"alibi_slopes": alibi_slopes, "sinks": sinks},
         decode=max_seqlen_q == 1 and len(q) == len(seqused_k),
     )
@@ -84,7 +85,12 @@ def _left(causal: bool, window_size: tuple[int, int]) -> int:
     """Returns how many keys before its own a query sees. Raises ValueError where it sees some behind it."""
     if not causal:
         raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")
-    left, right = window_size
+    try:
+        left, right = map(index, window_size)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"window_size: expected (left, right), integers, -1 for none, got {window_size!r}"
+        ) from None
     if right > 0:
         raise ValueError(f"window_size: expected at most 0 keys on the right, got {right}")
     return left
