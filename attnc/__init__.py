@@ -35,8 +35,8 @@ def compile(
 
     Without a GPU the kernels run on the CPU, slowly: Triton's by its interpreter, if nothing else has
     imported Triton before, and CUDA's thread by thread.
-    SpecError (its text is what `attnc check` prints) for a wrong spec, SpecWarning for a doubtful one;
-    ValueError for a choice that there is not; OSError and PermissionError for files and folders.
+    Raises SpecError (its text is what `attnc check` prints) for a wrong spec, ValueError for a choice that
+    there is not, OSError and PermissionError for files and folders; warns of a doubtful spec (SpecWarning).
     """
     from attnc.api.compile import compile_family
 

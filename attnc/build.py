@@ -213,7 +213,7 @@ def diagnose(path: Path) -> tuple[Diagnostic, ...]:
 
 
 def digest(source: Source) -> str:
-    """SHA-256 of a spec's text, line endings normalised."""
+    """Returns SHA-256 of a spec's text, line endings normalised."""
     return hashlib.sha256(source.text.replace("\r\n", "\n").encode()).hexdigest()
 
 

@@ -114,8 +114,8 @@ def _calibrate(
 
 
 def choose(maxima: Floats, safe: tuple[float, float]) -> tuple[float, tuple[float, float]]:
-    """(phi, bounds) for these maxima, whole numbers: their middle lies in the middle of what is safe, and all
-    that is safe is allowed, since narrower bounds would only make more splits be computed twice.
+    """Returns (phi, bounds) for these maxima, whole numbers: their middle lies in the middle of what is safe,
+    and all that is safe is allowed, since narrower bounds would only make more splits be computed twice.
     """
     middle = (float(np.min(maxima)) + float(np.max(maxima))) / 2
     return float(round(middle - (safe[0] + safe[1]) / 2)), (math.ceil(safe[0]), math.floor(safe[1]))

@@ -117,7 +117,7 @@ def hover(source: Source, offset: int) -> Hover | None:
 
 
 def complete(source: Source, offset: int) -> tuple[Completion, ...]:
-    """Words that can stand at an offset, those of the spec itself first."""
+    """Returns words that can stand at an offset, those of the spec itself first."""
     line = source.text[source.line_start(source.position(offset)[0]) : offset]
     if "#" in line:
         return ()
@@ -211,7 +211,9 @@ def _tiles(source: Source, name: str) -> str:
 
 
 def _declared(text: str, start: int) -> dict[str, str]:
-    """Names that the block at `start` declares, with the line that does; of texts that do not parse, too."""
+    """Returns names that the block at `start` declares, with the line that does; of texts that do not parse,
+    too.
+    """
     following = _BLOCK.search(text, start + 1)
     found: dict[str, str] = {}
     for match in _DECLARED.finditer(text, start, following.start() if following else len(text)):
@@ -241,7 +243,7 @@ def _word_at(source: Source, offset: int) -> Span | None:
 
 
 def _block_at(text: str, offset: int) -> tuple[str, str, int] | None:
-    """(kind, name, offset) of the last block that starts at or before the line of an offset."""
+    """Returns (kind, name, offset) of the last block that starts at or before the line of an offset."""
     end = text.find("\n", offset)
     last = None
     for match in _BLOCK.finditer(text, 0, len(text) if end < 0 else end):

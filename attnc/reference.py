@@ -82,7 +82,9 @@ def bf16_to_f32(bits: Array) -> Array:
 
 
 def f32_to_bf16(values: Array) -> Array:
-    """Bit patterns of float32 values rounded to nearest even; every NaN becomes 0x7fc0, as in torch."""
+    """Returns bit patterns of float32 values rounded to nearest even; every NaN becomes 0x7fc0, as in
+    torch.
+    """
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16).reshape(values.shape)
@@ -167,7 +169,8 @@ def capacity(k: Tensor, arrays: Mapping[str, Array], b: int) -> int:
 
 
 def rows(tensor: Tensor, arrays: Mapping[str, Array], b: int, stop: int | None = None) -> Array:
-    """Rows 0 .. stop - 1 (None: all) of sequence b of q, k, v or an output as [rows, heads, features].
+    """Returns rows 0 .. stop - 1 (None: all) of sequence b of q, k, v or an output as [rows, heads,
+    features].
 
     A view, except of pages; table entries of pages from `stop` on are not looked at. An axis that the tensor
     lacks has size 1.
@@ -293,7 +296,7 @@ def reference(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, F
 
 
 def softmax(head: Head) -> tuple[Floats, Floats]:
-    """(o [M, Dv], lse [M]) of one head."""
+    """Returns (o [M, Dv], lse [M]) of one head."""
     scores, sink, (p, kept) = head.scores, head.sink, head.dropout
     with np.errstate(all="ignore"):
         m = np.fmax(scores.max(axis=1, initial=-np.inf), sink)
@@ -357,7 +360,8 @@ def keep(seed: int, b: int, h: int, q_idx: Integers, kv_idx: Integers, p: float)
 
 
 def philox(key: tuple[int, int], counter: tuple[Array, Array, Array, Array]) -> tuple[Words, ...]:
-    """Philox-4x32-7: four 32-bit words (in uint64) from a 64-bit key and a 128-bit counter, low words first.
+    """Returns Philox-4x32-7 (Salmon et al., SC 2011): four 32-bit words (in uint64) from a 64-bit key and a
+    128-bit counter, low words first.
 
     Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3.
     """

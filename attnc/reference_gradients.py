@@ -104,7 +104,7 @@ class _Pieces:
                 found[name][...] += d_sink * slope
 
     def _lse(self, s: Floats, i: Array) -> Floats:
-        """[M], -inf for rows that see nothing."""
+        """Returns lse [M], -inf for rows that see nothing."""
         m = np.full(self.head.shape[0], self.head.sink)
         np.maximum.at(m, i, s)
         shift = np.where(np.isneginf(m), 0.0, m)
@@ -114,7 +114,9 @@ class _Pieces:
 
 
 def _add_rows(into: Floats, to: Array, weights: Floats, of: Array, given: Floats) -> None:
-    """into[to[n]] += weights[n] * given[of[n]] for every n, of which no two have the same `to` and `of`."""
+    """Adds weights[n] * given[of[n]] to into[to[n]] for every n, of which no two have the same `to` and
+    `of`.
+    """
     is_read = np.zeros((len(given), 1), dtype=np.bool_)
     is_read[of] = True
     read = np.where(is_read, given, 0.0)
@@ -198,7 +200,7 @@ class _Scores:
         return torch.from_numpy(self.i + head.first + shift)
 
     def _load(self, expr: Load) -> Values:
-        """tensor[indices], 0 outside."""
+        """Returns tensor[indices], 0 outside."""
         if expr.tensor not in self.leaves:
             leaf = torch.from_numpy(np.array(self.head.arrays[expr.tensor]))
             self.leaves[expr.tensor] = leaf.requires_grad_() if leaf.is_floating_point() else leaf
@@ -215,7 +217,7 @@ class _Scores:
 
 
 def _sink_slopes(head: Head, wanted: tuple[str, ...]) -> dict[str, Floats]:
-    """d sink / d x for each wanted input that the sink reads."""
+    """Returns d sink / d x for each wanted input that the sink reads."""
     assert head.attention.softmax.sink is not None
     scores = _Scores(head, np.zeros(0, np.int64), np.zeros(0, np.int64))
     sink = scores.evaluate(head.attention.softmax.sink)

@@ -26,7 +26,9 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def joined(text: str) -> str:
-    """Spec text on one line, without its comments (the language has no strings, so every `#` starts one)."""
+    """Returns spec text on one line, without its comments (the language has no strings, so every `#` starts
+    one).
+    """
     first, *rest = (line.strip() for line in _COMMENT.sub("", text).split("\n"))
     whole = " ".join(line for line in (first, *rest) if line)
     return re.sub(r"(?<=[(\[]) | (?=[)\]])", "", whole) if rest else whole
@@ -109,17 +111,12 @@ class Span:
         return self.source.position(self.start)[0]
 
     @property
-    def column(self) -> int:
-        """The column of the first character."""
-        return self.source.position(self.start)[1]
-
-    @property
     def end_line(self) -> int:
         """The line of the last character (of the place itself, when empty)."""
         return self.source.position(max(self.start, self.end - 1))[0]
 
     def to(self, other: Span) -> Span:
-        """From the start of this span to the end of a later one."""
+        """Returns the span from the start of this one to the end of a later one."""
         return Span(self.source, self.start, other.end)
 
     def __str__(self) -> str:

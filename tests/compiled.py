@@ -1,13 +1,17 @@
-"""What compilers say of the kernels of a planned module, for a GPU that need not be there."""
+"""What compilers say of kernels, for a GPU that need not be there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.ir import Module
 from attnc.plan.layout import Which
-from attnc.runtime.toolchains import lower, usage_of
+from attnc.runtime.loader import load_file, program_of
+from attnc.runtime.nvrtc import Cubin, compile_cubin
+from attnc.runtime.toolchains import toolchain_of, usage_of
 
 
 def refusals(module: Module, *, whole: bool = False) -> dict[str, str]:
@@ -22,7 +26,7 @@ def refusals(module: Module, *, whole: bool = False) -> dict[str, str]:
             if whole:
                 usage_of(module, position, device, kernel)
             else:
-                lower(module, position, device, kernel)
+                toolchain_of(module.target).lower(module, kernel, position, device)
         except Exception as error:
             found[f"{kernel} {position} {device.arch}"] = f"{type(error).__name__}: {error}"
     return found
@@ -35,3 +39,13 @@ def _each(module: Module) -> Iterator[tuple[Which, int, Device]]:
         for position in range(len(kernel.configs)):
             for arch in archs:
                 yield name, position, DEVICES[arch]
+
+
+def compile_configs(module: Path, arch: str, name: str | None = None) -> Iterator[tuple[Any, Cubin]]:
+    """Yields every config of one kernel of a generated CUDA module (its forward), with its machine code for
+    aligned rows and the compiler's log.
+    """
+    program: Any = program_of(load_file(module))
+    name = next(iter(program.kernels)) if name is None else name
+    for config in program.kernels[name].configs:
+        yield config, compile_cubin(program.source(name), program.options(config, True, arch))

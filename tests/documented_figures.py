@@ -10,10 +10,11 @@ from statistics import geometric_mean
 from typing import Any
 
 from attnc.bench import ranks_report
-from attnc.bench.papers import markdown, read_papers
+from attnc.bench.papers import Bytes, Row, markdown
 from attnc.source import Source
-from attnc.tuned.tables import admits, load_tables
+from attnc.tuned.tables import load_tables
 from tests.documentation import ROOT, table
+from tests.tables import choice
 
 #: The cells of the plain grid, and those beside it, by their names.
 _GRID = r"^d(64|128|256) h\d+ n(1024|4096|16384) (full|causal)$"
@@ -43,8 +44,15 @@ def training() -> str:
 
 def papers() -> str:
     """What the benchmark of the papers measured."""
-    record = (ROOT / "docs" / "figures" / "papers_h200.json").read_text(encoding="utf-8")
-    return markdown(read_papers(record))
+    record = json.loads((ROOT / "docs" / "figures" / "papers_h200.json").read_text(encoding="utf-8"))
+
+    def bytes_of(entry: Mapping[str, int | None] | None) -> Bytes | None:
+        return None if entry is None else Bytes(**entry)
+
+    rows = (
+        {**row, **{name: bytes_of(row[name]) for name in ("predicted", "counted")}} for row in record["rows"]
+    )
+    return markdown([Row(**row) for row in rows])
 
 
 #: The rows of `summary`: kernels, their record, a pattern of its cells, and the peers.
@@ -350,8 +358,7 @@ def schedules() -> str:
     worst: dict[str, tuple[float, str]] = {}
     for point in record["points"]:
         M, N, B, times = point["M"], point["N"], point["B"], point["microseconds"]
-        sizes = (M, N, B * point["heads"])
-        taken = next(row.choice["schedule"] for row in chosen.rows if admits(row.limits, sizes))
+        taken = choice(chosen.rows, M, N, B * point["heads"])["schedule"]
         shown = ((f"**{time:.1f}**" if label == taken else f"{time:.1f}") for label, time in times.items())
         cells.setdefault(M, {})[B, N] = " / ".join(shown)
         place = f"M = {M}, N = {N}, B = {B}"

@@ -61,8 +61,8 @@ def ratio(timed: Mapping[str, Any]) -> str:
     return f"{floor(100 * timed[TORCH]['median'] / timed[OURS]['median']) / 100:.2f}x"
 
 
-def first_screen() -> str:
-    """What the first screen of the README says of a program that changes its import."""
+def changed_import() -> str:
+    """What the README says of a program that changes its import."""
     forward, both = (
         sorted(ratio(result[what]) for result in results().values() if ratio(result[what]))
         for what in ("forward", "both")

@@ -7,18 +7,19 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnc.build import front
+from attnc.build import front, plan_program
 from attnc.explain.forward import tiles_of
+from attnc.model.resolve import resolve
 from attnc.model.variants import labelled, variants
 from attnc.plan import ir
 from attnc.plan.lower import plan
 from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 from attnc.source import Source
 from attnc.syntax import ast
-from attnc.syntax.parser import load, parse
+from attnc.syntax.parser import load, parse, prelude
 from attnc.target.files import render_files
 from tests import documented_flex
-from tests.documentation import ROOT
+from tests.documentation import ROOT, blocks
 
 #: spec, attention, title, and the program of docs/figures/flex_h200.json that is such a mask
 SHOWN = (
@@ -91,6 +92,13 @@ def _loops(module: ir.Module) -> str:
     found = re.search(r"( {4}# [^\n]*: which kv tiles .*?)\n\n(?! {4}for )", body, re.DOTALL)
     assert found is not None, "the kernel has no such comment any more"
     return textwrap.dedent(found[1]) + "\n"
+
+
+def kernel() -> str:
+    """The loop of the last variant of the README's spec."""
+    spec = next(block for block in blocks(ROOT / "README.md") if block.language == "attn")
+    *_, module = plan_program(resolve(parse(Source("README.md", spec.text)), prelude())).modules
+    return f"```text\n{_loops(module)}```\n"
 
 
 #: spec and its attention, title, and the program of docs/figures/flex_h200.json that is such a mask

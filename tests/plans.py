@@ -20,6 +20,7 @@ def plans_of(spec: Path | str) -> Planned:
     return plan_program(front(SPECS / f"{spec}.attn" if isinstance(spec, str) else spec))
 
 
-def module_of(spec: Path | str, target: str = "triton") -> ir.Module:
-    """Plans the first module of a spec for a target."""
-    return next(module for module in plans_of(spec).modules if module.target == target)
+def module_of(spec: Path | str, target: str = "triton", variant: str | None = None) -> ir.Module:
+    """Plans a module of a spec for a target: its first, or that of the variant with this name."""
+    found = (module for module in plans_of(spec).modules if module.target == target)
+    return next(module for module in found if variant in (None, module.variant.name))

@@ -58,8 +58,9 @@ from tests.processes import run_program
 
 LANGUAGE = ROOT / "docs" / "language.md"
 REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
+    ("README.md", "kernel"): lambda page: documented_gallery.kernel(),
     ("README.md", "picture"): lambda page: documented_gallery.masks(),
-    ("README.md", "flex"): lambda page: documented_flex.first_screen(),
+    ("README.md", "flex"): lambda page: documented_flex.changed_import(),
     ("README.md", "speed on Hopper"): lambda page: documented_speed.hopper(),
     ("README.md", "speed"): lambda page: documented_speed.triton(),
     ("docs/flex.md", "speeds"): lambda page: documented_flex.speeds(),

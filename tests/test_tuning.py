@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from attnc.build import dispatch_path, dispatch_source, tuned_path
-from attnc.diagnostics import DiagnosticError
 from attnc.model.program import Impl
 from attnc.plan.projection import ProjectionModule
 from attnc.runtime.timing import summarise
@@ -21,8 +20,10 @@ from attnc.tune.projections import table_of as projection_table
 from attnc.tune.schedules import Point
 from attnc.tune.schedules import table_of as schedule_table
 from attnc.tune.targets import TargetPoint
-from attnc.tuned.tables import Table, admits, load_tables, projection_rows
+from attnc.tuned.tables import Table, load_tables, projection_rows
 from tests.plans import SPECS, plans_of
+from tests.refusals import refused
+from tests.tables import choice, deciding
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +83,9 @@ def test_every_point_of_the_grid_gets_its_fastest_schedule() -> None:
     ]
     table = schedule_table("extend", "d128", points, "a GPU", "triton 3.6.0")
     for point in points:
-        sizes = (point.M, point.N, point.B * point.heads)
-        choice = next(row.choice["schedule"] for row in table.rows if admits(row.limits, sizes))
-        assert choice == point.fastest
-    beyond = next(row for row in table.rows if admits(row.limits, (10**6, 10**6, 10**6)))
-    assert beyond.limits == (None, None, None)
+        taken = choice(table.rows, point.M, point.N, point.B * point.heads)
+        assert taken["schedule"] == point.fastest
+    assert deciding(table.rows, 10**6, 10**6, 10**6).limits == (None, None, None)
 
 
 # --- targets of one import ----------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ def test_a_target_is_taken_for_the_sizes_that_are_nearest(table_for: Callable[..
     )  # fmt: skip
 
     def picked(*sizes: int) -> str:
-        return next(row.choice["target"] for row in found.rows if admits(row.limits, (*sizes, 0)))
+        return choice(found.rows, *sizes, 0)["target"]
 
     assert picked(1, 1024, 16) == picked(2, 2047, 32) == picked(1, 1, 10**6) == "triton"
     assert picked(3, 1024, 16) == picked(1, 2049, 16) == picked(1, 10**6, 10**6) == "cuda.sm_90a"
@@ -165,9 +164,7 @@ def test_a_malformed_file_is_refused_before_anything_is_measured(tuner: str, tmp
         "projections": projections.tune_projections,
         "targets": targets.tune_targets,
     }
-    with pytest.raises(DiagnosticError) as refused:
-        tuners[tuner](spec, 3, str)
-    assert [diagnostic.code for diagnostic in refused.value.diagnostics] == ["E0603"]
+    assert refused(tuners[tuner], spec, 3, str).code == "E0603"
 
 
 def test_a_process_that_dies_while_caches_are_filled_stops_nothing() -> None:

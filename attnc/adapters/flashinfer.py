@@ -30,7 +30,7 @@ _LOG2E = 1 / math.log(2)
 def dense_tables(
     page: int, width: int, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """block_table: i32[B, width] and kv_len: i32[B] of CSR tables, computed where those are.
+    """Returns block_table: i32[B, width] and kv_len: i32[B] of CSR tables, computed where those are.
 
     indptr: [B + 1]; indices: [pages in use]; last_page_len: [B], 1 .. page, not read where B has no page.
     Entries past a sequence's pages are pages of other sequences.
@@ -97,13 +97,13 @@ class PagedWrapper(ABC):
         self._planned: Plan | None = None
 
     def _keep(self, wanted: Wanted, tables: Pages, heads: tuple[int, int], window_left: int) -> None:
-        """Plans: what a captured graph reads changes only if nothing is refused."""
+        """Plans the calls that follow; what a captured graph reads changes only if nothing is refused."""
         made = kernel(wanted)
         block_table, kv_len = self._tables(tables)
         self._planned = Plan(made, wanted.dtype, block_table, kv_len, heads, window_left)
 
     def _tables(self, tables: Pages) -> tuple[torch.Tensor, torch.Tensor]:
-        """Dense tables on the device; with CUDA graphs always in the tensors that the graph reads."""
+        """Returns dense tables on the device, with CUDA graphs always in the tensors that the graph reads."""
         indptr, indices, last_page_len = tables.indptr, tables.indices, tables.last_page_len
         if len(indptr) != len(last_page_len) + 1:
             raise ValueError(
@@ -149,7 +149,8 @@ class PagedWrapper(ABC):
         window_left: int | None = None,
         **unsupported: object,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """o: [T, Hq, D] of q: [T, Hq, D], and with return_lse lse: f32[T, Hq] in base 2; decoding, T is B.
+        """Returns o: [T, Hq, D] of q: [T, Hq, D], and with return_lse lse: f32[T, Hq] in base 2; decoding, T
+        is B.
 
         paged_kv_cache: (K, V), each [pages, page, Hkv, D] or [pages, Hkv, page, D] as kv_layout says, or one
         tensor with an axis of two after that of pages. ValueError or TypeError names an argument that differs
@@ -193,7 +194,7 @@ class PagedWrapper(ABC):
 
 
 def refuse_rotation(pos_encoding_mode: str, **rope: object) -> None:
-    """ValueError where q and K are to be rotated inside of attention."""
+    """Raises ValueError where q and K are to be rotated inside of attention."""
     if pos_encoding_mode != "NONE":
         raise ValueError(f"plan: pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
     refuse("plan", **rope)
@@ -303,7 +304,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)
 
     def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """A sequence's one query is its row of q."""
+        """Launches decoding: a sequence's one query is its row of q."""
         q, k, v = qkv
         o, lse = (x.unsqueeze(1) for x in out)
         plan.kernel(q.unsqueeze(1), k, v, plan.block_table, plan.kv_len, out=(o, lse))
@@ -386,7 +387,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         self._qo_indptr = qo_indptr.to(self._device, torch.int32)
 
     def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Queries lie end to end, as the kernel takes them."""
+        """Launches a prefill: queries lie end to end, as the kernel takes them."""
         plan.kernel(*qkv, self._qo_indptr, plan.block_table, plan.kv_len, out=out)
 
 

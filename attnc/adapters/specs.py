@@ -141,7 +141,9 @@ def number_of(name: str, value: Any, otherwise: float | None = None) -> float:
 
 
 def refuse(function: str, **unsupported: object) -> None:
-    """ValueError for the first argument that asks for something: anything but None, False, 0 and empty."""
+    """Raises ValueError for the first argument that asks for something: anything but None, False, 0 and
+    empty.
+    """
     for name, value in unsupported.items():
         asks = value is not None and (isinstance(value, torch.Tensor) or bool(value))
         if asks:
@@ -219,7 +221,9 @@ def _kernel(
     vectors: frozenset[str],
     decode: bool,
 ) -> Kernel:
-    """Inputs are named like the arguments: what a kernel refuses, the caller knows by that name."""
+    """Returns the kernel of a form. Its inputs are named like the arguments: what a kernel refuses, the
+    caller knows by that name.
+    """
     queries = "[B, M, Hkv * G, D]" if decode else "[T, Hkv * G, D]"
     return kernel(
         Wanted(

@@ -110,10 +110,13 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **rest: object,
 ) -> tuple[torch.Tensor, None]:
-    """(o: [B, M, Hq, D], None) of query [B, Hq, M, D] and key, value [B, Hkv, N, D].
+    """Returns (o: [B, M, Hq, D], None) of query [B, Hq, M, D] and key, value [B, Hkv, N, D], all of float16,
+    bfloat16 or float32.
 
-    Rows that see no key (padding on the left) are 0. ValueError or TypeError names the argument, what was
-    expected and what came: a mask that `mask` has not made, dropout, weights to return, unknown arguments.
+    scaling: 1 / sqrt(D) if None; s_aux: [Hq], a logit for each head that joins the denominator.
+    Rows that see no key (padding on the left) are 0. Raises ValueError or TypeError that names the argument,
+    what was expected and what came: a mask that `mask` has not made, dropout, weights to return, unknown
+    arguments.
     """
     band = getattr(attention_mask, _BAND, None)
     if not isinstance(band, Band):
@@ -195,7 +198,9 @@ def _window(
     offsets: tuple[int | torch.Tensor, int],
     device: torch.device | str,
 ) -> int | None:
-    """Keys before a query's own that it sees, None for all. ValueError if the function is neither mask."""
+    """Returns how many keys before its own a query sees, None for all. Raises ValueError if the function is
+    neither mask.
+    """
     from transformers.masking_utils import causal_mask_function
 
     if function is None or function is causal_mask_function:

@@ -109,7 +109,7 @@ def making() -> threading.RLock:
 
 
 def _forked() -> None:
-    """A child has none of the threads that may have held the lock."""
+    """Gives a forked process a lock of its own: it has none of the threads that may have held the lock."""
     global _MAKING
     _MAKING = threading.RLock()
 
@@ -178,7 +178,6 @@ def _package(
         "target": target,
         "path": text.path,
         "spec": text.text,
-        "tuned": "" if tuned is None else tuned.text,
         "warnings": render(compiled.warnings).rstrip(),
     }
     return Package(files=files, facts=facts)
@@ -260,7 +259,7 @@ def _key(*parts: str) -> str:
 
 
 def _sized(part: str) -> str:
-    """With its length, so that no two lists of parts look the same."""
+    """Returns a part with its length in front, so that no two lists of parts look the same."""
     return f"{len(part)}:{part}"
 
 

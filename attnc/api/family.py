@@ -44,12 +44,12 @@ class Shown(str):
 
 
 def preformatted(text: str) -> str:
-    """HTML that shows the text with its spaces and line breaks."""
+    """Returns HTML that shows the text with its spaces and line breaks."""
     return f'<pre style="line-height: 1.3">{escape(text)}</pre>'
 
 
 def folded(title: str, text: str) -> str:
-    """HTML that shows the text when its title is clicked."""
+    """Returns HTML that shows the text when its title is clicked."""
     return f"<details><summary>{escape(title)}</summary>{preformatted(text)}</details>"
 
 
@@ -109,7 +109,6 @@ class Family:
         self.folder = Path(module.__file__ or "").parent
         self.function: Callable[..., Any] = getattr(module, self.name)
         self._path: str = facts["path"]
-        self._tuned: str = facts["tuned"]
         self.__name__ = self.__qualname__ = self.name
         self.__doc__ = self.function.__doc__
         self.__signature__ = _readable(inspect.signature(self.function), module.__name__)
@@ -129,7 +128,7 @@ class Family:
         return self.source_of(self.variants[0])
 
     def source_of(self, variant: str) -> Shown:
-        """Returns the kernel of a variant. ValueError where there is none of this name."""
+        """Returns the kernel of a variant. Raises ValueError where there is none of this name."""
         self._module(variant)
         kernel = f"{variant}.cu"
         if kernel in self.files:
@@ -141,7 +140,7 @@ class Family:
         roofline.
 
         config: by its position; arch: such as "sm_80", by default the GPU here, or sm_90.
-        ValueError for one that there is not, and for projections, of which only attentions are explained.
+        Raises ValueError for one that there is not, and for projections: only attentions are explained.
         """
         from attnc.explain.backward import backward_text, explain_backward
         from attnc.explain.forward import as_text, explain
@@ -166,8 +165,8 @@ class Family:
         """Holds the kernels to the float64 reference and the proven bound, as `attnc verify` does.
 
         variant: only this one; count, seconds: cases and time for each. On the GPU where there is one, else
-        interpreted, for which Triton must not have been imported as a compiler (RuntimeError). ValueError for
-        no cases at all, of which nothing could be said.
+        interpreted. Raises ValueError for a variant that there is not and for no cases at all, of which
+        nothing could be said; RuntimeError where Triton has been imported as a compiler and there is no GPU.
         """
         if count < 1 or not seconds >= 0:
             which = f"count: expected at least 1, got {count}" if count < 1 else None

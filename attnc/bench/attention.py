@@ -67,7 +67,7 @@ class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[
         return cell.describe(self.phase)
 
     def columns(self) -> tuple[Peer, ...]:
-        """attnc's kernels for the target, and the peers."""
+        """Returns attnc's kernels for the target, and the peers."""
         known = known_peers(self.target)
         return (ours(self.target), *(known[name] for name in self.peers if name != OURS))
 
@@ -101,7 +101,9 @@ class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[
         )
 
     def _markdown(self, results: Sequence[Result[Cell]], machine: Mapping[str, str]) -> str:
-        """TFLOP/s of every candidate, attnc's ratio to the best peer and share of the matmul ceiling."""
+        """Returns TFLOP/s of every candidate, attnc's ratio to the best peer and share of the matmul
+        ceiling.
+        """
         mine, *others = self.columns()
         head = [self._title(results), mine.title, "spread", *(peer.title for peer in others)]
         head += ["to the best", "of matmul", f"{mine.title}, flushed", "to the best, flushed"]
@@ -152,7 +154,7 @@ class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[
         }
 
     def _draw(self, results: Sequence[Result[Cell]], device: str) -> Draw:
-        """Horizontal bars, a group for each cell."""
+        """Returns what draws horizontal bars, a group for each cell."""
 
         def draw(plt: Any) -> Any:
             peers = self.columns()
@@ -179,7 +181,7 @@ def _backward(forward: Make, cell: Cell, x: Inputs) -> Launch:
 
 
 def _ceiling(result: Result[Cell]) -> float | None:
-    """TFLOP/s of the multiplication of matrices."""
+    """Returns TFLOP/s of the multiplication of matrices."""
     return result.rate(_MATMUL_FLOPS, CEILING.name)
 
 

@@ -98,7 +98,7 @@ class Inputs:
 
 
 def standard() -> tuple[Cell, ...]:
-    """Full and causal attention of 16k tokens at hidden size 2048."""
+    """Returns full and causal attention of 16k tokens at hidden size 2048."""
     return tuple(
         Cell(mask=mask, batch=TOKENS // length, heads=HIDDEN // width, length=length, width=width)
         for width in (64, 128, 256)
@@ -115,12 +115,12 @@ def single() -> tuple[Cell, ...]:
 
 
 def masks() -> tuple[Cell, ...]:
-    """Masks and scores that FlexAttention is for, on one long sequence."""
+    """Returns masks and scores that FlexAttention is for, on one long sequence."""
     return tuple(Cell(mask=mask, batch=1, heads=16, length=16384, width=128) for mask in _MASKS)
 
 
 def extra() -> tuple[Cell, ...]:
-    """Shorter sequences than the standard ones at d64, and head dimensions between theirs."""
+    """Returns shorter sequences than the standard ones at d64, and head dimensions between theirs."""
     short = (
         Cell(mask=mask, batch=TOKENS // length, heads=HIDDEN // 64, length=length, width=64)
         for length in (512, 2048)
@@ -140,7 +140,9 @@ def quick() -> tuple[Cell, ...]:
 
 
 def draw(cell: Cell, seed: int = 0) -> Inputs:
-    """Inputs on the current CUDA device: N(0, 1), documents of 1000 tokens, the slopes of the ALiBi paper."""
+    """Returns inputs on the current CUDA device: N(0, 1), documents of 1000 tokens, the slopes of the ALiBi
+    paper.
+    """
     generator = torch.Generator("cuda").manual_seed(seed)
     shape = (cell.batch, cell.heads, cell.length)
     q, k, v = (

@@ -86,13 +86,15 @@ class DecodeInputs:
     kv_len: torch.Tensor
 
     def paged(self, page: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """k and v in pages [B * N / page, page, Hkv, D], and their table."""
+        """Returns k and v in pages [B * N / page, page, Hkv, D], and their table."""
         k, v = (pool.view(-1, page, *pool.shape[1:]) for pool in (self.k_pool, self.v_pool))
         return k, v, self.tables[page]
 
 
 def decode_cells() -> tuple[DecodeCell, ...]:
-    """Batch 1, short and long; batches of 2k and 8k; every head its own keys; all heads the same keys."""
+    """Returns cells of batch 1, short and long; batches of 2k and 8k; every head its own keys; all heads the
+    same keys.
+    """
     shapes = (
         (1, 32, 8, 8192),
         (1, 32, 8, 131072),
@@ -115,7 +117,7 @@ CALLS = DecodeCell(batch=1, heads=32, kv_heads=8, length=1024)
 
 
 def draw_decode(cell: DecodeCell, copies: int) -> tuple[DecodeInputs, ...]:
-    """N(0, 1) inputs on the current CUDA device."""
+    """Returns N(0, 1) inputs on the current CUDA device."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -179,7 +181,7 @@ def _flex(_: DecodeCell, x: DecodeInputs) -> Launch:
 
 @cache
 def _compiled_flex(_shape: torch.Size) -> Any:
-    """Compiled anew for each shape: PyTorch keeps eight at most, and gives up after that."""
+    """Compiles FlexAttention anew for each shape: PyTorch keeps eight at most, and gives up after that."""
     from torch.nn.attention.flex_attention import flex_attention
 
     torch.compiler.reset()
@@ -199,8 +201,8 @@ NAMES = frozenset({"triton", *PAGED.values(), *(peer.name for peer in PEERS)})
 
 
 def decoders(names: Collection[str], target: str = "triton") -> tuple[Decoder, ...]:
-    """attnc's kernels for a target, those for Triton beside them where `triton` is named, and the peers of
-    these names. Names that nobody has are left to the caller.
+    """Returns attnc's kernels for a target, those for Triton beside them where `triton` is named, and the
+    peers of these names. Names that nobody has are left to the caller.
     """
     is_beside = "triton" in names and target != "triton"
     beside = _ours("triton", names, "triton_", " on Triton") if is_beside else ()
@@ -238,8 +240,8 @@ class DecodeBenchmark(Rotation[DecodeCell | ServingCell, Any], Benchmark[DecodeC
         return f"{cell.name:26} {cell.bytes * 1e-9:9.3f} GB of K and V"
 
     def candidates(self, cell: DecodeCell | ServingCell) -> Sequence[Candidate[Any, Any]]:
-        """FlexAttention gives one sequence to a few programs: how long it takes for longer ones goes without
-        saying.
+        """Returns who takes part in a cell. FlexAttention gives one sequence to a few programs: how long it
+        takes for longer ones goes without saying.
         """
         if isinstance(cell, ServingCell):
             return serving_candidates(cell.kind, self.peers, self.target)
@@ -311,8 +313,8 @@ def _markdown(
     taking: Sequence[Decoder],
     machine: Mapping[str, str],
 ) -> str:
-    """GB/s of K and V of every candidate, ratios to the best peer and of pages to a tensor, and what a call
-    costs the host.
+    """Returns GB/s of K and V of every candidate, ratios to the best peer and of pages to a tensor, and what
+    a call costs the host.
     """
     head = ["decode, bf16, d128", "us", *(who.title for who in taking)]
     head += ["to the best", "pages to tensor", "spread"]
@@ -342,25 +344,21 @@ def _row(result: Result[Any], taking: Sequence[Decoder]) -> list[str]:
 
 
 def _figures(result: Result[Any]) -> dict[str, Any]:
-    """Microseconds with quantiles, GB/s, and why a candidate is missing."""
-    return {
-        "name": result.cell.name,
-        "bytes": result.cell.bytes,
-        "results": {
-            name: {**timing.microseconds(), "gb_s": round(_speed(result, name) or 0.0, 1)}
-            for name, timing in result.timings.items()
-        },
-        "missing": dict(result.missing),
-    }
+    """Returns microseconds with quantiles, GB/s, and why a candidate is missing."""
+    return result.figures(
+        lambda name: {"gb_s": round(_speed(result, name) or 0.0, 1)}, bytes=result.cell.bytes
+    )
 
 
 def _speed(result: Result[Any], name: str) -> float | None:
-    """GB/s of K and V."""
+    """Returns GB/s of K and V."""
     return result.rate(result.cell.bytes, name, 1e9)
 
 
 def _draw(results: Sequence[Result[Any]], taking: Sequence[Decoder], device: str) -> Draw:
-    """Horizontal bars, a group for each cell, beside the time of one sequence over its length."""
+    """Returns what draws horizontal bars, a group for each cell, beside the time of one sequence over its
+    length.
+    """
 
     def draw(plt: Any) -> Any:
         made, (bars, growth) = plt.subplots(1, 2, figsize=(12, 1 + 0.75 * len(results)), width_ratios=(3, 2))

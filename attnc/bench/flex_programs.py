@@ -137,7 +137,7 @@ def _function(
 
 
 def print_first_results(who: str, name: str) -> None:
-    """What `first_results` runs: the context of the device exists before the clock starts."""
+    """Prints what `first_results` reads; the context of the device exists before the clock starts."""
     torch.zeros((), device="cuda")
     seconds = []
     for length in LENGTHS:

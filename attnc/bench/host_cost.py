@@ -74,7 +74,7 @@ def calls_of(module: ir.Module) -> dict[Call, Launch]:
     name, grads = module.variant.attention.name, module.variant.attention.grads
     function = getattr(load_module(module), name)
     sizes = SIZES | ({"M": 1} if module.kernel.structure == "decode" else {})
-    tensors = problem_for(module, SIZES["N"], sizes=sizes).tensors
+    tensors = problem_for(module, SIZES["N"], sizes=sizes)
     calls: dict[Call, Launch] = {Call(name, module.target): lambda: function(*tensors)}
     if grads:
         names = (arg.tensor.name for arg in module.args)
@@ -84,7 +84,7 @@ def calls_of(module: ir.Module) -> dict[Call, Launch]:
 
 
 def peers() -> dict[Call, Launch]:
-    """PyTorch's attention of such shapes, and an autograd function that does nothing."""
+    """Returns PyTorch's attention of such shapes, and an autograd function that does nothing."""
     from torch.nn.functional import scaled_dot_product_attention
 
     q, k, v = torch.randn(3, SIZES["B"], SIZES["H"], SIZES["N"], 64, device="cuda", dtype=torch.bfloat16)

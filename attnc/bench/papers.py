@@ -10,7 +10,6 @@ predicts them and as Nsight Compute counts them.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import shutil
 import subprocess
@@ -149,8 +148,8 @@ def predict(cell: Cell, candidate: str) -> Bytes | None:
 
 
 def read_counts(text: str, cells: Sequence[tuple[str, Sequence[str]]]) -> dict[tuple[str, str], Bytes]:
-    """Bytes by cell and candidate from ncu's CSV. `cells`: the candidates that were launched, in order; one
-    launch of theirs is one kernel, of standard attention several.
+    """Returns bytes by cell and candidate from ncu's CSV. cells: the candidates that were launched, in order;
+    one launch of theirs is one kernel, of standard attention several.
     """
     kernels: dict[str, dict[str, int]] = {}
     names: dict[str, str] = {}
@@ -244,18 +243,6 @@ def _size(value: object) -> int:
     return value
 
 
-def read_papers(text: str) -> tuple[Row, ...]:
-    """Returns the rows of a papers.json."""
-
-    def bytes_of(entry: Mapping[str, int | None] | None) -> Bytes | None:
-        return None if entry is None else Bytes(**entry)
-
-    return tuple(
-        Row(**{**row, "predicted": bytes_of(row["predicted"]), "counted": bytes_of(row["counted"])})
-        for row in json.loads(text)["rows"]
-    )
-
-
 def markdown(rows: Sequence[Row]) -> str:
     """Returns a table; bytes in GB, predicted / counted."""
     head = ["cell", "kernel", "ms", "TFLOP/s", "global", "device memory", "shared"]
@@ -283,7 +270,7 @@ def _gb(found: Bytes | None, name: str) -> str:
 
 
 def _draw(rows: Sequence[Row], device: str, plt: Any) -> Any:
-    """Time, device memory and shared memory of each candidate, a group of bars for each cell."""
+    """Draws time, device memory and shared memory of each candidate, a group of bars for each cell."""
     cells = list(dict.fromkeys(row.cell for row in rows))
     figure, panels = plt.subplots(1, 3, figsize=(13, 1.5 + 1.1 * len(cells)), sharey=True)
     for axes, (title, value) in zip(panels, _panes(), strict=True):

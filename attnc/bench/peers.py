@@ -199,7 +199,6 @@ PEERS: Mapping[str, Peer] = {
 
 OURS = "attnc"
 _SPECS = Path(__file__).parent / "specs"
-SPECS = tuple(sorted(_SPECS.glob("*.attn")))
 
 
 def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:
@@ -260,7 +259,9 @@ _SAME_BITS = {"two_pass": _SPECS / "deterministic", "ordered": _SPECS / "ordered
 
 
 def same_bits(target: str) -> tuple[Peer, ...]:
-    """CUDA kernels whose gradients are the same bits in every run, beside those that add dq atomically."""
+    """Returns CUDA kernels whose gradients are the same bits in every run, beside those that add dq
+    atomically.
+    """
     cuda = target if target.startswith("cuda.") else "cuda.sm_80"
     return tuple(
         Peer(name=way, title=f"attnc, {way}", make=partial(make, cuda, folder), compiles=True, ours=True)

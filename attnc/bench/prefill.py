@@ -66,19 +66,19 @@ class PrefillInputs:
     paged: Mapping[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
     def dense(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k and v as [B, N, heads, D], which takes prompts of one length."""
+        """Returns q, k and v as [B, N, heads, D], which takes prompts of one length."""
         q, k, v = (x.reshape(len(self.lengths), -1, *x.shape[1:]) for x in (self.q, self.k, self.v))
         return q, k, v
 
 
 def prefill_cells() -> tuple[PrefillCell, ...]:
-    """16k tokens in prompts of one length, and in 16 that differ."""
+    """Returns 16k tokens in prompts of one length, and in 16 that differ."""
     equal = (PrefillCell(lengths=(length,) * (_TOKENS // length)) for length in (1024, 4096, 16384))
     return (*equal, PrefillCell(lengths=tuple(range(64, 2048, 128))))
 
 
 def draw_prefill(cell: PrefillCell, device: str = "cuda") -> PrefillInputs:
-    """N(0, 1) inputs."""
+    """Returns N(0, 1) inputs."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(heads: int) -> torch.Tensor:
@@ -102,7 +102,7 @@ def draw_prefill(cell: PrefillCell, device: str = "cuda") -> PrefillInputs:
 def _in_pages(
     k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...], page: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """k and v in pages in random order, and the table of the pages of each prompt."""
+    """Returns k and v in pages in random order, and the table of the pages of each prompt."""
     counts = [-(-length // page) for length in lengths]
     order = torch.randperm(sum(counts), generator=generator, device=k.device).to(torch.int32)
     table = torch.zeros(len(lengths), max(counts), dtype=torch.int32, device=k.device)
@@ -241,13 +241,6 @@ def _row(result: Result[PrefillCell], form: str, others: Sequence[str]) -> list[
 
 
 def _figures(result: Result[PrefillCell]) -> dict[str, Any]:
-    """Microseconds with quantiles, TFLOP/s, and why others are missing."""
-    return {
-        "name": result.cell.name,
-        "flops": result.cell.flops,
-        "results": {
-            name: {**timing.microseconds(), "tflops": round(result.rate(result.cell.flops, name) or 0.0, 1)}
-            for name, timing in result.timings.items()
-        },
-        "missing": dict(result.missing),
-    }
+    """Returns microseconds with quantiles, TFLOP/s, and why others are missing."""
+    flops = result.cell.flops
+    return result.figures(lambda name: {"tflops": round(result.rate(flops, name) or 0.0, 1)}, flops=flops)

@@ -142,7 +142,7 @@ def _note(path: Path, part: str, data: Mapping[str, Any], *, keep: bool = False)
 
 
 def draw(cell: RanksCell, device: str | torch.device = DEVICE) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """q, k, v and the other inputs of the whole call; the same on every rank."""
+    """Returns q, k, v and the other inputs of the whole call; the same on every rank."""
     generator = torch.Generator(device).manual_seed(cell.length)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -163,7 +163,7 @@ def _reads(cell: RanksCell) -> dict[str, torch.Tensor]:
 
 
 def documents(length: int) -> torch.Tensor:
-    """Numbers of documents of 1024 to 12288 tokens."""
+    """Returns numbers of documents of 1024 to 12288 tokens."""
     generator = torch.Generator().manual_seed(1)
     sizes = torch.randint(1024, 12289, (length // 1024,), generator=generator)
     numbers = torch.arange(len(sizes), dtype=torch.int32)
@@ -256,7 +256,7 @@ def _ours_on_rank(
     *,
     target: str,
 ) -> None:
-    """Links, then every cell; rank 0 writes."""
+    """Measures links, then every cell, in a process that is one rank; rank 0 writes."""
     begin = time.monotonic()
     for part, work in _ours(cells, rounds, target):
         late = torch.tensor(float(time.monotonic() - begin > seconds - 8), device=DEVICE)
@@ -287,8 +287,8 @@ def _ours(
 
 
 def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
-    """Rows shared out: T1 and TN, forward and with gradients, and whether results are those of one GPU; keys
-    by NCCL, and copied out of symmetric memory.
+    """Measures rows shared out: T1 and TN, forward and with gradients, and whether results are those of one
+    GPU; keys by NCCL, and copied out of symmetric memory.
     """
     ranks = dist.get_world_size()
     drawn = draw(cell)
@@ -402,7 +402,7 @@ def _decode(cell: RanksCell, rounds: int) -> dict[str, Any]:
 
 
 def step_result(step: Callable[[], Any]) -> torch.Tensor:
-    """o of a call."""
+    """Returns o of a call."""
     o: torch.Tensor = step()[0]
     return o
 
@@ -410,7 +410,7 @@ def step_result(step: Callable[[], Any]) -> torch.Tensor:
 def _peers_on_rank(
     rank: int, names: tuple[str, ...], cells: tuple[RanksCell, ...], rounds: int, seconds: float, path: str
 ) -> None:
-    """Some peers at every cell that they can run."""
+    """Measures some peers at every cell that they can run."""
     begin = time.monotonic()
     for name, cell in ((name, cell) for name in names for cell in cells if not cell.decode):
         late = torch.tensor(float(time.monotonic() - begin > seconds - 5), device=DEVICE)

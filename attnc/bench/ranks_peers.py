@@ -35,7 +35,7 @@ def _only_causal(mask: str) -> None:
 
 
 def _shards(drawn: Drawn, rows: Callable[[int, int], torch.Tensor]) -> list[torch.Tensor]:
-    """This rank's rows of q, k and v as [B, H, M, D], leaves."""
+    """Returns this rank's rows of q, k and v as [B, H, M, D], leaves."""
     (q, k, v), _ = drawn
     at = rows(dist.get_rank(), q.shape[1])
     return [x[:, at].transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)]
@@ -135,7 +135,7 @@ def gathered(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
 
 
 def torch_cp(rotate: str) -> Callable[[str, int, Drawn], Mapping[str, Launch]]:
-    """torch.distributed.tensor.experimental.context_parallel over SDPA with cuDNN."""
+    """Returns torch.distributed.tensor.experimental.context_parallel over SDPA with cuDNN."""
 
     def make(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
         from torch.distributed.device_mesh import init_device_mesh
@@ -176,7 +176,7 @@ def torch_cp(rotate: str) -> Callable[[str, int, Drawn], Mapping[str, Launch]]:
 
 
 def flex_cp(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
-    """torch's FlexAttention over ranks: all keys gathered, a block mask of the rank's rows."""
+    """Returns torch's FlexAttention over ranks: all keys gathered, a block mask of the rank's rows."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental._context_parallel import _attention
     from torch.nn.attention.flex_attention import flex_attention
@@ -236,7 +236,7 @@ MEGABYTES = (8, 32, 128, 256)
 
 
 def links() -> dict[str, Any]:
-    """GB/s by what was done; every rank calls it."""
+    """Measures GB/s by what was done; every rank calls it."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     found: dict[str, Any] = {}
     dist.barrier()  # what every process does first would slow the first pair down

@@ -16,7 +16,7 @@ def markdown(data: Mapping[str, Any]) -> str:
 
 
 def draw_plot(data: Mapping[str, Any], plt: Any) -> Any:
-    """TFLOP/s of a GPU as bars, a panel for each phase: alone, sharing rows, and the peers."""
+    """Draws TFLOP/s of a GPU as bars, a panel for each phase: alone, sharing rows, and the peers."""
     parts, ranks = data["parts"], data["ranks"]
     ours = {name: part for name, part in _ours(parts).items() if "flops" in part}
     peers = list(dict.fromkeys(name for cell in ours for name in _of_peers(parts, cell)))
@@ -189,12 +189,12 @@ def _planning(planned: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
 
 
 def _listed(value: object) -> str:
-    """Several figures of one fact, `0 to 1 112.5, 1 to 0 385.7`."""
+    """Returns several figures of one fact, `0 to 1 112.5, 1 to 0 385.7`."""
     return ", ".join(f"{name} {x}" for name, x in value.items()) if isinstance(value, dict) else str(value)
 
 
 def _failures(parts: Mapping[str, Any]) -> Iterator[str]:
-    """Parts as a whole that broke; what a peer cannot run is in its table."""
+    """Yields parts that broke as a whole; what a peer cannot run is in its table."""
     failed = [(name, part["error"]) for name, part in parts.items() if "error" in part]
     failed = [(name, error) for name, error in failed if ": " not in name or name.startswith("attnc: ")]
     if failed:

@@ -60,7 +60,7 @@ def ran_on(machine: Mapping[str, str]) -> str:
 
 
 def document(*blocks: Iterable[str]) -> str:
-    """Blocks of lines, an empty line between them; those without lines are left out."""
+    """Returns blocks of lines, an empty line between them; those without lines are left out."""
     return "\n\n".join(text for block in blocks if (text := "\n".join(block))) + "\n"
 
 
@@ -121,7 +121,7 @@ def draw_plot(draw: Draw, path: Path) -> bool:
 
 
 def grouped_bars(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
-    """A group of bars for each name, from the top, a bar of each series in it."""
+    """Draws a group of bars for each name, from the top, a bar of each series in it."""
     height = 0.8 / len(series)
     for i, (title, values) in enumerate(series.items()):
         axes.barh([row + i * height for row in range(len(groups))], values, height, label=title)

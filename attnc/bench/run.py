@@ -79,6 +79,13 @@ class Result(Generic[MeasuredT]):
         timing = self.timings.get(name)
         return None if timing is None else 1e3 * work / timing.median / unit
 
+    def figures(self, speeds: Callable[[str], Mapping[str, float]], **known: float) -> dict[str, Any]:
+        """Returns microseconds with quantiles and speeds by the candidate's name, and why one is missing, as
+        files have them. known: what holds for all.
+        """
+        results = {name: {**timing.microseconds(), **speeds(name)} for name, timing in self.timings.items()}
+        return {"name": self.cell.name, **known, "results": results, "missing": dict(self.missing)}
+
 
 class Contest(ABC, Generic[CellT, InputsT]):
     """Candidates that take turns, cell by cell."""
@@ -92,7 +99,7 @@ class Contest(ABC, Generic[CellT, InputsT]):
 
     @abstractmethod
     def draw(self, cell: CellT, copies: int) -> Sequence[InputsT]:
-        """So many copies of the cell's inputs, on the current CUDA device."""
+        """Returns so many copies of the cell's inputs, on the current CUDA device."""
 
     def copies(self, cell: CellT) -> int:
         """Returns how many copies of the inputs launches take turns over."""

@@ -96,7 +96,7 @@ class ServingInputs:
 
 
 def draw_serving(cell: ServingCell, copies: int) -> tuple[ServingInputs, ...]:
-    """N(0, 1) inputs on the current CUDA device."""
+    """Returns N(0, 1) inputs on the current CUDA device."""
     generator = torch.Generator("cuda").manual_seed(0)
     return tuple(_copy(cell, generator) for _ in range(copies))
 
@@ -165,7 +165,7 @@ def _compiled_merge() -> Any:
 
 
 def _in_order(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """[pages, Hkv, rows, D] as [B, Hkv, N, D]."""
+    """Returns [pages, Hkv, rows, D] as [B, Hkv, N, D]."""
     rows = pages[table.long()].transpose(1, 2)
     return rows.reshape(table.shape[0], pages.shape[1], -1, pages.shape[3])
 
@@ -294,14 +294,12 @@ def _row(result: Result[ServingCell], target: str) -> tuple[str, ...]:
 
 
 def serving_figures(result: Result[Any]) -> dict[str, Any]:
-    """Microseconds with quantiles, and why a candidate is missing."""
+    """Returns microseconds with quantiles, the roofline's, and why a candidate is missing."""
     cell = result.cell
-    return {
-        "name": cell.name,
-        "bytes": cell.bytes,
-        "flops": cell.flops,
-        "roofline_us": round(cell.roofline * 1e6, 3),
-        "memory_us": round(cell.bytes / MEMORY * 1e6, 3),
-        "results": {name: timing.microseconds() for name, timing in result.timings.items()},
-        "missing": dict(result.missing),
-    }
+    return result.figures(
+        lambda name: {},
+        bytes=cell.bytes,
+        flops=cell.flops,
+        roofline_us=round(cell.roofline * 1e6, 3),
+        memory_us=round(cell.bytes / MEMORY * 1e6, 3),
+    )

@@ -81,7 +81,7 @@ def options(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options of the command itself."""
+    """Takes the options of the command itself."""
 
 
 # --- exceptions become messages and exit codes --------------------------------------------------------------

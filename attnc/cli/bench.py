@@ -174,7 +174,7 @@ def _of_attention(
 
 
 def _of_serving(peers: str, target: str, *, is_decode: bool, is_list: bool) -> Benchmark[Any, Any]:
-    """Tokens, or prompts. Some of a forward's peers have no part here."""
+    """Returns the benchmark of tokens, or of prompts. Some of a forward's peers have no part here."""
     from attnc.bench.attention import known_peers
     from attnc.bench.decode import NAMES, DecodeBenchmark
     from attnc.bench.prefill import PrefillBenchmark

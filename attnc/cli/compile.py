@@ -320,7 +320,7 @@ _SECONDS = 0.25
 def changes(
     find: Callable[[], Iterable[Path]], wait: Callable[[], None] = lambda: time.sleep(_SECONDS)
 ) -> Iterator[tuple[tuple[Path, ...], tuple[Path, ...]]]:
-    """(written, removed) each time that files are, without end.
+    """Yields (written, removed) each time that files are, without end.
 
     find: the files as they are now; wait: returns when it is time to look again. A file that is being
     replaced, as editors do, counts when it is whole: what cannot be read is not there.

@@ -54,17 +54,17 @@ def paint(text: str, style: str) -> Painted:
 
 
 def say(*parts: str | Painted) -> None:
-    """A line of the result."""
+    """Prints a line of the result."""
     _write(sys.stdout, _line(parts, sys.stdout))
 
 
 def say_lines(text: str) -> None:
-    """A result of several lines: JSON, a table, an explanation."""
+    """Prints a result of several lines: JSON, a table, an explanation."""
     _write(sys.stdout, visible(text, keep="\n"))
 
 
 def note(*parts: str | Painted) -> None:
-    """A line about the work, which a program that reads the result does not want."""
+    """Prints a line about the work, which a program that reads the result does not want."""
     _write(sys.stderr, _line(parts, sys.stderr))
 
 
@@ -81,7 +81,9 @@ def _line(parts: Iterable[str | Painted], stream: TextIO) -> str:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """The text and a line end, in what the stream can encode: a C locale must not make an error of it."""
+    """Writes the text and a line end, in what the stream can encode: a C locale must not make an error of
+    it.
+    """
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, errors="replace").decode(encoding) + "\n")
 
@@ -149,7 +151,7 @@ def without_kernels(specs: str, schedules: int) -> Mistake:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Progress]:
-    """A bar on stderr while the block runs (total None: of unknown length); nothing where there is no
+    """Shows a bar on stderr while the block runs (total None: of unknown length); nothing where there is no
     terminal.
     """
     if not sys.stderr.isatty():

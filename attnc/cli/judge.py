@@ -38,7 +38,9 @@ class Judged:
     report: Report
 
     def show(self, *, covered: bool = False) -> None:
-        """A line about the module, what its cases have met if that is wanted, two about each failure."""
+        """Prints a line about the module, what its cases have met if that is wanted, two about each
+        failure.
+        """
         report = self.report
         state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
         where = f" at {report.where}" if report.where else ""
@@ -121,8 +123,10 @@ class Judge:
 
     @property
     def title(self) -> str:
-        target = "" if self.target == "triton" else f" for {self.target}"
-        return f"{self.attention} {self.variant}{target}"
+        from attnc.plan.targets import TARGETS
+
+        usual = next(iter(TARGETS))
+        return f"{self.attention} {self.variant}{'' if self.target == usual else f' for {self.target}'}"
 
     @property
     def is_projection(self) -> bool:
@@ -257,11 +261,13 @@ def chosen(
 
 
 def _of_usual_targets(found: Sequence[Judge]) -> list[Judge]:
-    """Selects of each attention the modules for Triton, or for the first of its targets."""
-    targets: dict[str, list[str]] = {}
+    """Selects of each attention the modules for Triton, or for its first target in the order of `TARGETS`."""
+    from attnc.plan.targets import TARGETS
+
+    order = list(TARGETS)
+    usual: dict[str, str] = {}
     for judge in found:
-        targets.setdefault(judge.attention, []).append(judge.target)
-    usual = {name: "triton" if "triton" in some else some[0] for name, some in targets.items()}
+        usual[judge.attention] = min(usual.get(judge.attention, judge.target), judge.target, key=order.index)
     return [judge for judge in found if judge.target == usual[judge.attention]]
 
 

@@ -146,7 +146,7 @@ def _verify_one(
 
 
 def sizes_of(text: str) -> dict[str, int]:
-    """`M=65536,N=65536` as numbers. Raises Mistake."""
+    """Returns `M=65536,N=65536` as numbers. Raises Mistake."""
     sizes: dict[str, int] = {}
     for part in split_commas(text):
         name, _, value = part.partition("=")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,7 +79,6 @@ def tune(
 
 def tune_among_targets(paths: tuple[Path, ...], rounds: int) -> None:
     """Tunes which target is taken for which sizes, and prints the tables."""
-    from attnc.build import dispatch_path
     from attnc.tune.targets import tune_targets
 
     for path in paths:
@@ -86,11 +86,18 @@ def tune_among_targets(paths: tuple[Path, ...], rounds: int) -> None:
             continue
         with progress(path.name, None) as bar:
             tables = tune_targets(path, rounds, bar.advance)
-        for table in tables:
-            for row in table.rows:
-                say(f"{table.name} {table.variant} {limits_of(table, row)}: {row.choice['target']}")
-        if tables:
-            note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
+        say_tables(path, tables, "target")
+
+
+def say_tables(path: Path, tables: Sequence[Table], key: str) -> None:
+    """Prints what each row of a spec's tables picks, a target or a schedule, and where they were written."""
+    from attnc.build import dispatch_path
+
+    for table in tables:
+        for row in table.rows:
+            say(f"{table.name} {table.variant} {limits_of(table, row)}: {row.choice[key]}")
+    if tables:
+        note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
 
 
 def limits_of(table: Table, row: Row) -> str:
@@ -142,16 +149,11 @@ def tune_points(paths: tuple[Path, ...], rounds: int, out: Path) -> None:
 
 def tune_labels(path: Path, rounds: int) -> tuple[TunedSchedules, ...]:
     """Tunes which of several schedules of an attention is taken for which sizes, and prints the table."""
-    from attnc.build import dispatch_path
     from attnc.tune.schedules import tune_schedules
 
     with progress(path.name, None) as bar:
         tuned = tune_schedules(path, rounds, bar.advance)
-    for found in tuned:
-        for row in found.table.rows:
-            say(f"{found.name} {found.variant} {limits_of(found.table, row)}: {row.choice['schedule']}")
-    if tuned:
-        note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
+    say_tables(path, [found.table for found in tuned], "schedule")
     return tuned
 
 

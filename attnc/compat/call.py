@@ -23,7 +23,9 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def refuse(function: str, **asked: object) -> None:
-    """ValueError for the first argument that asks for what there is not: anything but None, False and 0."""
+    """Raises ValueError for the first argument that asks for what there is not: anything but None, False and
+    0.
+    """
     for name, value in asked.items():
         if value is not None and (isinstance(value, torch.Tensor) or bool(value)):
             came = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
@@ -81,7 +83,9 @@ def rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def window(function: str, causal: bool, window_size: Any) -> tuple[bool, int | None, int | None]:
-    """(causal, left, right) of a mask; None: no bound. Causal is a right of 0, whatever the window says."""
+    """Returns (causal, left, right) of a mask; None: no bound. Causal is a right of 0, whatever the window
+    says.
+    """
     try:
         if any(isinstance(bound, float) for bound in window_size):
             raise TypeError
@@ -125,7 +129,7 @@ _PREPARED: dict[Facts, tuple[str, ...]] = {}
 
 
 def prepared(facts: Facts) -> tuple[str, ...]:
-    """(name in FUNCTIONS, names of the arguments) of a form, whose fields come sorted.
+    """Returns (name in FUNCTIONS, names of the arguments) of a form, whose fields come sorted.
 
     `NAME_gradients` there is the backward of a form with gradients: (do, dlse, inputs, o, lse, configs).
     It is compiled, kept on disk, and found again in this process.
@@ -169,7 +173,6 @@ class Call:
         q, k, v = map(rows, (q, k, v))
         self._tensors: dict[str, Any] = {"q": q, "k": k, "v": v}
         self._form: dict[str, Any] = {"dtype": dtype, "size": q.shape[-1], "size_v": v.shape[-1]}
-        self._is_inference = is_inference
         needed = [x for x in (q, k, v) if self.wants_gradient(x)]
         if needed and is_inference:
             raise ValueError(f"{name}: caches have no gradients: call it under torch.no_grad()")
@@ -224,7 +227,7 @@ class Call:
                 self._form[side] = True
 
     def drop(self, p: float, seed: torch.Tensor | None = None) -> None:
-        """seed: of an earlier call; drawn from torch's generator if left out."""
+        """Adds dropout. seed: of an earlier call; drawn from torch's generator if left out."""
         p = real(self._name, "dropout_p", p)
         if not 0 <= p < 1:
             raise ValueError(f"{self._name}: dropout_p: expected at least 0 and less than 1, got {p}")
@@ -261,7 +264,7 @@ class Call:
         return self._tensors.get("seed")
 
     def run(self, splits: int = 0, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(o, lse); o is `out` if there is one."""
+        """Returns (o, lse) of the call; o is `out` if there is one."""
         is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
         if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
             self._form["splits"] = max(0, splits)
@@ -285,7 +288,7 @@ class Call:
     def gradients(
         self, do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(dq, dk, dv) of what `run` gave for the same arguments."""
+        """Returns (dq, dk, dv) of what `run` gave for the same arguments."""
         self._grads = ["q", "k", "v"]
         self._choose()
         function, inputs = self._prepared("_gradients")

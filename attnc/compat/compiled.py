@@ -17,7 +17,7 @@ _CHOSEN = ["triton"]
 def run_on(target: str) -> None:
     """Chooses whose kernels calls run on from now on: "triton", or "cuda.sm_90a" for those that it takes as
     they are, which is prompts and training of 16-bit types on a Hopper GPU, outside of torch.compile.
-    ValueError for another.
+    Raises ValueError for another.
     """
     if target not in _CHOICES:
         raise ValueError(f"target: expected one of {', '.join(_CHOICES)}, got {target!r}")

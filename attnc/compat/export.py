@@ -73,7 +73,7 @@ def python_files() -> dict[str, str]:
 
 
 def kernel_file(form: Form) -> tuple[str, str]:
-    """(name, text) of the module of a form."""
+    """Returns (name, text) of the module of a form."""
     from attnc.api.compile import compile_family
 
     family = compile_family(form.text, target="triton", warn=False)

@@ -92,13 +92,15 @@ def flash_attn_func(
     ver: int = 0,
     fa_version: int = 0,
 ) -> Result:
-    """o [B, M, H, Dv] of q [B, M, H, D], k [B, N, Hkv, D] and v [B, N, Hkv, Dv].
+    """Returns o [B, M, H, Dv] of q [B, M, H, D], k [B, N, Hkv, D] and v [B, N, Hkv, Dv], all of float16,
+    bfloat16 or float32; differentiable in them.
 
+    softmax_scale: 1 / sqrt(D) if None; window_size: (left, right), -1 for no bound; softcap: 0 for none.
     alibi_slopes: f32[H] or f32[B, H]; s_aux, learnable_sink or sinks: [H], a logit for each head that joins
     the denominator. return_lse, or return_softmax_lse: (o, lse f32[B, H, M], natural logarithm);
     return_attn_probs: (o, lse, an empty tensor), as probabilities are never kept. out: where o goes, without
     gradients. deterministic, num_splits, pack_gqa, sm_margin, ver, fa_version: results are the same bits
-    whatever they say.
+    whatever they say. Raises TypeError or ValueError with the name of an argument.
     """
     name = "flash_attn_func"
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
@@ -151,7 +153,7 @@ def flash_attn_varlen_func(
     ver: int = 0,
     fa_version: int = 0,
 ) -> Result:
-    """o [Tq, H, Dv] of q [Tq, H, D], k [Tk, Hkv, D] and v [Tk, Hkv, Dv], sequences end to end.
+    """Returns o [Tq, H, Dv] of q [Tq, H, D], k [Tk, Hkv, D] and v [Tk, Hkv, Dv], sequences end to end.
 
     cu_seqlens_q, cu_seqlens_k: i32[B + 1]; seqused_q, seqused_k: i32[B], rows of each that count.
     block_table, or page_table: i32[B, P], then k and v are [pages, page, Hkv, D] and their lengths seqused_k
@@ -234,7 +236,7 @@ def flash_attn_with_kvcache(
     ver: int = 0,
     fa_version: int = 0,
 ) -> Result:
-    """o [B, M, H, Dv] of q [B, M, H, D] against caches [B, capacity, Hkv, D], inference alone.
+    """Returns o [B, M, H, Dv] of q [B, M, H, D] against caches [B, capacity, Hkv, D], inference alone.
 
     k, v: [B, new, Hkv, D], or with cu_seqlens_k_new: i32[B + 1] end to end; written into the caches behind
     their first cache_seqlens rows, in place, before q is attended.
@@ -300,13 +302,13 @@ def flash_attn_with_kvcache(
 
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
-    """`flash_attn_func` of qkv [B, N, 3, H, D]; further arguments as there."""
+    """Returns `flash_attn_func` of qkv [B, N, 3, H, D]; further arguments as there."""
     q, k, v = unpacked("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
 def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
-    """`flash_attn_func` of q and kv [B, N, 2, Hkv, D]; further arguments as there."""
+    """Returns `flash_attn_func` of q and kv [B, N, 2, Hkv, D]; further arguments as there."""
     k, v = unpacked("flash_attn_kvpacked_func", "kv", kv, 2, 2)
     return flash_attn_func(q, k, v, *arguments, **options)
 
@@ -314,7 +316,7 @@ def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *arguments: Any,
 def flash_attn_varlen_qkvpacked_func(
     qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *arguments: Any, **options: Any
 ) -> Result:
-    """`flash_attn_varlen_func` of qkv [T, 3, H, D]; further arguments as there, from dropout_p on."""
+    """Returns `flash_attn_varlen_func` of qkv [T, 3, H, D]; further arguments as there, from dropout_p on."""
     q, k, v = unpacked("flash_attn_varlen_qkvpacked_func", "qkv", qkv, 1, 3)
     shared: tuple[Any, ...] = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return flash_attn_varlen_func(q, k, v, *shared, *arguments, **options)
@@ -323,7 +325,7 @@ def flash_attn_varlen_qkvpacked_func(
 def flash_attn_varlen_kvpacked_func(
     q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any
 ) -> Result:
-    """`flash_attn_varlen_func` of q and kv [Tk, 2, Hkv, D]; further arguments as there."""
+    """Returns `flash_attn_varlen_func` of q and kv [Tk, 2, Hkv, D]; further arguments as there."""
     k, v = unpacked("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
     return flash_attn_varlen_func(q, k, v, *arguments, **options)
 

@@ -37,7 +37,9 @@ class Handle:
 
 
 def register(name: str = "attnc") -> None:
-    """Makes an implementation of this name known to `torch.nn.attention.activate_flash_attention_impl`."""
+    """Makes an implementation of this name known to `torch.nn.attention.activate_flash_attention_impl`.
+    Raises ImportError before PyTorch 2.11.
+    """
     from torch.nn.attention import register_flash_attention_impl
 
     register_flash_attention_impl(name, register_fn=partial(activate, "CUDA"))
@@ -84,7 +86,7 @@ def flash_attention_forward(
     num_splits: int | None = None,
     out: torch.Tensor | None = None,
 ) -> _Forward:
-    """aten::_flash_attention_forward: dense [B, M, H, D], or packed [T, H, D] with cum_seq_q.
+    """Computes aten::_flash_attention_forward: dense [B, M, H, D], or packed [T, H, D] with cum_seq_q.
 
     num_splits: results do not depend on it. The mask of dropout follows from a seed that PyTorch's generator
     draws, and that the third result keeps.
@@ -106,7 +108,7 @@ def flash_attention_forward(
 
 
 def flash_attention_forward_inplace(out: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-    """aten::_flash_attention_forward_no_dropout_inplace: lse, with the result in `out`."""
+    """Computes aten::_flash_attention_forward_no_dropout_inplace: lse, with the result in `out`."""
     return flash_attention_forward(*arguments, out=out, **options)[1]
 
 
@@ -130,7 +132,7 @@ def flash_attention_backward(
     window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> _Gradients:
-    """aten::_flash_attention_backward: the gradients of query, key and value."""
+    """Computes aten::_flash_attention_backward: the gradients of query, key and value."""
     with torch.no_grad():
         call = Call(_NAME, query, key, value)
         call.score(scale, None, None, None)
@@ -150,7 +152,7 @@ def sdpa_forward(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """aten::_scaled_dot_product_flash_attention of [B, H, M, D]; the result lies as query does."""
+    """Computes aten::_scaled_dot_product_flash_attention of [B, H, M, D]; the result lies as query does."""
     out = query.new_empty(*query.shape[:-1], value.shape[-1])
     if out.shape == query.shape and query.stride(-1) == 1:
         out = torch.empty_like(query)
@@ -198,7 +200,7 @@ def sdpa_backward(
     *arguments: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """aten::_scaled_dot_product_flash_attention_backward."""
+    """Computes aten::_scaled_dot_product_flash_attention_backward."""
     do, q, k, v, o = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
     gradients = flash_attention_backward(do, q, k, v, o, logsumexp, *arguments, **options)
     return tuple(x.transpose(1, 2) for x in gradients)

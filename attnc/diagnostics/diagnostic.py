@@ -360,6 +360,6 @@ class Report:
         )
 
     def raise_errors(self) -> None:
-        """Raise DiagnosticError with everything found, if any of it is an error."""
+        """Raises DiagnosticError with everything found, if any of it is an error."""
         if self.errors:
             raise DiagnosticError(self.in_source_order())

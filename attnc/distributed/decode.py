@@ -35,6 +35,9 @@ _PADDING = 4
 class SpreadKeys:
     """An attention of a few queries, the same on all ranks, over keys of which each rank has some.
 
+    Sequences are dealt out to the ranks in turns of `block` keys; each computes o and lse over its own, and
+    all join them (Flash-Decoding, over ranks).
+
     source, group, attention, target, params: as of `ContextParallel`. The spec has `length N = lengths[b]`,
     an input that holds the whole length of each sequence on every rank. A sink counts on rank 0 alone.
     """
@@ -101,7 +104,7 @@ class SpreadKeys:
     def _message(
         self, attention: Attention, q: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Memory for o and lse side by side, and both as the kernel writes them."""
+        """Returns memory for o and lse side by side, and both as the kernel writes them."""
         width = int(number(attention.v.shape[-1]) or 0)
         sizes = dict(zip(attention.q.roles, q.shape, strict=True))
         rows = attention.o.roles[:-1]
@@ -131,7 +134,7 @@ class SpreadKeys:
         return found
 
     def _rows(self, attention: Attention, k: torch.Tensor, given: Mapping[str, Any]) -> int:
-        """Rows that this rank has room for."""
+        """Returns how many rows this rank has room for."""
         storage = attention.k.storage
         if storage.table:
             return int(given[storage.table].shape[1]) * storage.rows_of_page

@@ -85,7 +85,6 @@ class Derived:
 
     text: str
     name: str
-    form: Form
     inputs: tuple[View | str, ...]
     grads: tuple[View, ...]
 
@@ -130,7 +129,7 @@ class _Maker:
         return Load(name, index[axis], extents, kind, is_sorted="sorted" in TABLES[name])
 
     def length(self, name: str) -> Expr:
-        """M or N of the sequence at hand, as on one GPU."""
+        """Returns M or N of the sequence at hand, as on one GPU."""
         if self.packed:
             if name == "N":
                 return sub(self.table("seq_stop"), self.table("seq_start"))
@@ -287,7 +286,7 @@ class _Maker:
         text = "\n  ".join([f"attention {attention.name} {{", *lines]) + "\n}\n\n"
         text += f"schedule {attention.name} for {target} {{{body}\n"
         inputs: tuple[View | str, ...] = (*used, *self.views.values())
-        return Derived(text=text, name=attention.name, form=self.form, inputs=inputs, grads=grads)
+        return Derived(text=text, name=attention.name, inputs=inputs, grads=grads)
 
     def _dropout(self) -> dict[str, Expr | None]:
         """Returns the arguments of dropout: rows and keys are the whole's, heads count from the rank's."""

@@ -58,7 +58,9 @@ def whole_shape(x: Any, tensor: Tensor) -> torch.Size:
 
 
 def local(x: Any, tensor: Tensor, group: Ranks) -> torch.Tensor:
-    """This rank's part of a tensor; gradients flow back. Raises ValueError where it lies otherwise."""
+    """Returns this rank's part of a tensor; gradients flow back. Raises ValueError where it lies
+    otherwise.
+    """
     if not is_dtensor(x):
         return x  # type: ignore[no-any-return]  # a tensor
     at, axis = _axis_of(x, group, tensor.name), _row_axis(tensor)
@@ -89,7 +91,9 @@ def local_input(x: Any, name: str, group: Ranks) -> torch.Tensor:
 
 
 def like(q: Any, of: Tensor, o: torch.Tensor, tensor: Tensor) -> torch.Tensor:
-    """o, or lse, of this rank as a DTensor that lies as q does; as it is, where q is none. of: what q is."""
+    """Returns o, or lse, of this rank as a DTensor that lies as q does; as it is, where q is none. of: what q
+    is.
+    """
     if not is_dtensor(q):
         return o
     from torch.distributed.tensor import DTensor, Shard
@@ -132,14 +136,15 @@ def _axis_of(x: Any, group: Ranks, name: str) -> int:
 class ContextParallel:
     """An attention whose rows are spread over the ranks of a group.
 
-    source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a
-    DeviceMesh of one axis, a process group, or None for all ranks. target: whose kernels, by default those of
-    a generated function, or "triton". strategy, groups: in place of the estimate's choice, and parts that the
-    heads of a rank are computed in. rows: "planned" where the plan says who has which, "slices" where those
-    of a rank follow those of the one before, as many on each, as DTensors lie. rates: of the machine and its
-    kernels, for the estimate. sums: whether gradients of inputs that are whole on every rank are added up
-    over the ranks; False where whoever owns them does so (DDP, FSDP). symmetric: as of `Group`. params: of
-    the spec, where its types and sizes do not say (`cap = 30.0`).
+    source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a DeviceMesh
+    of one axis, a process group, or None for all ranks. target: whose kernels, by default those of a
+    generated function, or "triton". strategy: "need", "gather", "heads" or "mixed" (`estimate.Strategy`) in
+    place of the estimate's choice; groups: parts that the heads of a rank are computed in. rows: "planned"
+    where the plan says who has which, "slices" where those of a rank follow those of the one before, as many
+    on each, as DTensors lie. rates: of the machine and its kernels, for the estimate. sums: whether gradients
+    of inputs that are whole on every rank are added up over the ranks; False where whoever owns them does so
+    (DDP, FSDP). symmetric: keys move by copy engines, out of symmetric memory. params: of the spec, where its
+    types and sizes do not say (`cap = 30.0`).
 
     Every rank makes it, and calls it, alike.
     """
@@ -264,8 +269,9 @@ class ContextParallel:
         **named: Any,
     ) -> Any:
         """Computes o of this rank's rows, or (o, lse) where the spec has both; DTensors that lie as q does,
-        if it is one. A collective. Under torch.compile it breaks the graph: exchanges run beside kernels, on
-        streams of their own.
+        if it is one. Shapes, types and the other inputs are those of the spec, q, k and v and what comes of
+        them with this rank's rows alone; lse is a natural logarithm. Differentiable. A collective. Under
+        torch.compile it breaks the graph: exchanges run beside kernels, on streams of their own.
 
         plan: other than that of the last `shard` or `plan`. Raises ValueError on every rank where one of them
         has other rows than the plan says.
@@ -381,7 +387,7 @@ class ContextParallel:
         return self._plan
 
     def _name_inputs(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs besides q, k and v by name. TypeError for one too many, or unknown."""
+        """Returns inputs besides q, k and v by name. Raises TypeError for one too many, or unknown."""
         names = [tensor.name for tensor in self.spec.attention.extras]
         if len(inputs) > len(names):
             raise TypeError(f"inputs: expected {', '.join(names) or 'none'}, got {len(inputs)}")
@@ -441,7 +447,7 @@ class ContextParallel:
     def _tensors(
         attention: Attention, named: Mapping[str, Any], device: torch.device
     ) -> dict[str, torch.Tensor]:
-        """Inputs as tensors on the device. ValueError for one that is missing."""
+        """Returns inputs as tensors on the device. Raises ValueError for one that is missing."""
         from attnc.support.arguments import DTYPES
 
         found = {}

@@ -21,7 +21,7 @@ _COLUMNS = 64
 
 
 def example(attention: Attention, dims: Mapping[str, int]) -> tuple[Sizes, tuple[str, ...]]:
-    """Sizes with contents made up for what the mask reads, and what was made up, in words.
+    """Returns sizes with contents made up for what the mask reads, and what was made up, in words.
 
     dims: M and N, and B, H, Hkv and others where the spec leaves them open. Packed sequences and sorted
     inputs get ten documents of different lengths, the same on every run; other integers are N // 4.
@@ -92,8 +92,8 @@ def _value(size: Any, known: Mapping[str, int], otherwise: int = 1) -> int:
 
 
 def least(plan: Plan, visibility: Visibility) -> npt.NDArray[np.int64]:
-    """Bytes of k and v that the same owners cannot do without, [source, destination]: rows looked at one by
-    one, and not by tile.
+    """Returns bytes of k and v that the same owners cannot do without, [source, destination]: rows looked at
+    one by one, and not by tile.
     """
     tiles = visibility.tiles(plan.sizes, 1)
     rank = plan.owner[tiles.row // plan.chunk]
@@ -191,7 +191,7 @@ def _owners(plan: Plan) -> Iterator[str]:
 
 
 def _runs(rows: Ints, most: int = 6) -> str:
-    """`0-1023, 3072-4095, ...`."""
+    """Returns `0-1023, 3072-4095, ...`."""
     if not len(rows):
         return "none"
     breaks = np.flatnonzero(np.diff(rows) != 1)

@@ -56,7 +56,7 @@ class Box(Protocol):
     peers: Sequence[torch.Tensor]
 
     def meet(self) -> None:
-        """What the stream at hand is told next waits until that of every rank has come here."""
+        """Makes what the stream at hand is told next wait until that of every rank has come here."""
 
 
 class Group:

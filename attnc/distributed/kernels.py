@@ -142,7 +142,8 @@ class Kernels:
         o: torch.Tensor,
         lse: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """dq, dk and dv, and those of `derived.grads`, of q, k, v and the inputs that the forward took.
+        """Returns dq, dk and dv, and those of `derived.grads`, of q, k, v and the inputs that the forward
+        took.
 
         o and lse are those over all keys of the row, not over these alone: then dq, dk and dv are what these
         keys add to the gradients.

@@ -58,15 +58,6 @@ class Places:
         else:
             x.index_copy_(axis, self.index, rows)
 
-    def clear(self, x: torch.Tensor, axis: int) -> None:
-        """Makes these rows zero."""
-        if not self.count:
-            return
-        if self.index is None:
-            x.narrow(axis, self.first, self.count).zero_()
-        else:
-            x.index_fill_(axis, self.index, 0)
-
     def add(self, x: torch.Tensor, axis: int, rows: torch.Tensor) -> None:
         """Adds to these rows; none is there twice, so that sums do not depend on an order."""
         if not self.count:
@@ -237,7 +228,7 @@ class Moves:
         return k, rows.narrow(0, of_k.numel(), of_v.numel()).view(of_v)
 
     def _layout(self, k: torch.Tensor, v: torch.Tensor) -> Layout:
-        """Made once: the plan says how many sequences, rows and heads there are."""
+        """Returns the layout, made once: the plan says how many sequences, rows and heads there are."""
         if self._known is not None:
             return self._known
         mine = [
@@ -280,7 +271,7 @@ class Moves:
         return self._known
 
     def _posts(self, counts: Sequence[int], wide: int) -> Ints | None:
-        """`Layout.posts`, and a box that has room for all parts of the heads."""
+        """Returns `Layout.posts`, and a box that has room for all parts of the heads."""
         if not self.group.symmetric:
             return None
         every = self.group.gather(torch.tensor(counts, device=self.device)).cpu().numpy()
@@ -311,8 +302,9 @@ class Moves:
         return unit, np.concatenate(found), bool((source < 0).any())
 
     def return_keys(self, sums: Pair, totals: Pair, number: int, *, fresh: bool) -> None:
-        """What this rank's rows add to dk and dv, to the owners of the keys, who add it to `totals`: what is
-        their own, then rank by rank. Both are f32. fresh: there is nothing in them yet, and all is written.
+        """Sends what this rank's rows add to dk and dv to the owners of the keys, who add it to `totals`:
+        what is their own, then rank by rank. Both are f32. fresh: there is nothing in them yet, and all is
+        written.
         """
         tensors = self.attention.k, self.attention.v
         axes = [axis_of(tensor, Role.KEY) for tensor in tensors]
@@ -350,7 +342,7 @@ class Moves:
         return made
 
     def return_queries(self, tensor: Tensor, made: torch.Tensor, x: torch.Tensor, number: int) -> None:
-        """The rectangle's rows of o, lse or dq, back to their owners, into x."""
+        """Sends the rectangle's rows of o, lse or dq back to their owners, into x."""
         axis = axis_of(tensor, Role.QUERY)
         sent = [[(made, axis, at)] for at in self.queries.kept]
         came = self._swap(sent, [[(axis, at.count)] for at in self.queries.sent], [made])
@@ -359,7 +351,7 @@ class Moves:
             heads_of(tensor, x, *self.heads(r, number)).copy_(rows)
 
     def heads(self, rank: int, number: int) -> tuple[int, int]:
-        """Query heads that a rank computes in one part: first, and how many."""
+        """Returns the query heads that a rank computes in one part: first, and how many."""
         group = self.plan.sizes.heads // self.plan.sizes.kv_heads
         first, count = self.plan.heads(rank, number)
         return first * group, count * group

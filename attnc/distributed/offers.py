@@ -48,14 +48,14 @@ class Chunks:
 
 
 def chunk_rows(rows: int, ranks: int) -> int:
-    """Rows of a chunk: whole tiles where every rank gets one, else whole blocks."""
+    """Returns how many rows a chunk has: whole tiles where every rank gets one, else whole blocks."""
     step = TILE if rows >= TILE * ranks else BLOCK
     return max(-(-rows // (ranks * CHUNKS * step)), 1) * step
 
 
 def chunk_of_slices(rows: int, ranks: int) -> int:
-    """Rows of a chunk where those of a rank follow those of the one before, as many on each (the last ones
-    fewer), as DTensors are sharded. Raises ValueError where they are no whole blocks.
+    """Returns how many rows a chunk has where those of a rank follow those of the one before, as many on each
+    (the last ones fewer), as DTensors are sharded. Raises ValueError where they are no whole blocks.
     """
     own = max(-(-rows // ranks), 1)
     if own % BLOCK and own < rows:
@@ -68,7 +68,7 @@ def chunk_of_slices(rows: int, ranks: int) -> int:
 
 
 def tile_rows(size: int) -> int:
-    """Rows of a tile, of which chunks of this size are whole numbers."""
+    """Returns how many rows a tile has, of which chunks of this size are whole numbers."""
     tile = min(TILE, size)
     return tile if size % tile == 0 else gcd(TILE, size)
 
@@ -423,7 +423,7 @@ def estimate(
 
 
 def _keys_moved(strategy: Strategy, ways: int, offer: Offer, run_keys: Ints) -> tuple[list[int], list[int]]:
-    """Keys that each rank receives from others, and that it sends."""
+    """Returns how many keys each rank receives from others, and sends."""
     ranks = len(offer.keys)
     if strategy in ("gather", "heads"):
         total = sum(offer.keys)
@@ -436,7 +436,9 @@ def _keys_moved(strategy: Strategy, ways: int, offer: Offer, run_keys: Ints) -> 
 
 
 def keys_read(needed: Bools, key_owner: Ints, keys: Ints, ways: int) -> Ints:
-    """Keys of each owner that ranks in groups of so many read, [reader, owner]; of runs of so many keys."""
+    """Returns keys of each owner that ranks in groups of so many read, [reader, owner]; of runs of so many
+    keys.
+    """
     ranks = len(needed)
     by_group = needed.reshape(ranks // ways, ways, -1).any(axis=1).astype(np.float64)
     owned = (key_owner[:, None] == np.arange(ranks)) * keys[:, None].astype(np.float64)

@@ -93,7 +93,7 @@ class Plan:
         return self._known(("q", rank), lambda: _rows_of(self.owner == rank, self.chunk, self.sizes.queries))
 
     def owned_keys(self, rank: int) -> Ints:
-        """Rows of k and v that are the rank's, ascending."""
+        """Returns rows of k and v that are the rank's, ascending."""
         return self._known(("k", rank), lambda: _rows_of(self.key_owner == rank, BLOCK, self.sizes.keys))
 
     def mates(self, rank: int) -> range:
@@ -102,7 +102,7 @@ class Plan:
         return range(rank // ways * ways, rank // ways * ways + ways)
 
     def rows(self, rank: int) -> Ints:
-        """Query rows of the rank's rectangle, ascending."""
+        """Returns query rows of the rank's rectangle, ascending."""
         mates = self.mates(rank)
         if len(mates) == 1:
             return self.owned_rows(rank)
@@ -111,14 +111,14 @@ class Plan:
         )
 
     def heads(self, rank: int, group: int) -> tuple[int, int]:
-        """K/V heads that the rank computes in one part of the pipeline: first, and how many."""
+        """Returns the K/V heads that the rank computes in one part of the pipeline: first, and how many."""
         width = self.sizes.kv_heads // (self.chosen.ways * self.chosen.groups)
         share = rank % self.chosen.ways
         return (share * self.chosen.groups + group) * width, width
 
     def keys(self, rank: int) -> Ints:
-        """Rows of k and v that the rows which wait see, or with `gather` all there are; ascending. None are
-        past the last packed sequence, where memory may hold anything.
+        """Returns rows of k and v that the rows which wait see, or with `gather` all there are; ascending.
+        None are past the last packed sequence, where memory may hold anything.
         """
 
         def made() -> Ints:

@@ -51,8 +51,8 @@ class Lanes:
 
     @contextmanager
     def exchanging(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """What is called within runs beside the kernels, in order with other exchanges, and reads or writes
-        tensors of theirs.
+        """Runs what is called within beside the kernels, whose tensors it reads or writes, in order with
+        other exchanges.
         """
         if self._main is None:
             yield
@@ -64,7 +64,7 @@ class Lanes:
 
     @contextmanager
     def kernel(self, number: int, *tensors: torch.Tensor) -> Iterator[None]:
-        """What is called within runs on one of the two streams for kernels, and reads tensors of others."""
+        """Runs what is called within, which reads tensors of others, on one of two streams for kernels."""
         if self._main is None:
             yield
             return
@@ -79,12 +79,12 @@ class Lanes:
         return torch.cuda.current_stream(self.device).record_event() if self._main is not None else None
 
     def after(self, event: torch.cuda.Event | None) -> None:
-        """The stream at hand waits for that."""
+        """Makes the stream at hand wait for that."""
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
 
     def join(self) -> None:
-        """The caller's stream waits for all that was started."""
+        """Makes the caller's stream wait for all that was started."""
         if self._main is not None:
             for stream in (self._side, self._second):
                 self._main.wait_stream(stream)
@@ -282,8 +282,8 @@ class Stages:
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras
     ) -> tuple[Pair, list[Pair]]:
-        """(o, lse) of the rank's rows; and where ranks share heads, of each part of its rectangle, which its
-        gradients start from.
+        """Returns (o, lse) of the rank's rows; and where ranks share heads, of each part of its rectangle,
+        which its gradients start from.
         """
         plan, attention, shares = self.plan, self.attention, self.plan.chosen.ways > 1
         results = self._results(len(plan.owned_rows(self.rank)), plan.sizes.heads)
@@ -387,7 +387,7 @@ class Stages:
     def _compute(
         self, task: Task, q: torch.Tensor, keys: Pair, extras: Extras, first: int, into: Pair
     ) -> None:
-        """o and lse of the task's rows, written into those of all rows."""
+        """Computes o and lse of the task's rows and writes them into those of all rows."""
         own, tensors = task.queries, (self.attention.o, self.lse)
         axes = [axis_of(tensor, Role.QUERY) for tensor in tensors]
         arguments = self._arguments(task, q, keys, extras, first)
@@ -410,8 +410,8 @@ class Stages:
         results: Pair,
         made: Gradients,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """dq of the task's rows, and what they add to dk and dv of its window; what belongs to other inputs
-        is added to `made`.
+        """Returns dq of the task's rows, and what they add to dk and dv of its window; what belongs to other
+        inputs is added to `made`.
         """
         own = task.queries
         o, lse = (
@@ -490,7 +490,9 @@ class Stages:
         return self.moves.keys.sent[self.rank].count == len(self.plan.owned_keys(self.rank))
 
     def _zeros(self, tensor: Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Memory for a gradient of k or v, zero where nothing is written before something is added."""
+        """Returns memory for a gradient of k or v, zero where nothing is written before something is
+        added.
+        """
         if self.ready is None and not self._fresh:
             return torch.zeros(x.shape, dtype=torch.float32, device=self.device)
         made = torch.empty(x.shape, dtype=torch.float32, device=self.device)
@@ -502,7 +504,7 @@ class Stages:
         return made
 
     def _results(self, rows: int, heads: int) -> Pair:
-        """Memory for o and lse."""
+        """Returns memory for o and lse."""
         sizes = {
             Role.BATCH: self.plan.sizes.batch,
             Role.QUERY: rows,

@@ -20,10 +20,9 @@ import torch
 from attnc.distributed.engine import ContextParallel
 from attnc.distributed.estimate import STRATEGIES, Strategy
 from attnc.distributed.group import on_processes
-from attnc.distributed.kernels import Kernels, Spec, spec_of
+from attnc.distributed.kernels import spec_of
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import DType
-from attnc.plan.ir import ErrorBound
 from attnc.plan.ir.backward import GradientBound
 from attnc.verify.case import Case
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
@@ -49,7 +48,7 @@ class RanksCase:
 
 
 def cases(attention: Attention, count: int, scale: int = 1) -> Iterator[RanksCase]:
-    """Cases of the attention, the same in every run. scale: how many times as long they are."""
+    """Yields cases of the attention, the same in every run. scale: how many times as long they are."""
     names = free_dims(attention)
     strategies: tuple[Strategy | None, ...] = (None, *STRATEGIES)
     for number in range(count):
@@ -218,12 +217,3 @@ def verify_here(
     )
     place = torch.cuda.get_device_name(0) if gpus else f"{runner_of(target).without_gpu}, gloo"
     return Found(ranks=cp.group.size, place=place, verdicts=verdicts)
-
-
-def joined_bound(spec: Spec, ranks: int) -> ErrorBound:
-    """Returns the bound of o and lse that so many ranks with some of the keys each found (`SpreadKeys`): one
-    more partial result for each, and o in its own type at the end.
-    """
-    variant = spec.variants[0]
-    bound = Kernels(spec, variant, "keys").module.kernel.bound
-    return replace(bound, splits=bound.splits + ranks, o_dtype=DType(variant.attention.o.dtype))

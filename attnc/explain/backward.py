@@ -78,12 +78,12 @@ def default_position(planned: BackwardKernel, device: Device) -> int:
 
 
 def backward_text(explanations: tuple[BackwardExplanation, ...]) -> str:
-    """For a reader, in a section for each kernel."""
+    """Returns explanations for a reader, in a section for each kernel."""
     return "\n\n".join("\n".join(_section(e)) for e in explanations)
 
 
 def backward_dict(explanations: tuple[BackwardExplanation, ...]) -> list[dict[str, Any]]:
-    """For a program."""
+    """Returns explanations for a program."""
     return [
         {
             "kernel": e.planned.kind,
@@ -124,7 +124,7 @@ def _grid(e: BackwardExplanation) -> str:
 
 
 def _work(planned: BackwardKernel, attention: Attention) -> int:
-    """Multiply-adds for each score: S, dP where it is needed, and the gradients."""
+    """Returns multiply-adds for each score: S, dP where it is needed, and the gradients."""
     d, dv = feature(attention.q), feature(attention.v)
     made = {"dq": d, "dk": d, "dv": dv}
     products = d + (0 if planned.kind == "dv" else dv) + sum(made[name] for name in planned.makes)
@@ -132,7 +132,7 @@ def _work(planned: BackwardKernel, attention: Attention) -> int:
 
 
 def _moved(planned: BackwardKernel, attention: Attention, length: int) -> float:
-    """Bytes of one head: every matrix once, and the two numbers of each row."""
+    """Returns bytes of one head: every matrix once, and the two numbers of each row."""
     d, dv = feature(attention.q), feature(attention.v)
     size = DType(attention.q.dtype).bytes
     width = {"q": d, "k": d, "v": dv, "do": dv, "o": dv, "dq": d, "dk": d, "dv": dv}

@@ -196,8 +196,8 @@ def _unified(unified: UnifiedMax) -> str:
 
 
 def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
-    """Work of one head times enough heads and sequences for 16k tokens at hidden size 2048; where query heads
-    share a tile, of K and V.
+    """Returns the roofline of the work of one head times enough heads and sequences for 16k tokens at hidden
+    size 2048; where query heads share a tile, of K and V.
     """
     attention, kernel = module.variant.attention, module.kernel
     d, dv = feature(attention.q), feature(attention.v)
@@ -209,8 +209,8 @@ def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
 
 
 def sum_terms(bound: ir.ErrorBound, keys: int) -> float:
-    """2 u (keys of a partial sum + partial sums + 2 splits + 8): rounding of the f32 sums over the keys, and
-    what tensor cores cut off beyond that where all keys pass through one sum.
+    """Returns 2 u (keys of a partial sum + partial sums + 2 splits + 8): rounding of the f32 sums over the
+    keys, and what tensor cores cut off beyond that where all keys pass through one sum.
     """
     tiles = math.ceil(keys / bound.min_tile_kv)
     rounded = 2 * UNIT * (bound.tile_kv + tiles + 2 * bound.splits + 8)
@@ -223,7 +223,7 @@ def place_of(span: Span | None) -> str:
 
 
 def tiles_of(config: TileConfig) -> tuple[int, int]:
-    """Rows and keys of a tile."""
+    """Returns how many rows and keys a tile has."""
     return config.tile_q, config.tile_kv
 
 

@@ -71,12 +71,12 @@ def masked_where(loop: ir.Loop) -> bool | str:
 
 
 def bounds_of(kernel: ir.Kernel) -> list[tuple[str, str]]:
-    """Names and values of the scalars of a program."""
+    """Returns names and values of the scalars of a program."""
     return values_of((*kernel.program, *kernel.regions.bounds))
 
 
 def values_of(statements: Iterable[ir.Statement]) -> list[tuple[str, str]]:
-    """Names and values of those statements that are numbers."""
+    """Returns names and values of those statements that are numbers."""
     found = []
     for statement in statements:
         match statement:
@@ -155,8 +155,8 @@ _F32_COST = 6
 def roofline_of(
     d: int, device: Device, p: Picture, *, dtype: DType, columns: int, moved: float, of: str = "heads"
 ) -> Roofline:
-    """dtype: of q, k and v; columns: multiply-adds for each score; moved: bytes of one head; of: what heads
-    they are.
+    """Returns the roofline of a kernel. dtype: of q, k and v; columns: multiply-adds for each score; moved:
+    bytes of one head; of: what heads they are.
     """
     heads = max(1, 2048 // d) * max(1, 16384 // p.keys)
     elements = float(p.visited * p.tile_q * p.tile_kv * heads)
@@ -191,7 +191,7 @@ def roofline_dict(r: Roofline) -> dict[str, Any]:
 
 
 def roofline_lines(r: Roofline, device: Device) -> Iterator[str]:
-    """Work and time of each unit, and which one bounds the launch."""
+    """Yields work and time of each unit, and which one bounds the launch."""
     yield f"roofline at {r.shape}"
     rows = (
         ("tensor cores", r.tensor_us, f"{r.flops * 1e-9:.1f} GFLOP at {r.tflops:.0f} TFLOP/s"),

@@ -153,7 +153,9 @@ def _remainder(dividend: Affine, divisor: Affine) -> Affine:
 
 
 def _split(total: Affine, size: int) -> tuple[Affine, Affine]:
-    """(whole, rest) with total = size * whole + rest; a constant below size stays in rest, as written."""
+    """Returns (whole, rest) with total = size * whole + rest; a constant below size stays in rest, as
+    written.
+    """
     whole = [(atom, c // size) for atom, c in total.terms if c % size == 0]
     rest = [(atom, c) for atom, c in total.terms if c % size]
     steps = total.const // size if not rest or total.const > 0 else -(-total.const // size)
@@ -182,8 +184,8 @@ def _collect(terms: Iterable[tuple[Expr, int]], const: int) -> Affine:
 
 
 def _reading_order(term: tuple[Expr, int], *, aligned: bool) -> tuple[int, bool, bool, str]:
-    """Positions first, and what aligns them, then what was loaded or computed, other sizes last: `q_lo + N -
-    M + shift[b] + H`. In this order a sum stays a position for as long as it can.
+    """Returns a key that sorts positions first, and what aligns them, then what was loaded or computed, other
+    sizes last: `q_lo + N - M + shift[b] + H`. In this order a sum stays a position for as long as it can.
     """
     atom, c = term
     match atom:
@@ -301,18 +303,19 @@ def _upper_bound(atom: Expr) -> Expr | None:
 
 
 def smaller(left: Expr, right: Expr) -> Expr:
-    """min(left, right), decided now if possible."""
+    """Returns min(left, right), decided now if possible."""
     return left if at_least(right, left) else right if at_least(left, right) else minimum(left, right)
 
 
 def larger(left: Expr, right: Expr) -> Expr:
-    """max(left, right), decided now if possible."""
+    """Returns max(left, right), decided now if possible."""
     return left if at_least(left, right) else right if at_least(right, left) else maximum(left, right)
 
 
 def relate(op: CompareOp, left: Expr, right: Expr) -> Expr:
-    """left <op> right between ints, decided now if possible, else with positions on the left: `kv_lo <= q_hi
-    + N - M`."""
+    """Returns left <op> right between ints, decided now if possible, else with positions on the left: `kv_lo
+    <= q_hi + N - M`.
+    """
     match op:
         case "<" | "<=" | ">" | ">=":
             if _proves(op, left, right):
@@ -352,7 +355,7 @@ def _proves(op: CompareOp, left: Expr, right: Expr) -> bool:
 
 
 def shift(expr: Expr, offset: int) -> Expr:
-    """expr + offset, inside min and max so that `at_least` can still take them apart."""
+    """Returns expr + offset, inside min and max so that `at_least` can still take them apart."""
     if isinstance(expr, Call) and expr.function in ("min", "max"):
         return Call(expr.function, tuple(shift(arg, offset) for arg in expr.args))
     return (affine(expr) + offset).expr

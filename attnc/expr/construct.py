@@ -93,7 +93,7 @@ def sub(left: Expr, right: Expr) -> Expr:
 
 
 def _shift(expr: Expr, offset: int) -> Expr:
-    """expr + offset, merged with a constant that the sum already ends with."""
+    """Returns expr + offset, merged with a constant that the sum already ends with."""
     if isinstance(expr, Binary) and expr.type == "int" and isinstance(expr.right, Const):
         if expr.op == "+":
             return add(expr.left, Const(int(expr.right.value) + offset))
@@ -127,7 +127,9 @@ def mul(left: Expr, right: Expr) -> Expr:
 
 
 def _times(expr: Expr, factor: Expr, value: int | float, *, flipped: bool = False) -> Expr:
-    """expr * value (value * expr if `flipped`), merged with a constant factor that expr already has."""
+    """Returns expr * value (value * expr if `flipped`), merged with a constant factor that expr already
+    has.
+    """
     if keeps_type(expr, factor):
         if value == 1:
             return expr
@@ -168,7 +170,9 @@ def div(left: Expr, right: Expr) -> Expr:
 
 
 def _exponent_beside_one(divisor: Expr) -> Expr | None:
-    """x of 1 + exp(x), the divisor of a sigmoid: that does not overflow, nor do its derivatives."""
+    """Returns x of 1 + exp(x), the divisor of a sigmoid, which does not overflow, nor do its
+    derivatives; None of anything else.
+    """
     match divisor:
         case (
             Binary(op="+", left=Const(value=one), right=Call(function="exp", args=(x,)))
@@ -263,7 +267,7 @@ def compare(op: CompareOp, left: Expr, right: Expr) -> Expr:
 
 
 def _same(op: CompareOp, left: Expr, right: Expr) -> Expr:
-    """== or != of conditions: beside a constant the other one, or its negation."""
+    """Returns == or != of conditions; beside a constant the other one, or its negation."""
     for constant, other in ((left, right), (right, left)):
         if isinstance(constant, Const):
             return other if constant.value == (op == "==") else negate(other)
@@ -271,7 +275,7 @@ def _same(op: CompareOp, left: Expr, right: Expr) -> Expr:
 
 
 def conj(*operands: Expr) -> Expr:
-    """and: TRUE when empty."""
+    """Returns all of them joined by `and`; TRUE when there are none."""
     flat = _flatten(operands, And)
     if FALSE in flat:
         return FALSE
@@ -280,7 +284,7 @@ def conj(*operands: Expr) -> Expr:
 
 
 def disj(*operands: Expr) -> Expr:
-    """or: FALSE when empty."""
+    """Returns all of them joined by `or`; FALSE when there are none."""
     flat = _flatten(operands, Or)
     if TRUE in flat:
         return TRUE
@@ -289,7 +293,7 @@ def disj(*operands: Expr) -> Expr:
 
 
 def _flatten(operands: tuple[Expr, ...], kind: type[And] | type[Or]) -> tuple[Expr, ...]:
-    """Operands of nested nodes of one kind, each once, in order of first appearance."""
+    """Returns operands of nested nodes of one kind, each once, in order of first appearance."""
     flat: dict[Expr, None] = {}
     for operand in operands:
         nested = operand.operands if isinstance(operand, kind) else (operand,)
@@ -299,7 +303,7 @@ def _flatten(operands: tuple[Expr, ...], kind: type[And] | type[Or]) -> tuple[Ex
 
 
 def negate(operand: Expr) -> Expr:
-    """not, taken into a comparison where there is one."""
+    """Returns `not` of a condition, taken into a comparison where there is one."""
     match operand:
         case Const():
             return Const(not operand.value)
@@ -312,7 +316,7 @@ def negate(operand: Expr) -> Expr:
 
 
 def where(condition: Expr, then: Expr, other: Expr) -> Expr:
-    """`then` if the condition holds, else `other`; bool branches become and/or."""
+    """Returns `then` if the condition holds, else `other`; bool branches become and/or."""
     chosen = then if condition == TRUE or then == other else other if condition == FALSE else None
     if chosen is not None and keeps_type(chosen, then) and keeps_type(chosen, other):
         return chosen

@@ -83,7 +83,7 @@ def _shares(expr: Binary, adjoint: Expr) -> tuple[Expr, Expr]:
 
 
 def _slope(expr: Call, operand: Expr) -> Expr:
-    """d function(operand) / d operand."""
+    """Returns d function(operand) / d operand."""
     match expr.function:
         case "abs":
             negative = where(Compare("<", operand, _ZERO), Const(-1.0), _ZERO)

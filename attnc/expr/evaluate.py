@@ -176,7 +176,7 @@ def _load(expr: Load, env: Env) -> Array:
 
 
 def _read(tensor: Array, indices: list[Array], extents: tuple[Expr, ...], env: Env) -> Array:
-    """tensor[indices], 0 outside `extents` and outside the array itself."""
+    """Returns tensor[indices], 0 outside `extents` and outside the array itself."""
     inside: Array = np.asarray(True)
     clipped = []
     for index, extent, size in zip(indices, extents, tensor.shape, strict=True):

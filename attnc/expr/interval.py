@@ -160,7 +160,9 @@ def range_of_sum(total: Affine, past: int = _TILE - 1) -> Range:
 
 
 def _largest_value(total: Affine, past: int) -> int:
-    """Positions give way to the ends of their ranges, which sizes may cancel; the rest to its own ends."""
+    """Returns the largest value of a sum: positions give way to the ends of their ranges, which sizes may
+    cancel, the rest to its own ends.
+    """
     for name, position in _POSITIONS.items():
         index = Index(name)
         c = dict(total.terms).get(index, 0)
@@ -184,7 +186,7 @@ def _hull(values: Iterable[int]) -> Range:
 
 
 def _range_of_rounded(whole: Range, size: Range) -> Range:
-    """x // size * size, which is x or up to size - 1 less; 0 if the size is 0."""
+    """Returns the range of x // size * size, which is x or up to size - 1 less; 0 if the size is 0."""
     if size.lo <= 0:
         return Range(min(whole.lo + size.lo - 1, whole.lo - size.hi, 0), max(whole.hi - size.lo, whole.hi, 0))
     return Range(max(whole.lo - size.hi + 1, 0) if whole.lo >= 0 else whole.lo - size.hi + 1, whole.hi)
@@ -218,8 +220,9 @@ def is_scalar(expr: Expr) -> bool:
 
 
 def classify(mask: Expr) -> tuple[Expr, Expr]:
-    """(may, must) of a mask over the tile (q_lo, q_hi, kv_lo, kv_hi), which obeys `facts`. Neither uses q_idx
-    or kv_idx."""
+    """Returns (may, must) of a mask over the tile (q_lo, q_hi, kv_lo, kv_hi), which obeys `facts`. Neither
+    uses q_idx or kv_idx.
+    """
     return _classify(nnf(mask))
 
 
@@ -268,8 +271,9 @@ def _classify_equal(difference: Affine) -> tuple[Expr, Expr]:
 
 
 def _classify_remainder(difference: Affine) -> tuple[Expr, Expr] | None:
-    """x % s == r with scalar r in 0..s-1: whether the last number up to x.hi that leaves r is within x.lo ..
-    x.hi."""
+    """Returns (may, must) of x % s == r with scalar r in 0..s-1: whether the last number up to x.hi that
+    leaves r is within x.lo .. x.hi.
+    """
     match [(atom, c) for atom, c in difference.terms if not is_scalar(atom)]:
         case [(Binary(op="%", left=left, right=Const(value=int(size))) as atom, 1 | -1 as c)] if size > 1:
             x = bounds(left)
@@ -295,7 +299,7 @@ def _classify_float(op: CompareOp, left: Interval, right: Interval) -> tuple[Exp
 
 
 def bounds_of_sum(total: Affine) -> Interval:
-    """Exact if the bounds of every atom are, since each atom occurs once."""
+    """Bounds a sum; exactly if the bounds of every atom are, since each atom occurs once."""
     low, high = Affine((), total.const), Affine((), total.const)
     has_low = has_high = True
     for atom, c in total.terms:
@@ -308,14 +312,14 @@ def bounds_of_sum(total: Affine) -> Interval:
 
 
 def bounds(expr: Expr) -> Interval:
-    """Bounds of an int or float expression over the tile."""
+    """Returns bounds of an int or float expression over the tile."""
     if expr.type == "int":
         return bounds_of_sum(affine(expr))
     return bounds_of_atom(expr)
 
 
 def bounds_of_atom(expr: Expr) -> Interval:
-    """Bounds of what is not a sum of several atoms, by its own operation."""
+    """Returns bounds of what is not a sum of several atoms, by its own operation."""
     if is_scalar(expr):
         return Interval(normalize(expr), normalize(expr))
     match expr:
@@ -365,7 +369,7 @@ def bounds_of_atom(expr: Expr) -> Interval:
 
 
 def _bounds_of_sorted(load: Load) -> Interval:
-    """T[i], ascending in its last index i: between the elements at the ends of i's range.
+    """Bounds T[i], ascending in its last index i: it lies between the elements at the ends of i's range.
 
     An index outside the tensor reads 0. So an end that may lie outside is read both as it is, which gives
     that 0, and clipped.

@@ -330,7 +330,7 @@ def rebuild(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
 
 
 def uses(expr: Expr) -> frozenset[str]:
-    """Names of the indices that the value depends on, with q_pos counted as q_idx."""
+    """Returns names of the indices that the value depends on, with q_pos counted as q_idx."""
     names = {node.name for node in walk(expr) if isinstance(node, Index)}
     return frozenset("q_idx" if name == "q_pos" else name for name in names)
 

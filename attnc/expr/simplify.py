@@ -112,8 +112,9 @@ def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
 
 
 def nnf(mask: Expr) -> Expr:
-    """Negation normal form: `not` only around bool loads; == and != of bools and `where` of bools become
-    and/or."""
+    """Returns the negation normal form: `not` only around bool loads; == and != of bools and `where` of bools
+    become and/or.
+    """
     return _nnf(mask, positive=True)
 
 
@@ -139,8 +140,8 @@ def _nnf(mask: Expr, *, positive: bool) -> Expr:
 
 
 def scale_by(expr: Expr, factor: float) -> Expr:
-    """expr * factor with the factor folded into constants that are there already, and divisions by constants
-    made products.
+    """Returns expr * factor with the factor folded into constants that are there already, and divisions by
+    constants made products.
 
     Used to move a score to base 2: `cap * tanh(dot / a / cap)` costs no more multiplications than before, and
     in `dot * scale - slope[h] * abs(...)` the factor joins `scale` and the per-head `slope`.

@@ -66,11 +66,11 @@ class Run:
         return self.lo is None and self.hi is None and self.guard == TRUE
 
     def guarded_lo(self, length: Expr) -> Expr | None:
-        """lo, or the length where the guard fails."""
+        """Returns lo, or the length where the guard fails."""
         return self.lo if self.guard == TRUE else where(self.guard, self.lo or ZERO, length)
 
     def guarded_hi(self, length: Expr) -> Expr | None:
-        """hi, or 0 where the guard fails."""
+        """Returns hi, or 0 where the guard fails."""
         return self.hi if self.guard == TRUE else where(self.guard, self.hi or length, ZERO)
 
     def is_shorter_than(self, count: int) -> bool:
@@ -212,17 +212,16 @@ def unsolved(mask: Expr) -> Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
-    """Half-open ranges of `var` for one tile of the other index; scalar expressions, None where unbounded.
+    """Half-open ranges of an index for one tile of the other; scalar expressions, None where unbounded.
 
     A kernel clamps them: [max(lo, 0), min(hi, length)). Positions outside may are kept by no element of the
     tile, those inside must by all; either may be empty (lo >= hi). `tile_may`, where present, decides for a
     tile of both indices within the hull whether it can be skipped after all.
 
-    full, never: the mask keeps everything, nothing. The other flags say which of the three loops can run at
-    all, as far as the mask is concerned: without `any_full` all is left to the left partial loop.
+    full, never: the mask keeps everything, nothing. any_full: a tile can be full; if none can, one partial
+    loop does all. left_partial: a partial tile can stand in front of the full ones.
     """
 
-    var: Var
     may_lo: Expr | None
     may_hi: Expr | None
     must_lo: Expr | None
@@ -232,7 +231,6 @@ class Ranges:
     never: bool
     left_partial: bool
     any_full: bool
-    right_partial: bool
 
 
 @memo
@@ -259,7 +257,6 @@ def solve(mask: Expr, var: Var = "kv_idx", *, tile: int = 1) -> Ranges:
     may_lo, may_hi = may.lo, may.guarded_hi(length)
     must_lo, must_hi = (must.lo, must.guarded_hi(length)) if any_full else (ZERO, ZERO)
     return Ranges(
-        var=var,
         may_lo=may_lo,
         may_hi=may_hi,
         must_lo=must_lo,
@@ -269,7 +266,6 @@ def solve(mask: Expr, var: Var = "kv_idx", *, tile: int = 1) -> Ranges:
         never=never,
         left_partial=not never and not (any_full and may_lo is None and must_lo is None),
         any_full=any_full,
-        right_partial=any_full and not (may_hi is None and must_hi is None),
     )
 
 
@@ -314,7 +310,7 @@ def _solve(mask: Expr, var: Var) -> Solution:
 
 
 def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
-    """d <op> 0, through d <= 0 alone."""
+    """Solves d <op> 0 through d <= 0 alone."""
     match op:
         case "<=":
             return _at_most_zero(d, var)
@@ -349,7 +345,7 @@ def _at_most_zero(d: Affine, var: Var) -> Solution:
 
 
 def _half_line(c: int, rest: Interval) -> Solution:
-    """c * var + rest <= 0."""
+    """Solves c * var + rest <= 0."""
     if c > 0:
 
         def last(bound: Expr | None) -> Expr | None:
@@ -366,7 +362,7 @@ def _half_line(c: int, rest: Interval) -> Solution:
 
 
 def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Solution:
-    """atom <op> x, for an atom that depends on `var`: by what is in it."""
+    """Solves atom <op> x for an atom that depends on `var`: by what is in it."""
 
     def both(a: Affine, b: Affine) -> Solution:
         return conjunction(_at_most_zero(a, var), _at_most_zero(b, var))
@@ -410,7 +406,7 @@ def _solve_float(op: CompareOp, left: Expr, right: Expr, var: Var) -> Solution:
 
 
 def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
-    """T[var + offset] <op> x for ascending T and x free of var: a binary search for the bounds of x.
+    """Solves T[var + offset] <op> x for ascending T and x free of var: a binary search for the bounds of x.
 
     Positions that fall outside T read 0. They are never in `must`; `may` is widened to them if 0 <op> x may
     hold.

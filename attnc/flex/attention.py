@@ -65,7 +65,8 @@ def flex_attention(
     mask_mod: MaskMod | None = None,
     target: str | None = None,
 ) -> Any:
-    """Attention whose scores and mask are functions of positions: `torch.nn.attention.flex_attention`'s.
+    """Computes attention whose scores and mask are functions of positions:
+    `torch.nn.attention.flex_attention`'s.
 
     query: [B, Hq, M, D]; key: [B or 1, Hkv, N, D]; value: [B or 1, Hkv, N, Dv]; of float16, bfloat16 or
         float32; any strides but a contiguous last axis, without which it is copied
@@ -80,8 +81,8 @@ def flex_attention(
     value and captured tensors of floats. Mods are read at every call; what they say is compiled once,
     whatever the lengths, the data of captured tensors and (after the fourth) the numbers.
 
-    FlexError, with the place in the caller's file, for what no spec can say; ValueError and TypeError name an
-    argument, what was expected and what came.
+    Raises FlexError, with the place in the caller's file, for what no spec can say; ValueError and TypeError
+    that name an argument, what was expected and what came.
     """
     sizes = _check(query, key, value, enable_gqa)
     mods = _mods(score_mod, block_mask, mask_mod, sizes)
@@ -122,7 +123,7 @@ def family_of(
     target: str | None = None,
 ) -> Family:
     """Returns the kernels that `flex_attention` runs on for these arguments, to be read: `spec`, `source`,
-    `target`, `explain()`. Nothing is run.
+    `target`, `explain()`. Nothing is run. Raises what `flex_attention` raises.
     """
     sizes = _check(query, key, value, enable_gqa)
     mods = _mods(score_mod, block_mask, mask_mod, sizes)
@@ -148,7 +149,7 @@ def _mods(
 def _laid_out(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """With as many sequences each, and with last axes that are contiguous."""
+    """Returns q, k and v with as many sequences each and with last axes that are contiguous."""
     if key.shape[0] != query.shape[0]:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
@@ -156,7 +157,7 @@ def _laid_out(
 
 
 def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> dict[str, int]:
-    """B, H, M and N, after checking what the kernel cannot say in the caller's terms."""
+    """Returns B, H, M and N, after checking what the kernel cannot say in the caller's terms."""
     named = {"query": query, "key": key, "value": value}
     for name, x in named.items():
         if not isinstance(x, torch.Tensor):
@@ -187,7 +188,9 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_g
 
 
 def _refuse_transforms(*arguments: Any) -> None:
-    """RuntimeError inside of torch.vmap and of torch.func's derivatives, which kernels do not see through."""
+    """Raises RuntimeError inside of torch.vmap and of torch.func's derivatives, which kernels do not see
+    through.
+    """
     for x in arguments:
         if isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):
             raise RuntimeError(

@@ -143,7 +143,7 @@ class _Recording(TorchFunctionMode):
         return False
 
     def _nowhere(self, value: Any) -> Any:
-        """With the caller's tensors on the device of the values."""
+        """Returns an argument with the caller's tensors on the device of the values."""
         if isinstance(value, torch.Tensor):
             known = value.device.type == "meta"
             return value if known else torch.empty(value.shape, dtype=value.dtype, device="meta")
@@ -152,7 +152,9 @@ class _Recording(TorchFunctionMode):
         return value
 
     def _on_device_of_caller(self, value: Any) -> Any:
-        """With the device of the caller's tensors in place of that of the values, which mods ask for."""
+        """Returns an argument with the device of the caller's tensors in place of that of the values, which
+        mods ask for.
+        """
         if isinstance(value, torch.device) and value.type == "meta":
             return self.recorder.device
         if isinstance(value, tuple | list):
@@ -267,7 +269,7 @@ _SPELLED = {"__div__": "__truediv__", "__rdiv__": "__rtruediv__", "__idiv__": "_
 
 
 def _plain(value: Any) -> Any:
-    """With what has no literal spelled."""
+    """Returns an argument with a spelling in place of what has no literal."""
     if isinstance(value, tuple | list):
         return tuple(_plain(part) for part in value)
     if isinstance(value, torch.dtype):
@@ -319,7 +321,7 @@ def attend(
     kernel_options: Mapping[str, Any] | None,
     target: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(o, lse or None) of checked arguments, as `flex_attention` has them."""
+    """Returns (o, lse or None) of checked arguments, as `flex_attention` has them."""
     recorder = Recorder(query.device)
     if scale is not None:
         recorder.floats.append(float(scale))
@@ -347,7 +349,7 @@ def _operate(
     program: str,
     grads: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, lse); lse has no elements where neither the caller nor a gradient needs it.
+    """Returns (o, lse); lse has no elements where neither the caller nor a gradient needs it.
 
     grads: which of query, key, value and captured, by position, get a gradient.
     """

@@ -50,6 +50,6 @@ def _offset(source: Source, line: int, column: int) -> int:
 
 
 def _relative_path(path: str) -> str:
-    """Below the current folder as a relative path."""
+    """Returns a path as it is shown: relative where it lies below the current folder."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -362,20 +362,21 @@ def bitwise_not(tape: Tape, x: Any) -> Scalar:
 
 @operation("logical_and")
 def logical_and(tape: Tape, x: Any, y: Any) -> Scalar:
-    a, b = condition(tape, x), condition(tape, y)
-    for one, other in ((a, b), (b, a)):
-        if (known := tape.constant(one.at)) is not None:
-            return other if known else one
-    return Scalar(tape, tape.add("bool", "and", a.at, b.at))
+    return _joined(tape, "and", x, y, decides=False)
 
 
 @operation("logical_or")
 def logical_or(tape: Tape, x: Any, y: Any) -> Scalar:
+    return _joined(tape, "or", x, y, decides=True)
+
+
+def _joined(tape: Tape, word: str, x: Any, y: Any, *, decides: bool) -> Scalar:
+    """Returns two conditions joined. decides: the value of one that is the result whatever the other is."""
     a, b = condition(tape, x), condition(tape, y)
     for one, other in ((a, b), (b, a)):
         if (known := tape.constant(one.at)) is not None:
-            return one if known else other
-    return Scalar(tape, tape.add("bool", "or", a.at, b.at))
+            return one if known == decides else other
+    return Scalar(tape, tape.add("bool", word, a.at, b.at))
 
 
 @operation("logical_not")

@@ -28,7 +28,9 @@ _WITHOUT_EFFECT = frozenset((
 
 
 def read_options(options: Mapping[str, Any] | None) -> tuple[tuple[str, int], ...]:
-    """(schedule key, value) of the options that choose tiles. ValueError for one that torch does not have."""
+    """Returns (schedule key, value) of the options that choose tiles. Raises ValueError for one that torch
+    does not have.
+    """
     wanted = {}
     for name, value in (options or {}).items():
         plain = name.removeprefix("fwd_")
@@ -51,7 +53,8 @@ def targets_of(
     value: torch.Tensor,
     wanted: tuple[tuple[str, int], ...],
 ) -> tuple[str, str]:
-    """(the target, what takes its place where it has no kernel for the mods, or "" where nothing may).
+    """Returns (the target, what takes its place where it has no kernel for the mods, or "" where nothing
+    may).
 
     target: the caller's choice, None or "" for none. Then it is that of wgmma and TMA where the GPU, the
     types, the sizes of rows and the strides are made for it, so that nothing is copied; Triton's elsewhere,

@@ -142,12 +142,12 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
             first, first_kept = _split(then)
             second, second_kept = _split(other)
             if first is None:
-                return second, _conjoin(Not(condition), second_kept)
+                return second, conjunction(Not(condition), second_kept)
             if second is None:
-                return first, _conjoin(condition, first_kept)
+                return first, conjunction(condition, first_kept)
             if first_kept == second_kept == TRUE:
                 return Call("where", (condition, first, second)), TRUE
-            either = Or((_conjoin(condition, first_kept), _conjoin(Not(condition), second_kept)))
+            either = Or((conjunction(condition, first_kept), conjunction(Not(condition), second_kept)))
             return Call("where", (condition, first, second)), either
         case Binary(op="+", left=left, right=right) | Call(function="min", args=(left, right)):
             first, first_kept = _split(left)
@@ -155,7 +155,7 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
             if first is None or second is None:
                 return None, FALSE
             whole = Binary("+", first, second) if isinstance(expr, Binary) else Call("min", (first, second))
-            return whole, _conjoin(first_kept, second_kept)
+            return whole, conjunction(first_kept, second_kept)
         case Binary(op="-", left=left, right=right) if not any(map(_is_infinite, walk(right))):
             first, kept = _split(left)
             return (None if first is None else Binary("-", first, right)), kept
@@ -178,17 +178,13 @@ def _is_infinite(expr: Expr) -> bool:
     return isinstance(expr, Const) and isinstance(expr.value, float) and not math.isfinite(expr.value)
 
 
-def _conjoin(first: Expr, second: Expr) -> Expr:
+def conjunction(first: Expr, second: Expr) -> Expr:
+    """Returns `first and second`."""
     if first == TRUE:
         return second
     if second == TRUE:
         return first
     return FALSE if FALSE in (first, second) else And((*_operands_of(And, first), *_operands_of(And, second)))
-
-
-def conjunction(first: Expr, second: Expr) -> Expr:
-    """first and second."""
-    return _conjoin(first, second)
 
 
 #: Element types of q, k and v.
@@ -395,8 +391,8 @@ def _title(mods: Sequence[Callable[..., Any] | None]) -> str:
 
 
 def _names_of(mods: Sequence[Callable[..., Any] | None]) -> dict[int, str]:
-    """Names of the tensors that mods see, by identity: variables that they close over, keywords of partials,
-    attributes of the objects that they are methods of, globals.
+    """Returns names of the tensors that mods see, by identity: variables that they close over, keywords of
+    partials, attributes of the objects that they are methods of, globals.
     """
     found: dict[int, str] = {}
     left: list[Any] = [mod for mod in mods if mod is not None]
@@ -440,7 +436,7 @@ def _visible(mod: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _shared(exprs: Sequence[Expr], names: _Names) -> tuple[list[tuple[str, Expr]], list[Expr]]:
-    """Long expressions that stand in several places, named; and the expressions with their names."""
+    """Returns long expressions that stand in several places, named, and the expressions with their names."""
     counts = Counter(node for expr in exprs for node in walk(expr) if children(node))
     chosen: dict[Expr, str] = {}
     repeated = sorted(
@@ -498,7 +494,8 @@ def to_spec(
         `doc: i32[N]`; a size that is not given is that of the first axis with b, h, q_idx or kv_idx as index
 
     Captured tensors become inputs, in the order in which the mods read them; numbers stand in the text.
-    FlexError, with the place in the caller's file, for what no spec can say.
+    Raises FlexError, with the place in the caller's file, for what no spec can say; TypeError for a dtype or
+    a size that there is not.
     """
     unknown = sorted({*sizes} - {*_SIZES})
     if unknown:

@@ -260,7 +260,7 @@ def scalar(tape: Tape, value: Any) -> Scalar:
 
 
 def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any:
-    """tensor[indices], one of which is a symbol: an element, or what is left of the tensor."""
+    """Returns tensor[indices], one of which is a symbol: an element, or what is left of the tensor."""
     kept: list[Any] = []
     axis = 0
     for index in indices:

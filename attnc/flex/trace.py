@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.flex import functions, operations
+import attnc.flex.functions  # noqa: F401 - with it the functions that a mod looks up by name
+from attnc.flex import operations
 from attnc.flex.errors import FlexError, refused
 from attnc.flex.symbols import Recording, Scalar, scalar
 from attnc.flex.tape import Sizes, Tape
@@ -21,8 +22,6 @@ from attnc.flex.tape import Sizes, Tape
 ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 MaskMod: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
-#: Where the operations are, which a mod looks up by name.
-VOCABULARY = (functions, operations)
 _POSITIONS = {"b": "B", "h": "H", "q_idx": "M", "kv_idx": "N"}
 
 
@@ -77,7 +76,9 @@ def trace(
 
 @contextmanager
 def _no_functions_of_autograd() -> Iterator[None]:
-    """A derivative of the user's own is no part of a spec: the error says so instead of what torch says."""
+    """Refuses derivatives of the user's own within, which are no part of a spec: the error says so instead of
+    what torch says.
+    """
     try:
         yield
     except FlexError:

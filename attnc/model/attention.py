@@ -15,13 +15,10 @@ ParamValue: TypeAlias = DType | bool | int | float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Param:
-    """`param NAME in {choices}`: the first choice is the default. `is_default` marks the D or Dv that the
-    spec left open.
-    """
+    """`param NAME in {choices}`: the first choice is the default."""
 
     name: str
     choices: tuple[ParamValue, ...]
-    is_default: bool = False
     span: Span | None = field(default=None, compare=False, repr=False)
 
 

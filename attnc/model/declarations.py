@@ -70,8 +70,7 @@ def raw_dims(attention: ast.Attention, params: dict[str, Param | Wrong]) -> dict
     """Returns what the reserved dimensions stand for in the shapes of q, k and v.
 
     D is the last axis of q and Dv that of v, whatever is written there; those that the spec leaves open
-    become params with `is_default`, added to `params`. The others are params if declared so, else run-time
-    sizes.
+    become params, added to `params`. The others are params if declared so, else run-time sizes.
     """
     shapes = {
         name.id: item.shape for item in attention.items if isinstance(item, ast.Input) for name in item.names
@@ -88,7 +87,7 @@ def raw_dims(attention: ast.Attention, params: dict[str, Param | Wrong]) -> dict
             continue
         fixed = _stated_size(last, dims, params)
         if fixed is None and (name == "D" or (isinstance(last, ast.Name) and last.id == "Dv")):
-            params[name] = Param(name=name, choices=DEFAULT_HEAD_DIMS, is_default=True)
+            params[name] = Param(name=name, choices=DEFAULT_HEAD_DIMS)
             fixed = ParamNode(name, "int")
         dims[name] = fixed or dims.get("D", Dim("D"))
     return dims
@@ -174,7 +173,7 @@ class Declarations:
     report: Report
 
     def inputs(self) -> None:
-        """q, k and v first: they say what the dimensions in other shapes are."""
+        """Declares inputs, q, k and v first: they say what the dimensions in other shapes are."""
         trees = [item for item in self.tree.items if isinstance(item, ast.Input)]
         order = {name.id: WRONG for tree in trees for name in tree.names}
         self.scope.tensors.update(order)

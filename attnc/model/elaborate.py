@@ -212,7 +212,7 @@ class Elaborator:
         return Binary(tree.op, *operands, span=at.span(tree))
 
     def _compare(self, tree: ast.Compare, at: Context) -> Expr | None:
-        """Numbers in any order; conditions may be equal or not."""
+        """Reads a comparison: numbers compare in any order, conditions may be equal or not."""
         operands = self._operands(tree.operands, "a comparison", (*_NUMBERS, "bool"), at)
         if operands is None:
             return None
@@ -227,7 +227,7 @@ class Elaborator:
         return And(tuple(pairs), span=at.span(tree)) if len(pairs) > 1 else pairs[0]
 
     def _report_mixed(self, tree: ast.Compare, operands: tuple[Expr, ...], at: Context) -> None:
-        """A condition that is compared with a number, or put in order."""
+        """Reports a condition that is compared with a number, or put in order."""
         place = next(part for part, made in zip(tree.operands, operands, strict=True) if made.type == "bool")
         hints = ("true and false have no order",) if all(made.type == "bool" for made in operands) else ()
         at.error("E0303", "a comparison needs numbers", place.span, f"this is {_A['bool']}", hints=hints)
@@ -397,7 +397,7 @@ _ELSEWHERE: Mapping[str, str] = {
 
 
 def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> None:
-    """Report a name that is not a value (or, if `subscripted`, not a tensor) here; the last resort is
+    """Reports a name that is not a value (or, if `subscripted`, not a tensor) here; the last resort is
     "unknown name".
     """
     name, span, scope = tree.id, tree.span, at.scope

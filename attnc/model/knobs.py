@@ -149,8 +149,8 @@ def _softmax(tree: ast.Expr) -> Value | None:
 
 
 def _online(args: Mapping[str, ast.Expr], count: int) -> Value | None:
-    """rescale: when o is; maximum = lazy(h): it is looked for only until all rows have one, and again when it
-    turns out to have grown by more than h (in base-2 units).
+    """Reads `online(...)`. rescale: when o is; maximum = lazy(h): it is looked for only until all rows have
+    one, and again when it turns out to have grown by more than h (in base-2 units).
     """
     if len(args) != count or not set(args) <= {"rescale", "maximum"}:
         return None
@@ -180,7 +180,9 @@ def _lazy(tree: ast.Expr) -> Choice | None:
 
 
 def _unified_max(args: Mapping[str, ast.Expr], count: int) -> Value | None:
-    """phi: the maximum used for every row; bounds: the range of s - phi outside of which a row falls back."""
+    """Reads `unified_max(...)`. phi: the maximum used for every row; bounds: the range of s - phi outside of
+    which a row falls back.
+    """
     if len(args) != count or not {"phi", "bounds"} <= set(args) <= {"phi", "bounds", "fallback"}:
         return None
     phi, bounds = number(args["phi"]), args["bounds"]

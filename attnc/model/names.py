@@ -111,8 +111,8 @@ class Taken:
     def declare(
         self, name: ast.Name, allowed: tuple[str, ...] = (), reserved: Mapping[str, str] = RESERVED
     ) -> bool:
-        """Take a name, unless it is reserved (and not `allowed`) or already taken: then report it and return
-        False.
+        """Takes a name, unless it is reserved (and not `allowed`) or already taken: then reports it and
+        returns False.
         """
         if name.id in reserved and name.id not in allowed:
             self._report.error(

@@ -33,13 +33,12 @@ SHAPES: Mapping[str, tuple[str, ...]] = {"x": ("M", "K"), "w": ("N", "K"), "bias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """One `projection` block. sizes: M, N and K, each a Dim, a Const or a Param; equation: its line."""
+    """One `projection` block. sizes: M, N and K, each a Dim, a Const or a Param."""
 
     name: str
     params: tuple[Param, ...]
     tensors: Mapping[str, Tensor]
     sizes: Mapping[str, Expr]
-    equation: Span | None = field(default=None, compare=False, repr=False)
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -56,7 +55,7 @@ class Projection:
         return DType(self.tensors["x"].dtype)
 
     def size(self, name: str) -> int | None:
-        """N or K of a variant where the spec fixes it; None for a run-time size."""
+        """Returns N or K of a variant where the spec fixes it; None for a run-time size."""
         found = self.sizes[name]
         return int(found.value) if isinstance(found, Const) else None
 

@@ -223,7 +223,7 @@ class _Resolver:
         return resolve_softmax(tree, self.elaborator, self.scope, self.report) if tree else None
 
     def _lengths(self) -> Mapping[str, Expr]:
-        """`length M = ...` and `length N = ...`: integers that depend on b alone."""
+        """Returns `length M = ...` and `length N = ...`: integers that depend on b alone."""
         lengths: dict[str, Expr] = {}
         places: dict[str, Span] = {}
         for tree in self._all(ast.Length):

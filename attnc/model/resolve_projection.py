@@ -52,7 +52,7 @@ class _Resolver:
                     self._tensor(name, item, output=True)
                 case _:
                     pass
-        equation = self._equation()
+        self._check_equation()
         for missing, shape in (("x", "T[M, K]"), ("w", "T[N, K]"), ("y", "T[M, N]")):
             if missing not in self.tensors and self.report.errors == before:
                 word = "output" if missing == "y" else "input"
@@ -65,7 +65,6 @@ class _Resolver:
             params=tuple(self.params.values()),
             tensors=self.tensors,
             sizes=self.sizes,
-            equation=equation,
             span=self.tree.span,
         )
 
@@ -149,12 +148,12 @@ class _Resolver:
             place = tree.storage.span if tree.storage is not None else tree.facts[0].span
             self._shape_error("storage and facts belong to attentions", place, "an ordinary tensor is meant")
 
-    def _equation(self) -> Span | None:
-        """Returns the line `y = dot(x, w)`, with `+ bias[n]` where there is a bias."""
+    def _check_equation(self) -> None:
+        """Reports what is not one line `y = dot(x, w)`, with `+ bias[n]` where there is a bias."""
         found = [item for item in self.tree.items if isinstance(item, ast.Equation)]
         if not found:
             self._incomplete("an equation", f"add '{EQUATION}'")
-            return None
+            return
         for again in found[1:]:
             related = (Label(found[0].span, "first time"),)
             self.report.error("E0302", "the equation is given twice", again.span, "second", related=related)
@@ -170,7 +169,6 @@ class _Resolver:
                 f"must be '{wanted}'",
                 notes=("what is done to y beyond that is for the caller, or for the next kernel",),
             )
-        return found[0].span
 
     def _check_unused(self) -> None:
         used = {str(tensor.dtype) for tensor in self.tensors.values()}

@@ -165,7 +165,9 @@ def resolve_projection_schedule(
 
 
 def _schedule(tree: ast.Schedule, form: _Form, report: Report, before: int) -> Schedule | None:
-    """before: errors that were reported before the schedule was read."""
+    """Returns a schedule, None where it has errors. before: errors that were reported before the schedule was
+    read.
+    """
     block = _Block(form, report)
     block.entries(tree.entries, form.phases[0], form.blocks)
     if report.errors > before:
@@ -207,7 +209,7 @@ class _Block:
     def entries(
         self, entries: tuple[ast.ScheduleEntry, ...], phase: Phase, allowed: tuple[Phase, ...]
     ) -> None:
-        """allowed: the phases that blocks may be of here."""
+        """Reads the entries of a block. allowed: the phases that blocks may be of here."""
         for entry in entries:
             match entry:
                 case ast.Phase(name=name):

@@ -21,7 +21,7 @@ ScheduleRule: TypeAlias = Callable[[Sequence[Schedule], Mapping[str, Attention],
 
 
 def check_head_dims(tree: ast.Attention, attention: Attention, report: Report) -> None:
-    """Head dimensions are 1 to 1024."""
+    """Reports head dimensions that are not 1 to 1024."""
     sizes = {attention.q.shape[-1]: "D"}
     sizes.setdefault(attention.v.shape[-1], "Dv")
     for size, name in sizes.items():
@@ -37,7 +37,7 @@ def check_head_dims(tree: ast.Attention, attention: Attention, report: Report) -
 
 
 def check_prefix_fits(tree: ast.Attention, attention: Attention, report: Report) -> None:
-    """`v via prefix(k)` needs Dv <= D for some choice of both."""
+    """Reports `v via prefix(k)` where no choice has Dv <= D."""
     if attention.v.storage.is_part:
         widest = max(_values(attention.k.shape[-1], attention), default=MAX_HEAD_DIM)
         if widest < min(_values(attention.v.shape[-1], attention), default=1):
@@ -48,7 +48,7 @@ def check_prefix_fits(tree: ast.Attention, attention: Attention, report: Report)
 
 
 def check_sizes_are_known(tree: ast.Attention, attention: Attention, report: Report) -> None:
-    """Every run-time size can be computed from the shapes of the tensors passed in."""
+    """Reports run-time sizes that cannot be computed from the shapes of the tensors passed in."""
     axes = [axis for tensor in attention.inputs for axis in _memory_axes(tensor)]
     unknown = _unknown_dims(axes, known={"M", "N", *_bound_by_storage(attention)})
     for axis in axes:
@@ -67,7 +67,7 @@ def check_sizes_are_known(tree: ast.Attention, attention: Attention, report: Rep
 
 
 def check_paged_has_length(tree: ast.Attention, attention: Attention, report: Report) -> None:
-    """The pages of a sequence do not say where it ends."""
+    """Reports pages without a length: they do not say where a sequence ends."""
     storage = attention.k.storage
     if storage.is_paged and "N" not in attention.lengths:
         report.error(
@@ -80,7 +80,7 @@ def check_paged_has_length(tree: ast.Attention, attention: Attention, report: Re
 
 
 def check_grads_are_float(tree: ast.Attention, attention: Attention, report: Report) -> None:
-    """Only floats have gradients."""
+    """Reports gradients of what is no float."""
     for name in _grad_names(tree):
         dtype = attention.tensor(name.id).dtype
         choices = [dtype] if isinstance(dtype, DType) else _choices(attention, dtype)
@@ -94,7 +94,9 @@ def check_grads_are_float(tree: ast.Attention, attention: Attention, report: Rep
 
 
 def check_grads_are_used(tree: ast.Attention, attention: Attention, report: Report) -> None:
-    """A gradient is of something that the result depends on differentiably: through the score or the sink."""
+    """Reports gradients of what the result does not depend on differentiably, through the score or the
+    sink.
+    """
     used = {"q", "k", "v"}
     for expr in (attention.score, attention.softmax.sink):
         used |= {node.tensor for node in walk(expr) if isinstance(node, Load)} if expr else set()
@@ -105,7 +107,7 @@ def check_grads_are_used(tree: ast.Attention, attention: Attention, report: Repo
 
 
 def check_unused(tree: ast.Attention, attention: Attention, report: Report) -> None:
-    """Inputs, params and lets are there to be used."""
+    """Reports inputs, params and lets that nothing uses."""
     used: set[str] = set()
     places: dict[str, tuple[str, ast.Name]] = {}
     for item in tree.items:
@@ -138,7 +140,7 @@ def check_unused(tree: ast.Attention, attention: Attention, report: Report) -> N
 def check_one_schedule_each(
     schedules: Sequence[Schedule], attentions: Mapping[str, Attention], report: Report
 ) -> None:
-    """An attention has one schedule for a target, or several with labels of their own."""
+    """Reports schedules of one attention for one target that no labels tell apart."""
     known: dict[tuple[str, str], list[Schedule]] = {}
     for schedule in schedules:
         others = known.setdefault((schedule.name, schedule.target), [])
@@ -162,7 +164,7 @@ def check_one_schedule_each(
 def check_backward_has_grads(
     schedules: Sequence[Schedule], attentions: Mapping[str, Attention], report: Report
 ) -> None:
-    """A backward phase without gradients schedules nothing."""
+    """Reports a backward phase of an attention without gradients: it schedules nothing."""
     for schedule in schedules:
         attention = attentions.get(schedule.name)
         said = {*schedule.knobs, *schedule.listed, *schedule.whens}
@@ -251,5 +253,5 @@ def _memory_axes(tensor: Tensor) -> tuple[Expr, ...]:
 
 
 def _bound_by_storage(attention: Attention) -> set[str]:
-    """Free names of rows: the sizes of ragged tensors."""
+    """Returns free names of rows, the sizes of ragged tensors."""
     return {name for t in attention.inputs if t.storage.is_packed for name in _dims(t.shape[0])}

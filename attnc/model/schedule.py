@@ -143,7 +143,7 @@ class Config:
 
     @classmethod
     def of(cls, point: Mapping[str, Value]) -> Self:
-        """Make the config of these values of keys."""
+        """Makes the config of these values of keys."""
         made: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in point.items()}
         return cls(**made)
 

@@ -92,7 +92,7 @@ def _check_names(definition: Definition, report: Report) -> None:
 
 
 def _check_recursion(definitions: Sequence[Definition], report: Report) -> None:
-    """Report every cycle once and break its members; depth first, with a stack of its own against long
+    """Reports every cycle once and breaks its members; depth first, with a stack of its own against long
     chains.
     """
     done: set[Definition] = set()
@@ -246,7 +246,7 @@ class Context:
         notes: Iterable[str] = (),
         hints: Iterable[str] = (),
     ) -> None:
-        """Report at the place itself, or, inside the body of a def, at the call."""
+        """Reports at the place itself, or, inside the body of a def, at the call."""
         if self.site is not None:
             related = (Label(span, label), *related)
             span, label = self.site, "in the expansion of this"

@@ -177,7 +177,7 @@ class Storages:
         return None
 
     def _check_same_rows(self, tree: ast.Attention) -> None:
-        """k and v lie in memory in the same way, or v is part of k."""
+        """Reports k and v that do not lie in memory in the same way, where v is no part of k."""
         k, v = self.scope.tensors.get("k"), self.scope.tensors.get("v")
         if not isinstance(k, Tensor) or not isinstance(v, Tensor) or v.storage.is_part:
             return

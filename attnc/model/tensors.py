@@ -24,7 +24,7 @@ def same_size(left: Expr, right: Expr) -> bool:
 
 
 def group_size(heads_q: Expr, heads_kv: Expr) -> Expr | None:
-    """heads_q / heads_kv, when it is an integer whatever the dimensions are, else None."""
+    """Returns heads_q / heads_kv, when it is an integer whatever the dimensions are, else None."""
     q, kv = _factors(heads_q), _factors(heads_kv)
     if q is None or kv is None or q[0] % kv[0] or kv[1] - q[1]:
         return None
@@ -213,7 +213,7 @@ class Tensor:
     span: Span | None = field(default=None, compare=False, repr=False)
 
     def axis(self, role: Role) -> int | None:
-        """Position of the axis with this role, or None."""
+        """Returns the position of the axis with this role, or None."""
         return self.roles.index(role) if role in self.roles else None
 
     def size(self, role: Role) -> Expr:

@@ -77,8 +77,8 @@ def _check_count(kind: str, block: Attention | Projection, program: Program) -> 
 
 
 def variant_name(params: Mapping[str, ParamValue]) -> str:
-    """`bf16_d128`, `f16_w128_d64`: types by their names, other params as lower-case name and value; "default"
-    for none.
+    """Returns `bf16_d128`, `f16_w128_d64`: types by their names, other params as lower-case name and value;
+    "default" for none.
     """
     parts = [
         str(value) if isinstance(value, DType) else f"{name.lower()}{_spell(value)}"
@@ -137,7 +137,9 @@ def _fix_projection(projection: Projection, params: Mapping[str, ParamValue]) ->
 
 
 def _check(variant: Variant, report: Report) -> None:
-    """What only numbers show: sizes below 1, division by zero, overflow, a prefix wider than the whole."""
+    """Reports what only numbers show: sizes below 1, division by zero, overflow, a prefix wider than the
+    whole.
+    """
     attention, note = variant.attention, f"in variant '{variant.name}'"
     place = attention.span or variant.source.span(0, 0)
     for tensor in (*attention.inputs, *attention.outputs):
@@ -210,7 +212,7 @@ def _beyond_float32(node: Expr) -> str:
 
 
 def _check_slopes(attention: Attention, place: Span, note: str, report: Report) -> None:
-    """Constants that the score has none of may come together in its derivative."""
+    """Reports constants that come together in a derivative, though the score has none of them."""
     derivative = derive(attention.score)
     slopes = (derivative.dot, *(slope for load, slope in derivative.loads if load.tensor in attention.grads))
     for what in filter(None, (_beyond_float32(node) for slope in slopes for node in walk(slope))):

@@ -1,7 +1,7 @@
 """Which sequence holds which pages: lists and numbers on the host, which alone decide (no tensor is touched).
 
 A page is shared by several sequences after a fork, and copied when one of them is to write into it
-(PagedAttention, sections 4.2 to 4.4). Statistics say how full the pages are.
+(PagedAttention, arXiv 2309.06180, sections 4.2 to 4.4). Statistics say how full the pages are.
 """
 
 from __future__ import annotations

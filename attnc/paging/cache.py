@@ -190,9 +190,9 @@ class PagedCache:
     def append(self, sequences: Sequence[int], counts: int | Sequence[int] = 1) -> Step:
         """Makes room for `counts` new tokens at the end of each sequence; write them to the step's `slots`.
 
-        A last page that others share is copied first (section 4.4). OutOfPages if there are too few pages,
-        ValueError for a sequence named twice, a negative count or a length above max_length, TypeError for
-        what is no integer. Then nothing is changed.
+        A last page that others share is copied first (PagedAttention, section 4.4). Raises OutOfPages if
+        there are too few pages, ValueError for a sequence named twice, a negative count or a length above
+        max_length, TypeError for what is no integer; nothing is changed then.
         """
         sequences = _integers("sequences", sequences)
         is_one = isinstance(counts, int) or getattr(counts, "ndim", None) == 0

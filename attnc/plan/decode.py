@@ -175,7 +175,7 @@ def _per_row(attention: Attention) -> Attention:
 
 
 def keys_of_split(config: ForwardConfig) -> int:
-    """Keys of a split, if the config fixes them; 0 if splits are counted instead."""
+    """Returns how many keys a split has, if the config fixes them; 0 if splits are counted instead."""
     match config.split_kv:
         case Choice(args={"size": int() as size}):
             return size

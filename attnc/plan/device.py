@@ -29,7 +29,6 @@ class Device:
     shared_per_block: int
     shared_per_sm: int
     registers_per_thread: int
-    registers_per_sm: int
     sms: int
     l2: int
     tensor_tflops: float
@@ -60,7 +59,6 @@ _DEVICES = (
         shared_per_block=163 * _KIB,
         shared_per_sm=164 * _KIB,
         registers_per_thread=255,
-        registers_per_sm=65536,
         sms=108,
         l2=40 * _MIB,
         tensor_tflops=312.0,
@@ -74,7 +72,6 @@ _DEVICES = (
         shared_per_block=99 * _KIB,
         shared_per_sm=100 * _KIB,
         registers_per_thread=255,
-        registers_per_sm=65536,
         sms=72,
         l2=6 * _MIB,
         tensor_tflops=125.0,
@@ -88,7 +85,6 @@ _DEVICES = (
         shared_per_block=99 * _KIB,
         shared_per_sm=100 * _KIB,
         registers_per_thread=255,
-        registers_per_sm=65536,
         sms=142,
         l2=96 * _MIB,
         tensor_tflops=362.0,
@@ -102,7 +98,6 @@ _DEVICES = (
         shared_per_block=227 * _KIB,
         shared_per_sm=228 * _KIB,
         registers_per_thread=255,
-        registers_per_sm=65536,
         sms=132,
         l2=50 * _MIB,
         tensor_tflops=989.0,
@@ -118,7 +113,6 @@ _DEVICES = (
         shared_per_block=227 * _KIB,
         shared_per_sm=228 * _KIB,
         registers_per_thread=255,
-        registers_per_sm=65536,
         sms=148,
         l2=126 * _MIB,
         tensor_tflops=2250.0,
@@ -135,7 +129,6 @@ _DEVICES = (
         shared_per_block=99 * _KIB,
         shared_per_sm=100 * _KIB,
         registers_per_thread=255,
-        registers_per_sm=65536,
         sms=170,
         l2=96 * _MIB,
         tensor_tflops=209.5,

@@ -36,7 +36,7 @@ class Tiles:
 
     @classmethod
     def from_keys(cls, sizes: Mapping[str, int]) -> Self:
-        """Make the sizes of these keys of a schedule."""
+        """Makes the sizes of these keys of a schedule."""
         return cls(**{field_of(key): size for key, size in sizes.items()})
 
     def said(self) -> dict[str, int]:
@@ -107,7 +107,9 @@ def nothing_fits(
     notes: Sequence[str] = (),
     hints: Sequence[str] = (),
 ) -> DiagnosticError:
-    """E0601 at the sizes that the schedule names, else at the schedule. where: what they do not fit."""
+    """Returns E0601 at the sizes that the schedule names, else at the schedule. where: what they do not
+    fit.
+    """
     knobs = knobs_of(schedule, phase_of(kernel))
     spans = [span for key in SIZES if key in knobs and (span := knobs[key].span) is not None]
     if not spans and schedule.span is not None:
@@ -122,14 +124,16 @@ def nothing_fits(
 
 
 def unsupported(message: str, span: Span | None, label: str, *hints: str) -> Diagnostic:
-    """E0602, at the knob or statement that asks for it; ValueError where the spec has no such place."""
+    """Returns E0602, at the knob or statement that asks for it; raises ValueError where the spec has no such
+    place.
+    """
     if span is None:
         raise ValueError(f"no span for: {message}")
     return error("E0602", message, span, label, hints=hints)
 
 
 def several_values(knob: Knob) -> Diagnostic:
-    """E0602 at a knob with several values that decides what is in a CUDA kernel."""
+    """Returns E0602 at a knob with several values that decides what is in a CUDA kernel."""
     message = f"'{knob.key}' shapes the text of a CUDA kernel"
     label, hint = "has one value in a schedule", "write a second attention to compare"
     return unsupported(message, knob.span, label, hint)
@@ -165,7 +169,7 @@ def shape_of(attention: Attention) -> Shape:
 
 
 def choices(first: Tiles, wanted: Tiles | None = None) -> list[str]:
-    """Statements of a phase: the first choice and what needs less; values that are wanted, alone."""
+    """Returns statements of a phase: the first choice and what needs less; values that are wanted, alone."""
     sets = {key: _smaller(key, value) for key, value in first.by_key().items()}
     sets |= {key: [value] for key, value in (wanted or Tiles()).by_key().items()}
     texts = [

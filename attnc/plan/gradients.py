@@ -91,7 +91,9 @@ def wanted_loads(attention: Attention) -> tuple[Wanted, ...]:
 
 
 def names_of_sum(name: str) -> tuple[str, ...]:
-    """Names of the sum for a gradient: in a thread, of a column and a block, and its place in memory."""
+    """Returns names of the sum for a gradient: in a thread, of a column and a block, and its place in
+    memory.
+    """
     return name, f"{name}_column", f"{name}_total", f"{name}_tile"
 
 
@@ -173,7 +175,7 @@ def adjoint_of(entry: Wanted, value: Expr, accumulate: Accumulate, names: LoadNa
 
 
 def _split_factor(slope: Expr) -> tuple[float, Expr | None]:
-    """(c, rest) with slope == c * rest; rest is None where the slope is one constant."""
+    """Returns (c, rest) with slope == c * rest; rest is None where the slope is one constant."""
     constant = number(slope)
     if constant is not None:
         return float(constant), None
@@ -188,7 +190,7 @@ def _split_factor(slope: Expr) -> tuple[float, Expr | None]:
 
 
 def _shared(score: Expr | None, others: Iterable[Expr | None], names: LoadNames) -> Iterator[Let]:
-    """Costly values of the score, outermost first, that a derivative needs too."""
+    """Yields costly values of the score, outermost first, that a derivative needs too."""
     if score is None:
         return
     elsewhere = {node for other in others if other is not None for node in walk(other)}

@@ -23,10 +23,10 @@ class Layout(Protocol):
     """How a forward or decode kernel lies on the machine."""
 
     def shared_memory(self, config: TileConfig) -> Mapping[str, int]:
-        """Bytes of shared memory of a block by buffer, in the kernel's order."""
+        """Returns bytes of shared memory of a block by buffer, in the kernel's order."""
 
     def registers(self, config: TileConfig) -> Mapping[str, int]:
-        """32-bit registers of a thread by value, those that live through a step."""
+        """Returns 32-bit registers of a thread by value, those that live through a step."""
 
     def chosen(self, config: TileConfig) -> Mapping[str, int]:
         """Returns what the layout chooses for a config and a launch has to know, by the names of a generated
@@ -38,10 +38,10 @@ class BackwardLayout(Protocol):
     """How all kernels of a backward lie on the machine."""
 
     def shared_memory(self, config: TileConfig, kernel: KernelName) -> Mapping[str, int]:
-        """Bytes of shared memory of a block by buffer, in the kernel's order."""
+        """Returns bytes of shared memory of a block by buffer, in the kernel's order."""
 
     def registers(self, config: TileConfig, kernel: KernelName) -> Mapping[str, int]:
-        """32-bit registers of a thread by value, those that live through a step."""
+        """Returns 32-bit registers of a thread by value, those that live through a step."""
 
 
 # --- what a block takes, and what a launch moves

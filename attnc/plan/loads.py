@@ -50,7 +50,9 @@ def axes_of(expr: Expr) -> tuple[Axis, ...]:
 
 
 def is_nonnegative(expr: Expr) -> bool:
-    """Provably >= 0, from the signs of indices and sizes alone (q_pos is negative when M > N)."""
+    """Returns whether a value is provably >= 0, from the signs of indices and sizes alone (q_pos is negative
+    when M > N).
+    """
     match expr:
         case Const(value=value):
             return value >= 0
@@ -75,7 +77,7 @@ def is_nonnegative(expr: Expr) -> bool:
 
 
 def is_positive(expr: Expr) -> bool:
-    """Provably > 0 wherever a kernel has something to do."""
+    """Returns whether a value is provably > 0 wherever a kernel has something to do."""
     match expr:
         case Const(value=value):
             return value > 0
@@ -121,9 +123,9 @@ class LoadNames:
 
     @classmethod
     def of(cls, attention: Attention, past_end: Axis | None = None, taken: Collection[str] = ()) -> LoadNames:
-        """For a kernel of this attention, where sizes have names too. past_end: the axis along which a
-        program's tile may lie past the end of its sequence (`sequence.outruns`); taken: names of other
-        values.
+        """Returns the names for a kernel of this attention, where sizes have names too. past_end: the axis
+        along which a program's tile may lie past the end of its sequence (`sequence.outruns`); taken: names
+        of other values.
         """
         sizes = {node for tensor in attention.inputs for size in tensor.shape for node in walk(size)}
         others = {*KERNEL, *(node.name for node in sizes if isinstance(node, Dim)), *taken}
@@ -165,10 +167,6 @@ class LoadNames:
             )
         return self.rows[tensor, leading]
 
-    def at(self, *axes: Axis) -> tuple[Fetch, ...]:
-        """Returns the fetches that vary along exactly these axes."""
-        return tuple(fetch for fetch in self.fetches if fetch.axes == axes)
-
     def _name(self, tensor: str, axes: tuple[Axis, ...], indices: tuple[Expr, ...]) -> str:
         base = {(): tensor, ("q",): f"{tensor}_q", ("kv",): f"{tensor}_kv"}.get(axes, f"{tensor}_tile")
         ends = {node.name for index in indices for node in walk(index) if isinstance(node, Index | Ref)}
@@ -178,7 +176,7 @@ class LoadNames:
         return self.free_name(own_name(base))
 
     def free_name(self, base: str) -> str:
-        """`base`, or `base_2`, ... when a value has that name already."""
+        """Returns `base`, or `base_2`, ... when a value has that name already."""
         name, count = base, 2
         while name in self.taken:
             name, count = f"{base}_{count}", count + 1

@@ -101,7 +101,7 @@ def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
 
 
 def _of_others(schedule: Schedule, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """Keys that only one target has."""
+    """Yields a refusal of keys that only one target has."""
     for knob in knobs.values():
         target = KEYS[knob.key].target if knob.key in KEYS else ""
         if target not in ("", schedule.target):
@@ -136,7 +136,7 @@ def _decode(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]
 
 
 def _whole_splits(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """Splits of a fixed number of keys are made of whole tiles."""
+    """Yields a refusal where splits of a fixed number of keys are not made of whole tiles."""
     tiles = knobs["tile.kv"].choices if "tile.kv" in knobs else (64,)
     split = knobs.get("split.kv")
     for choice in split.choices if split else ():
@@ -246,7 +246,7 @@ def _storages(variant: Variant) -> Iterator[Diagnostic]:
 
 
 def _names(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Names that mean something else in the interface of the generated module."""
+    """Yields a refusal of names that mean something else in the interface of the generated module."""
     attention = variant.attention
     named = [("attention", attention.name, attention.span)] if cannot_be_called(attention.name) else []
     named += [

@@ -92,7 +92,7 @@ def _sums(condition: Expr) -> Iterator[Affine]:
 
 
 def _opaque(total: Affine) -> Iterator[tuple[str, int]]:
-    """Terms of which nothing is known: two sums say something together where these cancel."""
+    """Yields terms of which nothing is known: two sums say something together where these cancel."""
     return ((show(atom), c) for atom, c in total.terms if not isinstance(atom, Index | Dim))
 
 
@@ -110,7 +110,7 @@ def mask_notes(variant: Variant) -> Iterator[Diagnostic]:
 
 
 def _visits_everything(ranges: Ranges) -> bool:
-    """Neither a range nor a test of tiles excludes anything."""
+    """Returns whether neither a range nor a test of tiles excludes anything."""
     return ranges.may_lo is None and ranges.may_hi is None and ranges.tile_may is None
 
 

@@ -123,7 +123,7 @@ def plan_projection(variant: ProjectionVariant, schedule: Schedule) -> Projectio
 
 
 def _shared(config: ProjectionConfig, variant: ProjectionVariant) -> int:
-    """Bytes of the tiles of x and w that are in flight, with as many rows of x as a tile may have."""
+    """Returns bytes of the tiles of x and w that are in flight, with as many rows of x as a tile may have."""
     if not isinstance(config, ProductConfig):
         return 0
     columns = config.tile_n + MOST_ROWS[impl_of(config)]

@@ -80,7 +80,7 @@ def _widened(expr: Expr, wide: Collection[str]) -> Expr:
 
 
 def kv_heads(attention: Attention) -> Expr:
-    """Number of KV heads of a normalised attention: H (no sharing), Const(1), or Dim('Hkv')."""
+    """Returns the number of KV heads of a normalised attention: H (no sharing), Const(1), or Dim('Hkv')."""
     return _heads(attention.k)
 
 
@@ -92,8 +92,8 @@ def _heads(tensor: Tensor) -> Expr:
 
 
 def arguments(declared: Attention) -> tuple[Arg, ...]:
-    """Inputs in declaration order; the first axis that mentions a size alone binds it, every later one must
-    agree. q, k and v come first, since other sizes follow from theirs; G is computed from H and Hkv.
+    """Returns inputs in declaration order; the first axis that mentions a size alone binds it, every later
+    one must agree. q, k and v come first, since other sizes follow from theirs; G is computed from H and Hkv.
     """
     attention = normalise(declared)
     bound = {"G", *(size.name for size in capacity(attention))}
@@ -108,7 +108,7 @@ def arguments(declared: Attention) -> tuple[Arg, ...]:
 
 
 def results(attention: Attention) -> tuple[Arg, ...]:
-    """Outputs in declaration order; every size is bound by then."""
+    """Returns outputs in declaration order; every size is bound by then."""
     everything = {
         node.name
         for t in attention.inputs
@@ -120,7 +120,7 @@ def results(attention: Attention) -> tuple[Arg, ...]:
 
 
 def kept(attention: Attention) -> tuple[Arg, ...]:
-    """lse as f32[B, H, M], of packed sequences f32[H, rows], where it is not an output: the backward
+    """Returns lse as f32[B, H, M], of packed sequences f32[H, rows], where it is not an output: the backward
     recomputes the probabilities from it.
     """
     if attention.lse is not None:
@@ -133,7 +133,9 @@ def kept(attention: Attention) -> tuple[Arg, ...]:
 
 
 def _argument(tensor: Tensor, bound: set[str], fixed: Mapping[str, Expr]) -> Arg:
-    """fixed: sizes that have a name in the kernel, although the spec says what they are."""
+    """Returns an argument. fixed: sizes that have a name in the kernel, although the spec says what they
+    are.
+    """
     binds = []
     for size in tensor.shape:
         match size:
@@ -158,7 +160,9 @@ _LETTER = {Role.BATCH: "b", Role.HEAD: "h", Role.QUERY: "m", Role.KEY: "n", Role
 
 
 def stride_name(tensor: Tensor, axis: int) -> str:
-    """Name of the kernel argument with the axis's stride; "" for the feature axis, which is contiguous."""
+    """Returns the name of the kernel argument with the axis's stride; "" for the feature axis, which is
+    contiguous.
+    """
     if not tensor.roles:
         return f"stride_{tensor.name}_{axis}"
     role = tensor.roles[axis]
@@ -204,8 +208,8 @@ class RowZero:
 
 
 def unbound(args: tuple[Arg, ...]) -> frozenset[str]:
-    """Sizes that appear only inside products or sums, so that no axis can bind them (G is derived from H and
-    Hkv).
+    """Returns sizes that appear only inside products or sums, so that no axis can bind them (G is derived
+    from H and Hkv).
     """
     bound = {bind.name for arg in args for bind in arg.axes if bind.name}
     used = {
@@ -223,7 +227,7 @@ def unbound(args: tuple[Arg, ...]) -> frozenset[str]:
 
 
 def feature(tensor: Tensor) -> int:
-    """D of q or k, Dv of v or o: a constant in a variant."""
+    """Returns D of q or k, Dv of v or o: a constant in a variant."""
     axis = tensor.axis(Role.FEATURE)
     size = None if axis is None else tensor.shape[axis]
     if not (isinstance(size, Const) and isinstance(size.value, int)):
@@ -232,7 +236,9 @@ def feature(tensor: Tensor) -> int:
 
 
 def block(size: int) -> int:
-    """Columns of a Triton tile that holds so many: a power of two, and the 16 that a dot needs at least."""
+    """Returns how many columns a Triton tile has that holds so many: a power of two, and the 16 that a dot
+    needs at least.
+    """
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -282,7 +288,7 @@ def has_rows(attention: Attention) -> bool:
 
 
 def capacity(attention: Attention) -> tuple[Let, ...]:
-    """Sizes that the host computes from the others: N of paged keys."""
+    """Returns sizes that the host computes from the others: N of paged keys."""
     match attention.k.storage:
         case Paged(block_table=table, page=page):
             columns = attention.tensor(table).shape[1]

@@ -167,7 +167,9 @@ def shift_of(softmax: Softmax, unified: UnifiedMax | None, p: DType) -> Shift:
 
 
 def top_of(p: DType) -> int:
-    """log2 of what p may reach under a lazy maximum: f16 has few exponents, and is used up to its largest."""
+    """Returns log2 of what p may reach under a lazy maximum: f16 has few exponents, and is used up to its
+    largest.
+    """
     return 14 if p is DType.F16 else 0
 
 
@@ -191,7 +193,7 @@ def safe_range(dtype: DType) -> tuple[float, float]:
 
 
 def check_bounds(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
-    """E0604 where the bounds that a schedule gives are not safe for the type of P and V."""
+    """Yields E0604 where the bounds that a schedule gives are not safe for the type of P and V."""
     dtype = DType(variant.attention.v.dtype)
     low, high = safe_range(dtype)
     for choice in knob.choices:
@@ -234,7 +236,7 @@ def bounds_of(choice: Choice) -> tuple[float, float]:
 
 
 def score_range(score: Expr) -> tuple[float, float]:
-    """Between which numbers the score lies, whatever its inputs; infinite where nothing bounds it."""
+    """Returns between which numbers the score lies, whatever its inputs; infinite where nothing bounds it."""
     match score:
         case Const(value=int() | float() as value):
             return float(value), float(value)
@@ -271,8 +273,8 @@ LOG2E = math.log2(math.e)
 
 
 def split_scale(score: Expr) -> tuple[float | None, Expr]:
-    """(scale, s) with score * log2(e) == scale * s; scale is None when the whole score carries the factor
-    itself.
+    """Returns (scale, s) with score * log2(e) == scale * s; scale is None when the whole score carries the
+    factor itself.
 
     A positive constant factor of the whole score stays out of s: exp2(scale * s - m) is one fused
     multiply-add and one exp2, and max(scale * s) = scale * max(s). A negative factor would turn the maximum

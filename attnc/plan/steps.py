@@ -40,7 +40,8 @@ _ENDS = tuple(
 
 
 def shortened_lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]:
-    """`length N = kv_len[b]` shortens the sequence at hand; it can never make it longer than its tensor.
+    """Returns what `length N = kv_len[b]` makes of the sequence at hand: it shortens it, and can never make
+    it longer than its tensor.
 
     Each after what it loads, whose tensors end where a length before it does.
     """
@@ -210,7 +211,7 @@ def kept_fetches(kernel: Kernel) -> tuple[Fetch, ...]:
 
 
 def pointer_names(fetch: Fetch) -> tuple[str, ...]:
-    """Names that the load addresses through."""
+    """Returns names that the load addresses through."""
     tensor, row = fetch.load.tensor, fetch.row
     done = 0 if row is None else len(row.indices)
     strides = (f"stride_{tensor}_{axis}" for axis in range(done, len(fetch.load.indices)))
@@ -261,7 +262,7 @@ def other_axis(axis: Axis) -> tuple[Axis, ...]:
 
 
 def _names(expressions: Iterable[Expr], defined: set[str]) -> Iterator[str]:
-    """Names that expressions take from around them; the step itself has kv_idx and its own loads."""
+    """Yields names that expressions take from around them; the step itself has kv_idx and its own loads."""
     for kind in (Index, Dim, Ref):
         for expr in expressions:
             for node in walk(expr):
@@ -304,7 +305,9 @@ def starts_with(kernel: Kernel, index: str) -> bool:
 
 
 def dims_of(expressions: Iterable[Expr]) -> tuple[str, ...]:
-    """Run-time sizes the kernel takes: B, H, M, N always, others where an expression reads them."""
+    """Returns the run-time sizes that the kernel takes: B, H, M, N always, others where an expression reads
+    them.
+    """
     used = {node.name for expr in expressions for node in walk(expr) if isinstance(node, Dim)}
     first = ("B", "H", "G", "M", "N")
     kept = tuple(name for name in first if name != "G" or "G" in used)
@@ -331,8 +334,8 @@ def sequences(attention: Attention, over: Axis = "q") -> Sequences | None:
 
 
 def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> tuple[Statement, ...]:
-    """M and N of the sequence at hand, from its place in ragged tensors and from the spec's `length` lines,
-    after the values that those read.
+    """Returns M and N of the sequence at hand, from its place in ragged tensors and from the spec's `length`
+    lines, after the values that those read.
 
     A `length` can shorten a sequence but never make it longer than its memory. in_tile: the program
     has one q tile.
@@ -387,7 +390,9 @@ def program(names: LoadNames, lines: tuple[Statement, ...]) -> tuple[Statement, 
 
 
 def stored(attention: Attention) -> Expr:
-    """Rows of o that the memory of the sequence at hand has: those from M on get o = 0 and lse = -inf."""
+    """Returns rows of o that the memory of the sequence at hand has: those from M on get o = 0 and lse =
+    -inf.
+    """
     shortened = "M" in attention.lengths or attention.q.storage.is_packed
     return Q_ROWS if shortened else Dim("M")
 

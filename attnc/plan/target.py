@@ -140,7 +140,7 @@ class Target(ABC):
     def shared(
         self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
     ) -> int:
-        """Bytes of shared memory that a block must be allowed for a launcher to take the config."""
+        """Returns bytes of shared memory that a block must be allowed for a launcher to take the config."""
 
     def staged(self, variant: Variant, config: TileConfig) -> int:
         """Returns the bytes that it takes where tensor cores read tiles there, 0 if no more than
@@ -161,7 +161,9 @@ class Target(ABC):
         return PARTIAL_TRIPS
 
     def few_tiles(self, layout: Layout | None) -> int:
-        """Tiles of keys for each multiprocessor below which blocks that decode share the columns of o."""
+        """Returns the tiles of keys for each multiprocessor below which blocks that decode share the columns
+        of o.
+        """
         return 0
 
     def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:

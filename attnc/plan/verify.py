@@ -58,7 +58,7 @@ def verify_module(module: Module) -> None:
 
 
 def _verify_scopes(kernel: Kernel) -> None:
-    """Every name is defined before it is used, and no load is left without one."""
+    """Checks that every name is defined before it is used, and that no load is left without one."""
     known: set[str] = set()
     known |= _from_tile(kernel)
     known |= {"h"} if pack_of(kernel) else set()
@@ -96,8 +96,8 @@ def _verify_scopes(kernel: Kernel) -> None:
 
 
 def _verify_kept(kernel: Kernel, sizes: frozenset[str]) -> None:
-    """Which keys are kept is known before any query, or query head, is: rows of k and v are the same for all
-    that share them.
+    """Checks that it is known which keys are kept before any query, or query head, is: rows of k and v are
+    the same for all that share them.
     """
     if kernel.step.kept is None:
         return
@@ -125,7 +125,7 @@ def _from_tile(kernel: Kernel) -> frozenset[str]:
 
 
 def _sizes(kernel: Kernel) -> frozenset[str]:
-    """Sizes with a value in the kernel: arguments, tiles, and lengths of the program's sequence."""
+    """Returns sizes with a value in the kernel: arguments, tiles, and lengths of the program's sequence."""
     lengths = {item.name for item in kernel.program if isinstance(item, Let) and item.name in ("M", "N")}
     return frozenset(kernel.dims) | TILES | {"G"} | lengths | _from_tile(kernel)
 
@@ -179,7 +179,9 @@ def _verify_names(
 
 
 def _verify_regions(kernel: Kernel) -> None:
-    """A partial loop needs a mask, and a kernel without one has only full loops besides its tail."""
+    """Checks that a partial loop has a mask, and that a kernel without one has only full loops besides its
+    tail.
+    """
     masked = any(loop.masked is not False for loop in kernel.regions.loops)
     if kernel.step.keep is not None and not masked:
         raise ValueError(f"{kernel.name}: a mask, but no partial loop")

@@ -16,7 +16,8 @@ import triton.language as tl
 def merge_states(
     o: torch.Tensor, lse: torch.Tensor, other_o: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, lse) over the keys of both states.
+    """Returns (o, lse) over the keys of both states: the operator on attention states of FlashInfer (arXiv
+    2501.01005), o = (w o + w' o') / (w + w') with w = exp(lse), w' = exp(lse').
 
     o, other_o: [..., Dv] of one dtype; lse, other_lse: float32 [...], in the same order of axes as the rows
     of o. The result has o's dtype, computed in float32 and rounded once. Merging two empty states is empty,
@@ -57,7 +58,7 @@ def _join(  # type: ignore[no-untyped-def]  # Triton reads annotations its own w
     every_ptr, o_ptr, lse_ptr, stride_rank, stride_row,
     RANKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program r joins row r."""
+    """Joins row r in program r."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     own = every_ptr + row * stride_row
@@ -78,7 +79,7 @@ def _join(  # type: ignore[no-untyped-def]  # Triton reads annotations its own w
 
 
 def joined(every: torch.Tensor, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, lse) over the keys of all ranks, which are added rank by rank.
+    """Returns (o, lse) over the keys of all ranks, which are added rank by rank.
 
     every: f32[ranks, rows..., width + more], contiguous: o of each rank, normalised, and in column `width`
     its natural lse. Returns o, [rows..., width] of this dtype, and lse, f32[rows...]. A row that no rank has

@@ -19,7 +19,6 @@ from typing import Any
 
 from attnc.support.cache import cache_folder, store_bytes
 
-_ENTRY = re.compile(r"Compiling entry function '(\w+)' for")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _ADVISORY = re.compile(r"\(C75\d\d\)|warning\s*(#[\w-]+)?:")
@@ -57,7 +56,7 @@ class Cubin:
 
 
 def compile_cubin(source: str, options: Sequence[str]) -> Cubin:
-    """Machine code of a header-free source, from the cache when it has been compiled before.
+    """Returns machine code of a header-free source, from the cache when it has been compiled before.
 
     options: as the generated module gives them, e.g. ("-arch=sm_90", "-std=c++17", "-DBLOCK_M=64"). Raises
     CompilationError, and FileNotFoundError when NVRTC is not installed.
@@ -84,7 +83,7 @@ def compile_ptx(source: str, options: Sequence[str]) -> str:
 
 
 def nvrtc_version() -> str:
-    """ "13.0". Raises FileNotFoundError when NVRTC is not installed."""
+    """Returns the version, "13.0". Raises FileNotFoundError when NVRTC is not installed."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return f"{major.value}.{minor.value}"
@@ -119,7 +118,7 @@ def _compile(source: str, options: list[str]) -> Cubin:
 
 @contextmanager
 def _compiled(library: ctypes.CDLL, source: str, options: list[str]) -> Iterator[tuple[ctypes.c_void_p, str]]:
-    """A compiled program of NVRTC, and its log."""
+    """Gives a compiled program of NVRTC, and its log."""
     program = ctypes.c_void_p()
     name = b"kernel.cu"
     _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name, 0, None, None))

@@ -14,7 +14,7 @@ def _store(  # type: ignore[no-untyped-def]  # Triton reads annotations its own 
     stride_kp, stride_kr, stride_kc, stride_vp, stride_vr, stride_vc,
     page, H, D, Dv, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program t writes the row of token t, of all heads."""
+    """Writes the row of token t, of all heads, in program t."""
     t = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + t).to(tl.int64)
     if slot >= 0:

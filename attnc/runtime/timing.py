@@ -53,7 +53,7 @@ class Timing:
         )
 
     def microseconds(self) -> dict[str, float]:
-        """Median and quantiles as reports write them."""
+        """Returns the median and quantiles as reports write them."""
         figures = {"us": self.median, "low": self.low, "high": self.high}
         return {name: round(milliseconds * 1e3, 3) for name, milliseconds in figures.items()}
 
@@ -104,7 +104,7 @@ def orders(names: Iterable[Which], rounds: int) -> Iterator[list[Which]]:
 
 
 def summarise(samples: list[float]) -> Timing:
-    """Median and 10 % / 90 % quantiles of at least one sample."""
+    """Returns the median and 10 % / 90 % quantiles of at least one sample."""
     ordered = sorted(samples)
     last = len(ordered) - 1
     return Timing(
@@ -152,7 +152,7 @@ def host_ms(launch: Launch, repeats: int) -> float:
 
 
 def _flushed_sample(launch: Launch, flushed: torch.Tensor) -> float:
-    """flushed: bytes that no L2 cache holds, which are written before each launch."""
+    """Times one launch. flushed: bytes that no L2 cache holds, which are written before each launch."""
     event: Any = torch.cuda.Event
     cuda: Any = torch.cuda  # torch ships it without annotations
     pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(_FLUSHED)]

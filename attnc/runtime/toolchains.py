@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from attnc.plan.layout import Which
 from attnc.plan.signature import block, feature
 from attnc.plan.targets import target_of
 from attnc.runtime.loader import load_file, load_module, program_of
-from attnc.runtime.nvrtc import Cubin, compile_cubin, compile_ptx
+from attnc.runtime.nvrtc import compile_cubin, compile_ptx
 from attnc.support.cache import store_bytes
 from attnc.target.triton.kernel import MATRICES
 
@@ -178,7 +178,7 @@ class TritonCompiler(Toolchain):
         return f"triton {triton.__version__}"
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage | None:
-        """Backward kernels are launched without a gradient of lse."""
+        """Compiles a kernel. Backward kernels are launched without a gradient of lse."""
         return _triton_kernel(module, kernel, position, device).compile()
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
@@ -218,7 +218,7 @@ def _triton_kernel(module: ir.Module, kernel: Which, position: int, device: Devi
 
 
 def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> str:
-    """Triton's type of a kernel argument by its name: matrices and x_ptr are tensors, the rest 32-bit
+    """Returns Triton's type of a kernel argument by its name: matrices and x_ptr are tensors, the rest 32-bit
     integers.
     """
     if name in constants:
@@ -308,16 +308,6 @@ def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:
     return tuple(paths)
 
 
-def compile_configs(module: Path, arch: str, name: str | None = None) -> Iterator[tuple[Any, Cubin]]:
-    """Yields every config of one kernel of a generated CUDA module (its forward), with its machine code for
-    aligned rows and the compiler's log.
-    """
-    program: Any = program_of(load_file(module))
-    name = next(iter(program.kernels)) if name is None else name
-    for config in program.kernels[name].configs:
-        yield config, compile_cubin(program.source(name), program.options(config, True, arch))
-
-
 # --- by the family of a target ------------------------------------------------------------------------------
 
 
@@ -332,8 +322,3 @@ def toolchain_of(target: str) -> Toolchain:
 def usage_of(module: Module, position: int, device: Device, kernel: Which = "forward") -> Usage | None:
     """Compiles a kernel of a planned module at one of its configs for a device; None without cuobjdump."""
     return toolchain_of(module.target).usage(module, kernel, position, device)
-
-
-def lower(module: Module, position: int, device: Device, kernel: Which = "forward") -> None:
-    """Has the front end of the target's compiler read a kernel; raises what it raises."""
-    toolchain_of(module.target).lower(module, kernel, position, device)

@@ -7,10 +7,9 @@ cache; inputs are drawn, or read from a file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -33,14 +32,8 @@ _TOKENS = 16384
 _DOCUMENT = 1000
 #: Integer inputs that are lengths of sequences, by the names that specs give them.
 _LENGTHS = frozenset({"kv_len", "q_len"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Arguments of the callable in order, and the sizes they were made for."""
-
-    tensors: tuple[torch.Tensor, ...]
-    dims: Mapping[str, int]
+#: Those of the callable, in order.
+Arguments: TypeAlias = tuple[torch.Tensor, ...]
 
 
 def problem_for(
@@ -50,8 +43,8 @@ def problem_for(
     device: str = "cuda",
     tokens: int = _TOKENS,
     sizes: Mapping[str, int] | None = None,
-) -> Problem:
-    """N(0, 1) inputs with M = N = `length` and as many sequences as make `tokens` tokens.
+) -> Arguments:
+    """Returns N(0, 1) inputs with M = N = `length` and as many sequences as make `tokens` tokens.
 
     Sorted integers number documents of 1000 tokens; other integers of the size of a length are one eighth of
     it. Packed sequences are all as long, pages lie in random order; a decode kernel gets M = 1 and, on a GPU,
@@ -75,11 +68,13 @@ def problem_for(
         located[arg.tensor.name] if arg.tensor.name in located else _draw(arg, dims, generator)
         for arg in module.args
     )
-    return Problem(tensors=tuple(tensors), dims=dims)
+    return tuple(tensors)
 
 
 def _memory_dims(module: ir.Module, dims: Mapping[str, int]) -> dict[str, int]:
-    """Rows of packed tensors, columns of a block table and pages, for sequences that are all as long."""
+    """Returns rows of packed tensors, columns of a block table and pages, for sequences that are all as
+    long.
+    """
     attention, known = module.variant.attention, {}
     for tensor, role, name in ((attention.q, Role.QUERY, "M"), (attention.k, Role.KEY, "N")):
         match tensor.storage:
@@ -109,20 +104,20 @@ def _located(
     return made
 
 
-def trial(module: ir.Module, problem: Problem, position: int | None = None) -> Launch:
+def trial(module: ir.Module, tensors: Arguments, position: int | None = None) -> Launch:
     """Returns a launch of the config at this position (None: the module's own choice); each call makes new
     outputs.
     """
     loaded: Any = load_module(module)
     function = getattr(loaded, module.variant.attention.name)
     if position is None:
-        return lambda: function(*problem.tensors)
+        return lambda: function(*tensors)
     config = loaded.CONFIGS[position]
-    return lambda: function(*problem.tensors, config=config)
+    return lambda: function(*tensors, config=config)
 
 
 def backward_trial(
-    module: ir.Module, problem: Problem, kernel: KernelName | None = None, position: int = 0
+    module: ir.Module, tensors: Arguments, kernel: KernelName | None = None, position: int = 0
 ) -> Launch:
     """Returns a launch of all backward kernels, one of them with its config at this position and the others
     with the module's own choice, as autograd does it for a forward that is kept.
@@ -130,7 +125,7 @@ def backward_trial(
     loaded: Any = load_module(module)
     attention = module.variant.attention
     given = {} if kernel is None else {kernel: loaded.BACKWARD_CONFIGS[kernel][position]}
-    inputs = {arg.tensor.name: x.detach() for arg, x in zip(module.args, problem.tensors, strict=True)}
+    inputs = {arg.tensor.name: x.detach() for arg, x in zip(module.args, tensors, strict=True)}
     leaves = [inputs[name].requires_grad_() for name in attention.grads]
     found: Any = getattr(loaded, attention.name)(*inputs.values(), backward_config=given)
     o: torch.Tensor = found[0] if isinstance(found, tuple) else found
@@ -189,15 +184,15 @@ class Sized:
     def __init__(self, module: ir.Module, M: int, N: int, B: int, most: int = _MOST) -> None:
         first = problem_for(module, N, sizes={"M": M, "B": B})
         named = {arg.tensor.name: at for at, arg in enumerate(module.args)}
-        q, k = (first.tensors[named[name]] for name in "qk")
+        q, k = (first[named[name]] for name in "qk")
         self.copies = max(1, min(most, _COLD // (2 * k.numel() * k.element_size())))
-        clones = [tuple(tensor.clone() for tensor in first.tensors) for _ in range(self.copies - 1)]
-        self.problems = [first.tensors, *clones]
+        clones = [tuple(tensor.clone() for tensor in first) for _ in range(self.copies - 1)]
+        self.problems = [first, *clones]
         attention = module.variant.attention
         self.heads, self.kv_heads = _heads(attention.q, q), _heads(attention.k, k)
         keys = k.shape[attention.k.axis(Role.KEY) or 0]
         if table := attention.k.storage.table:
-            keys = first.tensors[named[table]].shape[1] * attention.k.storage.rows_of_page
+            keys = first[named[table]].shape[1] * attention.k.storage.rows_of_page
         rows = q.shape[attention.q.axis(Role.QUERY) or 0]
         sequences = 1 if attention.q.axis(Role.BATCH) is None else q.shape[0]
         #: What a call is chosen by: M, N, and batch times heads; of packed sequences the rows of all.
@@ -225,7 +220,7 @@ class Sized:
 
 
 def _first(found: Any) -> torch.Tensor:
-    """o among the results."""
+    """Returns o among the results."""
     o: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return o
 
@@ -315,7 +310,7 @@ def load_samples(path: Path) -> dict[str, torch.Tensor]:
 
 
 def draw_samples(module: Module) -> Mapping[str, torch.Tensor]:
-    """N(0, 1) inputs of 1024 keys, on the CPU."""
-    problem = problem_for(module, _DRAWN_LENGTH, device="cpu", tokens=_DRAWN_TOKENS)
+    """Returns N(0, 1) inputs of 1024 keys, on the CPU."""
+    tensors = problem_for(module, _DRAWN_LENGTH, device="cpu", tokens=_DRAWN_TOKENS)
     names = (arg.tensor.name for arg in module.args)
-    return dict(zip(names, problem.tensors, strict=True))
+    return dict(zip(names, tensors, strict=True))

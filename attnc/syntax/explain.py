@@ -89,7 +89,7 @@ def explain(
 
 
 def _bracket(stop: Stop) -> Diagnostic | None:
-    """E0103 and E0104: a bracket without its partner."""
+    """Returns E0103 or E0104 for a bracket without its partner."""
     opened = _open_brackets(stop.taken)
     closing = stop.span.text if stop.kind in _PARTNER_TYPE.values() else ""
     if closing and (not opened or (opened[-1] == "{" and closing != "}")):
@@ -138,7 +138,7 @@ def _where_to_close(stop: Stop, partner: str) -> str:
 
 
 def _slip(stop: Stop) -> Diagnostic | None:
-    """E0106: something that other languages write differently."""
+    """Returns E0106 for something that other languages write differently."""
     source, start = stop.source, stop.span.start
     text = stop.span.text
     if text == "=" and "COMPARISON" in stop.accepts and not source.text.startswith(("=<", "=>"), start):
@@ -156,7 +156,9 @@ def _slip(stop: Stop) -> Diagnostic | None:
 
 
 def _word(stop: Stop) -> Diagnostic | None:
-    """E0107 and E0102: a word where an item or a statement starts, or one that starts with digits."""
+    """Returns E0107 or E0102 for a word where an item or a statement starts, or one that starts with
+    digits.
+    """
     text, span = stop.span.text, stop.span
     if "ATTENTION" in stop.accepts:
         label = "expected 'attention', 'projection', 'schedule' or 'def'"
@@ -174,7 +176,7 @@ def _word(stop: Stop) -> Diagnostic | None:
 
 
 def _expectation(stop: Stop) -> Diagnostic:
-    """E0102: what was found, and what could have stood there."""
+    """Returns E0102: what was found, and what could have stood there."""
     label = f"expected {_expected(stop.accepts)}"
     return error("E0102", f"unexpected {_found(stop)}", stop.span, label, hints=_advice(stop))
 
@@ -286,7 +288,7 @@ _FORMULA = {
 
 
 def find_slip(source: Source, start: int, beyond: int) -> Diagnostic | None:
-    """E0106 if a known slip starts at `start` and reaches beyond the offset `beyond`, or None."""
+    """Returns E0106 if a known slip starts at `start` and reaches beyond the offset `beyond`, or None."""
     for pattern, message, hint in _SLIPS:
         match = pattern.match(source.text, start)
         if match and match.end() > beyond:
@@ -296,7 +298,7 @@ def find_slip(source: Source, start: int, beyond: int) -> Diagnostic | None:
 
 
 def foreign_character(span: Span) -> Diagnostic:
-    """E0101: a character that is no part of the language."""
+    """Returns E0101 for a character that is no part of the language."""
     char = span.text
     name = f"'{char}'" if char.isprintable() and not char.isspace() else f"U+{ord(char):04X}"
     if char.isspace():

@@ -70,27 +70,29 @@ class _Writer:
         self.line = 0  # the last line of the text that is written; 0 where a block starts or ends
 
     def write(self, texts: Sequence[str], depth: int, start: int, end: int) -> None:
-        """The rows for what stands in [start, end) of the text."""
+        """Writes the rows for what stands in [start, end) of the text."""
         after_blank = bool(self.line) and self.source.position(start)[0] > self.line + 1
         self.rows += [_Row(text, depth, after_blank=after_blank and i == 0) for i, text in enumerate(texts)]
         self.line = self.source.position(end)[0]
 
     def comments_before(self, offset: int, depth: int, at: int | None = None) -> None:
-        """The comments before an offset, on lines of their own, as if they had stood at the offset `at`."""
+        """Writes the comments before an offset, on lines of their own, as if they had stood at the offset
+        `at`.
+        """
         while self.comments and self.comments[-1].span.start < offset:
             comment = self.comments.pop()
             place = comment.span.start if at is None else at
             self.write([comment.text], depth, place, place)
 
     def trailing_comment(self, limit: int) -> None:
-        """A comment on the line that was written last, if it stands before the offset `limit`."""
+        """Writes a comment on the line that was written last, if it stands before the offset `limit`."""
         if self.comments:
             start = self.comments[-1].span.start
             if start < limit and self.source.position(start)[0] == self.line:
                 self.rows[-1].comment = self.comments.pop().text
 
     def statement(self, texts: Sequence[str], depth: int, start: int, end: int, limit: int) -> None:
-        """A statement with its comments; those within it are moved before it."""
+        """Writes a statement with its comments; those within it are moved before it."""
         self.comments_before(start, depth)
         self.comments_before(end, depth, at=start)
         self.write(texts, depth, start, end)
@@ -105,7 +107,7 @@ class _Writer:
         depth: int,
         limit: int,
     ) -> None:
-        """`HEAD {`, the body, `}`. `head_end` is the last node before the brace."""
+        """Writes `HEAD {`, the body, `}`. `head_end` is the last node before the brace."""
         brace = node.span.end - 1
         self.comments_before(node.span.start, depth)
         self.comments_before(head_end.span.end, depth, at=node.span.start)
@@ -203,7 +205,7 @@ def _define(head: str, value: ast.Expr) -> list[str]:
 
 
 def _break(head: str, value: ast.Expr) -> list[str]:
-    """On one line if it fits, else a line for each part, in brackets."""
+    """Returns an expression on one line if it fits, else a line for each part, in brackets."""
     text = head + print_expr(value)
     if len(_INDENT) + len(text) <= _WIDTH:
         return [text]
@@ -239,7 +241,7 @@ _OR, _AND, _NOT, _COMPARE, _SUM, _PRODUCT, _SIGN, _ATOM = range(8)
 
 
 def print_expr(expr: ast.Expr) -> str:
-    """`(a or b) and q_pos - W < kv_idx`"""
+    """Returns the text of an expression: `(a or b) and q_pos - W < kv_idx`."""
     return _print(expr, _OR)
 
 
@@ -261,18 +263,20 @@ def print_parts(expr: ast.Expr) -> tuple[str, ...]:
 
 
 def print_arguments(call: ast.Call) -> tuple[str, ...]:
-    """`block_table`, `page = 16`"""
+    """Returns the texts of arguments: `block_table`, `page = 16`."""
     named = (f"{keyword.name.id} = {print_expr(keyword.value)}" for keyword in call.kwargs)
     return (*map(print_expr, call.args), *named)
 
 
 def print_list(exprs: Iterable[ast.Expr]) -> str:
-    """`a, b + 1`"""
+    """Returns the text of expressions: `a, b + 1`."""
     return ", ".join(map(print_expr, exprs))
 
 
 def _print(expr: ast.Expr, at_least: int) -> str:
-    """In brackets if the expression binds looser than its place asks for."""
+    """Returns the text of an expression, in brackets if it binds looser than its place asks
+    for.
+    """
     text = _bare(expr)
     return text if _level(expr) >= at_least else f"({text})"
 

@@ -186,7 +186,9 @@ def build_items(source: Source, tree: Cst) -> tuple[ast.Item, ...]:
 
 
 def _check_depth(source: Source, root: Cst) -> None:
-    """E0502. A chain of n arithmetic operators is n levels of the AST, any other node at most one."""
+    """Raises E0502 where the tree is too deep. A chain of n arithmetic operators is n levels of the AST, any
+    other node at most one.
+    """
     stack = [(root, 0)]
     while stack:
         tree, depth = stack.pop()
@@ -363,7 +365,7 @@ class _Builder:
                 raise AssertionError(f"no expression is called {kind}")
 
     def chain(self, tree: Cst) -> ast.Expr:
-        """`a - b + c`, leaning left."""
+        """Returns `a - b + c`, leaning left."""
         operands = _trees(tree)
         value, start = self.expr(operands[0]), self.span(tree)
         for token, operand in zip(tree.children[1::2], operands[1:], strict=True):
@@ -415,7 +417,7 @@ _TOKEN = re.compile(
 
 
 def check_size(source: Source) -> Diagnostic | None:
-    """E0501, or None. Counts what reading the file costs."""
+    """Returns E0501, or None. Counts what reading the file costs."""
     if len(source.text) > MAX_CHARACTERS:
         message = f"the file has {len(source.text)} characters; the limit is {MAX_CHARACTERS}"
         return error("E0501", message, source.span(0, 0), "too large to be a spec")

@@ -173,5 +173,5 @@ def storage_notes(attention: Attention) -> list[str]:
 
 
 def signature(tensor: Tensor) -> str:
-    """`bf16[B, M, H, 128]`."""
+    """Returns `bf16[B, M, H, 128]`."""
     return f"{tensor.dtype}[{', '.join(map(show, tensor.shape))}]"

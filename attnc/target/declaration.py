@@ -193,7 +193,7 @@ def attention_fields(module: Module, kernel: Forward | Decode, operator: str) ->
 
 
 def tensor(arg: Arg) -> Record:
-    """`Tensor("q", "bf16[B, M, H, 128]", "bmh")`."""
+    """Returns `Tensor("q", "bf16[B, M, H, 128]", "bmh")`."""
     name = arg.tensor.name
     sizes = ", ".join(map(_size, arg.axes))
     declared = [quoted(name), quoted(f"{arg.tensor.dtype}[{sizes}]" if arg.axes else str(arg.tensor.dtype))]
@@ -211,7 +211,7 @@ def _size(bind: Bind) -> str:
 
 
 def _group(module: Module) -> int | None:
-    """Query heads that share a K/V head, 0 for any number; None where both have fixed numbers."""
+    """Returns query heads that share a K/V head, 0 for any number; None where both have fixed numbers."""
     attention = module.variant.attention
     if not {"H", "Hkv"} <= {bind.name for arg in module.args for bind in arg.axes}:
         return None
@@ -257,7 +257,7 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
 
 
 def tiles(module: Module, kernel: Decode) -> str:
-    """Tiles of the rows of all K/V heads, before a length shortens them."""
+    """Returns tiles of the rows of all K/V heads, before a length shortens them."""
     walk, kv_heads = kernel.walk, module.variant.attention.k.size(Role.HEAD)
     heads = show(kv_heads) if walk.group is not None else walk.heads
     rows = show(walk.rows) if walk.group is None else f"{show(walk.rows)} * {show(walk.group)}"
@@ -415,7 +415,7 @@ def config_text(kernel: Kernel, position: int) -> str:
 
 
 def backward_config_text(planned: BackwardKernel, position: int) -> str:
-    """`config_text`, with what only kernels of a backward choose."""
+    """Returns `config_text` with what only kernels of a backward choose."""
     config, text = planned.configs[position], config_text(planned, position)
     if config.maxnreg is not None:
         text += f", maxnreg={config.maxnreg}"

@@ -139,7 +139,7 @@ def _by_name(keyword: Parameter) -> str:
 
 
 def _in_words(params: Iterable[Param]) -> str:
-    """`, for T in {bf16, f16}, D in {64, 128}`."""
+    """Returns `, for T in {bf16, f16}, D in {64, 128}`."""
     sets = (f"{param.name} in {{{', '.join(map(_literal, param.choices))}}}" for param in params)
     text = ", ".join(sets)
     return f", for {text}" if text else ""
@@ -234,7 +234,7 @@ def row_text(row: tuple[tuple[int | None, ...], str]) -> str:
 
 
 def call_sizes(attention: Attention) -> tuple[tuple[Tensor, Tensor], tuple[str, str, str]]:
-    """M, N, and batch times heads, of the arguments, and which those are."""
+    """Returns M, N, and batch times heads, of the arguments, and which those are."""
     q, k = attention.q, attention.k
     rows = f"q.shape[{q.axis(Role.QUERY)}]"
     read, keys = k, f"k.shape[{k.axis(Role.KEY)}]"
@@ -370,7 +370,7 @@ _ANY_NEWER = 1000
 
 
 def fastest_first(targets: Iterable[str]) -> list[str]:
-    """Names of targets, each once, in the order in which they are tried where nobody has measured."""
+    """Returns names of targets, each once, in the order in which they are tried where nobody has measured."""
     newest = sorted(dict.fromkeys(targets), reverse=True)
     return sorted(newest, key=lambda name: list(_PACKAGES).index(target_of(name).family))
 

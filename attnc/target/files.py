@@ -17,7 +17,7 @@ class Render(Protocol):
     """How the modules of a family of targets are printed."""
 
     def __call__(self, module: Module, *, path: str, sha256: str, tuned: Tuned = ...) -> dict[str, str]:
-        """As `render_files`."""
+        """Returns files as `render_files` does."""
 
 
 #: By the family of a target (`plan.target.Target.family`).
@@ -31,7 +31,7 @@ def render_files(
     sha256: str,
     tuned: Tuned = NOT_TUNED,
 ) -> dict[str, str]:
-    """Name -> text, the Python module first.
+    """Returns texts by name, the Python module first.
 
     path: the spec's path as the header shows it; sha256: of the spec's text; tuned: of each kernel.
     """

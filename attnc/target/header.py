@@ -49,7 +49,7 @@ def header(module: Module, target: str, what: str, path: str, sha256: str) -> di
 
 
 def title_of(name: str, params: Mapping[str, object]) -> str:
-    """`capped (D = 64)`: what is computed, at which point of its params."""
+    """Returns `capped (D = 64)`: what is computed, at which point of its params."""
     point = ", ".join(f"{name} = {value}" for name, value in params.items())
     return f"{name} ({point})" if point else name
 
@@ -84,7 +84,7 @@ def score_numbers(kernel: Kernel) -> Iterator[Number]:
 
 
 def forward_numbers(module: Module) -> Iterator[Number]:
-    """Constants of a kernel that computes o: of its scores, of maxima, and of the lse that leaves."""
+    """Yields constants of a kernel that computes o: of its scores, of maxima, and of the lse that leaves."""
     kernel = module.kernel
     yield from score_numbers(kernel)
     softmax, unified = kernel.softmax, unified_of(kernel)

@@ -44,7 +44,7 @@ class KernelView:
         return starts_with(self.kernel, index)
 
     def strides(self, arg: Arg) -> list[str]:
-        """Strides that the kernel takes of a tensor, in elements."""
+        """Returns strides that the kernel takes of a tensor, in elements."""
         no_head = self.kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
         return [
             name
@@ -161,12 +161,12 @@ class Tensors:
         return self.d if name in ("q", "k", "dq", "dk") else self.dv
 
     def strides(self, name: str) -> list[str]:
-        """Stride parameters of q, k, v, o, lse or the gradient of one."""
+        """Returns stride parameters of q, k, v, o, lse or the gradient of one."""
         tensor = self.by_name[name]
         names = (stride_name(tensor, axis) for axis in range(len(tensor.shape)))
         return [stride for stride in names if stride]
 
     def extra_strides(self, name: str, tensor: str) -> list[str]:
-        """Strides of `name`, which has the shape of the input `tensor`."""
+        """Returns strides of `name`, which has the shape of the input `tensor`."""
         rank = len(self.by_name[tensor].shape)
         return [f"stride_{name}_{axis}" for axis in range(rank)]

@@ -249,7 +249,7 @@ class AdjointText:
         return any(not adjoint.along and adjoint.accumulate == "two_pass" for adjoint in self.adjoints)
 
     def factor(self, value: Expr) -> str:
-        """`value` as the right operand of a product with a tile."""
+        """Returns `value` as the right operand of a product with a tile."""
         return self.show(Binary("*", Ref("x", "float", ("q", "kv")), value)).removeprefix("x * ")
 
     def signed(self, adjoint: Adjoint) -> tuple[str, str]:

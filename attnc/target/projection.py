@@ -200,7 +200,7 @@ class ProjectionText:
         ]
 
     def _crossovers(self, rows: tuple[tuple[int | None, int], ...]) -> str:
-        """`gemv up to M = 2, flat up to M = 64, then conventional`"""
+        """Returns `gemv up to M = 2, flat up to M = 64, then conventional`."""
         last: dict[str, int | None] = {}
         for limit, position in rows:
             last[impl_of(self.module.configs[position])] = limit
@@ -252,7 +252,9 @@ def _mask(*conditions: str) -> str:
 def render_projection(
     module: ProjectionModule, *, path: str, sha256: str, tuned: Tuned | None = None
 ) -> dict[str, str]:
-    """Name -> text of the module's file. path: of the spec, as the header shows it; sha256: of its text."""
+    """Returns the text of the module's file by its name. path: of the spec, as the header shows it; sha256:
+    of its text.
+    """
     projection, params = module.variant.projection, module.variant.params
     title = f"{title_of(projection.name, params)} for Triton: a linear layer, by three implementations."
     text = (

@@ -24,13 +24,15 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_./: -]|(?<= ) ")
 
 
 def comment(text: str, width: int | None = None) -> str:
-    """Any text as one line that is inert in comments and docstrings of every target, cut to the width."""
+    """Returns any text as one line that is inert in comments and docstrings of every target, cut to the
+    width.
+    """
     line = _ACTIVE.sub(lambda match: f"<U+{ord(match.group()):04X}>", visible(text.replace("\n", " ")))
     return line if width is None or len(line) <= width else f"{line[: width - 3].rstrip()}..."
 
 
 def literal(text: str) -> str:
-    """Any text as a string of Python, in double quotes and with escapes."""
+    """Returns any text as a string of Python, in double quotes and with escapes."""
     return f'"{_NOT_PLAIN.sub(_escape, text)}"'
 
 
@@ -40,7 +42,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def command(path: str) -> str:
-    """`attnc compile PATH` as one types it, as a comment."""
+    """Returns `attnc compile PATH` as one types it, as a comment."""
     return comment(f"attnc compile {shlex.quote(path)}")
 
 
@@ -55,7 +57,9 @@ def statement(span: Span) -> str:
 
 
 def quote(span: Span | None, otherwise: str = "") -> str:
-    """`spec.attn:6  mask = causal`: the statement that a piece of kernel follows from, as a comment."""
+    """Returns `spec.attn:6 mask = causal`: the statement that a piece of kernel follows from, as a
+    comment.
+    """
     if span is None:
         return otherwise
     whole = span.source.statement(span.start)
@@ -64,5 +68,5 @@ def quote(span: Span | None, otherwise: str = "") -> str:
 
 
 def without_comments(text: str, start: Literal["#", "//"]) -> str:
-    """Generated text without its comments: what a pass reads that asks what the code mentions."""
+    """Returns generated text without its comments: what a pass reads that asks what the code mentions."""
     return re.sub(rf"^[ \t]*{start}[^\n]*\n|[ \t]*{start}[^\n]*", "", text, flags=re.MULTILINE)

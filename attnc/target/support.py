@@ -33,7 +33,7 @@ _IMPORT = re.compile(r"^from \.+_support\.(\w+) import .*\n", re.M)
 
 
 def support_files() -> dict[str, str]:
-    """Path below the output folder -> text."""
+    """Returns texts by path below the output folder."""
     return {
         f"{FOLDER}/{name}": _NOTE + text if name.endswith(".py") else text for name, text in _files().items()
     }
@@ -53,11 +53,6 @@ def imports(classes: Collection[str], target: str) -> str:
 def beside(text: str) -> str:
     """Returns the text of a module in whose own folder the support package is."""
     return _IMPORT.sub(lambda match: match[0].replace(f"from ...{FOLDER}", f"from .{FOLDER}"), text)
-
-
-def imports_support(text: str) -> bool:
-    """Returns whether a module is not alone."""
-    return _IMPORT.search(text) is not None
 
 
 def with_headers(source: str) -> str:
@@ -145,7 +140,7 @@ def _split_docstring(head: str) -> tuple[str, str]:
 
 
 def _defined(text: str) -> set[str]:
-    """Names that a text defines at its top level."""
+    """Returns names that a text defines at its top level."""
     found = set()
     for node in ast.parse(text).body:
         match node:
@@ -175,7 +170,7 @@ def _import_order(line: str) -> tuple[bool, bool, str]:
 
 
 def _grouped(lines: Iterable[str]) -> Iterator[str]:
-    """With a line between those of Python and the others."""
+    """Yields lines with an empty one between those of Python and the others."""
     before = False
     for line in lines:
         outside = _import_order(line)[0]

@@ -90,7 +90,7 @@ def wrap(line: str, width: int = WIDTH) -> str:
 
 
 def _chain(statement: str) -> tuple[str, list[str], str] | None:
-    """`keep = a & b & c` as ("keep = ", ["a", "& b", "& c"], ""); None for anything else."""
+    """Returns `keep = a & b & c` as ("keep = ", ["a", "& b", "& c"], ""); None for anything else."""
     match = _STATEMENT.fullmatch(statement)
     if match is None:
         return None
@@ -102,7 +102,7 @@ def _chain(statement: str) -> tuple[str, list[str], str] | None:
 
 
 def _fill(arguments: str, indent: str, width: int) -> Iterator[str]:
-    """Arguments, comma by comma, in lines of at most `width` where that can be."""
+    """Yields arguments, comma by comma, in lines of at most `width` where that can be."""
     current = indent
     for piece in split_outside_brackets(arguments.rstrip(", "), ", "):
         if current != indent and len(current) + len(piece) + 1 > width:

@@ -20,7 +20,7 @@ from attnc.plan.layout import Which
 from attnc.runtime.timing import Launch, Timing, interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import (
-    Problem,
+    Arguments,
     backward_trial,
     device_name,
     problem_for,
@@ -45,7 +45,6 @@ class Winner:
     """The result for one kernel and bucket: the choice, and how much slower the default config was."""
 
     choice: Choice
-    position: int
     gain: float
 
 
@@ -68,10 +67,10 @@ def tune(
     winners: list[Winner] = []
     for module in planned:
         for bucket in BUCKETS:
-            problem = problem_for(module, _LENGTHS[bucket])
+            tensors = problem_for(module, _LENGTHS[bucket])
             for kernel in _configs_of(module, kernels):
                 report(f"{module.variant.attention.name} {module.variant.name} n<={bucket or 'any'} {kernel}")
-                winners.append(_tune_kernel(module, kernel, problem, bucket, rounds))
+                winners.append(_tune_kernel(module, kernel, tensors, bucket, rounds))
     write_text(tuned_path(path), dump_tuned([*tuned_of(path), *(winner.choice for winner in winners)]))
     return tuple(winners)
 
@@ -82,10 +81,10 @@ def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Which, ir.K
 
 
 def _tune_kernel(
-    module: ir.Module, kernel: Which, problem: Problem, bucket: int | None, rounds: int
+    module: ir.Module, kernel: Which, tensors: Arguments, bucket: int | None, rounds: int
 ) -> Winner:
     configs = _configs_of(module, (kernel,))[kernel].configs
-    launches = _launches(module, kernel, problem, len(configs))
+    launches = _launches(module, kernel, tensors, len(configs))
     if not launches:
         raise RuntimeError(
             f"no config of {module.variant.attention.name} {module.variant.name} runs on this device"
@@ -103,12 +102,12 @@ def _tune_kernel(
         config=knobs_of_kernel(kernel, configs[int(best)]),
         microseconds=timings[best].median * 1e3,
     )
-    return Winner(choice=choice, position=int(best), gain=default.median / timings[best].median)
+    return Winner(choice=choice, gain=default.median / timings[best].median)
 
 
 def fastest(timings: Mapping[str, Timing]) -> str:
-    """Position of the fastest config; of the default, the first that runs, where none gains more than
-    chance does.
+    """Returns the position of the fastest config; of the default, the first that runs, where none gains more
+    than chance does.
     """
     best, default = min(timings, key=lambda name: timings[name].median), _default(timings)
     return default if timings[default].median <= timings[best].median * (1 + _TIE) else best
@@ -118,11 +117,11 @@ def _default(timings: Mapping[str, Timing]) -> str:
     return min(timings, key=int)
 
 
-def _launches(module: ir.Module, kernel: Which, problem: Problem, count: int) -> dict[str, Launch]:
+def _launches(module: ir.Module, kernel: Which, tensors: Arguments, count: int) -> dict[str, Launch]:
     launches: dict[str, Launch] = {}
     for position in range(count):
         try:
-            launch = _trial(module, kernel, problem, position)
+            launch = _trial(module, kernel, tensors, position)
             with watched(_name(module, kernel, position), "cuda"):
                 launch()
                 synchronize()
@@ -137,10 +136,10 @@ def _name(module: ir.Module, kernel: Which, position: int) -> str:
     return f"config {position} of {kernel} of {module.variant.attention.name} for {module.target}"
 
 
-def _trial(module: ir.Module, kernel: Which, problem: Problem, position: int) -> Launch:
+def _trial(module: ir.Module, kernel: Which, tensors: Arguments, position: int) -> Launch:
     if kernel == "forward":
-        return trial(module, problem, position)
-    return backward_trial(module, problem, kernel, position)
+        return trial(module, tensors, position)
+    return backward_trial(module, tensors, kernel, position)
 
 
 def _compile_all(path: Path, planned: Sequence[ir.Module], kernels: Collection[str]) -> None:

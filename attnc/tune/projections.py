@@ -87,7 +87,7 @@ def _cuts(count: int, impls: int) -> list[tuple[int, ...]]:
 
 
 def _assigned(cuts: Sequence[int], impls: Sequence[Impl], count: int) -> tuple[Impl, ...]:
-    """Row i has the implementation after as many cuts as stand at or before it."""
+    """Returns the implementations of rows: row i has the one after as many cuts as stand at or before it."""
     return tuple(impls[sum(cut <= i for cut in cuts)] for i in range(count))
 
 
@@ -230,7 +230,7 @@ def _compile_all(path: Path) -> None:
 
 
 def _compile_share(path: Path, share: int, shares: int) -> None:
-    """Every `shares`-th pair of a config and a number of rows, of each layer."""
+    """Compiles every `shares`-th pair of a config and a number of rows, of each layer."""
     for module in _fixed(path):
         layer = _layer(module, copies=1)
         jobs = [(at, M) for at, one in enumerate(module.configs) for M in _PADDED.get(impl_of(one), ())]

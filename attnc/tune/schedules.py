@@ -50,8 +50,6 @@ class Point:
 class TunedSchedules:
     """What was measured for one variant, and the table that follows."""
 
-    name: str
-    variant: str
     points: tuple[Point, ...]
     table: Table
 
@@ -91,7 +89,7 @@ def _tune(
                     points.append(_measure(family, choices, M, N, B, rounds))
     name, variant = family[0].variant.attention.name, plain_name(family[0])
     table = table_of(name, variant, points, device_name(), toolchain_of("triton").version())
-    return TunedSchedules(name=name, variant=variant, points=tuple(points), table=table)
+    return TunedSchedules(points=tuple(points), table=table)
 
 
 def _measure(
@@ -147,7 +145,7 @@ def dump_points(tuned: TunedSchedules, path: Path) -> str:
     head = {
         "device": tuned.table.device,
         "toolchain": tuned.table.toolchain,
-        "spec": f"{path.as_posix()}, {tuned.variant}, {sizes}",
+        "spec": f"{path.as_posix()}, {tuned.table.variant}, {sizes}",
     }
     points = ",\n".join(f"  {json.dumps(_entry(point))}" for point in tuned.points)
     return f'{{\n {json.dumps(head)[1:-1]},\n "points": [\n{points}\n ]\n}}\n'

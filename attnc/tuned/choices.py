@@ -119,7 +119,9 @@ def _by_device(name: str, kernel: ir.Kernel, choices: Iterable[Choice]) -> dict[
 
 
 def _buckets(measured: Mapping[int | None, int]) -> Buckets:
-    """Ascending, the last one open: lengths beyond what was measured take the longest bucket's choice."""
+    """Returns buckets, ascending, the last one open: lengths beyond what was measured take the longest
+    bucket's choice.
+    """
     ascending = sorted(measured.items(), key=lambda item: float("inf") if item[0] is None else item[0])
     return (*ascending[:-1], (None, ascending[-1][1]))
 

@@ -179,8 +179,8 @@ def target_rows(modules: Sequence[ir.Module], tables: Iterable[Table]) -> dict[t
 
 
 def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
-    """For a device that nobody has measured: decode kernels up to as many rows as a tile has, then the first
-    other schedule.
+    """Returns rows for a device that nobody has measured: decode kernels up to as many rows as a tile has,
+    then the first other schedule.
     """
     labels = {module.label: module.kernel.structure == "decode" for module in family}
     decode = next((label for label, is_decode in labels.items() if is_decode), None)
@@ -235,11 +235,6 @@ def _wider(inner: Sequence[int | None], outer: Sequence[int | None]) -> bool:
         wide is None or (narrow is not None and narrow <= wide)
         for narrow, wide in zip(inner[1:], outer[1:], strict=True)
     )
-
-
-def admits(limits: Sequence[int | None], sizes: Sequence[int]) -> bool:
-    """Returns whether every size is within its limit."""
-    return all(limit is None or size <= limit for limit, size in zip(limits, sizes, strict=True))
 
 
 def _entry(row: Row) -> dict[str, Any]:

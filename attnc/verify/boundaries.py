@@ -125,7 +125,9 @@ def _empty() -> Iterator[Boundary]:
 
 
 def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundary]:
-    """Tiles: one, two, and as many as a pipeline holds, by a config's field of this name; splits."""
+    """Yields boundaries of tiles: one, two, and as many as a pipeline holds, by a config's field of this
+    name; splits.
+    """
     rows: Quantity = "rows" if ir.pack_of(kernel) is None else "packed"
     for config in kernel.configs:
         block_m, block_n = config.tile_q, config.tile_kv
@@ -202,7 +204,7 @@ def _searches(module: ir.Module) -> Iterator[Boundary]:
 def _near(
     name: str, quantity: Quantity, value: int, kernel: str, where: tuple[tuple[str, int], ...]
 ) -> Boundary:
-    """Within reach of ordinary cases, or of a GPU alone."""
+    """Returns a boundary within reach of ordinary cases, or of a GPU alone."""
     reach: Reach = "default" if value < _LONGEST else "large"
     return Boundary(name=name, quantity=quantity, value=value, kernel=kernel, where=where, reach=reach)
 

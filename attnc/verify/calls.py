@@ -44,7 +44,7 @@ class Variation:
 
 
 def call_violations(subject: Subject) -> Iterator[str]:
-    """`calls: what is wrong` of the module's host code."""
+    """Yields `calls: what is wrong` of the module's host code."""
     if not hasattr(subject.module, "CALL"):
         return
     calls = _Calls(subject)
@@ -235,7 +235,7 @@ class _Calls:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Within it, the module launches nothing, and its results always have the same memory."""
+        """Keeps the module from launching anything within, and gives its results the same memory always."""
         index = None if self.subject.device == "cpu" else torch.cuda.current_device()
         with ExitStack() as stack:
             stack.enter_context(patch.object(self.call, "allocate", self._allocate))
@@ -308,7 +308,7 @@ class _Calls:
 
     @contextmanager
     def _cuda(self, index: int) -> Iterator[None]:
-        """The module's own launch, but for the driver."""
+        """Records the module's own launches within, but for the driver."""
         real, events = self.call.gpu_of, self.events
         launch_type = getattr(self.call, "gpu_launch_type", self.call.launch_type)
 
@@ -403,7 +403,7 @@ def _changes(x: torch.Tensor, *, by_rows: bool) -> Iterator[tuple[str, torch.Ten
 
 
 def _wrong(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Tensors that are not as declared."""
+    """Yields tensors that are not as declared."""
     yield "number of axes", x.unsqueeze(0), True
     other = torch.float64 if x.is_floating_point() else torch.int16
     yield "type", x.to(other), True

@@ -218,7 +218,7 @@ def keeps(subject: Subject, case: Case, rules: Rules, verdict: Verdict) -> Verdi
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Bitwise equality of two tensors, NaN included."""
+    """Returns whether two tensors are bitwise equal, NaN included."""
     rows = (x.flatten().clone(memory_format=torch.contiguous_format) for x in (left, right))
     return torch.equal(*(x.view(torch.uint8) for x in rows))
 

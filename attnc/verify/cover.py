@@ -230,7 +230,7 @@ class Space:
                 yield one, other
 
     def facts(self, case: Case) -> Facts:
-        """Sizes of the case, and its configs."""
+        """Returns sizes of the case, and its configs."""
         attention = self.attention
         dims = all_dims(attention, case.dims)
         lengths = draw_lengths(attention, dims, case.seed, case.lengths)

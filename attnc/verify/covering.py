@@ -31,8 +31,8 @@ _ORDINARY = ("plain", "drawn", "none", "random")
 
 
 def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
-    """So many cases that cover what there is, and between the first and the others those with nothing to
-    compute, far or thin tensors, so that a run that is cut short has met these too.
+    """Yields so many cases that cover what there is, and between the first and the others those with nothing
+    to compute, far or thin tensors, so that a run that is cut short has met these too.
     """
     coverage = Coverage(space)
     for number in range(count):
@@ -105,7 +105,7 @@ def _layouts(space: Space, levels: Mapping[str, str]) -> dict[str, Layout]:
 def _dims(
     coverage: Coverage, case: Case, levels: Mapping[str, str], limits: Limits, rng: random.Random
 ) -> dict[str, int]:
-    """Sizes of these levels, or at boundaries that nobody met, as far as they are affordable."""
+    """Returns sizes of these levels, or at boundaries that nobody met, as far as they are affordable."""
     space = coverage.space
     config = space.configs[case.config]
     names = free_dims(space.attention)
@@ -159,7 +159,7 @@ def _heads(dims: Mapping[str, int], heads: int) -> dict[str, int]:
 
 
 def _unmet(coverage: Coverage, case: Case, quantity: str, limits: Limits) -> list[int]:
-    """Points of this quantity, of what the case's configs put in force, that nobody met."""
+    """Returns points of this quantity, of what the case's configs put in force, that nobody met."""
     configs = coverage.space.configs_of(case)
     return [
         point
@@ -184,7 +184,7 @@ def _length(level: str, tile: int, rng: random.Random) -> int:
 
 
 def edges(space: Space) -> Iterator[Case]:
-    """Rows gigabytes apart, and nothing: no queries, no keys, no sequences."""
+    """Yields cases of rows gigabytes apart, and nothing: no queries, no keys, no sequences."""
     attention, names = space.attention, free_dims(space.attention)
     few = {name: {"M": 5, "N": 7}.get(name, 1) for name in names}
     for tensor in (attention.q, attention.k, attention.v):
@@ -257,8 +257,8 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
 
 
 def _diagonal(space: Space, config: int) -> dict[str, int]:
-    """Sizes with which the last query of the first tile, of which the tile has some heads alone where it can,
-    stands at the first key of a tile.
+    """Returns sizes with which the last query of the first tile, of which the tile has some heads alone where
+    it can, stands at the first key of a tile.
     """
     shape = space.configs[config]
     packs = space.plan is not None and pack_of(space.plan.kernel) is not None

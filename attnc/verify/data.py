@@ -24,7 +24,7 @@ Rng: TypeAlias = np.random.Generator
 
 
 def generator(seed: int, stream: int) -> Rng:
-    """Independent numbers for each (seed, stream)."""
+    """Returns independent numbers for each (seed, stream)."""
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, stream]))
 
 
@@ -57,7 +57,7 @@ def _constant(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
 
 
 def _aligned(rng: Rng, at: Sizes, logits: Floats) -> tuple[Floats, Floats]:
-    """q and k along one direction, so that q.k/sqrt(D) of key j is about `logits[j]`."""
+    """Returns q and k along one direction, so that q.k/sqrt(D) of key j is about `logits[j]`."""
     direction = rng.choice([-1.0, 1.0], size=at.D)
     size = np.sqrt(np.abs(logits).max(initial=1.0)) / at.D**0.25
     q = np.broadcast_to(direction * size, (at.B, at.M, at.H, at.D))
@@ -98,7 +98,9 @@ def _huge(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
 
 
 def _low(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Far below 0, where sums of exponentials are small but no zero: a fixed maximum is a bad guess."""
+    """Returns q and k of scores far below 0, where sums of exponentials are small but no zero: a fixed
+    maximum is a bad guess.
+    """
     return _aligned(rng, at, np.linspace(-86, -55, at.N))
 
 
@@ -110,8 +112,8 @@ def _last(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
 
 
 def _alternating(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Keys are one direction, forth and back: between values that alternate too every key adds as much to dq,
-    and what a narrow sum leaves out adds up.
+    """Returns q and k where keys are one direction, forth and back: between values that alternate too every
+    key adds as much to dq, and what a narrow sum leaves out adds up.
     """
     q, k = _random(rng, at)
     sign = np.where(np.arange(at.N) % 2, 1.0, -1.0)[None, :, None, None]
@@ -124,7 +126,7 @@ def _zero_q(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
 
 
 def _duplicates(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
-    """Keys come in pairs of equals."""
+    """Returns q and k where keys come in pairs of equals."""
     q, k = _random(rng, at)
     return 2 * q, 2 * k[:, np.arange(at.N) // 2]
 
@@ -161,7 +163,7 @@ def _cancelling(rng: Rng, v: Floats) -> Floats:
 
 
 def _one_hot(rng: Rng, v: Floats) -> Floats:
-    """o shows single weights."""
+    """Returns one-hot values: o shows single weights."""
     keys, features = np.arange(v.shape[1])[:, None, None], np.arange(v.shape[3])
     return np.broadcast_to((keys % max(v.shape[3], 1) == features) * 1.0, v.shape)
 
@@ -196,7 +198,7 @@ def draw_qkv(
     values: str = "random",
     special: str = "none",
 ) -> dict[str, Floats]:
-    """q, k and v in these styles, in float64 but of magnitudes that the type holds."""
+    """Returns q, k and v in these styles, in float64 but of magnitudes that the type holds."""
     q, k = LOGITS[logits](generator(seed, 0), at)
     rng = generator(seed, 1)
     v = VALUES[values](rng, rng.standard_normal((at.B, at.N, at.Hkv, at.Dv)))
@@ -261,7 +263,9 @@ def draw_counts(rng: Rng, shape: tuple[int, ...], most: int) -> Array:
 
 
 def draw_ids(rng: Rng, shape: tuple[int, ...]) -> Array:
-    """Numbers of documents, of which there are few; those of one tensor in eight are at the ends of i32."""
+    """Returns numbers of documents, of which there are few; those of one tensor in eight are at the ends of
+    i32.
+    """
     ids = rng.integers(0, 4, shape)
     ends = np.array([-(2**31), -1, 2**31 - 2, 2**31 - 1])
     return np.asarray(ends[ids]) if rng.random() < 0.125 else ids
@@ -275,12 +279,12 @@ def _drawn(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Arra
 
 
 def _zero(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """Drops, scales and adds nothing."""
+    """Returns 0, which drops, scales and adds nothing."""
     return np.zeros_like(drawn)
 
 
 def _one(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """Drops everything, and sets every flag."""
+    """Returns 1, which drops everything, and sets every flag."""
     return np.ones_like(drawn)
 
 
@@ -344,7 +348,7 @@ def styles_for(attention: Attention) -> tuple[str, ...]:
 
 
 def addresses(attention: Attention) -> set[str]:
-    """Inputs that say where rows lie or how many there are, and the seed of dropout."""
+    """Returns inputs that say where rows lie or how many there are, and the seed of dropout."""
     found = {name for tensor in (attention.q, attention.k, attention.v) for name in tensor.storage.tables}
     seed = attention.softmax.seed
     exprs = (*attention.lengths.values(), *(() if seed is None else (seed,)))
@@ -352,13 +356,13 @@ def addresses(attention: Attention) -> set[str]:
 
 
 def probabilities(attention: Attention) -> set[str]:
-    """Inputs that dropout reads: probabilities."""
+    """Returns inputs that dropout reads: probabilities."""
     dropout = attention.softmax.dropout
     return set() if dropout is None else _loads(dropout)
 
 
 def addends(attention: Attention) -> set[str]:
-    """Float inputs that are added to the score as they are."""
+    """Returns float inputs that are added to the score as they are."""
     return {
         term.tensor
         for term in _terms(attention.score)
@@ -367,7 +371,7 @@ def addends(attention: Attention) -> set[str]:
 
 
 def compared(attention: Attention) -> set[str]:
-    """Integer inputs whose elements the mask compares with each other."""
+    """Returns integer inputs whose elements the mask compares with each other."""
     return {
         name
         for node in walk(attention.mask)

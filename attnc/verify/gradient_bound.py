@@ -51,8 +51,8 @@ def expect_gradients(
     cotangents: Mapping[str, Input],
     bound: GradientBound,
 ) -> dict[str, ExpectedGradient]:
-    """Reference and bound of every gradient. Tensors and cotangents as for `reference_gradients.gradients`;
-    finite ones.
+    """Returns the reference and bound of every gradient. Tensors and cotangents as for
+    `reference_gradients.gradients`; finite ones.
     """
     arrays = to_arrays(attention, tensors)
     given = {name: to_float64(value) for name, value in cotangents.items()}
@@ -111,7 +111,7 @@ def judge_gradients(expected: Mapping[str, ExpectedGradient], found: Mapping[str
 def cotangents_of(
     attention: Attention, outputs: Mapping[str, Array], seed: int
 ) -> Iterator[tuple[str, Floats]]:
-    """Random gradients of the outputs; those of lse are 0 where it is infinite."""
+    """Yields random gradients of the outputs; those of lse are 0 where it is infinite."""
     generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, 1 << 20]))
     for tensor in attention.outputs:
         value = generator.standard_normal(outputs[tensor.name].shape)
@@ -322,7 +322,7 @@ class HeadErrors:
                     sums.variance[load.tensor][at] += factor**2 * self.sink[2]
 
     def _add_load(self, sums: Sums, load: Load, value: Expr) -> None:
-        """The errors of what all scores add to the gradient of a load."""
+        """Adds the errors of what all scores add to the gradient of a load."""
         slope = self._analyse(value)
         self._scatter(sums.rest[load.tensor], load, self._term(slope))
         weight = self.probability * slope.value

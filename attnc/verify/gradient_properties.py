@@ -136,11 +136,11 @@ class GradientRun:
         return expect(self.attention, self.problem.inputs, self.subject.gradients.forward)["o"].allowed
 
     def keys(self, name: str, of: Mapping[str, Array], b: int, h_kv: int) -> Floats:
-        """Rows of k or v, their gradients or bounds: [N, D]."""
+        """Returns rows of k or v, their gradients or bounds: [N, D]."""
         return np.asarray(rows(self.attention.tensor(name), of, b)[:, h_kv])
 
     def queries(self, of: Mapping[str, Array], head: Head) -> Floats:
-        """Rows of q, its gradient or bound: [M, D]."""
+        """Returns rows of q, its gradient or bound: [M, D]."""
         return np.asarray(rows(self.attention.q, of, head.b)[head.first :][: head.shape[0], head.h])
 
 
@@ -151,7 +151,7 @@ def _backward(
 
 
 def gradient_violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
-    """`name: what is wrong` of every property that the gradients of this case violate; none without
+    """Yields `name: what is wrong` of every property that the gradients of this case violate; none without
     gradients. only: the name of the one to look at.
     """
     wanted = [rule for rule in GRADIENT_PROPERTIES if only in ("", rule.name)]
@@ -219,7 +219,7 @@ def _keys_sum_to_lse(run: GradientRun) -> str | None:
 
 
 def _equal_values_show_delta(run: GradientRun) -> str | None:
-    """Keys are equal too, so that the errors of a row do not cancel."""
+    """Checks delta by equal values. Keys are equal too, so that the errors of a row do not cancel."""
     slope = number(derive(run.attention.score).dot)
     assert slope is not None
     other = run.with_equal_rows()
@@ -271,8 +271,8 @@ def _surroundings_do_not_matter(run: GradientRun) -> str | None:
 
 
 def excluded_keys_have_no_gradient(run: GradientRun) -> str | None:
-    """Rows of k and v that no query keeps become NaN and infinite: the gradients stay as they are, bit for
-    bit.
+    """Checks that rows of k and v that no query keeps may become NaN and infinite: the gradients stay as they
+    are, bit for bit.
     """
     inputs = poisoned_keys(run.attention, run.problem.inputs)
     return inputs if isinstance(inputs, str) or inputs is None else run.again(inputs)
@@ -288,7 +288,7 @@ def _the_unseen_gets_nothing(run: GradientRun) -> str | None:
 
 
 def _the_unseen_does_not_matter(run: GradientRun) -> str | None:
-    """Masked elements become junk, and those that belong to no sequence NaN."""
+    """Checks gradients while masked elements become junk, and those that belong to no sequence NaN."""
     inputs = dict(run.problem.inputs)
     for name, part in _mark_visible(run).items():
         value = inputs[name]

@@ -181,7 +181,7 @@ class Language:
         return method
 
     def expanded(self, long_way: Any) -> Method:
-        """x[:, None] and x[None, :]."""
+        """Returns x[:, None] and x[None, :]."""
 
         def method(left: Any, places: Any, **named: Any) -> Any:
             if not left.shape or places.__class__ is not tuple:

@@ -75,7 +75,7 @@ def ensure_interpreter() -> None:
 
 
 def is_interpreting() -> bool:
-    """True once `ensure_interpreter` has done its work."""
+    """Returns True once `ensure_interpreter` has done its work."""
     return hasattr(sys.modules.get("triton.runtime.interpreter"), "ATTNC_PATCHED")
 
 
@@ -206,7 +206,7 @@ class _Patch:
         return create_dot
 
     def wrap_min_max(self, original: Any) -> Any:
-        """nanmax warns about rows of NaN; fmax is the same function without the warning."""
+        """Replaces nanmax, which warns about rows of NaN; fmax is the same function without the warning."""
         quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
 
         def min_max(ops: Any, values: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
@@ -286,7 +286,9 @@ class _Patch:
 
     def wrap_restore_args(self, original: Any) -> Any:
         def restore_args(executor: Any, args_dev: Any, args_hst: Any, named: Any, named_hst: Any) -> None:
-            """CPU tensors were never copied, and copying a storage onto itself touches all of its pages."""
+            """Does nothing: CPU tensors were never copied, and copying a storage onto itself touches all of
+            its pages.
+            """
             tensors = [getattr(value, "base", value) for value in (*args_dev, *named.values())]
             if any(isinstance(tensor, torch.Tensor) and tensor.is_cuda for tensor in tensors):
                 original(executor, args_dev, args_hst, named, named_hst)
@@ -323,7 +325,7 @@ class _Patch:
         return launch
 
     def wrap_rewrite(self, original: Any) -> Any:
-        """Functions of a module are found in one parse of its file, not in one search of its tokens each."""
+        """Finds functions of a module in one parse of its file, not in one search of its tokens each."""
         transform = self.interpreter.ASTTransformer()
 
         def rewrite_ast(rewriter: Any) -> Any:
@@ -395,7 +397,7 @@ class _Patch:
         return patch_builtin
 
     def wrap_block_type(self, original: Any) -> Any:
-        """Most of the interpreter's time goes into equal type objects: their fields are made once."""
+        """Makes the fields of equal type objects once, into which most of the interpreter's time goes."""
         made: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
 
         def init(block: Any, element_ty: Any, shape: Any) -> None:
@@ -444,7 +446,9 @@ class _Patch:
         return empty
 
     def counters(self, *ends: Any, **_: Any) -> Iterator[Any]:
-        """`range` and `tl.range` with counters as those of a compiled kernel, of 32 bits and not Python's."""
+        """Yields `range` and `tl.range` with counters as those of a compiled kernel, of 32 bits and not
+        Python's.
+        """
         for counter in range(*ends):
             yield self.tl.tensor(self.handle(np.array([counter]), self.tl.int32), self.tl.int32)
 
@@ -457,7 +461,9 @@ class _Patch:
 
 
 def f32_to_tf32(values: Array) -> Array:
-    """float32 values with the 13 low bits of the significand cleared, which is what the tensor core reads."""
+    """Returns float32 values with the 13 low bits of the significand cleared, which is what the tensor core
+    reads.
+    """
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     cleared = (bits & np.uint32(0xFFFFE000)).view(np.float32).reshape(values.shape)
     return np.where(np.isnan(values), values, cleared)

@@ -89,8 +89,10 @@ def _gradients(
 
 
 def problem(module: ir.Module, offset: int) -> list[torch.Tensor]:
-    """Arguments on the GPU, each `offset` elements after the start of its allocation, which ends with it."""
-    made = problem_for(module, _LENGTH, device="cpu", tokens=2 * _LENGTH).tensors
+    """Returns arguments on the GPU, each `offset` elements after the start of its allocation, which ends with
+    it.
+    """
+    made = problem_for(module, _LENGTH, device="cpu", tokens=2 * _LENGTH)
     return [_place_at_offset(x, offset) for x in made]
 
 

@@ -156,12 +156,12 @@ WATCH = Watch()
 
 
 def untouched(size: int) -> mmap.mmap:
-    """Bytes, all 0, of which only those pages exist that are touched: gigabytes on any machine."""
+    """Returns bytes, all 0, of which only those pages exist that are touched: gigabytes on any machine."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
 
 
 def _nothing(count: int) -> Bools:
-    """[count] False; tensors span gigabytes where their strides pass 32 bits."""
+    """Returns [count] False; tensors span gigabytes where their strides pass 32 bits."""
     if count < 1 << 24:
         return np.zeros(count, dtype=np.bool_)
     return np.frombuffer(untouched(count), dtype=np.bool_)
@@ -169,8 +169,8 @@ def _nothing(count: int) -> Bools:
 
 @contextmanager
 def shuffled(order: int) -> Iterator[None]:
-    """Within it, the programs of an interpreted launch come in another order for every number; 0: in a row.
-    Nobody may count on one.
+    """Makes the programs of an interpreted launch come in another order for every number; 0: in a row. Nobody
+    may count on one.
     """
     before, WATCH.order = WATCH.order, order
     try:
@@ -181,7 +181,7 @@ def shuffled(order: int) -> Iterator[None]:
 
 @contextmanager
 def guarding(*inputs: torch.Tensor, enabled: bool = True) -> Iterator[None]:
-    """Within it, kernels may not store to `inputs`; `enabled=False` turns the checker off."""
+    """Keeps kernels from storing to `inputs` within; `enabled=False` turns the checker off."""
     before = WATCH.readonly, WATCH.enabled
     WATCH.readonly = frozenset(tensor.data_ptr() for tensor in inputs)
     WATCH.enabled = enabled

@@ -63,7 +63,7 @@ class Guarded:
     before: torch.Tensor | None
 
     def disturbed(self, *, is_output: bool) -> bool:
-        """True if anything changed that should not: an input, or what surrounds an output."""
+        """Returns whether anything changed that should not: an input, or what surrounds an output."""
         if self.before is None:
             return False
         now = self.buffer.clone()
@@ -164,7 +164,7 @@ def _restrided(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes(buffer: torch.Tensor) -> torch.Tensor:
-    """NaN differs from itself, its bits do not."""
+    """Returns the bits: NaN differs from itself, its bits do not."""
     return buffer.view(torch.uint8)
 
 
@@ -245,7 +245,7 @@ def _in_pages(
     values: dict[str, Array],
     fill: str,
 ) -> dict[str, Floats]:
-    """k and v as pools of pages; adds the block table to the values."""
+    """Returns k and v as pools of pages; adds the block table to the values."""
     page, name = attention.k.storage.rows_of_page, attention.k.storage.table
     keys = kv_lengths(attention, dims, values)
     columns = size(attention.tensor(name).shape[1], dims)
@@ -260,7 +260,9 @@ def _in_pages(
 
 
 def longest(tensor: Tensor, chosen: Mapping[str, int], dims: Mapping[str, int]) -> int:
-    """Rows of the longest sequence; keys that are packed like the queries have as many as those."""
+    """Returns how many rows the longest sequence has; keys that are packed like the queries have as many as
+    those.
+    """
     role = Role.KEY if Role.KEY in tensor.roles else Role.QUERY
     if not tensor.storage.is_packed:
         return _axis(tensor, role, dims)

@@ -34,12 +34,12 @@ from attnc.verify.tolerance import Expected, expect, to_float64
 
 
 def is_dense(attention: Attention) -> bool:
-    """q, k and v are ordinary tensors, so that an axis can be permuted or cut."""
+    """Returns whether q, k and v are ordinary tensors, so that an axis can be permuted or cut."""
     return all(tensor.storage.is_plain for tensor in (attention.q, attention.k, attention.v))
 
 
 def has_values(attention: Attention) -> bool:
-    """v has memory of its own."""
+    """Returns whether v has memory of its own."""
     return not attention.v.storage.is_part
 
 
@@ -60,7 +60,7 @@ def _expressions(attention: Attention) -> tuple[Expr, ...]:
 
 
 def _positions(expr: Expr) -> Iterator[str]:
-    """Names of the indices that are used as numbers, not only to address a tensor."""
+    """Yields names of the indices that are used as numbers, not only to address a tensor."""
     if isinstance(expr, Index):
         yield expr.name
     if not isinstance(expr, Load):
@@ -92,7 +92,9 @@ def ignores_key_order(attention: Attention) -> bool:
 
 
 def is_grouped(attention: Attention) -> bool:
-    """Query heads share K/V heads by a factor of run time, and no other input has an axis of K/V heads."""
+    """Returns whether query heads share K/V heads by a factor of run time, and no other input has an axis of
+    K/V heads.
+    """
     extents = {expr for tensor in attention.extras for expr in tensor.shape}
     names = free_dims(attention)
     return "G" in names and "Hkv" in names and attention.heads_kv not in extents
@@ -115,7 +117,9 @@ def runs_agree(run: Run) -> str | None:
 
 
 def values_scale(run: Run) -> str | None:
-    """2v gives 2o and the same lse: nothing rounds differently, short of overflow and of subnormals."""
+    """Checks that 2v gives 2o and the same lse: nothing rounds differently, short of overflow and of
+    subnormals.
+    """
     v, o = run.tensor("v"), run.outputs["o"]
     if v.numel() and v.abs().max() > 2.0**14:
         return None
@@ -132,7 +136,7 @@ def batches_permute(run: Run) -> str | None:
 
 
 def heads_permute(run: Run) -> str | None:
-    """Heads do not see each other: they can come in any order."""
+    """Checks that heads do not see each other: they can come in any order."""
     dims = all_dims(run.attention, run.case.dims)
     count, all_heads = size(run.attention.heads_kv, dims), size(run.attention.heads_q, dims)
     group = all_heads // max(count, 1)
@@ -161,7 +165,8 @@ def _permuted(run: Run, orders: Callable[[Tensor], list[tuple[int, list[int]]]])
 
 
 def groups_equal_repeated_heads(run: Run) -> str | None:
-    """Grouped queries equal the same queries with a K/V head of their own, where the plan is the same.
+    """Checks that grouped queries equal the same queries with a K/V head of their own, where the plan is the
+    same.
 
     A kernel that picks the number of its splits picks another for more KV heads.
     """
@@ -177,7 +182,9 @@ def groups_equal_repeated_heads(run: Run) -> str | None:
 
 
 def masked_keys_are_invisible(run: Run) -> str | None:
-    """K of some keys becomes NaN and V junk: rows that do not see them stay as they are, bit for bit."""
+    """Makes K of some keys NaN and V junk, and checks that rows that do not see them stay as they are, bit
+    for bit.
+    """
     chosen, blind = _blind_rows(run)
     if not len(chosen):
         return None
@@ -216,7 +223,9 @@ def _blind_rows(run: Run) -> tuple[list[int], dict[str, Bools]]:
 
 
 def visible_keys_count(run: Run) -> str | None:
-    """V of the key that weighs most in some row moves: rows in which it weighs most move with it."""
+    """Moves V of the key that weighs most in some row, and checks that rows in which it weighs most move with
+    it.
+    """
     arrays = to_arrays(run.attention, run.inputs)
     pieces = [head for head in heads(run.attention, arrays) if min(head.shape)]
     if not pieces or run.attention.softmax.dropout is not None:
@@ -309,7 +318,7 @@ _MARGIN = 2.0**-7
 
 
 def fallback_violations(subject: Subject) -> Iterator[str]:
-    """`fallbacks: what is wrong` of the counter; none for a module without one."""
+    """Yields `fallbacks: what is wrong` of the counter; none for a module without one."""
     kernel = None if subject.plan is None else subject.plan.kernel
     if not isinstance(kernel, ir.Decode) or kernel.unified is None or not kernel.unified.fallback:
         return
@@ -337,7 +346,7 @@ def fallback_violations(subject: Subject) -> Iterator[str]:
 
 
 def _tiles(subject: Subject, kernel: ir.Decode, block_m: int, inputs: Mapping[str, Value]) -> tuple[int, int]:
-    """Tiles of rows in which some row is surely outside the bounds, and those in which one may be."""
+    """Returns tiles of rows in which some row is surely outside the bounds, and those in which one may be."""
     attention, unified = subject.variant.attention, kernel.unified
     assert unified is not None
     sure: set[tuple[int, int, int]] = set()
@@ -376,8 +385,8 @@ class Property:
 
 
 def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
-    """`name: what is wrong` of every property that the module, its gradients or its host code violate on this
-    case, without its special value. only: the name of the one to look at.
+    """Yields `name: what is wrong` of every property that the module, its gradients or its host code violate
+    on this case, without its special value. only: the name of the one to look at.
     """
     case = replace(case, layouts={}, special="none")
     wanted = [rule for rule in PROPERTIES if only in ("", rule.name)]

@@ -140,8 +140,8 @@ class Records:
 
 
 def hash_of(module: Path) -> str:
-    """SHA-256 of the code of a module, of the .cu files of its kernels and of the headers that these include,
-    comments and docstrings apart.
+    """Returns SHA-256 of the code of a module, of the .cu files of its kernels and of the headers that these
+    include, comments and docstrings apart.
     """
     texts = [_code_of(module.read_text(encoding="utf-8"))]
     for path in _kernel_files(module):
@@ -178,8 +178,8 @@ def _code_of(text: str) -> str:
 
 
 def support_hash(folder: Path) -> str:
-    """SHA-256 of the Python of the support package in a folder of modules, comments and docstrings apart; its
-    headers are part of the kernels.
+    """Returns SHA-256 of the Python of the support package in a folder of modules, comments and docstrings
+    apart; its headers are part of the kernels.
     """
     texts = (path.read_text(encoding="utf-8") for path in sorted((folder / "_support").glob("*.py")))
     return hashlib.sha256("\0".join(_code_of(text) for text in texts).encode()).hexdigest()
@@ -189,18 +189,6 @@ def target_of(path: str) -> str:
     """Returns the folder of a module's target: `triton` of `alibi/triton/d64.py`."""
     parts = path.split("/")
     return parts[1] if len(parts) > 2 else ""
-
-
-def unsupported(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
-    """Targets for which no GPU has run the support package as it is, nor `unverified` says why:
-    `_support/triton`.
-    """
-    current = support_hash(folder)
-    known = {target for target, support in records.support.items() if support.sha256 == current}
-    targets = dict.fromkeys(map(target_of, modules))
-    return [
-        target for target in targets if target not in known and f"_support/{target}" not in records.unverified
-    ]
 
 
 def read(folder: Path) -> Records:
@@ -237,33 +225,6 @@ def dump(records: Records) -> str:
 def _without_empty(entries: dict[str, object]) -> dict[str, object]:
     """Returns the entries but those that older records lack, where they say nothing."""
     return {name: value for name, value in entries.items() if name not in ("met", "large") or value}
-
-
-def without_record(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
-    """Lists modules (paths below `folder`) with neither a record of their text nor an entry `unverified`."""
-    return _without(folder, modules, records.verified, records.unverified)
-
-
-def without_sanitizer(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
-    """Lists modules of kernels that compute-sanitizer has not watched in their text, and no entry
-    `unsanitized`.
-    """
-    kernels = [name for name in modules if (folder / name).with_suffix(".cu").is_file()]
-    return _without(folder, kernels, records.sanitized, records.unsanitized)
-
-
-def _without(
-    folder: Path,
-    modules: Iterable[str],
-    records: Mapping[str, Record] | Mapping[str, Sanitized],
-    reasons: Mapping[str, str],
-) -> list[str]:
-    missing = []
-    for name in modules:
-        record = records.get(name)
-        if name not in reasons and (record is None or record.sha256 != hash_of(folder / name)):
-            missing.append(name)
-    return missing
 
 
 def _object(section: Mapping[str, object]) -> str:

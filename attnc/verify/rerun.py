@@ -71,8 +71,8 @@ def may_exclude(attention: Attention) -> bool:
 
 
 def excluded_keys_are_invisible(run: Run) -> str | None:
-    """Rows of k and v that no query keeps become NaN and infinite: the outputs stay as they are, bit for
-    bit.
+    """Makes rows of k and v that no query keeps NaN and infinite, and checks that the outputs stay as they
+    are, bit for bit.
     """
     inputs = poisoned_keys(run.attention, run.inputs)
     if isinstance(inputs, str) or inputs is None:
@@ -112,7 +112,7 @@ def poisoned_keys(attention: Attention, inputs: Inputs) -> Inputs | str | None:
 
 
 def _keeps(kept: Expr, head: Head) -> Bools:
-    """[N]: whether some query may keep the key."""
+    """Returns [N]: whether some query may keep the key."""
     count = head.dims["N"]
     indices = {"b": np.asarray(head.b, dtype=np.int64), "kv_idx": np.arange(count, dtype=np.int64)}
     value = evaluate(kept, Env(indices=indices, dims=head.dims, tensors=head.arrays))
@@ -120,8 +120,8 @@ def _keeps(kept: Expr, head: Head) -> Bools:
 
 
 def _places(attention: Attention, arrays: Mapping[str, Array], b: int, count: int) -> Integers:
-    """[rows, 1]: numbers of the rows of keys of sequence b, in whatever memory they are, for its `count` keys
-    and, in a tensor of its own, for those behind its end.
+    """Returns [rows, 1]: numbers of the rows of keys of sequence b, in whatever memory they are, for its
+    `count` keys and, in a tensor of its own, for those behind its end.
     """
     k = attention.k
     numbers = np.arange(arrays["k"].size // max(arrays["k"].shape[-1], 1), dtype=np.int64)
@@ -133,7 +133,7 @@ def _places(attention: Attention, arrays: Mapping[str, Array], b: int, count: in
 def _with_junk(
     attention: Attention, inputs: Inputs, arrays: Mapping[str, Array], alone: set[int]
 ) -> dict[str, Value]:
-    """k and v with junk in these rows, counted in the order of the axes of k."""
+    """Returns k and v with junk in these rows, counted in the order of the axes of k."""
     made: dict[str, Value] = {}
     chosen = np.zeros(arrays["k"].shape[:-1], dtype=np.bool_)
     chosen.reshape(-1)[sorted(alone)] = True

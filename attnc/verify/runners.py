@@ -49,11 +49,11 @@ class Runner(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """What has to be done before a module is imported to run on the CPU."""
+        """Does what has to be done before a module is imported to run on the CPU."""
 
     @abstractmethod
     def attach(self, module: ModuleType) -> None:
-        """What has to be done to an imported module for that."""
+        """Does what has to be done to an imported module for that."""
 
 
 class Interpreted(Runner):
@@ -78,7 +78,7 @@ class Interpreted(Runner):
         ensure_interpreter()
 
     def attach(self, module: ModuleType) -> None:
-        """Nothing: the interpreter takes modules as they are."""
+        """Does nothing: the interpreter takes modules as they are."""
 
 
 class ThreadByThread(Runner):
@@ -93,7 +93,7 @@ class ThreadByThread(Runner):
         return simt.available()
 
     def prepare(self) -> None:
-        """Nothing: no library is needed."""
+        """Does nothing: no library is needed."""
 
     def attach(self, module: ModuleType) -> None:
         simt.attach(module)

@@ -187,7 +187,7 @@ class RunningError:
 
 
 def _binary(op: str, a: Approx, b: Approx, value: Array, quotient: float) -> Approx:
-    """quotient: the relative error of a division."""
+    """Returns a sum, product or quotient with its error. quotient: the relative error of a division."""
     size = np.abs(value)
     match op:
         case "+" | "-":
@@ -231,7 +231,7 @@ def _binary(op: str, a: Approx, b: Approx, value: Array, quotient: float) -> App
 
 
 def _exponential(x: Floats, error: Floats, value: Array, own: Floats, *, rounded: bool) -> Approx:
-    """exp of x, in natural units. rounded: the argument is multiplied by log2(e) first."""
+    """Returns exp of x, in natural units. rounded: the argument is multiplied by log2(e) first."""
     carried = np.where(error < 1, value * np.expm1(error), np.exp(x + error) - value)
     scaled = np.where(value == 0, 0.0, 2 * U * np.abs(x) * value) if rounded else 0.0
     is_infinite = (error == 0) | (x - error > _LARGEST_EXPONENT)
@@ -299,5 +299,5 @@ def _smallest_loss(size: Floats) -> Floats:
 
 
 def _share(error: Floats, slope: Floats) -> Floats:
-    """error / slope; an exact value stays exact where the slope is infinite."""
+    """Returns error / slope; an exact value stays exact where the slope is infinite."""
     return np.asarray(np.where(error == 0, 0.0, error / slope))

@@ -68,14 +68,14 @@ class Outcome:
 
 
 def find_sanitizer() -> Path | None:
-    """compute-sanitizer, from the path or the usual place of the CUDA toolkit."""
+    """Returns compute-sanitizer, from the path or the usual place of the CUDA toolkit."""
     usual = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "compute-sanitizer"
     found = shutil.which("compute-sanitizer") or (str(usual) if usual.is_file() else None)
     return None if found is None else Path(found)
 
 
 def version(sanitizer: Path) -> str:
-    """ "compute-sanitizer 2025.3.1.0"."""
+    """Returns its version, "compute-sanitizer 2025.3.1.0"."""
     text = subprocess.run([str(sanitizer), "--version"], capture_output=True, text=True, check=True).stdout
     found = _VERSION.search(text)
     return f"compute-sanitizer {found[1]}" if found else "compute-sanitizer"

@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How a module did. `worst`, `eager_ratio`, `norm_ratio`: the largest seen; `examples`: how many cases
+    """How a module did. `worst`, `eager_ratio`: the largest seen; `examples`: how many cases
     were run; `open`: elements of which nothing is promised; `coverage`: what the cases have met.
     """
 
@@ -55,7 +55,6 @@ class Report:
     seconds: float
     worst: float = 0.0
     where: str = ""
-    norm_ratio: float = 0.0
     eager_ratio: float = 0.0
     open: int = 0
     failures: tuple[Failure, ...] = ()
@@ -163,7 +162,9 @@ class AttentionTrial(Trial):
         return self._coverage.summary
 
     def holds_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
-        """About every eighth case is, if it is small: rules run the kernel some twenty times."""
+        """Holds about every eighth case to the rules, if it is small: rules run the kernel some twenty
+        times.
+        """
         self._seen += 1
         if not verdict.ok or self.rules is None:
             return verdict
@@ -182,7 +183,6 @@ class _Tally:
     started: float = field(default_factory=lambda: time.monotonic())
     examples: int = 0
     worst: tuple[float, str] = (0.0, "")
-    norm_ratio: float = 0.0
     eager_ratio: float = 0.0
     open: int = 0
     failures: list[Failure] = field(default_factory=list)
@@ -195,7 +195,6 @@ class _Tally:
         """Runs a case and counts it."""
         verdict = self.trial.holds_to_rules(case, self.trial.check(case, fills))
         self.examples += 1
-        self.norm_ratio = max(self.norm_ratio, verdict.norm_ratio)
         self.eager_ratio = max(self.eager_ratio, verdict.eager_ratio)
         self.open += verdict.open
         if verdict.worst > self.worst[0]:
@@ -214,7 +213,6 @@ class _Tally:
             seconds=self.seconds,
             worst=worst,
             where=where,
-            norm_ratio=self.norm_ratio,
             eager_ratio=self.eager_ratio,
             open=self.open,
             failures=tuple(self.failures),
@@ -247,22 +245,6 @@ def run(
         if is_late or len(tally.failures) == 3:
             break
     return replace(tally.report(), coverage=trial.coverage)
-
-
-def verify(
-    subject: Subject,
-    *,
-    rules: Rules | None = None,
-    replay: Iterable[Case] = (),
-    count: int = 24,
-    seconds: float = float("inf"),
-    least: int = 0,
-    fills: Iterable[str] = tuple(FILLS),
-    progress: Progress | None = None,
-) -> Report:
-    """Runs the cases of an attention, those of `replay` first; see `run`."""
-    trial = AttentionTrial(subject, rules, replay)
-    return run(trial, count=count, seconds=seconds, least=least, fills=fills, progress=progress)
 
 
 def search(

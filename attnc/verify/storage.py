@@ -87,7 +87,9 @@ def _around_tiles(rng: Rng, count: int, longest: int) -> Array:
 
 
 def _beyond(rng: Rng, count: int, longest: int) -> Array:
-    """More rows than there are places, which means all of these, and fewer than none, which means none."""
+    """Returns lengths of more rows than there are places, which means all of these, and of fewer than none,
+    which means none.
+    """
     return np.asarray(rng.choice([longest + 1, longest + 7, 2 * longest + 64, -1], count))
 
 
@@ -132,7 +134,7 @@ def memory_dims(attention: Attention, dims: Mapping[str, int], lengths: Lengths)
 
 
 def kv_lengths(attention: Attention, dims: Mapping[str, int], tensors: Mapping[str, Array]) -> Array:
-    """N of every sequence [B], as the spec's `length` says."""
+    """Returns N of every sequence [B], as the spec's `length` says."""
     found = []
     for b in range(dims["B"]):
         own = dict(dims)
@@ -158,7 +160,9 @@ def draw_table(columns: int, page: int, keys: Array, rng: Rng, fill: str) -> tup
 
 
 def fill_pool(rows: Floats, table: Array, keys: Array, page: int, count: int, unused: float) -> Floats:
-    """[pages, page, Hkv, D] with the first keys[b] rows of rows[b] [N, Hkv, D] where the table says."""
+    """Returns [pages, page, Hkv, D] with the first keys[b] rows of rows[b] [N, Hkv, D] where the table
+    says.
+    """
     pool = np.full((count, page, *rows.shape[2:]), unused)
     for b in reversed(range(len(keys))):  # pages that are shared hold what sequence 0 has there
         for column in range(-(-int(keys[b]) // page)):
@@ -168,7 +172,7 @@ def fill_pool(rows: Floats, table: Array, keys: Array, page: int, count: int, un
 
 
 def pack(rows: Floats, lengths: Array, tail: int, unused: float) -> Floats:
-    """[rows of all sequences, H, D] with the first lengths[b] rows of rows[b], then the tail."""
+    """Returns [rows of all sequences, H, D] with the first lengths[b] rows of rows[b], then the tail."""
     parts = [rows[b, :n] for b, n in enumerate(lengths)]
     return np.concatenate([*parts, np.full((tail, *rows.shape[2:]), unused)])
 

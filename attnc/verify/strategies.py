@@ -36,7 +36,7 @@ class Limits:
     backward: int = 12
 
     def cost(self, dims: Mapping[str, int], config: int) -> int:
-        """Tile steps of a case, if no tile is skipped."""
+        """Returns the tile steps of a case, if no tile is skipped."""
         block_m, block_n = self.tiles[config]
         steps = -(-dims.get("M", 1) // block_m) * max(-(-dims.get("N", 1) // block_n), 1)
         heads = dims.get("Hkv", 1) * dims.get("G", 1) * dims.get("H", 1)
@@ -55,7 +55,8 @@ _GROUPS = (1, 2, 3, 5, 7, 8)
 
 
 def free_dims(attention: Attention) -> tuple[str, ...]:
-    """Sizes that a caller chooses, in order of appearance. H is not one when it is a product of others.
+    """Returns sizes that a caller chooses, in order of appearance. H is not one when it is a product of
+    others.
 
     M and N are the longest sequences; sizes of packed tensors and block tables follow from them.
     """
@@ -212,8 +213,8 @@ def locates_rows(attention: Attention, tensor: Tensor) -> bool:
 
 
 def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Layout | None:
-    """Rows so far apart that the last one starts beyond element 2^31, or pages so that the third does, while
-    their stride still has 32 bits; None for fewer than three rows, and for packed ones.
+    """Returns rows so far apart that the last one starts beyond element 2^31, or pages so that the third
+    does, while their stride still has 32 bits; None for fewer than three rows, and for packed ones.
     """
     known = all_dims(attention, dims)
     match tensor.storage:

@@ -85,8 +85,8 @@ class Subject:
         return tuple(found)
 
     def tiles(self) -> dict[int, tuple[int, int]]:
-        """(BLOCK_M, BLOCK_N) of `configs`, by number: on a GPU of those that fit it, elsewhere of those that
-        differ in more than warps and stages.
+        """Returns (BLOCK_M, BLOCK_N) of `configs`, by number: on a GPU of those that fit it, elsewhere of
+        those that differ in more than warps and stages.
         """
         configs = self.configs
         tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(configs)}
@@ -119,7 +119,7 @@ class Subject:
         return found
 
     def blank(self, inputs: Mapping[str, Value]) -> dict[str, torch.Tensor]:
-        """Outputs for these inputs, contiguous and full of NaN."""
+        """Returns outputs for these inputs, contiguous and full of NaN."""
         attention = self.variant.attention
         arrays = empty_outputs(attention, to_arrays(attention, inputs))
         return {
@@ -178,7 +178,7 @@ def _split_more(config: Any) -> Any:
 
 @contextmanager
 def poisoned(module: ModuleType) -> Iterator[None]:
-    """Within it, torch.empty and what calls of the module allocate by are floats that are NaN."""
+    """Makes torch.empty and what calls of the module allocate by give floats that are NaN."""
     call = getattr(module, "CALL", None)
     own = nullcontext() if call is None else patch.object(call, "allocate", _all_filled(call.allocate))
     with patch.object(torch, "empty", _filled(torch.empty)), own:
@@ -240,7 +240,7 @@ def subject_of(module: ir.Module, text: str | Mapping[str, str] | None = None) -
 
 
 def atomic_inputs(module: ir.Module) -> frozenset[str]:
-    """Inputs whose gradients are not the same, bit for bit, in every run."""
+    """Returns inputs whose gradients are not the same, bit for bit, in every run."""
     backward = module.backward
     if backward is None:
         return frozenset()

@@ -79,17 +79,15 @@ class Expected:
 class Verdict:
     """Whether outputs are right.
 
-    worst: the largest error / bound, and where; ratios: the same per output; norm_ratio: largest error of o
-    relative to its largest value; eager_ratio: relative to the largest error of an eager evaluation, which is
-    the yardstick of flash-attention's tests; open: elements of which nothing is promised, and so nothing was
-    asked.
+    worst: the largest error / bound, and where; ratios: the same per output; eager_ratio: largest error of o
+    relative to that of an eager evaluation, which is the yardstick of flash-attention's tests; open: elements
+    of which nothing is promised, and so nothing was asked.
     """
 
     ok: bool
     message: str
     worst: float = 0.0
     where: str = ""
-    norm_ratio: float = 0.0
     eager_ratio: float = 0.0
     open: int = 0
     ratios: Mapping[str, float] = field(default_factory=dict)
@@ -111,14 +109,12 @@ def judge(attention: Attention, expected: Mapping[str, Expected], outputs: Mappi
             )
     worst = max(ratios, key=lambda name: ratios[name])
     u_o = DType(attention.o.dtype).unit_roundoff
-    norm, eager = _norms(expected["o"], to_float64(outputs["o"]), u_o)
     return Verdict(
         ok=not failures,
         message="; ".join(failures) or "within the bound",
         worst=ratios[worst],
         where=wheres[worst],
-        norm_ratio=norm,
-        eager_ratio=eager,
+        eager_ratio=_eager_ratio(expected["o"], to_float64(outputs["o"]), u_o),
         open=sum(int(want.open.sum()) for want in expected.values()),
         ratios=ratios,
     )
@@ -135,15 +131,15 @@ def ratio_of(want: Expected, got: Floats) -> Floats:
     return np.where(same | overflown | want.open, 0.0, np.where(np.isnan(ratio), np.inf, ratio))
 
 
-def _norms(want: Expected, got: Floats, u_o: float) -> tuple[float, float]:
-    """Largest error relative to the largest value, and to the eager evaluation's, at least one rounding."""
+def _eager_ratio(want: Expected, got: Floats, u_o: float) -> float:
+    """Returns the largest error relative to the eager evaluation's, for which one rounding is the least."""
     judged = np.isfinite(want.value) & np.isfinite(got) & np.isfinite(want.eager) & ~want.open
     if not judged.any():
-        return 0.0, 0.0
+        return 0.0
     error = np.abs(got[judged] - want.value[judged]).max()
     eager = np.abs(want.eager[judged] - want.value[judged]).max()
     size = np.abs(want.value[judged]).max()
-    return float(error / max(size, FLUSHED)), float(error / max(eager, u_o * size, FLUSHED))
+    return float(error / max(eager, u_o * size, FLUSHED))
 
 
 def _where(tensor: Tensor, at: tuple[np.intp, ...]) -> str:
@@ -170,7 +166,9 @@ _LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.
 
 
 def expect(attention: Attention, tensors: Mapping[str, Input], bound: ErrorBound) -> dict[str, Expected]:
-    """Reference and bound of every output, in the declared layouts. Tensors as for `reference`."""
+    """Returns the reference and bound of every output, in the declared layouts. Tensors as for
+    `reference`.
+    """
     arrays = to_arrays(attention, tensors)
     parts = {f.name: empty_outputs(attention, arrays) for f in fields(Expected)}
     for kind in parts.keys() - {"value"}:
@@ -250,15 +248,15 @@ def exponential_error(p: Floats, exponent: Floats, error: Floats) -> Floats:
 
 
 def _log_sum_exp(exponents: Floats) -> Floats:
-    """[M, 1], at least 0, and that in rows without anything finite."""
+    """Returns [M, 1], at least 0, and that in rows without anything finite."""
     largest = exponents.max(axis=1, keepdims=True)
     total = np.exp(exponents - largest).sum(axis=1, keepdims=True)
     return np.asarray(_finite(largest + np.log(total)).clip(0))
 
 
 def chain_error(bound: ErrorBound, products: Bools) -> Floats:
-    """[M]: what tensor cores cut off from sums along the last axis of those products [M, N] that are not 0,
-    relative to the sums of magnitudes; 0 where no sum is longer than a tile (`plan.error_bound`).
+    """Returns [M]: what tensor cores cut off from sums along the last axis of those products [M, N] that are
+    not 0, relative to the sums of magnitudes; 0 where no sum is longer than a tile (`plan.error_bound`).
     """
     if not bound.chained or not products.shape[1]:
         return np.zeros(len(products))
@@ -268,7 +266,7 @@ def chain_error(bound: ErrorBound, products: Bools) -> Floats:
 
 
 def dot_products(head: Head, bound: ErrorBound) -> tuple[Floats, Approx]:
-    """|Q||K|^T and Q K^T, [M, N]: factors and products below the normal numbers may be lost.
+    """Returns |Q||K|^T and Q K^T, [M, N]: factors and products below the normal numbers may be lost.
 
     Nothing is promised of a finite product whose partial sums may leave float32; one that is infinite or NaN
     is so in float32 too.
@@ -334,7 +332,9 @@ class _Weights:
 
 
 def _eager(head: Head, dtype: DType) -> Floats:
-    """o as an unfused evaluation gives it that rounds every intermediate result to the input's type."""
+    """Returns o as an unfused evaluation gives it that rounds every intermediate result to the input's
+    type.
+    """
     dot = round_to(dtype, head.q @ head.k.T)
     score = round_to(dtype, np.broadcast_to(head.value(head.attention.score, dot), head.shape))
     s = np.where(head.visible, score.astype(np.float64), -np.inf)

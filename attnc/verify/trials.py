@@ -154,7 +154,9 @@ _REAL, _LONG = 4097, 16385
 
 
 def large_cases(space: Space) -> Iterator[Case]:
-    """Long squares, both kinds of long strips, then each boundary that no small case reaches, from above."""
+    """Yields long squares, both kinds of long strips, then each boundary that no small case reaches, from
+    above.
+    """
     names = free_dims(space.attention)
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
     lengths = "full" if "full" in space.factors.get("lengths", ()) else "drawn"
@@ -176,7 +178,7 @@ def large_cases(space: Space) -> Iterator[Case]:
 
 
 def _sizes(boundary: Boundary) -> Iterator[dict[str, int]]:
-    """Free sizes that meet the points of a boundary."""
+    """Yields free sizes that meet the points of a boundary."""
     for point in boundary.points:
         match boundary.quantity:
             case "rows" | "packed":
@@ -296,15 +298,15 @@ def rehearse(module: ir.Module) -> Outcome:
     subject = subject_of(module)
     attention, device = module.variant.attention, subject.device
     length = _LENGTHS[device]
-    problem = problem_for(module, length, device=device, tokens=_SEQUENCES * length)
+    tensors = problem_for(module, length, device=device, tokens=_SEQUENCES * length)
     function = getattr(subject.module, attention.name)
     begin = time.perf_counter()
-    result = function(*problem.tensors)
+    result = function(*tensors)
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     outputs = result if isinstance(result, tuple) else (result,)
-    arguments = dict(zip((arg.tensor.name for arg in module.args), problem.tensors, strict=True))
+    arguments = dict(zip((arg.tensor.name for arg in module.args), tensors, strict=True))
     expected = expect(attention, arguments, module.kernel.bound)
     named = dict(zip((arg.tensor.name for arg in module.outputs), outputs, strict=True))
     return Outcome(

@@ -1,8 +1,11 @@
 """What is measured: the cells, their FLOPs, and a spec for each."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import attnc.bench
 from attnc.bench.cells import (
     DOCUMENT,
     PREFIX,
@@ -16,10 +19,11 @@ from attnc.bench.cells import (
     single,
     standard,
 )
-from attnc.bench.peers import SPECS
 from attnc.plan.signature import feature
 from tests.plans import plans_of
 from tests.targets import TARGETS
+
+SPECS = Path(attnc.bench.__file__).parent / "specs"
 
 
 def test_the_standard_cells_hold_the_same_work() -> None:
@@ -59,7 +63,7 @@ def test_every_cell_has_a_generated_kernel(target: str) -> None:
             module.variant.attention.name,
             *(feature(x) for x in (module.variant.attention.q, module.variant.attention.v)),
         )
-        for path in SPECS
+        for path in sorted(SPECS.glob("*.attn"))
         for module in plans_of(path).modules
         if module.target == target
     }
@@ -71,7 +75,7 @@ def test_every_cell_has_a_generated_kernel(target: str) -> None:
 def test_deterministic_kernels_are_there_for_the_plain_cells(name: str, cells: tuple[Cell, ...]) -> None:
     modules = [
         module
-        for module in plans_of(SPECS[0].parent / "deterministic" / f"{name}.attn").modules
+        for module in plans_of(SPECS / "deterministic" / f"{name}.attn").modules
         if module.target == "cuda.sm_80"
     ]
     made = {(module.variant.attention.name, module.variant.params["D"]) for module in modules}
@@ -84,7 +88,7 @@ def test_deterministic_kernels_are_there_for_the_plain_cells(name: str, cells: t
 
 
 def test_ordered_kernels_are_there_for_the_cells_that_have_them() -> None:
-    modules = plans_of(SPECS[0].parent / "ordered" / "plain.attn").modules
+    modules = plans_of(SPECS / "ordered" / "plain.attn").modules
     made = {(module.variant.attention.name, module.variant.params["D"]) for module in modules}
     assert made == {(cell.mask, cell.width) for cell in standard() if cell.width <= 128}
     for module in modules:

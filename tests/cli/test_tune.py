@@ -12,8 +12,9 @@ import pytest
 from attnc.plan import ir
 from attnc.runtime.timing import Timing, summarise
 from attnc.source import Source
-from attnc.tuned.tables import admits, load_tables
+from attnc.tuned.tables import load_tables
 from tests.cli.conftest import TINY, Run
+from tests.tables import choice
 
 SCHEDULE = "\nschedule tiny for triton as {name} {{\n  loops = [{loops}]\n  tile.q = {rows}\n}}\n"
 
@@ -76,8 +77,7 @@ def test_every_point_is_written_and_the_table_takes_the_fastest(folder: Path, ru
     tuned = path.parent / "tuned" / "two.dispatch.json"
     (table,) = load_tables(Source(str(tuned), tuned.read_text(encoding="utf-8")))
     for point in record["points"]:
-        sizes = (point["M"], point["N"], point["B"] * point["heads"])
-        taken = next(row.choice["schedule"] for row in table.rows if admits(row.limits, sizes))
+        taken = choice(table.rows, point["M"], point["N"], point["B"] * point["heads"])["schedule"]
         assert point["microseconds"][taken] == min(point["microseconds"].values())
     assert not (path.parent / "tuned" / "two.json").exists()
 

@@ -1,21 +1,23 @@
 """One token, or a few, against keys spread over ranks by blocks: joined by lse, sinks counted once."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from attnc.diagnostics import DiagnosticError
 from attnc.distributed.decode import SpreadKeys
-from attnc.distributed.kernels import spec_of
-from attnc.distributed.verify import joined_bound
+from attnc.distributed.kernels import Kernels, Spec, spec_of
+from attnc.model.tensors import DType
 from attnc.paging import OutOfPages, PagedCache, Spread, Step
+from attnc.plan.ir import ErrorBound
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import build
 from attnc.verify.tolerance import Verdict, expect, judge
 from tests.distributed.threads import Thread, on_ranks
+from tests.refusals import refused
 
 ensure_interpreter()
 
@@ -80,6 +82,15 @@ def paged(
         ]
         cache.write(step.slots, new[0][step.own], new[1][step.own])
     return cache, cache.view(sequences)
+
+
+def joined_bound(spec: Spec, ranks: int) -> ErrorBound:
+    """Returns the bound of o and lse that so many ranks with some of the keys each found (`SpreadKeys`): one
+    more partial result for each, and o in its own type at the end.
+    """
+    variant = spec.variants[0]
+    bound = Kernels(spec, variant, "keys").module.kernel.bound
+    return replace(bound, splits=bound.splits + ranks, o_dtype=DType(variant.attention.o.dtype))
 
 
 def run(text: str, dims: dict[str, int], ranks: int, block: int, seed: int = 0, page: int = 0) -> Verdict:
@@ -220,6 +231,5 @@ def test_a_spread_names_every_position_once() -> None:
 
 def test_what_has_no_length_is_refused() -> None:
     text = spec().replace("length N = kv_len[b]", "").replace("causal", "causal and kv_idx < kv_len[b]")
-    with pytest.raises(DiagnosticError) as refused:
-        on_ranks(1, lambda group: SpreadKeys(text, group))
-    assert "need the length of each sequence" in refused.value.diagnostics[0].message
+    found = refused(on_ranks, 1, lambda group: SpreadKeys(text, group))
+    assert "need the length of each sequence" in found.message

@@ -49,7 +49,7 @@ def check_solve(mask: Expr, case: Case, var: Var) -> Counter[str]:
     assert not (ranges.full and not kept.all())
 
     counts: Counter[str] = Counter()
-    for row, ends in enumerate(zip(*clamped(ranges, case, len(some), length), strict=True)):
+    for row, ends in enumerate(zip(*clamped(ranges, var, case, len(some), length), strict=True)):
         lo, hi, must_lo, must_hi = map(int, ends)
         rows = kept[row * other_tile : (row + 1) * other_tile]
         position = np.arange(length)
@@ -64,7 +64,8 @@ def check_solve(mask: Expr, case: Case, var: Var) -> Counter[str]:
         if first < last:
             assert ranges.left_partial or full_first <= first or not ranges.any_full
             assert ranges.left_partial or ranges.any_full
-            assert ranges.right_partial or not ranges.any_full or full_last >= last
+            ends = ranges.may_hi, ranges.must_hi
+            assert ends != (None, None) or not ranges.any_full or full_last >= last
         for column in range(some.shape[1]):
             skipped = not first <= column < last or skip_test[row, column]
             full = ranges.any_full and full_first <= column < full_last
@@ -73,10 +74,12 @@ def check_solve(mask: Expr, case: Case, var: Var) -> Counter[str]:
     return counts
 
 
-def clamped(ranges: Ranges, case: Case, rows: int, length: int) -> tuple[npt.NDArray[np.int64], ...]:
-    """may_lo, may_hi, must_lo, must_hi within 0..length, for each tile of the other index."""
+def clamped(
+    ranges: Ranges, var: Var, case: Case, rows: int, length: int
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """may_lo, may_hi, must_lo, must_hi of `var` within 0..length, for each tile of the other index."""
     env = case.tiles
-    used = ("q_lo", "q_hi") if ranges.var == "kv_idx" else ("kv_lo", "kv_hi")
+    used = ("q_lo", "q_hi") if var == "kv_idx" else ("kv_lo", "kv_hi")
     env = replace(env, indices={name: v for name, v in env.indices.items() if name in ("b", "h", *used)})
 
     def end(expr: Expr | None, default: int) -> npt.NDArray[np.int64]:

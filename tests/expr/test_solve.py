@@ -130,8 +130,9 @@ def test_a_remainder_is_tested_per_tile_only_if_tiles_are_smaller() -> None:
 )
 def test_which_loops_can_run(mask: str, var: Var, flags: str) -> None:
     ranges = solve(spell(mask), var)
-    loops = {"left": ranges.left_partial, "full": ranges.any_full, "right": ranges.right_partial}
-    assert "_".join(name for name, runs in loops.items() if runs) or flags == "never"
+    ends = (ranges.may_hi, ranges.must_hi) != (None, None)
+    loops = {"left": ranges.left_partial, "full": ranges.any_full, "right": ranges.any_full and ends}
+    assert ("_".join(name for name, runs in loops.items() if runs) or "never") == flags
     assert ranges.never == (flags == "never")
     assert ranges.full == (flags == "full")
 

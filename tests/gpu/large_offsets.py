@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
-from tests.plans import SPECS
+from tests.plans import module_of
 
 #: Elements between neighbours on the axis at hand: more than 32 bits hold, signed or not.
 FAR = (1 << 32) + (1 << 12)
@@ -145,20 +144,13 @@ AXES = {
 }
 
 
-def module_of(spec: str, target: str) -> Any:
-    planned = plan_program(front(SPECS / f"{spec}.attn")).modules
-    own = [m for m in planned if m.target == target and m.variant.attention.name == spec]
-    width = 128 if spec == "paged_decode" else 64
-    return load_module(next(m for m in own if m.variant.params["D"] == width))
-
-
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(shape, device="cuda").to(dtype)
 
 
 def training(target: str, name: str, axis: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Outputs and gradients of `local_sink` with one tensor far apart, and as they should be."""
-    module = module_of("local_sink", target)
+    module: Any = load_module(module_of("local_sink", target))
     q, k, v = normal(2, 40, 4, 64), normal(2, 40, 2, 64), normal(2, 40, 2, 64)
     sink = normal(4, dtype=torch.float32)
     plain = {"q": q, "k": k, "v": v, "sink": sink}
@@ -186,7 +178,7 @@ def training(target: str, name: str, axis: str) -> list[tuple[torch.Tensor, torc
 
 
 def paged(target: str, name: str, axis: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    module = module_of("paged_decode", target)
+    module: Any = load_module(module_of("paged_decode", target))
     q, pools = normal(2, 1, 4, 128), [normal(8, 16, 2, 128) for _ in "kv"]
     table = torch.randperm(8, device="cuda").to(torch.int32).reshape(2, 4)
     lengths = torch.tensor([50, 64], dtype=torch.int32, device="cuda")
@@ -198,7 +190,7 @@ def paged(target: str, name: str, axis: str) -> list[tuple[torch.Tensor, torch.T
 
 
 def bias(target: str, name: str, axis: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    module = module_of("bias", target)
+    module: Any = load_module(module_of("bias", target))
     q, k, v = normal(2, 20, 2, 64), normal(2, 24, 2, 64), normal(2, 24, 2, 64)
     pair, key_bias = normal(2, 20, 24), normal(2, 24, dtype=torch.float32)
     expected = module.bias(q, k, v, pair, key_bias)

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
-from tests.plans import SPECS
+from tests.plans import module_of
 
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
     pytest.importorskip("cupy", reason="CUDA kernels are launched through CuPy")
-    planned = plan_program(front(SPECS / "causal_gqa.attn")).modules
-    return load_module(next(m for m in planned if (m.target, m.variant.name) == ("cuda.sm_80", "bf16_d64")))
+    return load_module(module_of("causal_gqa", "cuda.sm_80", "bf16_d64"))
 
 
 def tensors(length: int = 64) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,7 @@ import torch
 
 from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
-from tests.plans import SPECS
+from tests.plans import SPECS, module_of
 from tests.targets import TARGETS, skip_without_launcher
 
 B, HEADS, KV_HEADS, ROOM, PAGE = 4, 16, 4, 4096, 16
@@ -19,8 +19,7 @@ LENGTHS = ((4096, 1, 777, 2048), (16, 0, 4000, 4096), (1, 1, 1, 1))
 
 
 def paged_decode(target: str) -> ModuleType:
-    planned = plan_program(front(SPECS / "paged_decode.attn")).modules
-    return load_module(next(m for m in planned if (m.target, m.variant.params["D"]) == (target, 128)))
+    return load_module(module_of("paged_decode", target, "d128"))
 
 
 @pytest.fixture(scope="module")

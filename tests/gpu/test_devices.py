@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.test_host import Loaded, close, misplaced, results
+from tests.gpu.test_host import Loaded, close
 from tests.targets import TARGETS
+from tests.tensors import results, shifted
 
 #: Descriptors and optional outputs, packed sequences, a second kernel and its scratch, pages.
 NAMES = ("causal_gqa", "bias", "varlen", "decode", "paged_decode")
@@ -36,9 +37,9 @@ def test_calls_run_where_their_tensors_are(name: str, target: str, other: torch.
     here = made.tensors()
     there = moved(here, other)
     expected = made.function(*here)
-    shifted = misplaced(there[0])
+    unaligned = shifted(there[0])
     for _ in range(3):
-        for found in (made.function(*there), made.function(shifted, *there[1:])):
+        for found in (made.function(*there), made.function(unaligned, *there[1:])):
             assert {x.device for x in results(found)} == {other}
             close(tuple(x.to(here[0].device) for x in results(found)), expected)
         close(made.function(*here), expected)
@@ -104,7 +105,7 @@ def test_new_threads_launch_on_any_device(target: str, other: torch.device) -> N
     def run(tensors: list[torch.Tensor]) -> None:
         found.append(made.function(*tensors))
 
-    for tensors in (moved(here, other), here, list(map(misplaced, here))):
+    for tensors in (moved(here, other), here, list(map(shifted, here))):
         torch.cuda.synchronize(other)
         thread = threading.Thread(target=run, args=(tensors,))
         thread.start()

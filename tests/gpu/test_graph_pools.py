@@ -9,7 +9,8 @@ import torch
 
 from attnc.compat.flash_attn import flash_attn_func
 from attnc.plan.targets import target_of
-from tests.gpu.test_host import Loaded, results, same
+from tests.gpu.test_host import Loaded
+from tests.tensors import results, same
 
 #: A forward with gradients, and kernels that join the splits of a forward.
 NAMES = ("causal_gqa", "decode")

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from attnc.bench.host_cost import SIZES
-from attnc.build import front, plan_program
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
-from tests.plans import SPECS
+from tests.plans import module_of
 from tests.targets import TARGETS, skip_without_launcher
+from tests.tensors import results, same, shifted, spread
 
 #: Microseconds of the host for a call; 15.6 at most where PyTorch's own attention takes 19.2.
 MOST = 20.0
@@ -25,47 +25,24 @@ class Loaded:
 
     def __init__(self, name: str, target: str = "triton") -> None:
         skip_without_launcher(target)
-        modules = plan_program(front(SPECS / f"{name}.attn")).modules
-        self.planned = next(
-            made for made in modules if made.target == target and made.variant.attention.name == name
-        )
+        self.planned = module_of(name, target)
         self.module: Any = load_module(self.planned)
         self.function: Callable[..., Any] = getattr(self.module, name)
 
     def tensors(self, gradients: bool = False) -> list[torch.Tensor]:
         wanted = self.planned.variant.attention.grads if gradients else ()
         sizes = SIZES | ({"M": 1} if self.planned.kernel.structure == "decode" else {})
-        made = problem_for(self.planned, 200, sizes=sizes).tensors
+        made = problem_for(self.planned, 200, sizes=sizes)
         return [
             x.clone().requires_grad_(arg.tensor.name in wanted)
             for arg, x in zip(self.planned.args, made, strict=True)
         ]
 
 
-def results(found: Any) -> tuple[torch.Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
-
-
-def same(left: Any, right: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(results(left), results(right), strict=True))
-
-
 def close(left: Any, right: Any) -> None:
     """Of the same values, summed in another order where tiles come another way."""
     for a, b in zip(results(left), results(right), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def misplaced(x: torch.Tensor) -> torch.Tensor:
-    """The same elements, not aligned to 16 bytes."""
-    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
-
-
-def spread(x: torch.Tensor) -> torch.Tensor:
-    """The same elements with larger strides."""
-    wide = x.new_zeros(*x.shape[:-1], x.shape[-1] + 8)
-    wide[..., : x.shape[-1]] = x
-    return wide[..., : x.shape[-1]]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -75,10 +52,10 @@ def test_prepared_calls_serve_whatever_comes(name: str, target: str) -> None:
     made = Loaded(name, target)
     tensors = made.tensors()
     expected = made.function(*tensors)
-    for change in (torch.clone, spread, misplaced, torch.clone, spread, misplaced, torch.clone):
+    for change in (torch.clone, spread, shifted, torch.clone, spread, shifted, torch.clone):
         q, k, v = map(change, tensors[:3])
         close(made.function(q, k, v, *tensors[3:]), expected)
-        for place in (torch.empty_like, lambda x: spread(torch.empty_like(x)), misplaced):
+        for place in (torch.empty_like, lambda x: spread(torch.empty_like(x)), shifted):
             out = (place(results(expected)[0]), *map(torch.empty_like, results(expected)[1:]))
             made.function(q, k, v, *tensors[3:], out=out if len(out) > 1 else out[0])
             close(out, expected)

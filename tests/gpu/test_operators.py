@@ -41,7 +41,7 @@ def test_operators_keep_what_torch_asks_and_can_be_captured(name: str) -> None:
     call.register_operators()
     operator = getattr(torch.ops.attnc, call.operator)
     grads = planned.variant.attention.grads
-    made = problem_for(planned, LENGTH, tokens=2 * LENGTH, sizes={"H": 4, "Hkv": 2, "G": 2}).tensors
+    made = problem_for(planned, LENGTH, tokens=2 * LENGTH, sizes={"H": 4, "Hkv": 2, "G": 2})
     tensors = [
         x.clone().requires_grad_(argument.tensor.name in grads)
         for argument, x in zip(planned.args, made, strict=True)

@@ -6,6 +6,7 @@ import pytest
 
 from attnc.expr.nodes import Binary, Call, Const, Dim, Expr, Load, Param, show, walk
 from attnc.model.attention import Attention
+from attnc.model.declarations import DEFAULT_HEAD_DIMS
 from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role
 from tests.model.resolving import EXAMPLES, SPECS, attention_of, plain, resolve_path, resolve_text
 
@@ -108,13 +109,13 @@ def test_head_dimension_is_the_last_axis_of_q(last: str, meaning: Expr, params: 
     )
     assert Call("sqrt", (meaning,)) in tuple(walk(attention.score))
     assert attention.o.shape[-1] == attention.v.shape[-1] == meaning
-    assert [param.name for param in attention.params if param.is_default] == params
+    assert [param.name for param in attention.params] == params
+    assert all(param.choices == DEFAULT_HEAD_DIMS for param in attention.params)
 
 
 def test_sizes_that_are_left_open_become_params() -> None:
     attention = attention_of(plain())
     [param] = attention.params
-    assert param.is_default
     assert param.choices == (64, 128)
     assert not any(isinstance(axis, Dim) and axis.name == "D" for axis in attention.q.shape)
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from attnc.diagnostics import DiagnosticError
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, Config, Phase, Value
 from attnc.model.variants import variants
 from tests.model.resolving import codes_of, plain, resolve_text
+from tests.refusals import refused
 
 ONLINE = Choice(name="online", args={"rescale": "deferred"})
 
@@ -277,14 +277,11 @@ def test_keys_of_another_target_make_no_configs() -> None:
 
 
 def test_lists_are_as_long_as_sets_may_be() -> None:
-    with pytest.raises(DiagnosticError) as caught:
-        configs_of("\n".join(["config tile.q in {16, 32, 64, 128}, tile.kv in {16, 32, 64, 128}"] * 257))
-    assert [diagnostic.code for diagnostic in caught.value.diagnostics] == ["E0509"]
+    lines = ["config tile.q in {16, 32, 64, 128}, tile.kv in {16, 32, 64, 128}"] * 257
+    assert refused(configs_of, "\n".join(lines)).code == "E0509"
 
 
 def test_conditions_that_exclude_everything() -> None:
-    with pytest.raises(DiagnosticError) as caught:
-        configs_of("stages in {2, 3}\nwhere stages > 0\nwhere stages > 3")
-    [diagnostic] = caught.value.diagnostics
+    diagnostic = refused(configs_of, "stages in {2, 3}\nwhere stages > 0\nwhere stages > 3")
     assert diagnostic.code == "E0409"
     assert diagnostic.primary.span.text == "stages > 3"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.diagnostics import DiagnosticError
 from attnc.expr.nodes import show
 from attnc.model.names import CALLABLE, RESERVED, SOFT
 from tests.model.resolving import plain, resolve_text
+from tests.refusals import refused
 
 
 def score(extra: str, text: str, before: str = "") -> str:
@@ -16,10 +16,7 @@ def score(extra: str, text: str, before: str = "") -> str:
 
 
 def code(extra: str, text: str, before: str = "") -> str:
-    with pytest.raises(DiagnosticError) as failure:
-        resolve_text(before + plain(extra, score=text))
-    (diagnostic,) = failure.value.diagnostics
-    return diagnostic.code
+    return refused(resolve_text, before + plain(extra, score=text)).code
 
 
 def test_they_mean_what_the_language_says() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from attnc.build import front, plan_program
-from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.plan import ir
@@ -18,6 +17,7 @@ from attnc.plan.sm80.layout import Swizzle, traffic
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from tests.plans import SPECS
+from tests.refusals import refusal, refused
 from tests.targets import TARGETS
 
 SPEC = """
@@ -40,13 +40,6 @@ def planned(knobs: str, *, d: int = 64, dtype: str = "bf16", target: str = "cuda
     program = resolve(parse(source), prelude())
     (variant,) = variants(program, program.attentions[0])
     return plan(variant, program.schedules[0])
-
-
-def refusal(knobs: str, **options: object) -> str:
-    with pytest.raises(DiagnosticError) as caught:
-        planned(knobs, **options)  # type: ignore[arg-type]  # the keyword arguments of `planned`
-    (diagnostic,) = caught.value.diagnostics
-    return f"{diagnostic.code}: {diagnostic.message}: {diagnostic.primary.text}"
 
 
 @pytest.mark.parametrize("target", [name for name in TARGETS if name != "cuda.sm_90a"])
@@ -93,9 +86,7 @@ def test_head_dimensions_are_padded_to_the_depth_of_an_mma() -> None:
 
 def test_where_no_config_fits_one_that_does_is_named() -> None:
     def hints(knobs: str) -> tuple[str, ...]:
-        with pytest.raises(DiagnosticError) as raised:
-            planned(knobs)
-        return raised.value.diagnostics[0].hints
+        return refused(planned, knobs).hints
 
     assert hints("tile.q = 16, tile.kv = 64") == ("'warp_split = kv' fits",)
     assert hints("tile.q = 16, tile.kv = 64, warp_split = q") == ("'warps = 1' fits",)
@@ -135,7 +126,7 @@ def test_configs_that_cannot_run_are_dropped() -> None:
 def test_what_cannot_be_lowered_is_refused_with_the_reason(
     knobs: str, options: dict[str, object], said: str
 ) -> None:
-    assert said in refusal(knobs, **options)
+    assert said in refusal(planned, knobs, **options)
 
 
 def four_orders(length: int) -> dict[str, Traffic]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.diagnostics import DiagnosticError
 from attnc.plan.ir import Module
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.sm80.backward import cuda_backward_estimate
 from attnc.plan.sm80.layout import CudaBackward
 from tests.plan.planning import planned
+from tests.refusals import refusal
 
 
 def module_of(backward: str = "", *, d: int = 64, dtype: str = "bf16", grads: str = "q, k, v") -> Module:
@@ -20,13 +20,6 @@ def module_of(backward: str = "", *, d: int = 64, dtype: str = "bf16", grads: st
 def layout_of(module: Module) -> CudaBackward:
     assert module.backward is not None
     return backward_layout_of(module.backward)
-
-
-def refusal(backward: str, **options: int) -> str:
-    with pytest.raises(DiagnosticError) as caught:
-        module_of(backward, **options)  # type: ignore[arg-type]  # only d is passed
-    (diagnostic,) = caught.value.diagnostics
-    return f"{diagnostic.code}: {diagnostic.message}: {diagnostic.primary.text}"
 
 
 def test_dq_has_a_kernel_of_its_own_unless_it_is_added_atomically() -> None:
@@ -96,4 +89,4 @@ def test_configs_that_cannot_run_are_dropped() -> None:
     ],
 )
 def test_what_cannot_be_lowered_is_refused_with_the_reason(backward: str, said: str) -> None:
-    assert said in refusal(backward)
+    assert said in refusal(module_of, backward)

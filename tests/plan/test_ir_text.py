@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from attnc.expr.nodes import Binary, Const, Dim, Node
-from attnc.plan import ir
 from attnc.plan.ir.text import module_text
-from tests.plans import plans_of
+from tests.plans import module_of
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "ir"
@@ -38,14 +37,9 @@ TOLD = (
 )
 
 
-def planned(spec: str, variant: str, target: str) -> ir.Module:
-    modules = plans_of(ROOT / "specs" / f"{spec}.attn").modules
-    return next(m for m in modules if (m.variant.name, m.target) == (variant, target))
-
-
 @pytest.mark.parametrize(("spec", "variant", "target"), TOLD, ids=lambda value: value)
 def test_plans(spec: str, variant: str, target: str, golden: Callable[[Path, str], None]) -> None:
-    golden(GOLDEN / f"{spec}.{target}.ir", module_text(planned(spec, variant, target)))
+    golden(GOLDEN / f"{spec}.{target}.ir", module_text(module_of(spec, target, variant)))
 
 
 #: What a text need not say, and why.
@@ -105,7 +99,7 @@ def difference(one: Any, other: Any) -> str:
     ids=lambda value: value,
 )
 def test_whatever_changes_in_a_plan_changes_its_text(spec: str, variant: str, target: str) -> None:
-    module = planned(spec, variant, target)
+    module = module_of(spec, target, variant)
     text, count, unseen = module_text(module), 0, []
     for changed in changes(module):
         count += 1

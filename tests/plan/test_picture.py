@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.plan import ir
 from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
-from tests.plans import SPECS, plans_of
+from tests.plans import SPECS, module_of, plans_of
 
 #: Specs whose masks read no tensor.
 PURE = ("causal_gqa", "chunked", "full", "window", "local_sink", "fa1", "softcap")
@@ -17,19 +16,15 @@ SHAPES = [(128, 128, 64, 64), (100, 300, 64, 32), (200, 70, 32, 64), (1, 257, 64
 
 
 def test_only_what_the_loops_read_is_made_up() -> None:
-    assert picture(planned("local_sink").kernel, 64, 64, 64, 64).note == ""
-    assert picture(planned("padding").kernel, 64, 64, 64, 64).note == "kv_len = N / 4"
-
-
-def planned(name: str) -> ir.Module:
-    return next(iter(plans_of(name).modules))
+    assert picture(module_of("local_sink").kernel, 64, 64, 64, 64).note == ""
+    assert picture(module_of("padding").kernel, 64, 64, 64, 64).note == "kv_len = N / 4"
 
 
 @pytest.mark.parametrize("name", PURE)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_are_what_the_mask_says(name: str, shape: tuple[int, int, int, int]) -> None:
     queries, keys, tile_q, tile_kv = shape
-    module = planned(name)
+    module = module_of(name)
     found = picture(module.kernel, *shape)
     indices: dict[str, Any] = {
         "b": 0,
@@ -49,7 +44,7 @@ def test_tiles_are_what_the_mask_says(name: str, shape: tuple[int, int, int, int
 
 
 def test_causal_square() -> None:
-    found = picture(planned("causal_gqa").kernel, 256, 256, 64, 64)
+    found = picture(module_of("causal_gqa").kernel, 256, 256, 64, 64)
     assert found.rows == ("/...", "#/..", "##/.", "###/")
     assert (found.count(SKIP), found.count(PARTIAL), found.count(FULL)) == (6, 4, 6)
     assert (found.tiles, found.visited) == (16, 10)

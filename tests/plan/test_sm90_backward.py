@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from attnc.diagnostics import DiagnosticError
 from attnc.plan.ir import Module
 from attnc.plan.layout import KernelName
 from attnc.plan.sm90.backward import COPY_REGISTERS, MULTIPLY_REGISTERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
 from attnc.target.files import render_files
 from tests.plan import planning
+from tests.refusals import refused
 
 ROOM = 232448
 CAUSAL = "kv_idx <= q_pos"
@@ -154,9 +154,7 @@ def test_what_it_does_not_do_has_the_kernels_of_mma_sync(options: dict[str, obje
     ],
 )
 def test_what_cannot_run_is_refused_with_the_reason(dkdv: str, said: str) -> None:
-    with pytest.raises(DiagnosticError) as raised:
-        planned(dkdv=dkdv)
-    (found,) = raised.value.diagnostics
+    found = refused(planned, dkdv=dkdv)
     assert found.code == "E0601"
     assert said in found.primary.text
     assert "tile.q = 128, tile.kv = 128, warps = 12, stages = 2" in found.hints[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.plan.ir import Module
@@ -14,6 +13,7 @@ from attnc.plan.sm90.decode import BLOCKS, REGISTERS, sm90_decode_registers
 from attnc.plan.sm90.layout import hopper
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
+from tests.refusals import refusal
 
 ROOM = 232448
 #: Of a multiprocessor, in bytes; what the system takes of each block.
@@ -55,13 +55,6 @@ def planned(
     program = resolve(parse(Source("under_test.attn", text)), prelude())
     (variant,) = variants(program, program.attentions[0])
     return plan(variant, program.schedules[0])
-
-
-def refusal(schedule: str, **options: object) -> str:
-    with pytest.raises(DiagnosticError) as raised:
-        planned(schedule, **options)  # type: ignore[arg-type]  # of the parameters
-    (found,) = raised.value.diagnostics
-    return f"{found.code} {found.message}: {found.primary.text}"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +149,7 @@ def test_keys_that_are_copied_at_once_lie_in_one_page(page: int, box: int) -> No
 def test_what_cannot_run_is_refused_with_the_reason(
     schedule: str, options: dict[str, object], said: str
 ) -> None:
-    assert said in refusal(schedule, **options)
+    assert said in refusal(planned, schedule, **options)
 
 
 def test_roles_are_explained() -> None:

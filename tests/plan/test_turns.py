@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from attnc.diagnostics import DiagnosticError
 from attnc.plan.sm90.backward import Sm90Backward
 from tests.plan import planning
 from tests.plan.test_sm90_backward import CAUSAL, is_by_wgmma, planned
+from tests.refusals import refused
 
 DOCUMENTS = {"inputs": ("doc: i32[B, N] is sorted",)}
 #: Masks; whether the last kv tile has the first turn, and whether the first to add varies.
@@ -60,9 +60,7 @@ def test_keys_that_see_a_query_are_neighbours(
 def test_what_cannot_be_ordered_is_refused_with_the_reason(
     mask: str, options: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(DiagnosticError) as raised:
-        planned(mask, accumulate="ordered", **options)
-    (found,) = raised.value.diagnostics
+    found = refused(planned, mask, accumulate="ordered", **options)
     assert found.code == "E0602"
     assert said in found.primary.text
     assert "two_pass" in found.hints[0]
@@ -71,9 +69,7 @@ def test_what_cannot_be_ordered_is_refused_with_the_reason(
 @pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
 def test_other_targets_have_no_turns(target: str) -> None:
     schedule = "  backward { accumulate.dq = ordered }"
-    with pytest.raises(DiagnosticError) as raised:
-        planning.planned(CAUSAL, schedule=schedule, target=target, grads="q, k, v")
-    (found,) = raised.value.diagnostics
+    found = refused(planning.planned, CAUSAL, schedule=schedule, target=target, grads="q, k, v")
     assert (found.code, found.message) == ("E0602", f"blocks of {target} take no turns")
 
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from tests.runtime.same_memory import Memory
+from tests.tensors import results, shifted, spread
 
-SPECS = Path(__file__).parents[2] / "specs"
 STREAM = 7
 Record = bytes
 
@@ -82,11 +82,10 @@ class Case:
     """One module, whose results always go to the same memory."""
 
     def __init__(self, recorder: Recorder, spec: str) -> None:
-        from attnc.build import front, plan_program
         from attnc.runtime.loader import load_module
+        from tests.plans import module_of
 
-        planned = plan_program(front(SPECS / f"{spec}.attn")).modules
-        self.planned = next(made for made in planned if made.variant.attention.name == spec)
+        self.planned = module_of(spec)
         self.recorder, self.memory = recorder, Memory()
         self.module = self._without_gpu(load_module(self.planned))
         self.function: Callable[..., Any] = getattr(self.module, spec)
@@ -107,7 +106,7 @@ class Case:
         from attnc.runtime.trial import problem_for
 
         sizes = {"H": 2, "Hkv": 1, "G": 2, "B": 2, "M": 70, "N": 70} | sizes
-        return list(problem_for(self.planned, 70, device="cpu", tokens=140, sizes=sizes).tensors)
+        return list(problem_for(self.planned, 70, device="cpu", tokens=140, sizes=sizes))
 
     def ordinary(self, *tensors: torch.Tensor, **options: Any) -> Record:
         """By Triton's own launch, which is the first of a prepared call."""
@@ -147,10 +146,9 @@ class Case:
         tensors = self.tensors()
         yield from self.changes(tensors)
         yield "config", tensors, {"config": self.module.CONFIGS[1]}
-        out = self.call(*tensors)
-        results = out if isinstance(out, tuple) else (out,)
+        made = results(self.call(*tensors))
         for name, change in (("dense", torch.clone), ("spread", spread), ("shifted", shifted)):
-            given = (change(results[0]), *map(torch.clone, results[1:]))
+            given = (change(made[0]), *map(torch.clone, made[1:]))
             yield f"out {name}", tensors, {"out": given if len(given) > 1 else given[0]}
         if self.planned.kept:
             (kept,) = self.planned.kept
@@ -205,18 +203,6 @@ class Gradients(Case):
             yield f"config of {kernel}", tensors, {"configs": {kernel: configs[-1]}}
         if not self.planned.kept:
             yield "without dlse", [tensors[0], None, *tensors[2:]], {}
-
-
-def shifted(x: torch.Tensor) -> torch.Tensor:
-    """The same elements one further on: no longer aligned to 16 bytes."""
-    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
-
-
-def spread(x: torch.Tensor) -> torch.Tensor:
-    """The same elements with larger strides."""
-    wide = x.new_zeros(*x.shape[:-1], x.shape[-1] + 8)
-    wide[..., : x.shape[-1]] = x
-    return wide[..., : x.shape[-1]]
 
 
 def check(case: Case) -> Iterator[str]:

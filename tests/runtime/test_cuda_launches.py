@@ -22,8 +22,9 @@ from attnc.runtime.loader import load_file
 from attnc.runtime.trial import problem_for
 from attnc.support.devices import Gpu
 from attnc.target.files import render_files
-from tests.plans import plans_of
+from tests.plans import module_of
 from tests.runtime.same_memory import Memory
+from tests.tensors import results, shifted, spread
 
 STREAM = 7
 #: An optional output, packed sequences, a second kernel and its scratch, pages, a counter, numbers.
@@ -87,8 +88,7 @@ class Case:
     def __init__(
         self, name: str, target: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, gradients: bool
     ) -> None:
-        modules = plans_of(name).modules
-        self.planned = next(m for m in modules if m.target == target and m.variant.attention.name == name)
+        self.planned = module_of(name, target)
         self.driver, self.memory = Driver(monkeypatch), Memory()
         files = render_files(self.planned, path=f"{name}.attn", sha256="")
         for file, text in files.items():
@@ -147,7 +147,7 @@ class Case:
 
     def tensors(self, **sizes: int) -> list[Any]:
         sizes = {"H": 4, "Hkv": 2, "G": 2, "B": 2, "M": 70, "N": 70} | sizes
-        inputs = list(problem_for(self.planned, 70, device="cpu", tokens=140, sizes=sizes).tensors)
+        inputs = list(problem_for(self.planned, 70, device="cpu", tokens=140, sizes=sizes))
         if not self.gradients:
             return inputs
         q = inputs[0]
@@ -179,28 +179,15 @@ class Case:
         for config in self.module.CONFIGS[1:3]:
             yield f"config {config}", tensors, {"config": config}
         with torch.no_grad():
-            made = self.function(*tensors)
-        results = made if isinstance(made, tuple) else (made,)
+            made = results(self.function(*tensors))
         for name, change in (("dense", torch.clone), ("spread", spread), ("shifted", shifted)):
-            given = (change(results[0]), *map(torch.clone, results[1:]))
+            given = (change(made[0]), *map(torch.clone, made[1:]))
             yield f"out {name}", tensors, {"out": given if len(given) > 1 else given[0]}
         q = tensors[0]
         for arg in self.planned.kept:
             lse = torch.zeros(q.shape[0], q.shape[2], q.shape[1])
             yield arg.tensor.name, tensors, {arg.tensor.name: lse}
             yield f"{arg.tensor.name} transposed", tensors, {arg.tensor.name: lse.mT.contiguous().mT}
-
-
-def spread(x: torch.Tensor) -> torch.Tensor:
-    """The same elements with larger strides."""
-    wide = x.new_zeros(*x.shape[:-1], x.shape[-1] + 8)
-    wide[..., : x.shape[-1]] = x
-    return wide[..., : x.shape[-1]]
-
-
-def shifted(x: torch.Tensor) -> torch.Tensor:
-    """The same elements one further on: no longer aligned to 16 bytes."""
-    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
 
 
 CASES = [(name, "cuda.sm_80", False) for name in NAMES] + [(name, "cuda.sm_80", True) for name in TRAINED]

@@ -16,10 +16,11 @@ from attnc.plan.sm90.decode import Sm90DecodeLayout
 from attnc.plan.sm90.layout import Sm90Layout, entry_registers
 from attnc.runtime.loader import load_file, program_of
 from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, compile_ptx, nvrtc_version
-from attnc.runtime.toolchains import build_cubins, compile_configs, usage_of
+from attnc.runtime.toolchains import build_cubins, usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
+from tests.compiled import compile_configs
 from tests.plans import plans_of
 from tests.verify.judging import modules_of, spec
 

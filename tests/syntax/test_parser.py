@@ -9,6 +9,7 @@ from attnc.resources import resource
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import MAX_ERRORS, load, parse
+from tests.refusals import refused
 
 EXAMPLES = sorted((Path(__file__).parent / "examples").glob("*.attn"))
 
@@ -226,10 +227,9 @@ def test_load_drops_the_byte_order_mark(tmp_path: Path) -> None:
 def test_load_points_at_the_first_byte_that_is_not_utf8(tmp_path: Path, mark: bytes) -> None:
     path = tmp_path / "latin.attn"
     path.write_bytes(mark + "# ä\n# ".encode() + b"\xe4\n")
-    with pytest.raises(DiagnosticError) as caught:
-        load(path)
-    [diagnostic] = caught.value.diagnostics
-    assert (diagnostic.code, diagnostic.primary.span.line, diagnostic.primary.span.column) == ("E0105", 2, 3)
+    diagnostic = refused(load, path)
+    span = diagnostic.primary.span
+    assert (diagnostic.code, *span.source.position(span.start)) == ("E0105", 2, 3)
 
 
 def test_load_reads_no_more_than_it_needs(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from attnc.plan import ir
 from attnc.target.files import render_files
 from tests.plans import plans_of
 from tests.target.addresses import Finding, findings
@@ -27,16 +26,11 @@ SPECS = sorted((ROOT / "specs").glob("*.attn"))
 
 
 @cache
-def modules(spec: str) -> tuple[ir.Module, ...]:
-    return plans_of(ROOT / "specs" / f"{spec}.attn").modules
-
-
-@cache
 def texts(spec: str, target: str) -> dict[str, str]:
     """The kernels of the first variant of each attention of a spec, by file, as generated/ holds them."""
     found: dict[str, str] = {}
     seen: set[str] = set()
-    for module in modules(spec):
+    for module in plans_of(spec).modules:
         name = module.variant.attention.name
         if module.target == target and name not in seen:
             seen.add(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,11 +36,6 @@ schedule summed for {target} {{
 """
 
 
-@cache
-def modules(spec: str) -> tuple[ir.Module, ...]:
-    return plans_of(ROOT / "specs" / f"{spec}.attn").modules
-
-
 def texts(module: ir.Module) -> dict[str, str]:
     return render_files(module, path="a.attn", sha256="0" * 64)
 
@@ -49,7 +43,8 @@ def texts(module: ir.Module) -> dict[str, str]:
 @pytest.mark.parametrize("spec", SPECS)
 def test_two_passes_add_nothing_atomically(spec: str) -> None:
     """The first module of each attention and target."""
-    first = {(module.variant.attention.name, module.target): module for module in reversed(modules(spec))}
+    modules = reversed(plans_of(spec).modules)
+    first = {(module.variant.attention.name, module.target): module for module in modules}
     for module in first.values():
         assert undeclared_atomics(texts(module), atomic_inputs(module)) == ()
 

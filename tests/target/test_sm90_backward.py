@@ -15,13 +15,13 @@ from attnc.plan.sm90.backward import CONSUMERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
-from attnc.runtime.sass import disassemble, loops
 from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.simt import SimtFault, attach, available
 from attnc.verify.subject import subject_of
 from tests.plan.test_sm90_backward import CAUSAL, planned
+from tests.sass import disassemble, loops
 from tests.target.test_defined_names import HOPPERS
 from tests.verify.judging import modules_of, spec
 

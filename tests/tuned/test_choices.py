@@ -14,7 +14,7 @@ from attnc.plan.layout import KernelName
 from attnc.source import Source
 from attnc.target.files import render_files
 from attnc.tuned.choices import Choice, dump_tuned, knobs_of_kernel, load_tuned, tuned_choices
-from tests.plans import plans_of
+from tests.plans import module_of
 
 SPEC = Path(__file__).parent.parent.parent / "specs" / "causal_gqa.attn"
 H200 = "NVIDIA H200"
@@ -22,7 +22,7 @@ H200 = "NVIDIA H200"
 
 @pytest.fixture(scope="module")
 def module() -> ir.Module:
-    return plans_of(SPEC).modules[0]
+    return module_of(SPEC)
 
 
 def choice(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from attnc.syntax.parser import parse, prelude
 from attnc.verify.case import Case, Layout
 from attnc.verify.check import Rules, check
 from attnc.verify.covering import edges
+from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
-from attnc.verify.search import AttentionTrial, Report, search, verify
+from attnc.verify.search import AttentionTrial, Progress, Report, run, search
 from attnc.verify.subject import Subject, subject_of
+from tests.plans import plans_of
 from tests.targets import EACH, skip_without_compiler
 
 
@@ -37,6 +40,28 @@ def subject_of_text(text: str) -> Subject:
     """The one module of a spec."""
     (module,) = modules_of(text)
     return subject_of(module)
+
+
+@cache
+def committed(name: str, number: int = 0) -> Subject:
+    """A module of the committed spec of this name, the first unless a number says which."""
+    return subject_of(plans_of(name).modules[number])
+
+
+def verify(
+    subject: Subject,
+    *,
+    rules: Rules | None = None,
+    replay: Iterable[Case] = (),
+    count: int = 24,
+    seconds: float = float("inf"),
+    least: int = 0,
+    fills: Iterable[str] = tuple(FILLS),
+    progress: Progress | None = None,
+) -> Report:
+    """Runs the cases of an attention, those of `replay` first; see `run`."""
+    trial = AttentionTrial(subject, rules, replay)
+    return run(trial, count=count, seconds=seconds, least=least, fills=fills, progress=progress)
 
 
 def fuzz(made: Subject, *, rules: Rules | None = None, **options: Any) -> Report:

@@ -23,7 +23,7 @@ from attnc.runtime.loader import load_module
 from attnc.source import Source
 from attnc.support.arguments import DTYPES
 from attnc.syntax.parser import parse, prelude
-from tests.plans import plans_of
+from tests.plans import module_of, plans_of
 
 FRAME = """attention under_test {{
   input q: f32[B, M, H, 32]
@@ -45,11 +45,6 @@ schedule under_test for triton {{
 """
 LENGTHS = {"B": 2, "H": 2, "M": 40, "N": 50}
 TALL = {"B": 2, "H": 2, "M": 50, "N": 40}
-
-
-@cache
-def spec(name: str) -> ir.Module:
-    return plans_of(name).modules[0]
 
 
 @cache
@@ -152,7 +147,7 @@ def agree(module: ir.Module, dims: Mapping[str, int], *, lse: bool = True, **giv
     ],
 )
 def test_specs_are_right(name: str, dims: dict[str, int], given: dict[str, Any]) -> None:
-    agree(spec("f32" if name == "single" else name), dims, **given)
+    agree(module_of("f32" if name == "single" else name), dims, **given)
 
 
 SLOPE = ("slope: f32[H]",)
@@ -254,7 +249,7 @@ def test_kernels_differ_in_their_tiles(tiles: tuple[int, int], early: bool) -> N
 
 
 def test_flash_attention_1_has_a_program_for_each_head() -> None:
-    module = spec("fa1")
+    module = module_of("fa1")
     assert module.backward is not None
     assert [planned.grid.over for planned in module.backward.kernels] == ["head"]
     grouped = written("dot(q, k) / 6", "q, k, v", mask="causal", schedule=("accumulate.dq = sequential",))
@@ -272,7 +267,7 @@ def test_two_passes_are_deterministic() -> None:
 
 
 def test_a_gradient_of_o_alone() -> None:
-    agree(spec("cross"), {**LENGTHS, "H": 1}, lse=False)
+    agree(module_of("cross"), {**LENGTHS, "H": 1}, lse=False)
 
 
 @pytest.mark.parametrize("mask", ["true", "window(9, 4)"])

@@ -9,7 +9,8 @@ import torch
 
 from attnc.plan import ir
 from attnc.runtime.loader import load_module
-from tests.verify.test_backward import ALIBI, LENGTHS, SLOPE, draw, spec, written
+from tests.plans import module_of
+from tests.verify.test_backward import ALIBI, LENGTHS, SLOPE, draw, written
 
 
 def call(module: ir.Module, **changes: Any) -> Any:
@@ -61,7 +62,7 @@ def test_the_operator_keeps_the_promises_of_torch() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["local_sink", "dropout", "cross"])
 def test_compiles_into_one_graph(name: str) -> None:
-    module = spec(name)
+    module = module_of(name)
     function = getattr(load_module(module), module.variant.attention.name)
     dims = {"B": 1, "H": 1, "Hkv": 1, "G": 2, "M": 20, "N": 30}
     results = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,39 +11,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from attnc.plan import ir
 from attnc.verify.case import Case, Layout
 from attnc.verify.check import check
 from attnc.verify.problem import FILLS, build
-from attnc.verify.search import verify
 from attnc.verify.strategies import Limits, cases, free_dims
-from attnc.verify.subject import Subject, subject_of
+from attnc.verify.subject import Subject
 from tests.plans import SPECS, plans_of
-from tests.verify.judging import examples, fuzz, right_by_day
+from tests.verify.judging import committed, examples, fuzz, right_by_day, verify
 
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "\nattention " in path.read_text())
-
-
-@cache
-def modules(name: str) -> tuple[ir.Module, ...]:
-    return plans_of(name).modules
-
-
-@cache
-def subject(name: str, variant: int = 0) -> Subject:
-    return subject_of(modules(name)[variant])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_specs_are_right(name: str) -> None:
-    right_by_day(subject(name))
+    right_by_day(committed(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["prefix_document", "local_sink"])
 def test_drawn_cases_pass(name: str) -> None:
-    report = fuzz(subject(name), examples=examples(8))
+    report = fuzz(committed(name), examples=examples(8))
     assert report.ok, f"{report.failures[0].repro}\n{report.failures[0].verdict.message}"
 
 
@@ -53,7 +40,7 @@ def test_a_search_ends_with_its_time(shrink: bool, monkeypatch: pytest.MonkeyPat
     """Not when as many cases have been drawn as were asked for, which takes minutes."""
     clock = count()  # a second for each look at it
     monkeypatch.setattr("attnc.verify.search.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    report = fuzz(replace(subject("prefix_lm"), gradients=None), examples=100_000, seconds=5, shrink=shrink)
+    report = fuzz(replace(committed("prefix_lm"), gradients=None), examples=100_000, seconds=5, shrink=shrink)
     assert report.ok
     assert 0 < report.examples < 20
     assert report.seconds < 50
@@ -65,7 +52,7 @@ def test_a_record_has_its_cases_whatever_the_clock_says(monkeypatch: pytest.Monk
         with monkeypatch.context() as patched:
             now = SimpleNamespace(monotonic=lambda: float(next(clock)))
             patched.setattr("attnc.verify.search.time", now)
-            made = replace(subject("prefix_lm"), gradients=None)
+            made = replace(committed("prefix_lm"), gradients=None)
             return verify(made, count=9, seconds=1, least=least, fills=("nan",)).examples
 
     assert cases_run(0) < 4 == cases_run(4)
@@ -83,12 +70,12 @@ def test_surroundings_have_no_influence() -> None:
     case = Case(
         dims={"B": 1, "M": 70, "H": 1, "N": 67}, layouts={"k": Layout(order=(0, 1, 2, 3), gaps=(0, 1, 0, 0))}
     )
-    assert check(subject("prefix_lm"), case, fills=tuple(FILLS)).ok
+    assert check(committed("prefix_lm"), case, fills=tuple(FILLS)).ok
 
 
 def broken(name: str, function: object) -> Subject:
     """The subject with another callable in place of its own."""
-    real = subject(name)
+    real = committed(name)
     module = SimpleNamespace(CONFIGS=real.module.CONFIGS, **{real.variant.attention.name: function})
     return Subject(variant=real.variant, bound=real.bound, module=module)  # type: ignore[arg-type]  # has what is used
 
@@ -114,7 +101,7 @@ def test_what_is_reported() -> None:
     def leaks(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: object, out: torch.Tensor, config: object
     ) -> None:
-        real = subject("prefix_lm")
+        real = committed("prefix_lm")
         real.module.prefix_lm(q, k, v, *args, out=out, config=config)
         out[0, 0, 0, 0] += k.as_strided((1,), (1,), k.storage_offset() + k.numel())[0].nan_to_num() * 1e-30
 
@@ -134,7 +121,7 @@ def test_what_is_reported() -> None:
 
 
 def test_failures_shrink_and_are_saved(tmp_path: Path) -> None:
-    real = subject("prefix_lm")
+    real = committed("prefix_lm")
 
     def wrong_beyond(q: torch.Tensor, *args: object, out: torch.Tensor, config: object) -> None:
         real.module.prefix_lm(q, *args, out=out, config=config)
@@ -154,7 +141,7 @@ def test_failures_shrink_and_are_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cases_are_affordable_and_survive_json(name: str) -> None:
-    variant = modules(name)[0].variant
+    variant = plans_of(name).modules[0].variant
     limits = Limits(tiles={0: (64, 32), 3: (128, 64)})
 
     def holds(case: Case) -> None:
@@ -173,7 +160,7 @@ def test_cases_are_affordable_and_survive_json(name: str) -> None:
 
 
 def test_contents_do_not_depend_on_surroundings_or_layout() -> None:
-    attention = modules("causal_gqa")[0].variant.attention
+    attention = plans_of("causal_gqa").modules[0].variant.attention
     dims = {"B": 2, "M": 3, "N": 5, "Hkv": 2, "G": 2}
     plain = build(attention, Case(dims=dims, seed=3)).inputs
     layouts = dict.fromkeys("qkv", Layout(order=(2, 1, 0, 3), gaps=(0, 1, 2, 8), offset=3))

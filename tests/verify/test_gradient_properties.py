@@ -9,18 +9,17 @@ from functools import cache
 import pytest
 
 from attnc.build import digest
-from attnc.plan import ir
 from attnc.runtime.loader import load_text
 from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import keeps
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
 from attnc.verify.properties import violations
-from attnc.verify.search import verify
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.tolerance import Verdict
-from tests.plans import plans_of
+from tests.plans import module_of, plans_of
+from tests.verify.judging import verify
 
 SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}
 #: Behind a module: gradients made from its own.
@@ -37,13 +36,8 @@ BEHIND = "q.as_strided((1,), (1,), q.storage_offset() + q.numel())"
 
 
 @cache
-def module(name: str) -> ir.Module:
-    return plans_of(name).modules[0]
-
-
-@cache
 def text(name: str) -> str:
-    made = module(name)
+    made = module_of(name)
     (text,) = render_files(made, path=f"{name}.attn", sha256=digest(made.variant.source)).values()
     return text
 
@@ -52,11 +46,11 @@ def broken(name: str, returned: str) -> Subject:
     """The subject with other gradients than those that it computes."""
     patched = f"{text(name)}{BROKEN}".replace("dq, dk, dv\nCALL", f"{returned}\nCALL")
     assert returned in patched
-    return replace(subject_of(module(name)), module=load_text(patched))
+    return replace(subject_of(module_of(name)), module=load_text(patched))
 
 
 def case(name: str) -> Case:
-    sizes = {dim: SIZES[dim] for dim in free_dims(module(name).variant.attention)}
+    sizes = {dim: SIZES[dim] for dim in free_dims(module_of(name).variant.attention)}
     return Case(dims=sizes, seed=3)
 
 
@@ -67,14 +61,14 @@ def found(subject: Subject) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", ["full", "local_sink", "dropout", "padding", "prefix_lm"])
 def test_they_hold_where_rows_or_keys_see_nothing(name: str) -> None:
-    assert list(found(subject_of(module(name)))) == []
+    assert list(found(subject_of(module_of(name)))) == []
 
 
 def test_each_applies_somewhere() -> None:
     for rule in GRADIENT_PROPERTIES:  # a mask without queries excludes keys for all of them
-        assert any(rule.applies(module(name).variant.attention) for name in ("full", "padding"))
+        assert any(rule.applies(module_of(name).variant.attention) for name in ("full", "padding"))
     capped = {
-        rule.name for rule in GRADIENT_PROPERTIES if rule.applies(module("local_sink").variant.attention)
+        rule.name for rule in GRADIENT_PROPERTIES if rule.applies(module_of("local_sink").variant.attention)
     }
     assert not capped & {"dv sums to do", "dk sums to dlse q"}
 
@@ -97,7 +91,7 @@ def test_violations_are_found(name: str, returned: str, violated: str) -> None:
 
 
 def test_forward_only_modules_have_none() -> None:
-    assert list(gradient_violations(subject_of(module("decode")), case("decode"))) == []
+    assert list(gradient_violations(subject_of(module_of("decode")), case("decode"))) == []
 
 
 def test_verification_holds_some_cases_to_the_rules() -> None:
@@ -115,7 +109,7 @@ def test_a_rule_that_cannot_be_checked_is_broken() -> None:
     def raises(subject: Subject, case: Case) -> list[str]:
         raise ValueError("no")
 
-    verdict = keeps(subject_of(module("full")), case("full"), raises, Verdict(ok=True, message=""))
+    verdict = keeps(subject_of(module_of("full")), case("full"), raises, Verdict(ok=True, message=""))
     assert (verdict.ok, verdict.message) == (False, "ValueError: no")
 
 

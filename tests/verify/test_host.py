@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +17,7 @@ from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case
 from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
-from tests.plans import plans_of
+from tests.plans import module_of
 
 SIZES = {"B": 2, "M": 300, "N": 400, "H": 2, "Hkv": 2, "G": 2}
 #: A new tensor, or another view of one; whatever else there is reads or writes elements.
@@ -68,11 +67,6 @@ class Launches:
         return lambda *arguments, **options: None
 
 
-@cache
-def planned(name: str) -> ir.Module:
-    return plans_of(name).modules[0]
-
-
 def without_kernels(
     module: ir.Module, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[ModuleType, Callable[..., Any]]:
@@ -101,9 +95,9 @@ def inputs_of(attention: Attention) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_training_step_reads_nothing_and_allocates_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = planned(name).variant.attention
+    attention = module_of(name).variant.attention
     inputs = inputs_of(attention)
-    _, function = without_kernels(planned(name), monkeypatch)
+    _, function = without_kernels(module_of(name), monkeypatch)
     wanted = [inputs[name] for name in attention.grads]
     with Recorder() as recorder:
         found = function(*inputs.values())
@@ -122,9 +116,9 @@ def test_a_training_step_reads_nothing_and_allocates_rows(name: str, monkeypatch
 
 @pytest.mark.parametrize("name", ["causal_gqa", "dropout"])
 def test_without_gradients_there_are_outputs_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = planned(name).variant.attention
+    attention = module_of(name).variant.attention
     inputs = {key: value.detach() for key, value in inputs_of(attention).items()}
-    _, function = without_kernels(planned(name), monkeypatch)
+    _, function = without_kernels(module_of(name), monkeypatch)
     with Recorder() as recorder:
         found = function(*inputs.values())
     outputs = found if isinstance(found, tuple) else (found,)

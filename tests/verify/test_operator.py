@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.plan import ir
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.runners import runner_of
-from tests.plans import SPECS, plans_of
+from tests.plans import SPECS, module_of
 from tests.targets import TARGETS, skip_without_compiler
+from tests.tensors import results, same
 
 SIZES = {"H": 2, "Hkv": 1, "G": 2}
 LENGTH = 20
@@ -29,19 +28,13 @@ DECODED = ("decode", "unified_decode")
 pytestmark = pytest.mark.slow
 
 
-@cache
-def planned(name: str, target: str) -> ir.Module:
-    modules = plans_of(name).modules
-    return next(made for made in modules if made.target == target and made.variant.attention.name == name)
-
-
 class Loaded:
     """A module with tensors for it; without a GPU, CUDA kernels run on the CPU as well."""
 
     def __init__(self, name: str, target: str) -> None:
         skip_without_compiler(target)
         ensure_interpreter()
-        self.planned = planned(name, target)
+        self.planned = module_of(name, target)
         self.attention = self.planned.variant.attention
         self.module: Any = load_module(self.planned)
         runner_of(target).attach(self.module)
@@ -49,7 +42,7 @@ class Loaded:
         torch.compiler.reset()
 
     def tensors(self, gradients: bool = False) -> list[torch.Tensor]:
-        made = problem_for(self.planned, LENGTH, device="cpu", tokens=LENGTH, sizes=SIZES).tensors
+        made = problem_for(self.planned, LENGTH, device="cpu", tokens=LENGTH, sizes=SIZES)
         names = [arg.tensor.name for arg in self.planned.args]
         return [
             x.clone().requires_grad_(gradients and name in self.attention.grads)
@@ -63,14 +56,6 @@ class Loaded:
     def operator(self, suffix: str = "") -> Any:
         assert self.module.CALL.register_operators()
         return getattr(torch.ops.attnc, self.module.CALL.operator + suffix)
-
-
-def results(found: Any) -> tuple[torch.Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
-
-
-def same(left: Any, right: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(results(left), results(right), strict=True))
 
 
 @pytest.fixture(params=TARGETS)
@@ -209,7 +194,7 @@ def test_one_graph_serves_other_lengths(target: str) -> None:
     made = Loaded("decode", target)
     compiled = torch.compile(made.function, fullgraph=True, backend="aot_eager", dynamic=True)
     for length in (40, 70, 90):
-        tensors = list(problem_for(made.planned, length, device="cpu", tokens=length, sizes=SIZES).tensors)
+        tensors = list(problem_for(made.planned, length, device="cpu", tokens=length, sizes=SIZES))
         assert same(compiled(*tensors), made.function(*tensors))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +14,8 @@ from attnc.verify.case import Case
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES
 from attnc.verify.properties import PROPERTIES, violations
 from attnc.verify.strategies import free_dims
-from attnc.verify.subject import Subject, subject_of
-from tests.plans import SPECS, plans_of
+from tests.plans import SPECS
+from tests.verify.judging import committed
 
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "attention " in path.read_text(encoding="utf-8"))
 SIZES = {"B": 2, "M": 70, "N": 75, "H": 2, "Hkv": 2, "G": 2}
@@ -29,13 +28,8 @@ BY_DAY = (
 DECODED = 3
 
 
-@cache
-def subject(name: str) -> Subject:
-    return subject_of(plans_of(name).modules[0])
-
-
 def case(name: str, **changes: Any) -> Case:
-    plan, attention = subject(name).plan, subject(name).variant.attention
+    plan, attention = committed(name).plan, committed(name).variant.attention
     sizes = {dim: SIZES[dim] for dim in free_dims(attention)}
     if plan is not None and plan.kernel.structure == "decode":
         sizes["M"] = DECODED
@@ -48,7 +42,7 @@ def case(name: str, **changes: Any) -> Case:
 )
 def test_properties_hold(name: str) -> None:
     logits = ("random", "spike")[NAMES.index(name) % 2]
-    assert list(violations(subject(name), case(name, logits=logits))) == []
+    assert list(violations(committed(name), case(name, logits=logits))) == []
 
 
 @pytest.mark.nightly
@@ -58,7 +52,7 @@ def test_every_kind_is_held_to_the_rules_by_day() -> None:
 
 def _kind(name: str) -> tuple[object, ...]:
     """What a spec has for rules to hold: a kernel of some structure, storages, and the rules that apply."""
-    attention, plan = subject(name).variant.attention, subject(name).plan
+    attention, plan = committed(name).variant.attention, committed(name).plan
     assert plan is not None
     kernel = plan.kernel
     rules = [rule.name for rule in PROPERTIES if rule.applies(attention)]
@@ -72,15 +66,15 @@ def _kind(name: str) -> tuple[object, ...]:
 
 
 def test_each_property_applies_somewhere() -> None:
-    attentions = [subject(name).variant.attention for name in NAMES]
+    attentions = [committed(name).variant.attention for name in NAMES]
     for rule in PROPERTIES:
         assert any(rule.applies(attention) for attention in attentions), rule.name
-    applied = {rule.name for rule in PROPERTIES if rule.applies(subject("dropout").variant.attention)}
+    applied = {rule.name for rule in PROPERTIES if rule.applies(committed("dropout").variant.attention)}
     assert not applied & {"batches permute", "heads permute", "keys permute"}
 
 
 def test_violations_are_found() -> None:
-    real = subject("causal_gqa")
+    real = committed("causal_gqa")
     calls = 0
 
     def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, out: Any, config: Any) -> None:
@@ -107,7 +101,7 @@ def test_violations_are_found() -> None:
 
 
 def test_deaf_outputs_are_found() -> None:
-    real = subject("full")
+    real = committed("full")
 
     def deaf(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, out: Any, config: Any) -> None:
         real.module.full(q, k, v.clamp(-3, 3), out=out, config=config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -21,9 +22,6 @@ from attnc.verify.record import (
     read,
     support_hash,
     target_of,
-    unsupported,
-    without_record,
-    without_sanitizer,
 )
 
 GENERATED = Path(__file__).parents[2] / "generated"
@@ -33,6 +31,45 @@ def modules() -> list[str]:
     """Paths of the generated modules; an `__init__` only picks among them."""
     files = (path for path in GENERATED.glob("*/*/*.py") if path.name != "__init__.py")
     return sorted(path.relative_to(GENERATED).as_posix() for path in files)
+
+
+def unsupported(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
+    """Targets for which no GPU has run the support package as it is, nor `unverified` says why:
+    `_support/triton`.
+    """
+    current = support_hash(folder)
+    known = {target for target, support in records.support.items() if support.sha256 == current}
+    targets = dict.fromkeys(map(target_of, modules))
+    return [
+        target for target in targets if target not in known and f"_support/{target}" not in records.unverified
+    ]
+
+
+def without_record(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
+    """Lists modules (paths below `folder`) with neither a record of their text nor an entry `unverified`."""
+    return _without(folder, modules, records.verified, records.unverified)
+
+
+def without_sanitizer(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
+    """Lists modules of kernels that compute-sanitizer has not watched in their text, and no entry
+    `unsanitized`.
+    """
+    kernels = [name for name in modules if (folder / name).with_suffix(".cu").is_file()]
+    return _without(folder, kernels, records.sanitized, records.unsanitized)
+
+
+def _without(
+    folder: Path,
+    modules: Iterable[str],
+    records: Mapping[str, Record] | Mapping[str, Sanitized],
+    reasons: Mapping[str, str],
+) -> list[str]:
+    missing = []
+    for name in modules:
+        record = records.get(name)
+        if name not in reasons and (record is None or record.sha256 != hash_of(folder / name)):
+            missing.append(name)
+    return missing
 
 
 def test_every_module_has_a_record_of_its_text_or_says_that_it_is_unverified() -> None:

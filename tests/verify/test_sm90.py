@@ -365,6 +365,32 @@ def test_wide_values_are_summed_in_parts_beside_a_warpgroup_that_draws() -> None
     assert not verdict(subject(text, "* 128 + 3 * BLOCK_N * 128", "* 128 + 1 * BLOCK_N * 128"), m=70, n=50).ok
 
 
+SLOPES = {
+    "kink": "min(dot(q, k), 0)",
+    "absolute": "abs(dot(q, k))",
+    "two slopes": "where(dot(q, k) > 0.3, 2 * dot(q, k), dot(q, k))",
+    "square": "dot(q, k) * abs(dot(q, k)) / 8",
+    "softcap": "softcap(dot(q, k), 2)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slope", "way", "mask"),
+    [
+        *((slope, "two_pass", "") for slope in SLOPES),
+        ("kink", "two_pass", "causal"),
+        ("square", "atomic", ""),
+    ],
+)
+def test_the_slope_of_a_score_is_that_of_the_product(slope: str, way: str, mask: str) -> None:
+    """And not of what stands in its register once p is known."""
+    text = text_of(mask, score=SLOPES[slope], schedule=f"{LAZY}\n  backward {{ accumulate.dq = {way} }}")
+    made = subject(text.replace("  output lse", "  grad q, k, v\n  output lse"))
+    found = verdict(made, m=70, n=130)
+    assert found.ok, found.message
+
+
 @pytest.mark.slow
 def test_gradients_of_packed_keys_where_no_sequence_has_any() -> None:
     """Tensors without elements have no address, and the kernels copy a tile for each sequence."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ import pytest
 
 from attnc.target.files import render_files
 from attnc.verify.case import Case
-from attnc.verify.search import verify
 from attnc.verify.simt import available
 from attnc.verify.strategies import fit_of
 from attnc.verify.subject import Subject, subject_of
@@ -20,7 +18,7 @@ from attnc.verify.trials import across, check_large, corpus, file_of, large_case
 from tests.plans import SPECS, module_of, plans_of
 from tests.planted.bug import plant
 from tests.planted.registry import BUGS
-from tests.verify.judging import right
+from tests.verify.judging import committed, right, verify
 
 # --- targets that must agree --------------------------------------------------------------------------------
 
@@ -92,11 +90,6 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 # --- sizes that only a GPU reaches --------------------------------------------------------------------------
 
 
-@cache
-def subject(name: str) -> Subject:
-    return subject_of(plans_of(name).modules[0])
-
-
 @pytest.mark.parametrize(
     ("name", "dim", "size"),
     [
@@ -111,7 +104,7 @@ def subject(name: str) -> Subject:
     ],
 )
 def test_cases_reach_what_is_large(name: str, dim: str, size: int) -> None:
-    cases = list(large_cases(subject(name).space))
+    cases = list(large_cases(committed(name).space))
     assert size in {case.dims[dim] for case in cases}
     assert len({case.to_json() for case in cases}) == len(cases) <= 60
 
@@ -120,14 +113,14 @@ CASE = Case(dims={"B": 2, "M": 40, "N": 30, "H": 2})
 
 
 def test_right_results_are_judged_right() -> None:
-    verdict = check_large(subject("prefix_lm"), CASE)
+    verdict = check_large(committed("prefix_lm"), CASE)
     assert verdict.ok, verdict.message
     assert verdict.worst > 0.1
 
 
 @pytest.mark.parametrize(("change", "said"), [(1.0, "is off"), (float("nan"), "that are NaN")])
 def test_wrong_results_are_found(change: float, said: str) -> None:
-    real = subject("prefix_lm")
+    real = committed("prefix_lm")
 
     def wrong(*given: object, out: object, config: object) -> None:
         real.module.prefix_lm(*given, out=out, config=config)

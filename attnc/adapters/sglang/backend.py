@@ -37,7 +37,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
     needs_cpu_seq_lens: bool = False
 
     def __init__(self, model_runner: Any) -> None:
-        """ValueError for a model, or a way to run it, that the kernels do not compute."""
+        """Raises ValueError for a model, or a way to run it, that the kernels do not compute."""
         super().__init__()
         _refuse_runner(model_runner)
         self.req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
@@ -77,7 +77,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         )
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Before a graph is captured or replayed: brings its tensors up to date. Waits for nothing."""
+        """Brings the tensors of a graph up to date before it is captured or replayed. Waits for nothing."""
         batch = forward_batch
         if not batch.forward_mode.is_decode_or_idle():
             raise ValueError(
@@ -170,7 +170,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         return out
 
     def _pages(self, requests: torch.Tensor, pages: int) -> torch.Tensor:
-        """i32[B, pages]: the pages of requests. What lies beyond their lengths is not read."""
+        """Returns i32[B, pages], the pages of requests. What lies beyond their lengths is not read."""
         slots = self.req_to_token[requests, : pages * self.page : self.page]
         return slots if self.page == 1 else slots // self.page
 

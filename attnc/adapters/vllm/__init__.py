@@ -50,7 +50,8 @@ def unified_attention(
 ) -> None:
     """Writes the attention of every token to `out`.
 
-    q, out: [T, Hq, D]; k, v: [num_blocks, block_size, Hkv, D], any strides but a contiguous last axis
+    q, out: [T, Hq, D]; k, v: [num_blocks, block_size, Hkv, D], any strides but a contiguous last axis; all of
+        float16, bfloat16 or float32
     cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], with the new tokens; block_table: i32[B, P]
     softmax_scale, window_size (left, right; -1 for none), softcap (0 for none): part of the kernel, so a new
     value of one compiles once. alibi_slopes, sinks: [Hq], or None.
@@ -60,7 +61,8 @@ def unified_attention(
     With max_seqlen_q = 1 and as many tokens as sequences, token b is that of sequence b (sequences without a
     token, as graphs are padded with, come last), and the keys of a sequence are split among programs.
 
-    ValueError or TypeError names the argument, what was expected and what came. Never waits for the device.
+    Raises ValueError or TypeError that names the argument, what was expected and what came. Never waits for
+    the device.
     """
     refuse("unified_attention", q_descale=q_descale, **unsupported)
     attend(
@@ -80,7 +82,7 @@ def unified_attention(
 
 
 def _left(causal: bool, window_size: tuple[int, int]) -> int:
-    """Keys before a query. ValueError where it sees some behind it."""
+    """Returns how many keys before its own a query sees. Raises ValueError where it sees some behind it."""
     if not causal:
         raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")
     try:

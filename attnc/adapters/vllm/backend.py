@@ -120,7 +120,9 @@ class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ig
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> AttncMetadata:
-        """ValueError for what a step asks that the kernels do not compute."""
+        """Returns what kernels read of a step. Raises ValueError for what a step asks that the kernels do not
+        compute.
+        """
         common = common_attn_metadata
         if common.causal is not True:
             raise ValueError(
@@ -176,7 +178,8 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
         chunk_lookback: int = -1,
         **unsupported: Any,
     ) -> None:
-        """sliding_window: keys that a query sees, its own included; alibi_slopes, sinks: of each query head.
+        """Keeps what a layer asks for. sliding_window: keys that a query sees, its own included;
+        alibi_slopes, sinks: of each query head.
 
         ValueError names what is not supported.
         """
@@ -217,7 +220,7 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """output, with the attention of the tokens that are not padding.
+        """Returns `output` with the attention of the tokens that are not padding.
 
         query, output: [T, H, D]; kv_cache: [num_blocks, Hkv, block, 2 D], in any order in memory, which has
         key and value already. Without metadata vLLM looks how much memory it takes: output is 0.
@@ -262,6 +265,6 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
         store(key, value, *self._split(kv_cache), slot_mapping)
 
     def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values as kernels take pages: [num_blocks, block, Hkv, D]."""
+        """Returns keys and values as kernels take pages: [num_blocks, block, Hkv, D]."""
         k, v = torch.split(kv_cache.transpose(1, 2), self.head_size, -1)
         return k, v

@@ -112,7 +112,7 @@ def _storage(tensor: Tensor) -> str:
 
 
 def _kernel(kernel: Kernel, takes: Iterable[str] = ()) -> Iterator[str]:
-    """takes: buffers and registers of a kernel of the backward."""
+    """Yields the lines of a kernel. takes: buffers and registers of a kernel of the backward."""
     head = f"kernel {kernel.name}({', '.join(kernel.dims)}) {kernel.structure}"
     own: tuple[str, ...]
     match kernel:
@@ -305,7 +305,7 @@ def _configs(kernel: Kernel) -> Iterator[str]:
 
 
 def _bound(bound: ErrorBound) -> list[str]:
-    """But for the errors of functions, which are the same for all."""
+    """Returns the lines of a bound but for the errors of functions, which are the same for all."""
     return [told for told in _unusual(bound) if not told.startswith("intrinsics")]
 
 

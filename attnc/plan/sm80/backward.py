@@ -136,7 +136,7 @@ def _candidates(
 
 
 def _sizes(plan: CudaBackward, variant: Variant, kernel: KernelName) -> tuple[Tiles, ...]:
-    """Tiles for the head dimension, the fastest first."""
+    """Returns tiles for the head dimension, the fastest first."""
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
     kind = "dq" if over_rows(kernel) else "all" if plan.adds_dq else "dkdv"
     table = (_F32_TILES if plan.layout.is_f32 else _TILES)[kind]

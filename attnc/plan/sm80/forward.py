@@ -91,7 +91,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def _wide(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """Heads whose values no warp can sum alone."""
+    """Yields a refusal of heads whose values no warp can sum alone."""
     widest = max(feature(tensor) for tensor in (variant.attention.q, variant.attention.v))
     softmax, split = knobs.get("softmax"), knobs.get("warp_split")
     unified = softmax and isinstance(softmax.choices[0], Choice) and softmax.choices[0].name == "unified_max"

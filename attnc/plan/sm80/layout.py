@@ -107,7 +107,7 @@ class CudaLayout:
         return 32 * config.warps
 
     def shared_memory(self, config: TileConfig) -> dict[str, int]:
-        """Bytes of shared memory by buffer, in the kernel's order."""
+        """Returns bytes of shared memory by buffer, in the kernel's order."""
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         warps = config.warps
         size = self.element.bytes
@@ -138,7 +138,7 @@ class CudaLayout:
         return buffers
 
     def registers(self, config: TileConfig) -> dict[str, int]:
-        """32-bit registers of a thread by value, those that live through a step."""
+        """Returns 32-bit registers of a thread by value, those that live through a step."""
         tile_q, tile_kv, warps = config.tile_q, config.tile_kv, config.warps
         threads = 32 * warps
         columns = self.v.width
@@ -150,7 +150,7 @@ class CudaLayout:
 
 
 def chunk_of(element: DType) -> int:
-    """Elements of 16 bytes."""
+    """Returns how many elements 16 bytes hold."""
     return CHUNK_BYTES // element.bytes
 
 
@@ -177,13 +177,13 @@ class CudaBackward:
         return self.layout.qk.width + self.layout.v.width
 
     def parts(self, config: TileConfig) -> int:
-        """Warps that share their keys."""
+        """Returns how many warps share their keys."""
         if not self.exchange:
             return 1
         return config.warps * SHARED_KEYS // config.tile_kv
 
     def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
-        """Bytes of shared memory of one kernel by buffer, in its order."""
+        """Returns bytes of shared memory of one kernel by buffer, in its order."""
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         warps, size = config.warps, self.layout.element.bytes
         d, dv = self.layout.qk.width * size, self.layout.v.width * size
@@ -211,7 +211,7 @@ class CudaBackward:
         return buffers
 
     def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
-        """32-bit registers of a thread by value, those that live through a step."""
+        """Returns 32-bit registers of a thread by value, those that live through a step."""
         tile_q, tile_kv = config.tile_q, config.tile_kv
         threads = 32 * config.warps
         acc = tile_q * self.layout.qk.width if over_rows(kernel) else tile_kv * self._columns
@@ -269,8 +269,8 @@ def traffic(kernel: OutputKernel, layout: CudaLayout, config: TileConfig, tiles:
 def device_memory(
     kernel: OutputKernel, layout: CudaLayout, config: TileConfig, tiles: Picture, heads: int, device: Device
 ) -> DeviceMemory:
-    """q, k, v, o and lse once; all that is asked for where the L2 cache does not hold what FlashAttention-1
-    carries between visits, for the heads that run at once.
+    """Returns the bytes of q, k, v, o and lse once; all that is asked for where the L2 cache does not hold
+    what FlashAttention-1 carries between visits, for the heads that run at once.
     """
     size = layout.element.bytes
     q, kv = tiles.queries * layout.d * size, tiles.keys * (layout.d + layout.dv) * size
@@ -288,7 +288,9 @@ def device_memory(
 
 
 def _exchange(kernel: OutputKernel, layout: CudaLayout, config: TileConfig) -> tuple[int, int]:
-    """Bytes of shared memory read and written in a step to sum what the warps of split-K have found."""
+    """Returns bytes of shared memory read and written in a step to sum what the warps of split-K have
+    found.
+    """
     if layout.warp_split != "kv" or layout.merge == "end":  # at the end it is little beside the tiles
         return 0, 0
     tile_q, warps, v = config.tile_q, config.warps, layout.v.width

@@ -304,7 +304,7 @@ _SHORTEST = 32
 
 
 def _summed(config: TileConfig, kernel: Which) -> int:
-    """Elements of a tile that the kernel's products of p sum over."""
+    """Returns how many elements of a tile the kernel's products of p sum over."""
     of_rows = phase_of(kernel) == "dkdv"
     return config.tile_q if of_rows else config.tile_kv
 
@@ -317,8 +317,8 @@ def _joins_narrow_words(attention: Attention) -> bool:
 
 
 def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> int:
-    """Bytes of shared memory that a block must be allowed for a launcher to take the config: the fewest such
-    that every supported device that allows as many has what the config needs there.
+    """Returns bytes of shared memory that a block must be allowed for a launcher to take the config: the
+    fewest such that every supported device that allows as many has what the config needs there.
     """
     needs = {device: estimate(config, variant, device, kernel).shared for device in DEVICES.values()}
     enough = [size for device, size in needs.items() if size <= device.shared_per_block]
@@ -329,8 +329,8 @@ def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> int
 
 
 def staged(config: TileConfig, variant: Variant) -> int:
-    """Bytes of shared memory that a block takes where tensor cores read tiles there and so more of them wait;
-    0 if its tiles are too small for that.
+    """Returns bytes of shared memory that a block takes where tensor cores read tiles there and so more of
+    them wait; 0 if its tiles are too small for that.
     """
 
     def shared(device: Device) -> int:

@@ -54,11 +54,6 @@ class Arguments:
         return tuple(name for name, x in tensors.items() if attention.gradient_of(x).dtype is x.dtype)
 
     @property
-    def rounded_types(self) -> list[str]:
-        found = {self.adjoint_dtype(adjoint) for adjoint in self.adjoints} - {DType.F32}
-        return sorted(STORED[dtype] for dtype in found)
-
-    @property
     def pointers(self) -> list[tuple[str, str]]:
         """(type, name of the tensor)."""
         element = STORED[self.dtypes["q"]]

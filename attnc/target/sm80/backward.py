@@ -78,11 +78,6 @@ class CudaFileText(ElementText):
         self.places = BackwardPlaces(arguments)
 
     @property
-    def rounded_types(self) -> list[str]:
-        """16-bit floats that gradients other than those of q, k and v are written as."""
-        return self.arguments.rounded_types
-
-    @property
     def fields(self) -> Iterator[str]:
         return self.arguments.fields
 
@@ -141,11 +136,15 @@ class BackwardPlaces:
         self.packs_queries = self._tensors.packs(Role.QUERY)
 
     def offset(self, name: str, head: str) -> str:
-        """From the first element of a tensor or its gradient to row 0 of the head and sequence at hand."""
+        """Returns the offset from the first element of a tensor or its gradient to row 0 of the head and
+        sequence at hand.
+        """
         return offset(self._tensors.row_zero(name, head))
 
     def first_row(self, sequence: str) -> str:
-        """Row 0 of the head and sequence at hand in lse2 and delta; sequence: its number, if packed."""
+        """Returns row 0 of the head and sequence at hand in lse2 and delta; sequence: its number, if
+        packed.
+        """
         if self.packs_queries:
             first = f"(q_first / args.ROW_TILE + {sequence}) * args.ROW_TILE"
             return f"(long long)h * args.M_padded + {first}"
@@ -210,7 +209,9 @@ class CudaTileText(CudaFileText):
         return self.arguments.tensors.row_zero(name, head)
 
     def head_offset(self, name: str) -> str:
-        """From the first element of a matrix to the rows of the head and sequence at hand."""
+        """Returns the offset from the first element of a matrix to the rows of the head and sequence at
+        hand.
+        """
         return offset(self.row_zero(name))
 
     @property

@@ -93,7 +93,7 @@ def parts_addresses(text: CudaDecodeText) -> list[str]:
 
 
 def fixed_split_size(text: CudaText) -> dict[str, str]:
-    """Keys of a split, where some config fixes them; 0: they are counted."""
+    """Returns keys of a split, where some config fixes them; 0: they are counted."""
     return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in text.size_names else {}
 
 
@@ -115,8 +115,8 @@ def cuda_kernels(
     *,
     decodes: bool = False,
 ) -> Record:
-    """Kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels` has
-    them.
+    """Returns kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels`
+    has them.
     """
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
@@ -129,7 +129,9 @@ def cuda_kernels(
 
 
 def _by_axes(strides: Iterable[list[str]]) -> list[str]:
-    """`q:bmh` for stride_qb, stride_qm and stride_qh; `bias:01` for stride_bias_0 and stride_bias_1."""
+    """Returns `q:bmh` for stride_qb, stride_qm and stride_qh; `bias:01` for stride_bias_0 and
+    stride_bias_1.
+    """
     split = ([_tensor_and_axis(name) for name in names] for names in strides if names)
     return [f"{found[0][0]}:{''.join(axis for _, axis in found)}" for found in split]
 

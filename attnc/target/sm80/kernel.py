@@ -366,7 +366,7 @@ class CudaDecodeText(CudaText):
         return "" if group is None else scalar(group)
 
     def all_rows(self, queries: str) -> str:
-        """Rows of a KV head with so many queries."""
+        """Returns rows of a KV head with so many queries."""
         return f"{queries} * {self.group}" if self.group else queries
 
     @property

@@ -31,15 +31,15 @@ _TOKEN = re.compile(r"//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|(?<![\w.])[A-Za-z_]\w*|[{}
 
 
 def local(kind: str, values: Mapping[str, object] | None = None, /, **named: object) -> str:
-    """`const int x = ..., y = ...;`, as far as it is read. Values have no effects, and may read names before
-    them.
+    """Returns `const int x = ..., y = ...;`, as far as it is read. Values have no effects, and may read names
+    before them.
     """
     parts = (str(part) for pair in {**(values or {}), **named}.items() for part in pair)
     return f"{_START}{_BETWEEN.join((kind, *parts))}{_END}"
 
 
 def sizes_of_call(names: Iterable[str], kind: str = "const int") -> Iterator[str]:
-    """`const int M = args.M;`: sizes by their names, as far as they are read."""
+    """Yields `const int M = args.M;`: sizes by their names, as far as they are read."""
     if values := {name: f"args.{name}" for name in names}:
         yield local(kind, values)
 
@@ -72,7 +72,7 @@ def settle(text: str) -> str:
 
 
 def _words_of_block(text: str, at: int) -> Iterator[str]:
-    """Words of the code from a place to the end of the block that it is in."""
+    """Yields words of the code from a place to the end of the block that it is in."""
     depth = 0
     for token in _TOKEN.finditer(text, at):
         match token[0]:
@@ -288,7 +288,9 @@ class CudaWalk:
         yield f"const int rank = tile - first_head * {tiles};"
 
     def of_sequence(self, sequences: Sequences, size: str) -> Iterator[str]:
-        """From `number` among the tiles of packed sequences, of `size` rows, to the sequence of the tile."""
+        """Yields the way from `number` among the tiles of packed sequences, of `size` rows, to the tile's
+        sequence.
+        """
         cu, count, lo = sequences.cu_seqlens, f"{self.of_call}B", self.walk.lo
         first, end = ("q_first", "q_end") if self.walk.axis == "q" else ("k_first", "k_end")
         begins = f"args.{cu}_ptr[{{}} * args.stride_{cu}_0]"

@@ -104,7 +104,7 @@ def render_host(
 
 
 def _sha256(sources: Iterable[str]) -> str:
-    """Of `.cu` texts with the headers that they include."""
+    """Returns SHA-256 of `.cu` texts with the headers that they include."""
     return hashlib.sha256("".join(map(with_headers, sources)).encode()).hexdigest()
 
 

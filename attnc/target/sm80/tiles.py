@@ -189,7 +189,9 @@ class TileText(OutputView, ElementText):
         return f"const Rows<{element}> {PLACES[name]} = {{{first}, args.stride_{of}{letter}}};"
 
     def offset(self, name: str) -> str:
-        """From the first element to row 0 of the sequence and head at hand; in pages, to the head."""
+        """Returns the offset from the first element to row 0 of the sequence and head at hand; in pages, to
+        the head.
+        """
         return offset(self.row_zero(name))
 
     @property

@@ -332,7 +332,7 @@ class BackwardText(ProgramText, BackwardView):
     # -- the frame -----------------------------------------------------------------------------------------
 
     def length(self, name: str) -> str:
-        """M or N of the tensors, which a `length` does not shorten."""
+        """Returns M or N of the tensors, which a `length` does not shorten."""
         return f"{name}_all" if name in self._shortened else name
 
     @property
@@ -420,7 +420,7 @@ class BackwardText(ProgramText, BackwardView):
         return self._tile("O", "o")
 
     def load_vector(self, name: str) -> str:
-        """lse2 or delta of the q tile at hand."""
+        """Returns lse2 or delta of the q tile at hand."""
         if self.packs_queries:
             beyond = 'float("inf")' if name == "lse2" else "0.0"
             return f"tl.load({name}_head + q_idx, mask=q_idx < M, other={beyond})"

@@ -249,8 +249,8 @@ class DecodeText(KernelText):
         return self._arguments(self.step_names, loop)
 
     def _arguments(self, names: list[str], loop: Loop) -> str:
-        """Pages of the rest are looked up as they come: were those of the first loop used after it, the
-        compiler would wait for them at the end of every step.
+        """Returns arguments of a loop. Pages of the rest are looked up as they come: were those of the first
+        loop used after it, the compiler would wait for them at the end of every step.
         """
         page = "own_page" if self._is_rest(loop) else "page"
         return ", ".join((*(page if name == "page" else name for name in names), *self._step_values(loop)))

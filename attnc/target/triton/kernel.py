@@ -204,7 +204,9 @@ class KernelText(ProgramText, OutputView):
         return self.offset("lse")
 
     def offset(self, name: str) -> str:
-        """From the first element to row 0 of the sequence and head at hand; in pages, to the head."""
+        """Returns the offset from the first element to row 0 of the sequence and head at hand; in pages, to
+        the head.
+        """
         return offset(self.row_zero(name))
 
     # -- parameters and arguments --------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class TritonTensors(Tensors):
         return f"{size}, {block(size)}" if self.padded else str(size)
 
     def offset(self, name: str, head: str) -> str:
-        """From the first element to the rows of one head, of the sequence at hand."""
+        """Returns the offset from the first element to the rows of one head, of the sequence at hand."""
         return offset(self.row_zero(name, head))
 
 
@@ -65,11 +65,11 @@ class PrologueText:
         return ", mask=q_idx < M" if self.tensors.packs(Role.QUERY) else ""
 
     def offset(self, name: str) -> str:
-        """From the first element of lse, or of its gradient, to those of this head."""
+        """Returns the offset from the first element of lse, or of its gradient, to those of this head."""
         return self.tensors.offset(name, "h")
 
     def row(self, name: str) -> str:
-        """From there to the rows of the tile."""
+        """Returns the offset from there to the rows of the tile."""
         tensor = self.tensors.by_name[name]
         axis = tensor.axis(Role.QUERY)
         return "0" if axis is None else f"q_idx.to(tl.int64) * {stride_name(tensor, axis)}"
@@ -283,7 +283,7 @@ class Parameters:
         )
 
     def _usual_length(self, role: Role) -> str:
-        """Rows of a sequence; of packed ones, their mean."""
+        """Returns rows of a sequence; of packed ones, their mean."""
         rows = show(longest(self.module.variant.attention, role))
         return f"{rows} // B" if self.tensors.packs(role) else rows
 

@@ -73,7 +73,7 @@ def offset(place: RowZero) -> str:
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:
-    """Pointer arithmetic in 64 bits, since element offsets may pass 2**31.
+    """Returns pointer arithmetic in 64 bits, since element offsets may pass 2**31.
 
     The first `done` indices are in the base already.
     """
@@ -93,7 +93,9 @@ def _wide(text: str, index: Expr) -> str:
 
 
 def load(fetch: Fetch, tile: Printer = tiled) -> str:
-    """`tl.load(...)` of a fetch; 0 where its guard is false. `tile` prints what varies along both axes."""
+    """Returns `tl.load(...)` of a fetch; 0 where its guard is false. `tile` prints what varies along both
+    axes.
+    """
     show = tile if len(fetch.axes) == 2 else scalar
     tensor, row = fetch.load.tensor, fetch.row
     base, done = (f"{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
@@ -109,7 +111,7 @@ def load(fetch: Fetch, tile: Printer = tiled) -> str:
 
 
 def statement(item: Statement) -> str:
-    """`name = value`."""
+    """Returns `name = value`."""
     match item:
         case Let(value=value) if value.type == "int" and is_wide(value):
             return f"{item.name} = ({scalar(value)}).to(tl.int32)"  # tiles are addressed by 32 bits

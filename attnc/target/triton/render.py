@@ -149,7 +149,9 @@ def _counter(number: Expr) -> str:
 
 
 def device_functions(module: Module) -> frozenset[str]:
-    """Their names. What expressions call follows from the plan's; the rest from how rows lie in memory."""
+    """Returns the names of device functions. What expressions call follows from the plan's; the rest from how
+    rows lie in memory.
+    """
     forward, backward, kernels = module.kernel, module.backward, module.kernels.values()
     called = {name for expr in expressions_within((forward, backward)) for name in _called_by(expr)}
     called.update(*map(_moves_rows, kernels))
