@@ -310,6 +310,8 @@ def _hopper_schedule(draw: st.DrawFn, shape: Shape) -> str:
     softmaxes = ("online", "online(rescale = lazy(8))", "online(maximum = lazy(20))")
     lines.append(f"softmax = {draw(st.sampled_from(softmaxes))}")
     lines += draw(st.sampled_from(([], ["order = longest_first"])))
+    if shape.storage.plain:
+        lines += draw(st.sampled_from(([], [], ["cluster = 2"], ["cluster in {2, 1}"])))
     if shape.sums_dq and draw(st.booleans()):
         ways = ("atomic", "two_pass", "ordered", "sequential") if shape.storage.plain else ("two_pass",)
         lines.append(f"backward {{ accumulate.dq = {draw(st.sampled_from(ways))} }}")
