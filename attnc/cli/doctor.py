@@ -11,14 +11,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 import attnc
 from attnc.cli.compile import JSON
-from attnc.cli.console import paint, progress, say, say_lines
+from attnc.cli.console import Mistake, paint, progress, say, say_lines
 
+if TYPE_CHECKING:
+    from attnc.runtime.one_import import Gpu
+
+#: Where `attnc compile` writes to.
+_GENERATED = Path("generated")
 _NEEDED = ("jinja2", "lark", "numpy", "rich", "typer", "torch", "triton", "hypothesis")
 _INTERPRETED = """
 import torch, triton, triton.language as tl
@@ -44,14 +49,27 @@ class Finding:
     fix: str = ""
 
 
-def doctor(as_json: JSON = False) -> None:
+def doctor(
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="ARCH", help="Say which targets a GPU takes that is not here, e.g. sm_80."),
+    ] = None,
+    as_json: JSON = False,
+) -> None:
     """Check this machine: versions, GPUs, interpreter, caches, CUDA. Exits with 1 if something is missing.
+
+    Of every function in generated/ that has several targets it says which one a GPU takes for which calls,
+    and whether that was measured.
 
     Example: attnc doctor
     """
+    if device is not None:
+        _check(device)
+    examinations: dict[str, Callable[[], Iterator[Finding]]] = dict(_EXAMINATIONS)
+    examinations["targets"] = lambda: _targets(device)
     findings: list[Finding] = []
-    with progress("doctor", len(_EXAMINATIONS)) as bar:
-        for what, examine in _EXAMINATIONS.items():
+    with progress("doctor", len(examinations)) as bar:
+        for what, examine in examinations.items():
             bar.advance(what)
             findings += examine()
     if as_json:
@@ -60,6 +78,16 @@ def doctor(as_json: JSON = False) -> None:
         _print(findings)
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)
+
+
+def _check(device: str) -> None:
+    """Raises Mistake for what is no architecture."""
+    from attnc.runtime.one_import import absent_gpu
+
+    try:
+        absent_gpu(device)
+    except ValueError as failure:
+        raise Mistake(str(failure), "write its compute capability, as in sm_80 or sm_90") from None
 
 
 def _print(findings: list[Finding]) -> None:
@@ -179,26 +207,45 @@ def _caches() -> Iterator[Finding]:
         yield Finding(name="cache", state="missing", detail=str(failure), fix=fix)
 
 
-def _targets() -> Iterator[Finding]:
-    """Yields what `from generated.NAME import NAME` calls here."""
+def _targets(device: str | None) -> Iterator[Finding]:
+    """Yields what `from generated.NAME import NAME` calls on the GPUs here, or on one of an architecture."""
     try:
         from attnc.runtime.devices import gpus
-        from attnc.support.by_target import Needs, runs
+        from attnc.runtime.one_import import Gpu, absent_gpu
     except ImportError:
         return  # said above
-    from attnc.plan.targets import TARGETS
-    from attnc.target.dispatch import fastest_first, needs_of
-
-    names = fastest_first(TARGETS)
+    if device is not None:
+        yield from _choices(device, absent_gpu(device))
+        return
     for index, gpu in enumerate(gpus()):
-        able = [name for name in names if runs(Needs(*needs_of(name)), index)]
-        if able:
-            said = f"{', then '.join(able)}; where a table of {gpu.name} was measured, that decides"
-            yield Finding(name=f"targets {index}", state="ok", detail=said)
-            yield from _tables(index, gpu.name)
+        here = Gpu(name=gpu.name, capability=int(gpu.arch.removeprefix("sm_")), index=index)
+        yield from _choices(str(index), here)
+        yield from _tables(index, gpu.name)
+    if not gpus():
+        fix = "'attnc doctor --device sm_90' says what a GPU takes"
+        yield Finding(name="targets", state="note", detail="no GPU: Triton interprets", fix=fix)
+
+
+def _choices(label: str, gpu: Gpu) -> Iterator[Finding]:
+    """Yields the rule for a GPU, and what it comes to for each function of generated/."""
+    from attnc.plan.targets import TARGETS
+    from attnc.runtime.one_import import chosen, rule
+
+    if not any(map(gpu.runs, TARGETS)):
+        if gpu.index is None:
+            yield Finding(name=f"targets {label}", state="note", detail="none is for it")
         else:
             fix = "pip install triton, or 'attnc[cuda]' for CUDA kernels"
-            yield Finding(name=f"targets {index}", state="missing", detail="none runs", fix=fix)
+            yield Finding(name=f"targets {label}", state="missing", detail="none runs", fix=fix)
+        return
+    found = list(chosen(_GENERATED, gpu))
+    every = dict.fromkeys(target for function in found for target in function.targets)
+    left_out = [target for target in every if gpu.could_run(target) and not gpu.runs(target)]
+    fix = f"pip install triton and 'attnc[cuda]', for {', '.join(left_out)} too" if left_out else ""
+    yield Finding(name=f"targets {label}", state="ok", detail=rule(gpu, found), fix=fix)
+    for function in found:
+        state: Literal["ok", "note"] = "ok" if function.runs else "note"
+        yield Finding(name=f"{function.name} {label}", state=state, detail=function.text)
 
 
 def _tables(index: int, device: str) -> Iterator[Finding]:
@@ -231,5 +278,4 @@ _EXAMINATIONS: Mapping[str, Callable[[], Iterator[Finding]]] = {
     "interpreter": _interpreter,
     "tools": _assembler,
     "CUDA": _cuda,
-    "targets": _targets,
 }

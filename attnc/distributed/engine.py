@@ -16,13 +16,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch._compile import _disable_dynamo
 
+from attnc.distributed.dtensors import is_dtensor, like, local, local_input, whole_shape
 from attnc.distributed.estimate import STRATEGIES, Rates, Strategy, rates_of
 from attnc.distributed.group import Group, Ranks
 from attnc.distributed.kernels import Kernels, Spec, spec_of
@@ -34,102 +35,6 @@ from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
-
-# --- DTensors as shards -------------------------------------------------------------------------------------
-
-
-def is_dtensor(x: Any) -> bool:
-    """Returns whether it is one; who has one has imported what they are."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(x, module.DTensor)
-
-
-def whole_shape(x: Any, tensor: Tensor) -> torch.Size:
-    """Returns the shape of q or k for a group of ranks: all of its rows, and its share of sequences and
-    heads.
-    """
-    if not is_dtensor(x):
-        return torch.Size(x.shape)
-    sizes = list(x.to_local().shape)
-    axis = _row_axis(tensor)
-    sizes[axis] = x.shape[axis]
-    return torch.Size(sizes)
-
-
-def local(x: Any, tensor: Tensor, group: Ranks) -> torch.Tensor:
-    """Returns this rank's part of a tensor; gradients flow back. Raises ValueError where it lies
-    otherwise.
-    """
-    if not is_dtensor(x):
-        return x  # type: ignore[no-any-return]  # a tensor
-    at, axis = _axis_of(x, group, tensor.name), _row_axis(tensor)
-    for number, placement in enumerate(x.placements):
-        if number == at and not placement.is_shard(axis):
-            raise ValueError(
-                f"{tensor.name}: expected Shard({axis}), by rows, over the ranks that share them, "
-                f"got {placement}"
-            )
-        if number != at and (placement.is_partial() or placement.is_shard(axis)):
-            raise ValueError(
-                f"{tensor.name}: expected Replicate(), or a shard of sequences or heads, over other axes of "
-                f"the mesh, got {placement}"
-            )
-    part: torch.Tensor = x.to_local()
-    return part
-
-
-def local_input(x: Any, name: str, group: Ranks) -> torch.Tensor:
-    """Returns an input that every rank of the group has whole."""
-    if not is_dtensor(x):
-        return x  # type: ignore[no-any-return]  # a tensor, or a number
-    placement = x.placements[_axis_of(x, group, name)]
-    if not placement.is_replicate():
-        raise ValueError(f"{name}: expected Replicate() over the ranks that share rows, got {placement}")
-    part: torch.Tensor = x.to_local()
-    return part
-
-
-def like(q: Any, of: Tensor, o: torch.Tensor, tensor: Tensor) -> torch.Tensor:
-    """Returns o, or lse, of this rank as a DTensor that lies as q does; as it is, where q is none. of: what q
-    is.
-    """
-    if not is_dtensor(q):
-        return o
-    from torch.distributed.tensor import DTensor, Shard
-
-    placements = [
-        Shard(tensor.roles.index(of.roles[placement.dim])) if placement.is_shard() else placement
-        for placement in q.placements
-    ]
-    whole: dict[Role, int] = {
-        role: size for role, size in zip(of.roles, q.shape, strict=True) if role is not Role.FEATURE
-    }
-    shape = [whole.get(role, size) for role, size in zip(tensor.roles, o.shape, strict=True)]
-    strides = torch.empty(shape, device="meta").stride()
-    made: torch.Tensor = DTensor.from_local(
-        o, q.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides
-    )
-    return made
-
-
-def _row_axis(tensor: Tensor) -> int:
-    return tensor.roles.index(Role.KEY if Role.KEY in tensor.roles else Role.QUERY)
-
-
-def _axis_of(x: Any, group: Ranks, name: str) -> int:
-    """Returns the axis of the tensor's mesh whose ranks the group is."""
-    mesh = x.device_mesh
-    if isinstance(group, Group):
-        if group.axis and group.axis in (mesh.mesh_dim_names or ()):
-            return int(mesh.mesh_dim_names.index(group.axis))
-        members = dist.get_process_group_ranks(group.group)
-        ranks = [dist.get_process_group_ranks(mesh.get_group(number)) for number in range(mesh.ndim)]
-        if members in ranks:
-            return ranks.index(members)
-    raise ValueError(f"{name}: no axis of its mesh is the group of ranks that share rows")
-
-
-# --- the engine ---------------------------------------------------------------------------------------------
 
 
 class ContextParallel:
@@ -315,6 +220,7 @@ class ContextParallel:
         try:
             kernels, _ = self.kernels_for(q)
             extras = self._tensors(kernels.attention, self._name_inputs(inputs, named), q.device)
+            _check_inputs(kernels.attention, extras, _known(kernels.attention, plan.sizes))
             if is_dtensor(q) and not plan.in_slices:
                 raise ValueError(
                     "q: DTensors lie in slices, and the plan does not: call plan(q, k) with them"
@@ -410,14 +316,13 @@ class ContextParallel:
         for which, shape in (("q", q), ("k", k)):
             if 0 in shape:
                 raise ValueError(f"{which}: expected rows to share out, got shape {list(shape)}")
-        _check_inputs(attention, named, self._known(attention, int(batch), q, k))
         dims = {}
         for tensor in attention.extras:
             for axis, size in zip(tensor.shape, getattr(named.get(tensor.name), "shape", ()), strict=False):
                 name = getattr(axis, "name", None)
                 if name and name not in ("B", "M", "N", "H", "Hkv", "G"):
                     dims[name] = int(size)
-        return Sizes(
+        sizes = Sizes(
             batch=int(batch),
             queries=q[attention.q.roles.index(Role.QUERY)],
             keys=k[attention.k.roles.index(Role.KEY)],
@@ -425,22 +330,11 @@ class ContextParallel:
             kv_heads=k[attention.k.roles.index(Role.HEAD)],
             ends_q=ends[0],
             ends_k=ends[1],
-            tensors={name: self._host(name, named) for name in reads},
+            tensors={},
             dims=dims,
         )
-
-    @staticmethod
-    def _known(attention: Attention, batch: int, q: torch.Size, k: torch.Size) -> dict[str, int]:
-        """Returns the sizes that whole q and k fix, by name; M and N where all sequences have as many."""
-        heads, kv_heads = q[attention.q.axis(Role.HEAD) or 0], k[attention.k.axis(Role.HEAD) or 0]
-        found = {"B": batch, "H": heads, "Hkv": kv_heads, "G": heads // kv_heads}
-        for name, tensor, shape, role in (
-            ("M", attention.q, q, Role.QUERY),
-            ("N", attention.k, k, Role.KEY),
-        ):
-            if tensor.storage.is_plain:
-                found[name] = shape[tensor.roles.index(role)]
-        return found
+        _check_inputs(attention, named, _known(attention, sizes))
+        return replace(sizes, tensors={name: self._host(name, named) for name in reads})
 
     @staticmethod
     def _host(name: str, named: Mapping[str, Any]) -> Any:
@@ -465,6 +359,8 @@ class ContextParallel:
             if tensor.name not in named:
                 raise ValueError(f"{tensor.name}: expected an input, none was given")
             x = named[tensor.name]
+            if not isinstance(x, torch.Tensor | int | float):
+                raise TypeError(f"{tensor.name}: expected a tensor or a number, got {type(x).__name__}")
             if not isinstance(x, torch.Tensor):
                 x = torch.full((), x, dtype=DTYPES[tensor.dtype], device=device)
             found[tensor.name] = x
@@ -523,6 +419,13 @@ def _check_tensors(attention: Attention, **given: Any) -> None:
                 raise ValueError(
                     f"v: expected {wanted[0]} rows and {wanted[1]} heads, like k, got shape {list(x.shape)}"
                 )
+
+
+def _known(attention: Attention, sizes: Sizes) -> dict[str, int]:
+    """Returns the sizes of a call by name; M and N where all sequences have as many."""
+    known = {"B": sizes.batch, "H": sizes.heads, "Hkv": sizes.kv_heads, "G": sizes.heads // sizes.kv_heads}
+    rows = (("M", attention.q, sizes.queries), ("N", attention.k, sizes.keys))
+    return known | {name: count for name, tensor, count in rows if tensor.storage.is_plain}
 
 
 def _check_inputs(attention: Attention, named: Mapping[str, Any], known: Mapping[str, int]) -> None:

@@ -12,6 +12,7 @@ tree gets that copy; any other, like those in the cache, the one of this compile
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import json
 import sys
@@ -35,8 +36,7 @@ def package_of(folder: Path) -> str:
     folder = folder.resolve()
     root = folder.parent.parent
     if (root / FOLDER / "__init__.py").is_file():
-        above = f"attnc_generated_{_digest(str(root))[:16]}"
-        _package(above, [str(root)])
+        above = _above(root)
     else:
         above = "attnc_generated"
         if above not in sys.modules:
@@ -46,6 +46,11 @@ def package_of(folder: Path) -> str:
     between = f"{above}.f{_digest(str(folder))[:16]}"
     _package(between, [])
     return _package(f"{between}.files", [str(folder)])
+
+
+def _above(root: Path) -> str:
+    """Returns the name of a package for a folder that has the support package in it."""
+    return _package(f"attnc_generated_{_digest(str(root))[:16]}", [str(root)])
 
 
 def import_once(name: str, path: Path, folder: Path | None = None) -> ModuleType:
@@ -126,6 +131,13 @@ def keep_package(folder: Path, package: Package) -> None:
 def load_package(folder: Path) -> ModuleType:
     """Imports the package in a folder, once per process, under a name of its own."""
     return import_once(f"{package_of(folder)}_package", folder / "__init__.py", folder)
+
+
+def load_attention(folder: Path) -> ModuleType:
+    """Imports an attention beside the support package, `generated/NAME`, once per process; the packages
+    of its targets are imported when they are called. Raises what its file raises.
+    """
+    return importlib.import_module(f"{_above(folder.resolve().parent)}.{folder.name}")
 
 
 def _digest(text: str) -> str:

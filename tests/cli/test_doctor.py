@@ -1,13 +1,118 @@
-"""What `attnc doctor` says of tables of targets."""
+"""What `attnc doctor` says of tables of targets, and of what functions call on a GPU."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from attnc.cli.doctor import _tables
+from attnc.build import compile_program, support_outputs
+from attnc.cli.doctor import Finding, _choices, _tables, _targets
+from attnc.model.resolve import resolve
+from attnc.output import write
+from attnc.runtime import devices
+from attnc.runtime.one_import import Gpu, absent_gpu, chosen, rule
+from attnc.runtime.packages import load_attention
+from attnc.source import Source
+from attnc.support import by_target
+from attnc.support.devices import Gpu as Properties
+from attnc.syntax.parser import parse, prelude
 from attnc.tuned.tables import ANY_TARGET, TARGET_SIZES, Row, Table, dump_tables
+from tests.cli.conftest import Run
+
+H200 = "NVIDIA H200"
+TEXT = """
+attention near {
+  param D in {32, 64}
+  input q: bf16[B, M, H, D]
+  input k, v: bf16[B, N, H, D]
+  score = dot(q, k)
+  normalize = softmax
+  output o: bf16[B, M, H, D]
+  grad q
+}
+schedule near for triton {
+}
+schedule near for cuda.sm_80 {
+}
+schedule near for cuda.sm_90a {
+}
+attention old {
+  input q: f16[B, M, H, 32]
+  input k, v: f16[B, N, H, 32]
+  score = dot(q, k)
+  normalize = softmax
+  output o: f16[B, M, H, 32]
+}
+schedule old for triton {
+}
+schedule old for cuda.sm_80 {
+}
+"""
+
+
+def table(name: str = "near", variant: str = "d64", device: str = H200) -> Table:
+    picked: tuple[tuple[tuple[int | None, ...], str], ...] = (
+        ((None, 512, None, 0), "triton"),
+        ((16, None, 32, None), "cuda.sm_80"),
+        ((None, None, None, None), "cuda.sm_90a"),
+    )
+    rows = tuple(Row(limits=limits, choice={"target": to}, microseconds=1.0) for limits, to in picked)
+    return Table(
+        name=name,
+        target=ANY_TARGET,
+        variant=variant,
+        device=device,
+        toolchain="triton 3.6.0",
+        sizes=TARGET_SIZES,
+        rows=rows,
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with generated/, where one variant of one function has been measured."""
+    measured = Source("near.dispatch.json", dump_tables([table()]))
+    compiled = compile_program(
+        resolve(parse(Source("near.attn", TEXT)), prelude()), "near.attn", None, measured
+    )
+    write((*compiled.outputs, *support_outputs()), tmp_path / "generated")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def machine(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Puts GPUs and packages into the machine, for attnc and for what is generated."""
+    copy: Any = sys.modules[type(load_attention(project / "generated" / "near").CHOICE).__module__]
+    found: Any = importlib.util.find_spec
+
+    def make(name: str, capability: tuple[int, int], packages: set[str]) -> None:
+        gpu = Properties(0, name, capability, 1, 1, 132, 1)
+        known = devices.Gpu(name=name, arch=gpu.arch, memory=1)
+        monkeypatch.setattr(devices, "gpus", lambda: (known,))
+        for support in (copy, by_target):
+            support.runs.cache_clear()
+            monkeypatch.setattr(support, "gpu_of", lambda index: gpu)
+        monkeypatch.setattr(
+            importlib.util,
+            "find_spec",
+            lambda name, *rest: (
+                name in packages or None if name in ("cupy", "triton") else found(name, *rest)
+            ),
+        )
+
+    yield make
+    for support in (copy, by_target):
+        support.runs.cache_clear()
+
+
+def said(findings: Iterator[Finding]) -> dict[str, str]:
+    return {found.name: found.detail for found in findings}
 
 
 def test_tables_of_this_device_are_named_and_malformed_ones_too(
@@ -16,18 +121,116 @@ def test_tables_of_this_device_are_named_and_malformed_ones_too(
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "specs" / "tuned"
     folder.mkdir(parents=True)
-    rows = tuple(
-        Row(limits=(None, limit, None, None), choice={"target": target}, microseconds=1.0)
-        for limit, target in ((512, "triton"), (4096, "cuda.sm_90a"), (None, "triton"))
-    )
-    tables = [
-        Table(name=name, target=ANY_TARGET, variant="d64", device=device, toolchain="triton 3.6.0",
-              sizes=TARGET_SIZES, rows=rows)
-        for name, device in (("near", "a GPU"), ("far", "another"))
-    ]  # fmt: skip
+    tables = [table(device="a GPU"), table("far", device="another")]
     (folder / "near.dispatch.json").write_text(dump_tables(tables), encoding="utf-8")
     (folder / "worn.dispatch.json").write_text("{", encoding="utf-8")
     assert [(found.state, found.detail) for found in _tables(0, "a GPU")] == [
         ("note", f"{Path('specs/tuned/worn.dispatch.json')} cannot be read"),
-        ("ok", "near cuda.sm_90a or triton"),
+        ("ok", "near cuda.sm_80 or cuda.sm_90a or triton"),
     ]
+
+
+def test_a_measured_gpu_takes_what_its_table_says(machine: Callable[..., None]) -> None:
+    machine(H200, (9, 0), {"cupy", "triton"})
+    assert said(_targets(None)) == {
+        "targets 0": f"what a table measured on {H200} says, without one the first that a function has of "
+        "cuda.sm_90a, triton, cuda.sm_80",
+        "near 0": "D = 32: cuda.sm_90a (the first that runs); D = 64: triton for N <= 512 without gradients, "
+        "cuda.sm_80 for M <= 16 and batch times heads <= 32, else cuda.sm_90a (measured)",
+        "old 0": "triton (the first that runs)",
+    }
+
+
+def test_a_gpu_that_nobody_measured_takes_the_first_that_runs(machine: Callable[..., None]) -> None:
+    machine("NVIDIA H100", (9, 0), {"cupy", "triton"})
+    assert said(_targets(None)) == {
+        "targets 0": "the first that a function has of cuda.sm_90a, triton, cuda.sm_80, since no table was "
+        f"measured on it: there are those of {H200}",
+        "near 0": "cuda.sm_90a (the first that runs)",
+        "old 0": "triton (the first that runs)",
+    }
+
+
+def test_what_cannot_be_launched_is_left_out_and_named(machine: Callable[..., None]) -> None:
+    machine(H200, (9, 0), {"triton"})
+    rule_, near, old = _targets(None)
+    assert rule_.detail.endswith("the first that a function has of triton")
+    assert rule_.fix == "pip install triton and 'attnc[cuda]', for cuda.sm_90a, cuda.sm_80 too"
+    assert near.detail == ("D = 32: triton (the first that runs); D = 64: triton (measured)")
+    assert (old.state, old.detail) == ("ok", "triton (the first that runs)")
+    machine(H200, (9, 0), set())
+    assert [(found.state, found.detail) for found in _targets(None)] == [("missing", "none runs")]
+
+
+@pytest.mark.parametrize(
+    ("arch", "near", "old"),
+    [
+        ("sm_80", "triton", "triton"),
+        ("sm_90", "cuda.sm_90a", "triton"),
+        ("sm_90a", "cuda.sm_90a", "triton"),
+        ("sm_100", "triton", "triton"),
+        ("sm_121", "triton", "triton"),
+    ],
+)
+def test_a_gpu_that_is_not_here_takes_the_first_too(project: Path, arch: str, near: str, old: str) -> None:
+    found = said(_targets(arch))
+    assert found[f"near {arch}"] == f"{near} (the first that runs)"
+    assert found[f"old {arch}"] == f"{old} (the first that runs)"
+    assert found[f"targets {arch}"].endswith(f"measured on it: there are those of {H200}")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0), (13, 7)])
+def test_what_is_said_of_an_absent_gpu_is_what_calls_take_on_one(
+    machine: Callable[..., None], project: Path, capability: tuple[int, int]
+) -> None:
+    """Not by another rule than the generated function's own."""
+    major, minor = capability
+    absent = absent_gpu(f"sm_{major}{minor}")
+    machine("some GPU", capability, {"cupy", "triton"})
+    here = Gpu(name="some GPU", capability=absent.capability, index=0)
+    folder = project / "generated"
+    assert list(chosen(folder, absent)) == list(chosen(folder, here))
+    choice = load_attention(folder / "near").CHOICE
+    for key in choice.variants:
+        ((_, target),) = choice.rows(0, key)
+        assert absent.rows(choice, key) == [((), target)]
+
+
+def test_an_older_gpu_takes_none(project: Path) -> None:
+    assert [(found.state, found.detail) for found in _choices("sm_75", absent_gpu("sm_75"))] == [
+        ("note", "none is for it")
+    ]
+
+
+def test_a_function_that_runs_nowhere_here_and_one_that_is_broken_are_notes(project: Path) -> None:
+    (project / "generated" / "old" / "__init__.py").write_text("ByTarget\n1 / 0\n", encoding="utf-8")
+    near, old = chosen(project / "generated", absent_gpu("sm_70"))
+    assert near.text == "none of cuda.sm_90a, triton, cuda.sm_80 runs"
+    assert not near.runs
+    assert old.text.startswith("cannot be imported: NameError")
+    assert [found.state for found in _choices("sm_90", absent_gpu("sm_90"))] == ["ok", "ok", "note"]
+
+
+def test_without_functions_the_rule_is_that_of_all_targets(tmp_path: Path) -> None:
+    assert list(chosen(tmp_path, absent_gpu("sm_80"))) == []
+    assert rule(absent_gpu("sm_80"), []) == "the first that a function has of triton, cuda.sm_80"
+
+
+@pytest.mark.parametrize("arch", ["hopper", "90", "sm_9", "sm_90b", ""])
+def test_what_is_no_architecture_is_a_mistake(arch: str, run: Run) -> None:
+    done = run("doctor", "--device", arch)
+    assert done.code == 2
+    assert f"'{arch}' is no architecture" in done.err
+
+
+def test_it_is_said_of_every_function_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    found = said(_targets("sm_90"))
+    texts = (
+        (path.parent.name, path.read_text(encoding="utf-8")) for path in root.glob("generated/*/__init__.py")
+    )
+    names = {name for name, text in texts if "CHOICE = " in text}
+    assert len(names) > 30
+    assert set(found) == {"targets sm_90", *(f"{name} sm_90" for name in names)}
+    assert found["causal_gqa sm_90"] == "cuda.sm_90a (the first that runs)"
