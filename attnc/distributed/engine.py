@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -219,6 +220,7 @@ class ContextParallel:
         try:
             kernels, _ = self.kernels_for(q)
             extras = self._tensors(kernels.attention, self._name_inputs(inputs, named), q.device)
+            _check_inputs(kernels.attention, extras, _known(kernels.attention, plan.sizes))
             if is_dtensor(q) and not plan.in_slices:
                 raise ValueError(
                     "q: DTensors lie in slices, and the plan does not: call plan(q, k) with them"
@@ -314,14 +316,13 @@ class ContextParallel:
         for which, shape in (("q", q), ("k", k)):
             if 0 in shape:
                 raise ValueError(f"{which}: expected rows to share out, got shape {list(shape)}")
-        _check_inputs(attention, named, self._known(attention, int(batch), q, k))
         dims = {}
         for tensor in attention.extras:
             for axis, size in zip(tensor.shape, getattr(named.get(tensor.name), "shape", ()), strict=False):
                 name = getattr(axis, "name", None)
                 if name and name not in ("B", "M", "N", "H", "Hkv", "G"):
                     dims[name] = int(size)
-        return Sizes(
+        sizes = Sizes(
             batch=int(batch),
             queries=q[attention.q.roles.index(Role.QUERY)],
             keys=k[attention.k.roles.index(Role.KEY)],
@@ -329,22 +330,11 @@ class ContextParallel:
             kv_heads=k[attention.k.roles.index(Role.HEAD)],
             ends_q=ends[0],
             ends_k=ends[1],
-            tensors={name: self._host(name, named) for name in reads},
+            tensors={},
             dims=dims,
         )
-
-    @staticmethod
-    def _known(attention: Attention, batch: int, q: torch.Size, k: torch.Size) -> dict[str, int]:
-        """Returns the sizes that whole q and k fix, by name; M and N where all sequences have as many."""
-        heads, kv_heads = q[attention.q.axis(Role.HEAD) or 0], k[attention.k.axis(Role.HEAD) or 0]
-        found = {"B": batch, "H": heads, "Hkv": kv_heads, "G": heads // kv_heads}
-        for name, tensor, shape, role in (
-            ("M", attention.q, q, Role.QUERY),
-            ("N", attention.k, k, Role.KEY),
-        ):
-            if tensor.storage.is_plain:
-                found[name] = shape[tensor.roles.index(role)]
-        return found
+        _check_inputs(attention, named, _known(attention, sizes))
+        return replace(sizes, tensors={name: self._host(name, named) for name in reads})
 
     @staticmethod
     def _host(name: str, named: Mapping[str, Any]) -> Any:
@@ -369,6 +359,8 @@ class ContextParallel:
             if tensor.name not in named:
                 raise ValueError(f"{tensor.name}: expected an input, none was given")
             x = named[tensor.name]
+            if not isinstance(x, torch.Tensor | int | float):
+                raise TypeError(f"{tensor.name}: expected a tensor or a number, got {type(x).__name__}")
             if not isinstance(x, torch.Tensor):
                 x = torch.full((), x, dtype=DTYPES[tensor.dtype], device=device)
             found[tensor.name] = x
@@ -427,6 +419,13 @@ def _check_tensors(attention: Attention, **given: Any) -> None:
                 raise ValueError(
                     f"v: expected {wanted[0]} rows and {wanted[1]} heads, like k, got shape {list(x.shape)}"
                 )
+
+
+def _known(attention: Attention, sizes: Sizes) -> dict[str, int]:
+    """Returns the sizes of a call by name; M and N where all sequences have as many."""
+    known = {"B": sizes.batch, "H": sizes.heads, "Hkv": sizes.kv_heads, "G": sizes.heads // sizes.kv_heads}
+    rows = (("M", attention.q, sizes.queries), ("N", attention.k, sizes.keys))
+    return known | {name: count for name, tensor, count in rows if tensor.storage.is_plain}
 
 
 def _check_inputs(attention: Attention, named: Mapping[str, Any], known: Mapping[str, int]) -> None:

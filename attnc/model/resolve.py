@@ -54,8 +54,7 @@ def _resolved(file: ast.File, prelude: ast.File) -> Program:
             fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS)
             with charged(f"'{item.name.id}'", item.name.span):
                 attention = _Resolver(item, defs, report).attention()
-            if fresh:
-                trees[item.name.id] = item
+            trees.setdefault(item.name.id, item)  # one that cannot be called so has schedules all the same
             if fresh and attention is not None:
                 attentions[item.name.id] = attention
     layers = {item.name.id: item for item in file.items if isinstance(item, ast.Projection)}

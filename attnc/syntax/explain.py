@@ -69,6 +69,9 @@ class Stop:
         return not self.source.line_text(line)[: column - 1].strip()
 
 
+_SEVERAL_LINES = "put an expression that takes several lines in parentheses"
+
+
 def explain(
     source: Source, taken: Sequence[Token], failure: UnexpectedInput, accepts: Collection[str], end: int
 ) -> Diagnostic:
@@ -165,9 +168,8 @@ def _word(stop: Stop) -> Diagnostic | None:
         return error("E0107", f"unexpected {_found(stop)}", span, label, hints=did_you_mean(text, _ITEMS))
     if "SCORE" in stop.accepts and stop.kind == "NAME":
         label = f"expected {_any_of(_STATEMENTS)}"
-        return error(
-            "E0102", f"unknown statement '{text}'", span, label, hints=did_you_mean(text, _STATEMENTS)
-        )
+        hints = (_SEVERAL_LINES,) if text in ("and", "or") else did_you_mean(text, _STATEMENTS)
+        return error("E0102", f"unknown statement '{text}'", span, label, hints=hints)
     if stop.kind == "NAME" and stop.taken and stop.taken[-1].type == "NUMBER" and stop.touches_last:
         span = stop.source.span(_start(stop.taken[-1]), span.end)
         label = "names do not start with a digit"
@@ -192,7 +194,7 @@ def _advice(stop: Stop) -> list[str]:
     if stop.starts_line and text.startswith(("//", "/*"), stop.span.start):
         return ["comments start with '#'"]
     if (stop.kind == "_NL" and last in _OPERATORS) or (stop.kind in _OPERATORS and stop.starts_line):
-        return ["put an expression that takes several lines in parentheses"]
+        return [_SEVERAL_LINES]
     if stop.kind == "LBRACE" and last == "EQUAL":
         return ["'=' takes one value; a set of choices follows 'in'"]
     if "LBRACE" in stop.accepts and last == "IN":
@@ -305,6 +307,8 @@ def foreign_character(span: Span) -> Diagnostic:
         hints = ["write a plain space"]
     elif char in _FORMULA:
         hints = [_FORMULA[char]]
+    elif char == "\\":
+        hints = [f"{_SEVERAL_LINES}, without '\\'"]
     elif char.isalnum():
         hints = ["names consist of the letters a-z and A-Z, digits and '_'"]
     else:

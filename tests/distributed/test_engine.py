@@ -281,6 +281,12 @@ def test_mistakes_are_named() -> None:
             cp.unshard(q[:, :7])
         with pytest.raises(ValueError, match="of: expected o, lse, q, k or v, got 'x'"):
             cp.unshard(q, "x")
+        biased = ContextParallel(SPECS["alibi"], group)
+        rows = biased.shard(q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1))
+        with pytest.raises(ValueError, match=r"slope: expected shape \[4\], got \[3\]"):
+            biased(*rows, slope=torch.ones(3))
+        with pytest.raises(TypeError, match="slope: expected a tensor or a number, got list"):
+            biased(*rows, slope=[1.0] * 4)
 
     on_ranks(1, work)
 

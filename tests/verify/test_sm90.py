@@ -410,3 +410,19 @@ def test_gradients_of_packed_keys_where_no_sequence_has_any() -> None:
     assert keys.data_ptr() == 0
     found = check(made, case, fills=("nan",))
     assert found.ok, found.message
+
+
+@pytest.mark.slow
+def test_the_slope_is_that_of_the_product_where_dk_and_dv_are_of_wide_heads() -> None:
+    """Which keep p times the slope for dk, and p for dv."""
+    lines = [
+        "input q: bf16[B, M, H, 144]",
+        "input k, v: bf16[B, N, H, 144]",
+        "score = -dot(q, k) * dot(q, k) / 64",
+        "mask = causal",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 144]",
+        "grad q, k, v",
+    ]
+    found = verdict(subject(spec(lines, "tile.kv = 64", target="cuda.sm_90a")), m=40, n=50)
+    assert found.ok, found.message
