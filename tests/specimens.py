@@ -85,7 +85,6 @@ def dropping(dtype: DType) -> Attention:
 def error_bound(dtype: DType, head_dim: int, tile_kv: int) -> ErrorBound:
     return ErrorBound(
         head_dim=head_dim,
-        value_dim=head_dim,
         input_dtype=dtype,
         p_dtype=dtype,
         o_dtype=dtype,

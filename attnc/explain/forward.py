@@ -104,7 +104,8 @@ def explain(
     left out is taken from a prompt, or from a decode step where the kernel is for those.
     """
     kernel = module.kernel
-    tiles = tiles_of(kernel.configs[position])
+    config = kernel.configs[position]
+    tiles = config.rows_together, config.tile_kv
     decodes = kernel.structure == "decode"
     if shapes is None:
         shapes = _DECODE_SHAPES if decodes else _SHAPES

@@ -209,6 +209,11 @@ class TileConfig(Config):
         """Whether the tiles with the most work come first."""
         return self.order == "longest_first"
 
+    @property
+    def rows_together(self) -> int:
+        """Returns how many query rows walk over the same tiles of keys."""
+        return self.tile_q
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardConfig(TileConfig):
@@ -225,13 +230,20 @@ class HopperConfig(ForwardConfig):
     """The knobs of a forward or decode kernel of `cuda.sm_90a`; 0 where the planner chooses.
 
     consumers: warpgroups that multiply; registers: of a thread of theirs; overlap: q k^T of the next tile
-    runs during the softmax of this one; pingpong: warpgroups take turns at issuing their products.
+    runs during the softmax of this one; cluster: blocks that share tiles of K and V; pingpong: warpgroups
+    take turns at issuing their products.
     """
 
     consumers: int
     overlap: bool
+    cluster: int
     pingpong: bool
     registers: int
+
+    @property
+    def rows_together(self) -> int:
+        """Returns those of all blocks of a cluster."""
+        return self.cluster * self.tile_q
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

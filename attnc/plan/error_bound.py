@@ -64,7 +64,6 @@ def error_bound(
     element = _dtype(attention.q)
     return ErrorBound(
         head_dim=feature(attention.q),
-        value_dim=feature(attention.v),
         input_dtype=element,
         p_dtype=_dtype(attention.v),
         o_dtype=_dtype(attention.o),

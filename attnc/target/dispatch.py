@@ -371,7 +371,7 @@ _ANY_NEWER = 1000
 
 def fastest_first(targets: Iterable[str]) -> list[str]:
     """Returns names of targets, each once, in the order in which they are tried where nobody has measured."""
-    newest = sorted(dict.fromkeys(targets), reverse=True)
+    newest = sorted(dict.fromkeys(targets), key=lambda name: (needs_of(name)[1], name), reverse=True)
     return sorted(newest, key=lambda name: list(_PACKAGES).index(target_of(name).family))
 
 

@@ -25,7 +25,10 @@ import torch
 from attnc.resources import resource
 from attnc.support.cache import cache_folder
 
-_KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\w+(?:, (\w+))?\)|BOUNDS)\s+(\w+)\(')
+_KERNEL = re.compile(
+    r'extern "C" __global__ void (?:__launch_bounds__\(\w+(?:, (?P<resident>\w+))?\)|BOUNDS)'
+    r"(?:\s+__cluster_dims__\((?P<cluster>\w+), 1, 1\))?\s+(?P<name>\w+)\("
+)
 _DEFINE = re.compile(r"-D(\w+)=(\d+)")
 #: Bytes for stacks and state of a launch, at most.
 _MEMORY = 1 << 30
@@ -42,7 +45,8 @@ const char* simt_run_%(kernel)s(
     const Args* args, int blocks, int threads, int bytes, unsigned long long seed, char* memory)
 {
     simt_args = args;
-    return simt::launch(simt_kernel_%(kernel)s, blocks, threads, bytes, seed, memory, %(resident)s);
+    return simt::launch(
+        simt_kernel_%(kernel)s, blocks, threads, bytes, seed, memory, %(resident)s%(cluster)s);
 }
 """
 
@@ -76,7 +80,7 @@ def launch(
     folder: of the templates, whose `simt.h` the source includes.
     """
     library = _compiled(source, tuple(sorted(defines.items())), folder)
-    run = getattr(library, f"simt_run_{kernel or _KERNEL.findall(source)[0][1]}")
+    run = getattr(library, f"simt_run_{kernel or _kernels(source)[0]['kernel']}")
     run.restype = ctypes.c_char_p
     problem = run(args, blocks, threads, shared, ctypes.c_uint64(seed), ctypes.c_void_p(_memory()))
     if problem:
@@ -157,6 +161,21 @@ def _memory() -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(_held[0]))
 
 
+def _kernels(source: str) -> list[dict[str, str]]:
+    """Returns the name of every kernel, and as arguments of `simt::launch` how many of its blocks a
+    multiprocessor holds, and how many a cluster has, where it says so.
+    """
+    found = [match.groupdict() for match in _KERNEL.finditer(source)]
+    return [
+        {
+            "kernel": kernel["name"],
+            "resident": kernel["resident"] or "1",
+            "cluster": f", {kernel['cluster']}" if kernel["cluster"] else "",
+        }
+        for kernel in found
+    ]
+
+
 @cache
 def _compiled(source: str, defines: tuple[tuple[str, int | str], ...], folder: str) -> ctypes.CDLL:
     """Returns the shared library of a kernel, from the cache when it has been compiled before."""
@@ -166,12 +185,10 @@ def _compiled(source: str, defines: tuple[tuple[str, int | str], ...], folder: s
         for part in sorted({"cuda", folder})
         for path in sorted(resource("templates", part).glob("*.h"))
     ]
-    found = _KERNEL.findall(source)
+    found = _kernels(source)
     if not found:
         raise ValueError("the source has no kernel")
-    text = "".join(
-        [source, _ARGUMENTS, *(_ENTRY % {"kernel": name, "resident": blocks or 1} for blocks, name in found)]
-    )
+    text = "".join([source, _ARGUMENTS, *(_ENTRY % kernel for kernel in found)])
     flags = [f"-D{name}={value}" for name, value in defines]
     content = "\0".join([text, *headers, *flags])
     library = cache_folder() / f"{hashlib.sha256(content.encode()).hexdigest()}.so"

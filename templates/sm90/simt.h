@@ -267,6 +267,31 @@ static inline void copy_async(void* to, const void* from, bool inside, SIMT_LINE
 static inline void commit_copies() { simt::commit_copies(); }
 template <int GROUPS> static void wait_copies() { simt::wait_copies(GROUPS); }
 
+// ---- clusters: attnc/support/sm90_cluster.cuh
+
+static inline int block_rank() { return simt::block->rank; }
+static inline void cluster_meet(SIMT_LINE)
+{
+    simt::together(simt::SYNC, line, [] {});
+    simt::cluster_barrier(line);
+}
+static inline void cluster_arrive_if(u32 barrier, bool arrives, SIMT_LINE)
+{
+    if (!arrives)
+        return;
+    simt::barrier_arrive(barrier, 0, line);
+    for (int rank = 0; rank < simt::cluster_size; ++rank)
+        if (rank != simt::block->rank)
+            simt::remote_arrive(barrier, rank, line);
+}
+static inline void cluster_load(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2, int c3, SIMT_LINE)
+{
+    for (int rank = 0; rank < simt::cluster_size; ++rank)
+        simt::in_block(rank, line, [&] { simt::tensor_copy(simt::Kind::load, to, &map, barrier, line, c0, c1, c2, c3); });
+}
+static inline void cluster_tell(u32 place, u32 barrier, int rank, int word, SIMT_LINE) { simt::tell(place, barrier, rank, word, line); }
+static inline void cluster_wait(u32 barrier, u32 parity, SIMT_LINE) { simt::barrier_wait(barrier, parity, line); }
+
 // ---- wgmma
 
 static inline u64 wgmma_descriptor(u32 place, u32 leading, u32 stride)

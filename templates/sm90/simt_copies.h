@@ -3,7 +3,7 @@
 
 namespace simt {
 
-static bool is_load(Kind kind) { return kind == Kind::load || kind == Kind::bulk_load; }
+static bool is_load(Kind kind) { return kind == Kind::load || kind == Kind::bulk_load || kind == Kind::word; }
 
 static u32 bytes_of(const Map& map)
 {
@@ -44,7 +44,7 @@ static void for_pieces(const Copy& copy, F f)
     }
 }
 
-static unsigned char* memory_at(u32 place) { return shared + (place - BASE); }
+static unsigned char* memory_at(u32 place) { return (there == block ? shared : there->memory) + (place - BASE); }
 
 // What a store writes.
 static unsigned char* source(const Copy& copy, u32 place)
@@ -74,6 +74,7 @@ static void make(Copy& copy)
         });
         break;
     case Kind::bulk_load: memcpy(memory_at(copy.place), copy.global, bytes); break;
+    case Kind::word: memcpy(memory_at(copy.place), &copy.word, bytes); break;
     case Kind::bulk_store: memcpy(copy.global, source(copy, copy.place), bytes); break;
     case Kind::bulk_add:
         for (u32 i = 0; i < bytes / 4; ++i)
@@ -85,7 +86,7 @@ static void make(Copy& copy)
         return;
     }
     copy.live = false;
-    Barrier& barrier = block->barriers[copy.barrier];
+    Barrier& barrier = there->barriers[copy.barrier];
     --barrier.copies;
     barrier.bytes -= bytes;
     if (barrier.bytes <= -(1 << 20))
@@ -109,13 +110,13 @@ static bool copy_something()
 static Copy& new_copy(Kind kind, int line)
 {
     int i = 0;
-    while (i < block->copy_count && block->copies[i].live)
+    while (i < there->copy_count && there->copies[i].live)
         ++i;
     if (i == COPIES)
         fail(line, "more than %d copies under way", COPIES);
-    if (i == block->copy_count)
-        ++block->copy_count;
-    Copy& copy = block->copies[i];
+    if (i == there->copy_count)
+        ++there->copy_count;
+    Copy& copy = there->copies[i];
     memset(&copy, 0, sizeof copy);
     copy.live = true;
     copy.kind = kind;
@@ -131,19 +132,22 @@ static void begin_load(Copy& copy, u32 bar, int line)
     copy.barrier = number_of(barrier);
     copy.phase = barrier.phase;
     ++barrier.copies;
-    at(copy.place, copy.bytes, 16, line, "a copy");
-    for (int i = 0; i < block->barrier_count; ++i)
-        if (const u32 p = block->barriers[i].place; p + 8 > copy.place && p < copy.place + copy.bytes)
+    const bool is_word = copy.kind == Kind::word;
+    at(copy.place, copy.bytes, is_word ? copy.bytes : 16, line, "a copy");
+    for (int i = 0; i < there->barrier_count; ++i)
+        if (const u32 p = there->barriers[i].place; p + 8 > copy.place && p < copy.place + copy.bytes)
             fail(line, "a copy overwrites the mbarrier at shared + %u", p - BASE);
     for (u32 p = copy.place / UNIT * UNIT; p < copy.place + copy.bytes; p += UNIT) {
         Unit& one = unit(p);
         check_readers(one, p, line, "a copy");
-        for (int warp = 0; warp < threads_of_block / WARP; ++warp)
-            if (one.reads[warp] > warp_now().clock.reads[warp])
+        if (is_word && one.reader && known_there().ticks[one.reader - 1] < one.read_tick)
+            fail(line, "a word of another block overwrites shared + %u, which warp %d may still read", p - BASE, one.reader - 1);
+        for (int warp = 0; warp < threads_of_block / WARP && !is_word; ++warp)
+            if (one.reads[warp] > known_there().reads[warp])
                 fail(line, "a copy overwrites shared + %u, which threads of warp %d have read without a fence.proxy.async and a"
                      " __syncwarp since", p - BASE, warp);
-        if (one.writer && (one.writer - 1) / WARP != current / WARP
-            && warp_now().clock.ticks[(one.writer - 1) / WARP] < one.tick)
+        if (one.writer && (there != block || (one.writer - 1) / WARP != current / WARP)
+            && known_there().ticks[(one.writer - 1) / WARP] < one.tick)
             fail(line, "a copy overwrites shared + %u, which warp %d writes too", p - BASE, (one.writer - 1) / WARP);
         one.writer = 0;
         one.barrier = copy.barrier + 1;
@@ -196,6 +200,23 @@ static void tensor_copy(Kind kind, u32 place, const void* map, u32 bar, int line
         begin_store(copy, line);
 }
 
+// st.async: a word to another block, which counts on a barrier there. What is known by it is what this warp has done itself, and that
+// it has heard what it waited for at its own barrier of that place.
+static void tell(u32 place, u32 bar, int rank, int word, int line)
+{
+    const int own = number_of(barrier_at(bar, line));
+    in_block(rank, line, [&] {
+        Copy& copy = new_copy(Kind::word, line);
+        copy.place = place;
+        copy.word = word;
+        copy.bytes = sizeof word;
+        Known &known = known_here(), &told = barrier_at(bar, line).clock.of[block->rank];
+        told.ticks[current / WARP] = known.ticks[current / WARP] = warp_now().tick++;
+        told.phases[own] = known.phases[own];
+        begin_load(copy, bar, line);
+    });
+}
+
 static void bulk_copy(Kind kind, u32 place, void* global, u32 bytes, u32 bar, int line)
 {
     if (bytes % 16 || (uintptr_t)global % 16)
@@ -237,7 +258,7 @@ static void wait_stores(u32 groups, bool read, int line)
         else if (copy.number < oldest)
             oldest = copy.number;
     }
-    warp.clock.bulks[current / WARP] = oldest - 1;
+    known_here().bulks[current / WARP] = oldest - 1;
     (void)line;
 }
 
@@ -262,6 +283,26 @@ static void check_copies()
             say("block %u: a copy to shared + %u is under way that nobody waits for", block->index.x, copy.place - BASE);
             _longjmp(escape, 1);
         }
+}
+
+// What other blocks do to this one's shared memory must be known to be done where it ends.
+static void check_cluster()
+{
+    static Clock all;
+    memset(&all, 0, sizeof all);
+    for (int warp = 0; warp < threads_of_block / WARP; ++warp)
+        all.join(block->warps[warp].clock);
+    message[0] = 0;
+    for (int rank = 0; rank < cluster_size; ++rank)
+        for (int warp = 0; warp < threads_of_block / WARP; ++warp)
+            if (block->touched[rank][warp] > all.of[rank].ticks[warp] && !message[0])
+                say("block %u: ends where warp %d of block %u may still arrive at one of its mbarriers", block->index.x, warp,
+                    block->cluster->blocks[rank]->index.x);
+    for (u32 i = 0; i < u32(used_bytes) / UNIT && cluster_size > 1 && !message[0]; ++i)
+        if (const Unit& one = block->units[i]; one.barrier && all.of[block->rank].phases[one.barrier - 1] <= one.phase)
+            say("block %u: ends where a copy to shared + %u may still arrive", block->index.x, i * UNIT);
+    if (message[0])
+        _longjmp(escape, 1);
 }
 
 // cp.async of 16 bytes: an ordinary write, made when it likes.

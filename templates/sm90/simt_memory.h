@@ -15,19 +15,19 @@ static unsigned char* at(u32 place, u32 bytes, u32 aligned, int line, const char
     return shared + (place - BASE);
 }
 
-static Unit& unit(u32 place) { return block->units[(place - BASE) / UNIT]; }
+static Unit& unit(u32 place) { return there->units[(place - BASE) / UNIT]; }
 
 // Whether what was copied here has arrived, for all that this warp has waited for.
-static bool arrived(const Unit& one) { return !one.barrier || warp_now().clock.phases[one.barrier - 1] > one.phase; }
+static bool arrived(const Unit& one) { return !one.barrier || known_there().phases[one.barrier - 1] > one.phase; }
 
 // All that may still read these 16 bytes must be known to be done.
 static void check_readers(const Unit& one, u32 place, int line, const char* what)
 {
-    const Clock& clock = warp_now().clock;
+    const Known& known = known_there();
     for (int warp = 0; warp < threads_of_block / WARP; ++warp)
-        if (one.groups[warp] > clock.groups[warp])
+        if (one.groups[warp] > known.groups[warp])
             fail(line, "%s overwrites shared + %u, which a wgmma of warp %d may still read", what, place - BASE, warp);
-    if (one.bulk_warp && one.bulk > clock.bulks[one.bulk_warp - 1])
+    if (one.bulk_warp && one.bulk > known.bulks[one.bulk_warp - 1])
         fail(line, "%s overwrites shared + %u, which an asynchronous store of warp %d may still read", what, place - BASE,
              one.bulk_warp - 1);
     if (!arrived(one))
@@ -63,7 +63,7 @@ static void fence_proxy()
             Unit& one = unit(writer.written[i]);
             if (!one.writer || (one.writer - 1) / WARP != from)
                 continue;  // somebody else has written there since
-            if (from == current / WARP || one.tick <= warp_now().clock.ticks[from])
+            if (from == current / WARP || one.tick <= known_here().ticks[from])
                 one.fenced = true;
             else
                 writer.written[left++] = writer.written[i];
@@ -88,7 +88,7 @@ static void check_async_read(const Unit& one, u32 place, int line, const char* w
         fail(line, "%s reads shared + %u, which thread %d wrote without a fence.proxy.async", what, place - BASE, writer);
     if (writer / WARP == current / WARP && writer != current && one.sync == warp_now().sync)
         fail(line, "%s reads shared + %u, which lane %d wrote without a __syncwarp since", what, place - BASE, writer % WARP);
-    if (writer / WARP != current / WARP && warp_now().clock.ticks[writer / WARP] < one.tick)
+    if (writer / WARP != current / WARP && known_here().ticks[writer / WARP] < one.tick)
         fail(line, "%s reads shared + %u, which warp %d wrote without a barrier between them", what, place - BASE, writer / WARP);
 }
 
@@ -98,10 +98,12 @@ static void check_read(u32 place, u32 bytes, int line)
     for (u32 p = place / UNIT * UNIT; p < place + bytes; p += UNIT) {
         Unit& one = unit(p);
         one.reads[current / WARP] = warp_now().reads + 1;
+        one.reader = current / WARP + 1;
+        one.read_tick = warp_now().tick;
         if (!arrived(one))
             fail(line, "a load of shared + %u, where a copy has not arrived yet", p - BASE);
         if (one.writer && (one.writer - 1) / WARP != current / WARP
-            && warp_now().clock.ticks[(one.writer - 1) / WARP] < one.tick)
+            && known_here().ticks[(one.writer - 1) / WARP] < one.tick)
             fail(line, "a load of shared + %u, which warp %d wrote without a barrier between them", p - BASE,
                  (one.writer - 1) / WARP);
     }
@@ -111,23 +113,37 @@ static void check_read(u32 place, u32 bytes, int line)
 static void release(Clock& to)
 {
     Warp& warp = warp_now();
-    warp.clock.ticks[current / WARP] = warp.tick++;
-    warp.clock.reads[current / WARP] = warp.reads;
+    known_here().ticks[current / WARP] = warp.tick++;
+    known_here().reads[current / WARP] = warp.reads;
     to.join(warp.clock);
 }
 
 static Barrier& barrier_at(u32 place, int line)
 {
-    for (int i = 0; i < block->barrier_count; ++i)
-        if (Barrier& barrier = block->barriers[i]; barrier.place == place) {
-            if (barrier.maker != current / WARP && warp_now().clock.ticks[barrier.maker] < barrier.tick)
-                fail(line, "an mbarrier that warp %d has initialised without a barrier since", barrier.maker);
+    const char* whose = there == block ? "" : " of another block";
+    for (int i = 0; i < there->barrier_count; ++i)
+        if (Barrier& barrier = there->barriers[i]; barrier.place == place) {
+            if ((there != block || barrier.maker != current / WARP) && known_there().ticks[barrier.maker] < barrier.tick)
+                fail(line, "an mbarrier%s that warp %d has initialised without a barrier since", whose, barrier.maker);
             return barrier;
         }
-    fail(line, "no mbarrier has been initialised at shared + %d", int(place) - BASE);
+    fail(line, "no mbarrier%s has been initialised at shared + %d", whose, int(place) - int(BASE));
 }
 
-static int number_of(const Barrier& barrier) { return int(&barrier - block->barriers); }
+static int number_of(const Barrier& barrier) { return int(&barrier - there->barriers); }
+
+// Does something with the shared memory of a block of the cluster, which is there until its last thread has ended.
+template <class Act>
+static void in_block(int rank, int line, Act act)
+{
+    if (rank < 0 || rank >= cluster_size)
+        fail(line, "block %d of a cluster of %d", rank, cluster_size);
+    there = block->cluster->blocks[rank];
+    if (!there->live || there->ended == threads_of_block)
+        fail(line, "block %u of the cluster has ended", there->index.x);
+    act();
+    there = block;
+}
 
 static void settle(Barrier& barrier, int line)
 {
@@ -138,7 +154,7 @@ static void settle(Barrier& barrier, int line)
              barrier.phase, barrier.place - BASE, barrier.copies);
     ++barrier.phase;
     barrier.pending = int(barrier.count);
-    barrier.done = barrier.clock;
+    barrier.done.take(barrier.clock);
 }
 
 static void barrier_init(u32 place, u32 count, int line)
@@ -163,7 +179,7 @@ static void barrier_init(u32 place, u32 count, int line)
     barrier.tick = warp_now().tick;
 }
 
-static void barrier_arrive(u32 place, u32 bytes, int line)
+static void arrive_at(u32 place, u32 bytes, int line)
 {
     Barrier& barrier = barrier_at(place, line);
     if (bytes && !barrier.visible)
@@ -177,6 +193,22 @@ static void barrier_arrive(u32 place, u32 bytes, int line)
         fail(line, "an mbarrier counts less than 1 MB: %lld bytes are expected", (long long)barrier.bytes);
     --barrier.pending;
     settle(barrier, line);
+}
+
+static void barrier_arrive(u32 place, u32 bytes, int line)
+{
+    arrive_at(place, bytes, line);
+    if (chance(8))
+        give_turn();
+}
+
+// At the barrier of another block of the cluster.
+static void remote_arrive(u32 place, int rank, int line)
+{
+    in_block(rank, line, [&] {
+        there->touched[block->rank][current / WARP] = warp_now().tick;
+        arrive_at(place, 0, line);
+    });
     if (chance(8))
         give_turn();
 }
@@ -190,7 +222,7 @@ static bool barrier_passed(u32 place, u32 parity, int line)
         return false;
     Clock& clock = warp_now().clock;
     clock.join(barrier.done);
-    clock.phases[number_of(barrier)] = barrier.phase;
+    known_here().phases[number_of(barrier)] = barrier.phase;
     return true;
 }
 
@@ -223,13 +255,40 @@ static void named_barrier(int id, int threads, bool waits, int line)
             ++named.generation;
             named.arrived = 0;
             named.warps = 0;
-            named.done = named.clock;
+            named.done.take(named.clock);
         }
     });
     if (!waits)
         return;
     wait_for({Wait::named, id, lane_now().wait.value, nullptr, line});
     warp_now().clock.join(named.done);
+}
+
+// A phase of barrier.cluster ends when all threads have arrived that have not ended.
+static void settle(Cluster& cluster)
+{
+    int ended = 0;
+    for (int rank = 0; rank < cluster_size; ++rank)
+        ended += cluster.blocks[rank]->ended;
+    if (cluster.arrived == 0 || cluster.arrived + ended < cluster_size * threads_of_block)
+        return;
+    ++cluster.generation;
+    cluster.arrived = 0;
+    cluster.done.take(cluster.clock);
+}
+
+static void cluster_barrier(int line)
+{
+    Cluster& cluster = *block->cluster;
+    together(NAMED, line, [&] {
+        for (int i = 0; i < WARP; ++i)
+            block->lanes[current / WARP * WARP + i].wait.value = cluster.generation;
+        release(cluster.clock);
+        cluster.arrived += WARP;
+        settle(cluster);
+    });
+    wait_for({Wait::cluster, 0, lane_now().wait.value, nullptr, line});
+    warp_now().clock.join(cluster.done);
 }
 
 static void set_registers(int wanted, bool more, int line)

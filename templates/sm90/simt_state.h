@@ -19,6 +19,7 @@
 #define __align__(n)
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __maxnreg__(...)
 #define __restrict__
 
@@ -34,21 +35,30 @@ typedef uint64_t u64;
 constexpr int MOST_SHARED = 232448;
 constexpr int WARP = 32, MOST_WARPS = 32, THREADS = WARP * MOST_WARPS, STACK = 128 * 1024, UNIT = 16;
 constexpr int BARRIERS = 64, COPIES = 512, SUMS = 12, PRODUCTS = 512, OPERANDS = 96, WRITTEN = 8192;
+constexpr int MOST_CLUSTER = 2;  // blocks that share tiles
 constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies before it is the system's
 
-// What a warp knows to have happened, from what it has waited for (a vector clock). Of every warp: its generic writes of shared
-// memory up to an arrival, its generic reads, the groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases
-// completed.
-struct Clock {
+static int cluster_size;  // blocks of a cluster
+
+// What is known to have happened in a block. Of every warp: its generic writes of shared memory up to an arrival, its generic reads, the
+// groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases completed.
+struct Known {
     u32 ticks[MOST_WARPS], reads[MOST_WARPS], groups[MOST_WARPS], bulks[MOST_WARPS], phases[BARRIERS];
+};
+
+// What a warp knows of all blocks of its cluster, from what it has waited for (a vector clock).
+struct Clock {
+    Known of[MOST_CLUSTER];
 
     void join(const Clock& other)
     {
-        u32* mine = ticks;
-        const u32* theirs = other.ticks;
-        for (unsigned i = 0; i < sizeof(Clock) / sizeof(u32); ++i)
+        u32* mine = of[0].ticks;
+        const u32* theirs = other.of[0].ticks;
+        for (unsigned i = 0; i < cluster_size * sizeof(Known) / sizeof(u32); ++i)
             mine[i] = mine[i] > theirs[i] ? mine[i] : theirs[i];
     }
+
+    void take(const Clock& other) { memcpy(of, other.of, cluster_size * sizeof(Known)); }
 };
 
 // The history of 16 bytes of shared memory: who wrote them last, who may still read them.
@@ -61,6 +71,8 @@ struct Unit {
     int bulk_warp;            // warp whose bulk store read them last + 1, or 0
     u32 bulk, groups[MOST_WARPS];  // number of that store; of every warp, the last group of wgmma that reads them
     u32 reads[MOST_WARPS];         // of every warp, which of its reads was the last generic one
+    int reader;                    // warp of the last generic read + 1, or 0
+    u32 read_tick;                 // of that warp, then
 };
 
 struct Barrier {
@@ -88,7 +100,7 @@ struct alignas(64) Map {
 };
 static_assert(sizeof(Map) == 128, "the size of a CUtensorMap");
 
-enum class Kind { load, store, bulk_load, bulk_store, bulk_add };
+enum class Kind { load, store, bulk_load, bulk_store, bulk_add, word };
 
 struct Copy {
     bool live, made, read;
@@ -100,6 +112,7 @@ struct Copy {
     int barrier, thread;
     u32 phase, group, number;  // group: of the thread's bulk stores; number: of the warp's
     unsigned char* kept;       // what a store has read and not yet written
+    int word;                  // of another block
 };
 
 // Accumulators of a warp's wgmmas, its 16 rows; the registers are poisoned while they are in flight.
@@ -146,7 +159,7 @@ struct Warp {
 };
 
 struct Wait {
-    enum Of { turn, barrier, named, registers, memory } of;
+    enum Of { turn, barrier, named, registers, memory, cluster } of;
     int object;
     u32 value;
     const volatile int* place;
@@ -176,9 +189,20 @@ union Show {
     struct { float* sum; const u32* a; u64 left, right; } product;
 };
 
+// Blocks that run at the same time, and see each other's shared memory.
+struct Cluster {
+    struct Block* blocks[MOST_CLUSTER];
+    int arrived;  // threads at barrier.cluster
+    u32 generation;
+    Clock clock, done;
+};
+
 struct Block {
     Dim index;
     bool live;
+    int rank;  // in its cluster
+    Cluster* cluster;
+    u32 touched[MOST_CLUSTER][MOST_WARPS];  // when warps of other blocks have last arrived at barriers of this one, by their ticks
     int free_registers, barrier_count, ended;
     Lane* lanes;
     char* stacks;
@@ -193,6 +217,7 @@ struct Block {
 };
 
 static Block* block;
+static Block* there;  // whose shared memory and mbarriers are meant: that block, or another one of its cluster
 static int current, threads_of_block, used_bytes;  // thread; of shared memory
 static int resident_blocks;  // on a multiprocessor: they share its registers
 static u32 idle;                                   // turns in which nothing happened
@@ -230,5 +255,7 @@ template <class... T>
 
 static Lane& lane_now() { return block->lanes[current]; }
 static Warp& warp_now() { return block->warps[current / WARP]; }
+static Known& known_here() { return warp_now().clock.of[block->rank]; }
+static Known& known_there() { return warp_now().clock.of[there->rank]; }
 
 }  // namespace simt

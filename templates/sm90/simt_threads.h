@@ -7,6 +7,7 @@
 namespace simt {
 
 static bool copy_something();
+static void settle(Cluster&);
 static void check_end();
 
 static bool over(const Wait& wait)
@@ -17,6 +18,7 @@ static bool over(const Wait& wait)
     case Wait::registers:
         return block->free_registers >= (int(wait.value) - block->warps[wait.object].registers) * WARP;
     case Wait::memory: return *wait.place == int(wait.value);
+    case Wait::cluster: return block->cluster->generation != wait.value;
     default: return true;
     }
 }
@@ -33,6 +35,7 @@ static void run()
     me.at = At::end;
     idle = 0;
     ++block->ended;
+    settle(*block->cluster);
     _longjmp(scheduler, 1);
 }
 
@@ -159,6 +162,7 @@ static void describe(const Wait& wait)
             int(wait.value) - block->warps[wait.object].registers, block->free_registers / WARP);
         break;
     case Wait::memory: say("for a %d in global memory, where a %d is", int(wait.value), *wait.place); break;
+    case Wait::cluster: say("at barrier.cluster, where %d threads are", block->cluster->arrived); break;
     default: say("in a loop");
     }
 }
@@ -214,11 +218,14 @@ static void describe(int warp)
     _longjmp(escape, 1);
 }
 
-static void start_block(Block& of, Dim index)
+static void start_block(Block& of, Dim index, Cluster& cluster, int rank)
 {
     const int warps = threads_of_block / WARP;
     of.index = index;
     of.live = true;
+    of.cluster = &cluster;
+    of.rank = rank;
+    memset(of.touched, 0, sizeof of.touched);
     of.ended = of.barrier_count = of.copy_count = of.free_registers = 0;
     memset(of.memory, 0xff, used_bytes);
     memset(of.units, 0, sizeof(Unit) * ((used_bytes + UNIT - 1) / UNIT));
@@ -257,13 +264,14 @@ static void activate(Block& next)
     if (block != &next) {
         if (block && block->live)
             memcpy(block->memory, shared, used_bytes);
-        block = &next;
+        block = there = &next;
         memcpy(shared, next.memory, used_bytes);
     }
     blockIdx = next.index;
 }
 
 static int favoured, steps;
+constexpr int MOST_PLACES = 4;
 
 // The next warp of this block to run, or -1: mostly by an order that changes now and then, so that some lag far behind.
 static int next_warp()
@@ -294,10 +302,12 @@ static void run_warp(int warp)
 }
 
 static void check_copies();
+static void check_cluster();
 
 static void finish_block()
 {
     check_copies();
+    check_cluster();
     for (size_t i = used_bytes; i < sizeof shared; ++i)
         if (shared[i] != 0xff) {
             message[0] = 0;
@@ -316,16 +326,22 @@ static void finish_block()
 
 static void run_blocks(Dim grid, Block* blocks, int places, uint64_t seed)
 {
-    const unsigned total = grid.x, from = u32(seed * 0x9E3779B97F4A7C15ull >> 33) % total;
+    static Cluster clusters[MOST_PLACES];
+    const unsigned total = grid.x / cluster_size, from = u32(seed * 0x9E3779B97F4A7C15ull >> 33) % total;
     unsigned started = 0;
-    block = nullptr;
+    block = there = nullptr;
     memset(shared, 0xff, sizeof shared);
-    const auto fill = [&](Block& place) {
+    const auto fill = [&](int first) {  // the places of a cluster
         const unsigned turned = (from + started++) % total, n = seed % 2 ? turned : total - 1 - turned;
-        start_block(place, {n, 0, 0});
+        Cluster& cluster = clusters[first];
+        memset(&cluster, 0, sizeof cluster);
+        for (int rank = 0; rank < cluster_size; ++rank) {
+            cluster.blocks[rank] = &blocks[first + rank];
+            start_block(blocks[first + rank], {n * cluster_size + rank, 0, 0}, cluster, rank);
+        }
     };
-    for (int i = 0; i < places; ++i)
-        fill(blocks[i]);
+    for (int i = 0; i < places; i += cluster_size)
+        fill(i);
     for (int live = places; live > 0;) {
         Block* next = block && block->live && !chance(32) ? block : nullptr;
         while (!next) {
@@ -356,12 +372,15 @@ static void run_blocks(Dim grid, Block* blocks, int places, uint64_t seed)
         if (block->ended == threads_of_block) {
             finish_block();
             --live;
-            if (started < total) {
+            const int first = int(block - blocks) / cluster_size * cluster_size;
+            bool over = true;
+            for (int rank = 0; rank < cluster_size; ++rank)
+                over &= !blocks[first + rank].live;
+            if (over && started < total) {
                 memset(shared, 0xff, sizeof shared);
-                Block& place = *block;
-                block = nullptr;
-                fill(place);
-                ++live;
+                block = there = nullptr;
+                fill(first);
+                live += cluster_size;
             }
         }
     }
@@ -371,15 +390,16 @@ static void run_blocks(Dim grid, Block* blocks, int places, uint64_t seed)
 static void stray(int) { fail(0, "an access outside of all memory"); }
 static void divided(int) { fail(0, "a division by zero"); }
 
-// Runs a kernel over a grid. Returns what went wrong, or null. memory: for stacks and state of blocks.
-static const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed, char* memory, int resident)
+// Runs a kernel over a grid. Returns what went wrong, or null. memory: for stacks and state of blocks; resident: blocks of a
+// multiprocessor; cluster: blocks of a cluster.
+static const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed, char* memory, int resident, int cluster = 1)
 {
     const Dim grid = {unsigned(grid_size), 1, 1};
-    const unsigned total = grid.x;
-    const int places = total < 3 ? total : 3;
-    if (total == 0)
+    const int most = cluster > 1 ? MOST_PLACES : 3, places = grid_size < most ? grid_size : most;
+    if (grid_size == 0)
         return nullptr;
-    static Block blocks[3];
+    static Block blocks[MOST_PLACES];
+    cluster_size = cluster;
     body = kernel;
     gridDim = grid;
     blockDim = {unsigned(threads), 1, 1};
@@ -402,6 +422,7 @@ static const char* launch(void (*kernel)(), int grid_size, int threads, int byte
         take(blocks[i].memory, MOST_SHARED);
     }
     const char* problem = nullptr;
+    there = nullptr;
     struct sigaction faults = {}, before[3];
     faults.sa_handler = stray;
     faults.sa_flags = SA_NODEFER;
@@ -411,6 +432,9 @@ static const char* launch(void (*kernel)(), int grid_size, int threads, int byte
     sigaction(SIGFPE, &faults, &before[2]);
     if (threads % 32 || threads > THREADS || bytes > MOST_SHARED) {
         snprintf(message, sizeof message, "a launch with %d threads and %d bytes of shared memory", threads, bytes);
+        problem = message;
+    } else if (cluster < 1 || cluster > MOST_CLUSTER || grid_size % cluster) {
+        snprintf(message, sizeof message, "a launch with %d blocks in clusters of %d", grid_size, cluster);
         problem = message;
     } else if (_setjmp(escape))
         problem = message;

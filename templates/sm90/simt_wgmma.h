@@ -313,7 +313,7 @@ static void wgmma_wait(u32 groups, int line)
         }
         if (done > warp.retired)
             warp.retired = done;
-        warp.clock.groups[number] = warp.retired;
+        warp.clock.of[block->rank].groups[number] = warp.retired;
     });
 }
 

@@ -30,7 +30,7 @@ from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr
 from tests.distributed import plain_plan
 from tests.distributed.plain_plan import check_plan
-from tests.expr.masks import masks
+from tests.expr.masks import masks, tensors
 from tests.expr.spell import spell
 from tests.specimens import attention
 
@@ -81,20 +81,6 @@ class Drawn:
         return found
 
 
-def tensors(rng: np.random.Generator, batch: int, n: int) -> dict[str, npt.NDArray[Any]]:
-    return {
-        "kv_len": rng.integers(-1, n + 3, batch),
-        "prefix": rng.integers(-1, n + 2, batch),
-        "width": rng.integers(-2, n + 2, HEADS),
-        "doc": np.sort(rng.integers(rng.integers(-3, 3), 4, (batch, n)), axis=-1),
-        "tag": rng.integers(-2, 4, (batch, n)),
-        "slope": rng.integers(-4, 5, HEADS) / 2,
-        "time": np.sort(rng.integers(-6, 7, (batch, n)) / 2, axis=-1),
-        "flag": rng.random(batch) < 0.5,
-        "keep": rng.random((batch, n)) < 0.7,
-    }
-
-
 @st.composite
 def drawn(draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 130)) -> Drawn:
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
@@ -119,7 +105,7 @@ def drawn(draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 13
         kv_heads=KV_HEADS,
         ends_q=ends_q,
         ends_k=ends_k,
-        tensors=tensors(rng, batch, longest),
+        tensors=tensors(rng, batch, HEADS, longest),
     )
     mask = draw(st.one_of(masks(), st.sampled_from(USUAL)))
     return Drawn(mask=mask, lengths=lengths, sizes=sizes, ranks=ranks)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -175,11 +175,9 @@ class Case:
         return np.broadcast_to(evaluate(expr, self.tiles), shape)
 
 
-def case(seed: int, m: int, n: int, tile_q: int, tile_kv: int) -> Case:
-    """Tensors drawn from a seed: lengths in and out of 0..n, documents that start below, at or above 0."""
-    rng = np.random.default_rng(seed)
-    batch, heads = 2, 2
-    tensors: Mapping[str, npt.NDArray[np.generic]] = {
+def tensors(rng: np.random.Generator, batch: int, heads: int, n: int) -> dict[str, npt.NDArray[Any]]:
+    """What masks read: lengths in and out of 0..n, documents that start below, at or above 0."""
+    return {
         "kv_len": rng.integers(-1, n + 3, batch),
         "prefix": rng.integers(-1, n + 2, batch),
         "width": rng.integers(-2, n + 2, heads),
@@ -190,6 +188,13 @@ def case(seed: int, m: int, n: int, tile_q: int, tile_kv: int) -> Case:
         "flag": rng.random(batch) < 0.5,
         "keep": rng.random((batch, n)) < 0.7,
     }
+
+
+def case(seed: int, m: int, n: int, tile_q: int, tile_kv: int) -> Case:
+    """Tensors and a head drawn from a seed."""
+    rng = np.random.default_rng(seed)
+    batch, heads = 2, 2
+    drawn = tensors(rng, batch, heads, n)
     indices: dict[str, npt.NDArray[np.int64] | int] = {
         "b": int(rng.integers(batch)),
         "h": int(rng.integers(heads)),
@@ -197,7 +202,7 @@ def case(seed: int, m: int, n: int, tile_q: int, tile_kv: int) -> Case:
         "kv_idx": np.arange(n),
     }
     dims = {"B": batch, "H": heads, "M": m, "N": n}
-    env = Env(indices=indices, dims=dims, tensors=tensors)
+    env = Env(indices=indices, dims=dims, tensors=drawn)
     return Case(env=env, m=m, n=n, tile_q=tile_q, tile_kv=tile_kv)
 
 

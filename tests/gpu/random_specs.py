@@ -52,7 +52,7 @@ WORDS = re.compile(
     r"|longest_first|two_pass|every_step|unified_max|sequential|atomic|fixed|pack|where|min|max"
     r"|abs|exp|exp2|log|log2|sqrt|tanh|sigmoid|erf|clamp|floor|q_pos|and|or|not|causal|window|first)\b"
     r"|//|%|==|!=|<=|>=|loops = \[[a-z, ]+\]|split\.kv|warp_split = \w+|(?:rescale|maximum) = lazy"
-    r"|consumers = \d|overlap = \w+|pingpong = \w+|registers"
+    r"|consumers = \d|overlap = \w+|pingpong = \w+|cluster (?:=|in)|registers"
 )
 #: What is counted of each result, in the order of a summary.
 COUNTS = (

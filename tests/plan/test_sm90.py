@@ -18,9 +18,11 @@ from attnc.plan.sm90.layout import (
     registers_left,
     widest_product,
 )
+from attnc.support.sizes import evaluate
 from attnc.target.files import render_files
 from tests.plan import planning
 from tests.refusals import refusal, refused
+from tests.verify.judging import modules_of
 
 ROOM = 232448
 
@@ -252,6 +254,7 @@ def test_what_cannot_run_is_refused_with_the_reason(
     [
         ("consumers = 2", "'consumers' is no key of"),
         ("overlap = false", "'overlap' is no key of"),
+        ("cluster = 2", "'cluster' is no key of"),
         ("pingpong = true", "'pingpong' is no key of"),
         ("registers = 232", "'registers' is no key of"),
         ("softmax = online(maximum = lazy(20))", "a lazy maximum is not lowered to this target"),
@@ -276,3 +279,67 @@ def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float
 def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule() -> None:
     lines = "\n  ".join(SM90A.default_schedule(Shape("bf16", 128, gradients=False, masked=True)))
     assert planned(lines, d=128).kernel.grid.longest_first
+
+
+#: What stands after the shapes of keys and values, and of queries; further inputs.
+_APART = {
+    "pages": (
+        " via paged(table, page = 16)",
+        "",
+        "input table: i32[B, P]\n  input n: i32[B]\n  length N = n[b]",
+    ),
+    "packed sequences": (" via ragged(ends)", " via ragged(ends)", "input ends: i32[B + 1]"),
+}
+
+
+@pytest.mark.parametrize("cluster", ["cluster = 2", "cluster in {1, 2}", "cluster = 1"])
+@pytest.mark.parametrize("storage", _APART)
+def test_tiles_that_cannot_be_shared_are_refused(storage: str, cluster: str) -> None:
+    of_keys, of_queries, more = _APART[storage]
+    rows, keys = ("T", "S") if of_queries else ("B, M", "B, N")
+    text = f"""attention a {{
+  input q: bf16[{rows}, H, 64]{of_queries}
+  input k, v: bf16[{keys}, H, 64]{of_keys}
+  {more}
+  score = dot(q, k)
+  normalize = softmax
+  output o: bf16[{rows}, H, 64]
+}}
+schedule a for cuda.sm_90a {{
+  tile.kv = 64, {cluster}
+}}
+"""
+    if cluster == "cluster = 1":
+        assert modules_of(text)[0].kernel.configs[0].value("cluster") == 1
+        return
+    found = refused(modules_of, text)
+    assert (found.code, found.message) == ("E0602", f"tiles of {storage} are not shared by a cluster")
+    assert found.hints == ("write 'cluster = 1', or remove it",)
+
+
+def test_what_blocks_share_is_explained() -> None:
+    kernel = planned("cluster = 2, tile.kv = 96, stages = 2, consumers = 3", d=64).kernel
+    lines = list(SM90A.roles(kernel, kernel.configs[0]))
+    assert lines[3:6] == [
+        "  clusters of 2 blocks, of 384 queries of a head, walk over the keys that any sees",
+        "    a block copies 48 of a tile's 96 keys, to all of them: it reads 12288 B a tile, not 24576",
+        "    a stage is free when 2 x 12 warps have given it back",
+    ]
+    assert lines[6].endswith(", cluster 1")
+
+
+def test_a_grid_is_whole_clusters_of_the_multiprocessors_that_there_are() -> None:
+    module = planned("cluster in {2, 1}, tile.kv = 64", d=64)
+    text = render_files(module, path="a.attn", sha256="")["default.py"]
+    (blocks,) = re.findall(r'"(CLUSTER \* .*)"', text)
+    sizes = {"M": 300, "B": 1, "H": 40, "BLOCK_M": 128}
+
+    def count(cluster: int, multiprocessors: int, **more: int) -> int:
+        names = {**sizes, **more, "CLUSTER": cluster, "multiprocessors()": lambda: multiprocessors}
+        found = evaluate(blocks, names)
+        assert isinstance(found, int)
+        return found
+
+    assert [count(2, n) for n in (132, 131, 7, 1)] == [132, 130, 6, 2]
+    assert [count(1, n) for n in (132, 131, 1)] == [120, 120, 1]
+    assert [count(2, 132, H=1, M=m) for m in (0, 1, 256, 257)] == [0, 2, 2, 4]

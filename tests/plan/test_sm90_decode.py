@@ -130,6 +130,7 @@ def test_keys_that_are_copied_at_once_lie_in_one_page(page: int, box: int) -> No
         ("", {"page": 4}, "pages of 4 keys are not lowered to TMA: it copies 8 keys at once"),
         ("warp_split = kv", {}, "'warp_split = kv' is not lowered"),
         ("overlap = false", {}, "a decode kernel has no overlap to choose"),
+        ("cluster = 2", {}, "a decode kernel has no clusters"),
         ("tile.d = 64", {}, "the head dimension stays whole in this CUDA kernel"),
         (
             "tile.d = 192",

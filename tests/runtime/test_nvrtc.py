@@ -22,6 +22,7 @@ from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
 from tests.compiled import compile_configs
 from tests.plans import plans_of
+from tests.sass import disassemble, loops
 from tests.verify.judging import modules_of, spec
 
 ROOT = Path(__file__).parents[2]
@@ -235,3 +236,37 @@ def test_the_kernels_of_a_cuda_backward_tell_what_they_take() -> None:
         assert usage is not None
         assert 32 < usage.registers <= 255
         assert usage.shared == kernel.shared[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("d", "tiles"),
+    [
+        (64, "consumers = 3, tile.kv = 128, stages = 3"),
+        (128, "consumers = 2, tile.kv = 128, stages = 2"),
+        (128, "consumers = 3, tile.kv = 64, stages = 4, overlap = false"),
+        (256, "consumers = 2, tile.kv = 80, stages = 2"),
+    ],
+)
+def test_blocks_that_share_tiles_spill_nothing_and_wait_for_no_memory(
+    d: int, tiles: str, tmp_path: Path
+) -> None:
+    lines = [
+        f"input q: bf16[B, M, Hkv * 4, {d}]",
+        f"input k, v: bf16[B, N, Hkv, {d}]",
+        f"score = dot(q, k) / sqrt({d})",
+        "mask = causal",
+        "normalize = softmax",
+        f"output o: bf16[B, M, Hkv * 4, {d}]",
+    ]
+    more = "softmax = online(maximum = lazy(20)), order = longest_first, cluster in {2, 1}"
+    (module,) = modules_of(spec(lines, f"{tiles}, {more}", target="cuda.sm_90a"))
+    for name, text in render_files(module, path="a.attn", sha256="").items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for config, cubin in compile_configs(tmp_path / "default.py", "sm_90"):
+        # of 24 registers, who finds tiles spills some, as without clusters
+        assert (cubin.spills <= (NEGLIGIBLE if d > 128 else 0), cubin.warnings) == (True, ())
+        text = disassemble(cubin.image) or ""
+        assert not any(loop.local for loop in loops(text))
+        # only where blocks meet: an arrival in the loop that waited for memory would be as many more
+        assert text.count("MEMBAR.ALL.GPU") <= 2, config

@@ -291,3 +291,79 @@ operands(const __grid_constant__ Args args)
         for (int e = 0; e < 4; ++e)
             args.out[(16 * warp + lane / 4 + e / 2 * 8) * 32 + 8 * j + lane % 4 * 2 + e % 2] = d[j][e];
 }
+
+// Row maxima of 128 queries' scores with n keys, by a cluster of two blocks with half of the queries each. Each copies half of the keys of a
+// tile to both. Then each tells the other a word.
+extern "C" __global__ void __launch_bounds__(256, 1) __cluster_dims__(2, 1, 1)
+halves(const __grid_constant__ Args args)
+{
+    extern __shared__ unsigned char shared[];
+    const int bug = args.bug, tiles = (args.n + 31) / 32, rank = block_rank(), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 q = address(shared), keys = q + 8192, full = keys + 2 * 4096, empty = full + 16, there = empty + 16, told = there + 8;
+    const u32 word = told + 8;
+    if (threadIdx.x == 0) {
+        mbarrier_init(there, 1);
+        mbarrier_init(told, 1);
+        for (int i = 0; i < 2; ++i) {
+            mbarrier_init(full + 8 * i, 1);
+            mbarrier_init(empty + 8 * i, bug == COUNT_LOW || bug == OWN_ARRIVALS ? 4 : 8);
+        }
+        mbarrier_fence();
+    }
+    if (bug != NO_START)
+        cluster_meet();
+    else
+        __syncthreads();
+    if (threadIdx.x == 0) {
+        mbarrier_expect(there, 8192);
+        tma_load(q, args.a, there, 0, 64 * blockIdx.x, 0, 0);
+        for (int i = 0; i < tiles; ++i) {
+            const u32 stage = i % 2, phase = i / 2 % 2, half = bug == SAME_HALF ? 0 : rank;
+            mbarrier_wait(empty + 8 * stage, phase ^ 1);
+            mbarrier_expect(full + 8 * stage, bug == FEW_BYTES ? 2048 : 4096);
+            if (bug == ALONE)
+                tma_load(keys + 4096 * stage + 2048 * half, args.b, full + 8 * stage, 0, 32 * i + 16 * half, 0, 0);
+            else
+                cluster_load(keys + 4096 * stage + 2048 * half, args.b, full + 8 * stage, 0, 32 * i + 16 * half, 0, 0);
+        }
+        for (int i = 0; i < 4; ++i) {  // in turn: one word is enough, as it has been read
+            if (i % 2 == rank || bug == OUT_OF_TURN)
+                cluster_tell(word, told, bug == WRONG_RANK ? rank : 1 - rank, 10 * i + rank);
+            if (i % 2 == rank)
+                continue;
+            mbarrier_expect(told, 4);
+            if (bug != NOT_HEARD)
+                cluster_wait(told, i / 2);
+            args.out[128 + blockIdx.x] = load_shared<int>(word);
+        }
+    } else if (threadIdx.x >= 128) {
+        float top[2] = {-1e30f, -1e30f};
+        mbarrier_wait(there, 0);
+        for (int i = 0; i < tiles; ++i) {
+            const u32 stage = i % 2, phase = i / 2 % 2, release = empty + 8 * stage;
+            mbarrier_wait(full + 8 * stage, phase);
+            float d[4][4];
+            wgmma_fence();
+            for (int k = 0; k < 4; ++k)
+                wgmma(d, wgmma_descriptor(q, 16, 1024) + 2 * k, wgmma_descriptor(keys + 4096 * stage, 16, 1024) + 2 * k, k > 0);
+            wgmma_commit();
+            wgmma_wait<0>();
+            if (bug == OWN_ARRIVALS || bug == OWN_COUNTED)
+                mbarrier_arrive_if(release, lane == 0);
+            else
+                cluster_arrive_if(release, lane == 0);
+            for (int j = 0; j < 4; ++j)
+                for (int e = 0; e < 4; ++e)
+                    if (32 * i + 8 * j + lane % 4 * 2 + e % 2 < args.n)
+                        top[e / 2] = max(top[e / 2], d[j][e]);
+        }
+        for (int r = 0; r < 2; ++r) {
+            top[r] = max(top[r], from_lane(top[r], 1));
+            top[r] = max(top[r], from_lane(top[r], 2));
+            if (lane % 4 == 0)
+                args.out[64 * blockIdx.x + 16 * (warp - 4) + 8 * r + lane / 4] = top[r];
+        }
+    }
+    if (bug != NO_END)
+        cluster_meet();
+}

@@ -124,7 +124,7 @@ def specs(
     heads, kv_heads = draw(st.sampled_from(_HEADS))
     storages = [storage for storage in _STORAGES if storage.has_gradients or not with_gradients]
     storage = draw(st.sampled_from(storages))
-    never_decodes = hopper or with_gradients or storage.q != "dense"
+    never_decodes = with_gradients or storage.q != "dense"
     decodes = not never_decodes and draw(st.integers(0, 4)) == 0
     widths = _WIDE if wide else _HOPPER_WIDTHS if hopper else _CUDA_WIDTHS if on_cuda else _WIDTHS
     d = draw(st.sampled_from([n for n in widths if n <= widest]))
@@ -251,7 +251,7 @@ class Shape:
 
 def _schedule(draw: st.DrawFn, shape: Shape) -> str:
     if shape.target == HOPPER:
-        return _hopper_schedule(draw, shape)
+        return (_hopper_decoding if shape.decodes else _hopper_schedule)(draw, shape)
     on_cuda = shape.target != "triton"
     split = draw(st.sampled_from(("q", "kv"))) if on_cuda else "q"
     tiles = _tiles(draw, shape, split) + (f", warp_split = {split}" if on_cuda else "")
@@ -310,9 +310,21 @@ def _hopper_schedule(draw: st.DrawFn, shape: Shape) -> str:
     softmaxes = ("online", "online(rescale = lazy(8))", "online(maximum = lazy(20))")
     lines.append(f"softmax = {draw(st.sampled_from(softmaxes))}")
     lines += draw(st.sampled_from(([], ["order = longest_first"])))
+    if shape.storage.plain:
+        lines += draw(st.sampled_from(([], [], ["cluster = 2"], ["cluster in {2, 1}"])))
     if shape.sums_dq and draw(st.booleans()):
-        sums = draw(st.sampled_from(("atomic", "sequential") if shape.storage.plain else ("two_pass",)))
-        lines.append(f"backward {{ accumulate.dq = {sums} }}")
+        ways = ("atomic", "two_pass", "ordered", "sequential") if shape.storage.plain else ("two_pass",)
+        lines.append(f"backward {{ accumulate.dq = {draw(st.sampled_from(ways))} }}")
+    return "\n  ".join(lines)
+
+
+def _hopper_decoding(draw: st.DrawFn, shape: Shape) -> str:
+    """One warpgroup that multiplies, or two that share the columns of values which are in the keys."""
+    keys, stages = draw(st.sampled_from((16, 32, 48, 64, 128))), _or(draw(st.integers(2, 4)), 2)
+    splits = draw(st.sampled_from(("1", "3", "auto", f"fixed({2 * keys})")))
+    lines = [f"loops = [kv], pack = gqa, tile.kv {_or(keys, 16)}, stages {stages}, split.kv = {splits}"]
+    if shape.storage.prefix and draw(st.booleans()):
+        lines.append("consumers = 2")
     return "\n  ".join(lines)
 
 

@@ -51,16 +51,8 @@ def test_masks_over_pages(mask: str) -> None:
         right(made, Case(dims={**DIMS, **dims}, seed=1))
 
 
-def packed(shared: bool, knobs: str = "", softmax: str = "", extras: str = "") -> Subject:
-    rows, cu = ("T", "cu_q") if shared else ("S", "cu_k")
-    return storage.subject(
-        "[T, Hkv * G, 16] via ragged(cu_q)",
-        f"input k, v: f16[{rows}, Hkv, 16] via ragged({cu})",
-        f"input cu_q{'' if shared else ', cu_k'}: i32[B + 1]\n  {extras}",
-        "[T, Hkv * G, 16]",
-        softmax=softmax,
-        schedule=scheduled(knobs),
-    )
+def packed(shared: bool, knobs: str = "", **named: str) -> Subject:
+    return storage.packed(shared, schedule=scheduled(knobs), **named)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["two", "self"])

@@ -50,10 +50,13 @@ def test_targets_agree(text: str, data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @needs_gxx
-@settings(max_examples=max(settings().max_examples // 32, 2), suppress_health_check=list(HealthCheck))
-@given(specs(targets=(HOPPER,), with_gradients=True).filter(lambda text: HOPPER in text), st.data())
-def test_hopper_agrees_with_the_reference(text: str, data: st.DataObject) -> None:
+@pytest.mark.parametrize("with_gradients", [True, False], ids=["gradients", "storages"])
+@settings(max_examples=max(settings().max_examples // 16, 2), suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_hopper_agrees_with_the_reference(with_gradients: bool, data: st.DataObject) -> None:
     """As tests.gpu.random_specs does on a GPU, thousands of times."""
+    drawn_specs = specs(targets=(HOPPER,), with_gradients=with_gradients)
+    text = data.draw(drawn_specs.filter(lambda text: HOPPER in text))
     note(text)
     made = subject_of_text(text)
     right(made, drawn(data, made))

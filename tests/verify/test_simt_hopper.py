@@ -197,6 +197,52 @@ def test_what_is_wrong_with_a_layout_or_read_early_is_a_wrong_result(bug: str) -
     assert not values(bug) < 0.5
 
 
+# ---- clusters
+
+
+def halves(bug: str = "", seed: int = 0) -> float:
+    """The worst error of a row's maximum; each block must have heard what the other told last."""
+    q, k = queries_and_keys()
+    out = torch.full((130,), torch.nan)
+    maps = map_of(q[None, None], (64, 64, 1, 1)), map_of(k[None, None], (64, 16, 1, 1))
+    run("halves", *maps, threads=256, shared=16448, into=out, n=KEYS, bug=bug, seed=seed, blocks=2)
+    assert out[128:].tolist() == [31, 20]
+    return float((out[:128] - (q.float() @ k.float().T).amax(1)).abs().max())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_blocks_that_share_tiles_are_right_in_any_order(seed: int) -> None:
+    assert halves(seed=seed) < 1e-4
+
+
+HALVES = {
+    "NO_START": r"mbarrier of another block (that warp 0 has initialised|has been initialised)",
+    "NO_END": r"ends where warp \d of block \d may still arrive|block \d of the cluster has ended",
+    "COUNT_LOW": r"which a wgmma of warp \d may still read|has not arrived yet|more than 4 arrivals",
+    "OWN_ARRIVALS": r"which a wgmma of warp \d may still read|has not arrived yet",
+    "OWN_COUNTED": r"which lacks 4 of 8 arrivals",
+    "SAME_HALF": r"where a copy has not arrived yet",
+    "FEW_BYTES": "under way: too few bytes expected|may still read|has not arrived yet|and -2048 bytes",
+    "ALONE": "and 2048 bytes",
+    "WRONG_RANK": "a deadlock|where a copy has not arrived yet",
+    "NOT_HEARD": "where a copy has not arrived yet|a word of another block overwrites|more than 1 arrivals",
+    "OUT_OF_TURN": r"a word of another block overwrites|where a copy has not arrived yet",
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("bug", HALVES)
+def test_what_is_wrong_with_a_cluster_is_a_fault(bug: str, seed: int) -> None:
+    with pytest.raises(SimtFault, match=HALVES[bug]):
+        halves(bug, seed)
+
+
+def test_a_grid_is_whole_clusters() -> None:
+    out = torch.zeros(130)
+    with pytest.raises(SimtFault, match="a launch with 3 blocks in clusters of 2"):
+        run("halves", threads=256, shared=16448, into=out, blocks=3)
+
+
 # ---- named barriers
 
 

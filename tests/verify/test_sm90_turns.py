@@ -118,6 +118,14 @@ def test_turns_change_no_result_and_end(kind: str, data: st.DataObject) -> None:
     assert found.ok, found.message
 
 
+@pytest.mark.parametrize("logits", ["rising", "spike", "huge", "very_negative"])
+def test_tiles_that_are_computed_again_have_as_many_turns(logits: str) -> None:
+    """Warps give tiles up each for itself; all then compute them once more."""
+    case = Case(dims={"B": 1, "H": 2, "M": 400, "N": 300}, logits=logits)
+    found = check(made("causal_of_three"), case, fills=("nan",))
+    assert found.ok, found.message
+
+
 def test_configs_with_turns_and_without_are_one_text() -> None:
     """Each with ranges of its own: under turns all walk over the keys of all rows."""
     (module,) = modules_of(KINDS["window_of_four"].replace("pingpong = true", "pingpong in {true, false}"))

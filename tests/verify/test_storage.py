@@ -97,7 +97,15 @@ def test_masks_over_pages(mask: str, dims: Mapping[str, int]) -> None:
     right(paged(16, mask=mask), Case(dims={**DIMS, **dims}, seed=1), fills=("nan", "large"))
 
 
-def packed(mask: str = "causal", softmax: str = "", extras: str = "", shared: bool = False) -> Subject:
+def packed(
+    shared: bool = False,
+    *,
+    mask: str = "causal",
+    softmax: str = "",
+    extras: str = "",
+    schedule: str = SCHEDULE,
+) -> Subject:
+    """Packed queries against packed keys; shared: the rows of both are those of the same sequences."""
     rows, cu = ("T", "cu_q") if shared else ("S", "cu_k")
     return subject(
         "[T, Hkv * G, 16] via ragged(cu_q)",
@@ -106,6 +114,7 @@ def packed(mask: str = "causal", softmax: str = "", extras: str = "", shared: bo
         "[T, Hkv * G, 16]",
         mask=mask,
         softmax=softmax,
+        schedule=schedule,
     )
 
 

@@ -372,7 +372,6 @@ class ErrorBound:
     """
 
     head_dim: int
-    value_dim: int
     input_dtype: DType
     p_dtype: DType
     o_dtype: DType

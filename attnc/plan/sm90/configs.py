@@ -10,7 +10,7 @@ from math import gcd
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Expr, Load, walk
 from attnc.expr.solve import solve
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
 from attnc.model.tensors import DType
@@ -101,6 +101,21 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, portable)
+    if _may_have_clusters(schedule):
+        yield from _check_cluster(attention, knobs["cluster"])
+
+
+def _check_cluster(attention: Attention, knob: Knob) -> Iterator[Diagnostic]:
+    """Yields why blocks cannot share tiles of K and V: each copies a part of every tile, for all of them."""
+    if page_of(attention):
+        label = "a tile is boxes of several pages, which the lanes of a block's warps copy"
+        what = "tiles of pages are not shared by a cluster"
+    elif attention.q.storage.is_packed:
+        label = "neighbouring query tiles may be of two sequences, which see other keys"
+        what = "tiles of packed sequences are not shared by a cluster"
+    else:
+        return
+    yield unsupported(what, knob.span, label, "write 'cluster = 1', or remove it")
 
 
 def _knob(knob: Knob, portable: str) -> Iterator[Diagnostic]:
@@ -158,6 +173,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         key_columns=0 if columns is None else sum(term.of_key is not None for term in columns.terms),
         columns_factor=1.0 if columns is None else abs(columns.c),
         capped=_has_headroom(schedule) and cap_of(score, scale) is not None,
+        clusters=_may_have_clusters(schedule),
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
         return layout
@@ -184,6 +200,12 @@ def _has_headroom(schedule: Schedule) -> bool:
     knob = knobs_of(schedule, "forward").get("softmax")
     choice = None if knob is None else knob.choices[0]
     return isinstance(choice, Choice) and "maximum" in choice.args
+
+
+def _may_have_clusters(schedule: Schedule) -> bool:
+    """Returns whether some config has several blocks that share tiles."""
+    knob = knobs_of(schedule, "forward").get("cluster")
+    return knob is not None and any(choice != 1 for choice in knob.choices)
 
 
 def _has_turns(schedule: Schedule) -> bool:

@@ -205,6 +205,9 @@ def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
         case "overlap", _:
             label = "two warpgroups, or two blocks, take turns"
             yield unsupported("a decode kernel has no overlap to choose", knob.span, label, "remove it")
+        case "cluster", _:
+            label = "a block has all rows that read its keys"
+            yield unsupported("a decode kernel has no clusters", knob.span, label, "remove it")
         case "pingpong", _:
             label = "waits for memory, not for products"
             yield unsupported("a decode kernel has no turns to choose", knob.span, label, "remove it")

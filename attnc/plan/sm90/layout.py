@@ -32,6 +32,8 @@ WIDEST = 256
 _SWIZZLED = 1024
 #: Bytes of a barrier; of what is said of two tiles of queries, at most.
 _BARRIER, _RECORDS = 8, 384
+#: Bytes of what the blocks of a cluster tell each other.
+_MAIL = 8
 #: Threads at the named barrier of a turn: those of the warpgroup that takes it, and of the one before it.
 TURN_THREADS = 256
 #: Keys of which four threads that share a row have what dropout keeps in one word each.
@@ -109,8 +111,9 @@ class Sm90Layout(CudaLayout):
     pair_stages: tiles of them in shared memory, 0: none; draws: whether a warpgroup draws what dropout keeps;
     columns: terms of the score that tensor cores add (`scores`), key_columns: those of numbers of keys;
     columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
-    (`softcap`). packed: whether sequences are, whose tiles are claimed at once. pingpong: whether warpgroups
-    take turns at issuing products under some config.
+    (`softcap`). packed: whether sequences are, whose tiles are claimed at once. clusters: whether some config
+    has blocks that share tiles of K and V. pingpong: whether warpgroups take turns at issuing products under
+    some config.
     """
 
     by_tma: bool
@@ -124,6 +127,7 @@ class Sm90Layout(CudaLayout):
     columns_factor: float = 1.0
     capped: bool = False
     packed: bool = False
+    clusters: bool = False
     pingpong: bool = False
 
     @property
@@ -145,6 +149,7 @@ class Sm90Layout(CudaLayout):
             "COPY_REGISTERS": shape.copy_registers,
             "MULTIPLY_REGISTERS": shape.multiply_registers,
         }
+        chosen |= {"CLUSTER": hopper(config).cluster} if self.clusters else {}
         return chosen | ({"PINGPONG": shape.pingpong} if self.pingpong else {})
 
     def shape(self, config: TileConfig) -> Shape:
@@ -199,11 +204,12 @@ class Sm90Layout(CudaLayout):
         drawn = {"kept": 2 * stages} if self.draws else {}
         pairs = {"pairs": 2 * self.pair_stages} if self.pair_stages else {}
         leaving = {"o": 1} if self.way_out(config) == "v" else {}
+        told = {"cluster": 1} if self.clusters else {}
         of_queries = {
             "query tiles": 4 + (config.longest_first and not self.packed),
             "q": 2 * self.shape(config).q_tiles,
         }
-        return {**of_queries, **of_keys, **loaded, **drawn, **pairs, **leaving}
+        return {**of_queries, **of_keys, **loaded, **drawn, **pairs, **leaving, **told}
 
     def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
@@ -225,7 +231,9 @@ class Sm90Layout(CudaLayout):
             "pairs": self.pair_stages * tile_q * pair_pieces * PIECE_BYTES,
             "vectors": self.vectors * stages * tile_kv * 4,
             "kept": self.draws * stages * tile_q * -(-tile_kv // _KEPT) * _KEPT // 8,
-            "barriers": _BARRIER * (6 + 2 * q_tiles + of_stages * stages + 2 * self.pair_stages) + _RECORDS,
+            "barriers": _BARRIER * (6 + 2 * q_tiles + of_stages * stages + 2 * self.pair_stages)
+            + _RECORDS
+            + self.clusters * (_BARRIER + _MAIL),
         }
         return {name: bytes for name, bytes in buffers.items() if bytes}
 

@@ -50,7 +50,7 @@ from attnc.plan.sm90.decode import (
     sm90_decode_layout,
     sm90_decode_roles,
 )
-from attnc.plan.sm90.layout import TURN_THREADS, WIDEST, Sm90Layout
+from attnc.plan.sm90.layout import TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
 from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.target import Target
 
@@ -171,11 +171,27 @@ class Sm90a(Target):
         plural = "s" if shape.consumers > 1 else " "
         registers = f"{shape.multiply_registers:3} registers a thread"
         yield f"  {shape.consumers} warpgroup{plural}  {registers}: multiply {rows}"
+        yield from _sharing(layout, config)
         listed = ", ".join(f"{name} {count}" for name, count in barriers.items())
         yield f"  {sum(barriers.values())} mbarriers: {listed}"
         if shape.pingpong:
             turns = f"the turn of a warpgroup each, {TURN_THREADS} threads"
             yield f"  {shape.consumers} named barriers: {turns}"
+
+
+def _sharing(layout: Sm90Layout, config: TileConfig) -> Iterator[str]:
+    """Yields what the blocks of a cluster share, if there are several."""
+    blocks = hopper(config).cluster
+    if blocks == 1:
+        return
+    rows, keys = blocks * config.tile_q, config.tile_kv // blocks
+    columns = (layout.qk.width + layout.v.width) * layout.element.bytes
+    yield f"  clusters of {blocks} blocks, of {rows} queries of a head, walk over the keys that any sees"
+    copied = f"{keys} of a tile's {config.tile_kv} keys, to all of them"
+    asked = f"{keys * columns} B a tile, not {config.tile_kv * columns}"
+    yield f"    a block copies {copied}: it reads {asked}"
+    given = 4 * (config.tile_q // WGMMA_ROWS)
+    yield f"    a stage is free when {blocks} x {given} warps have given it back"
 
 
 #: What makes the kernels of a backward that wgmma does not.

@@ -223,18 +223,21 @@ class CudaWalk:
     """The walk of one kernel as text. of_call: what stands before a size that is an argument of the call, ""
     where it is a local of the same name; section: the argument with the heads of a section, "" where heads
     come one after the other; last_rounds: the last section has so many tiles for each block at least, 0: none
-    is larger than the others.
+    is larger than the others. blocks: how many take tiles; size: the rows of a tile, where it is not that of
+    one block.
     """
 
     walk: TileWalk
     of_call: str
     section: str = "SECTION"
     last_rounds: int = 0
+    blocks: str = "(int)gridDim.x"
+    size: str = ""
 
     @property
     def tiles(self) -> str:
         """How many tiles a head has, over all sequences if they are packed."""
-        size, rows = self.walk.size, f"{self.of_call}{scalar(self.walk.rows)}"
+        size, rows = self.size or self.walk.size, f"{self.of_call}{scalar(self.walk.rows)}"
         if self.walk.sequences is not None:
             return f"{rows} / {size} + {self.of_call}B + 1"
         return f"{rows} / {size}" if self.walk.is_padded else f"({rows} + {size} - 1) / {size}"
@@ -247,13 +250,13 @@ class CudaWalk:
     @property
     def place(self) -> Iterator[str]:
         """From `tile` to b, the head and the first row, and to the length of a packed sequence."""
-        tiles, lo, size, head = self.walk.tiles, self.walk.lo, self.walk.size, self.walk.head
+        tiles, lo, size, head = self.walk.tiles, self.walk.lo, self.size or self.walk.size, self.walk.head
         section, in_section = f"args.{self.section}", f"{tiles} * args.{self.section}"
         if not self.section:
             yield from self._heads_in_turn
         elif self.last_rounds:
             yield "// The last section is larger, so that what begins last is short, and nobody waits."
-            yield f"const int last = ({self.last_rounds} * (int)gridDim.x + {tiles} - 1) / {tiles};"
+            yield f"const int last = ({self.last_rounds} * {self.blocks} + {tiles} - 1) / {tiles};"
             yield f"const int others = max(({self.all_heads} - last) / {section}, 1) * {section};"
             yield f"const int first_head = min(tile / ({in_section}) * {section}, others);"
             yield f"const int heads = first_head < others ? {section} : {self.all_heads} - others;"
@@ -282,7 +285,7 @@ class CudaWalk:
             yield f"const int first_head = tile / {tiles}, heads = 1, rank = tile % {tiles};"
             return
         yield "// The last heads are one section, so that what begins last is short, and nobody waits."
-        yield f"const int last = ({self.last_rounds} * (int)gridDim.x + {tiles} - 1) / {tiles};"
+        yield f"const int last = ({self.last_rounds} * {self.blocks} + {tiles} - 1) / {tiles};"
         yield f"const int others = max({self.all_heads} - last, 0), first_head = min(tile / {tiles}, others);"
         yield f"const int heads = first_head < others ? 1 : {self.all_heads} - others;"
         yield f"const int rank = tile - first_head * {tiles};"

@@ -55,17 +55,20 @@ def hopper_declaration(
         sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
         sizes |= {text.pair_load.load.tensor: "BLOCK_M"} if text.pair_load else {}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
-        launch = cuda_kernels(
-            [cuda_kernel(kernel.name, _blocks(kernel))], names, strides, text.size_names, {}, boxes
-        )
+        kernels, more = [cuda_kernel(kernel.name, _blocks(text))], {}
+        if text.clusters:
+            more = {"CLUSTER": "config.CLUSTER"}
+        launch = cuda_kernels(kernels, names, strides, text.size_names, more, boxes)
     fields["launches"] = Items([launch])
     if back is not None:
         fields["backward"] = back.declared
     return Record("HopperAttention", fields=fields)
 
 
-def _blocks(kernel: Forward | Decode) -> str:
-    tiles, sequences = "cdiv(M, BLOCK_M) * B * H", kernel.grid.sequences
+def _blocks(text: Sm90Text) -> str:
+    if text.clusters:  # whole ones, and one at least: where there is no room for it, the driver says so
+        return "CLUSTER * min(cdiv(M, CLUSTER * BLOCK_M) * B * H, max(multiprocessors() // CLUSTER, 1))"
+    tiles, sequences = "cdiv(M, BLOCK_M) * B * H", text.kernel.grid.sequences
     if sequences is not None:
         tiles = f"({show(sequences.rows)} // BLOCK_M + B + 1) * H"
     return f"min({tiles}, multiprocessors())"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 
 from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
@@ -57,6 +58,7 @@ class Sm90Text(ScoreText):
         self.sum_parts = parts_of(layout.dv, widest_product(held))
         self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
         self.draws = kernel.softmax.dropout is not None
+        self.clusters = layout.clusters
         self._check_room()
 
     @property
@@ -69,7 +71,17 @@ class Sm90Text(ScoreText):
     @cached_property
     def walk(self) -> CudaWalk:
         rounds = _LAST_ROUNDS if self.claims_late else 0
-        return CudaWalk(walk=self.kernel.walk, of_call="", section="", last_rounds=rounds)
+        walk = CudaWalk(walk=self.kernel.walk, of_call="", section="", last_rounds=rounds)
+        return replace(walk, blocks="clusters", size="CLUSTER_M") if self.clusters else walk
+
+    @property
+    def of_cluster(self) -> str:
+        """The factor of arrivals where every block of a cluster arrives."""
+        return "CLUSTER * " if self.clusters else ""
+
+    @property
+    def box_rows(self) -> str:
+        return "BLOCK_N // CLUSTER" if self.clusters else super().box_rows
 
     @property
     def claims_late(self) -> bool:
@@ -159,7 +171,7 @@ class Sm90Text(ScoreText):
         """Whether each warpgroup walks over the key tiles that its own rows see: where they may be fewer than
         those of all rows, and where nothing is done by all warpgroups together.
         """
-        if self.through_v:
+        if self.through_v or self.clusters:
             return False
         others = any(config.tile_q - WGMMA_ROWS >= config.tile_kv for config in self.kernel.configs)
         together = self.clears_values or self.draws or self.kernel.grid.sequences is not None
