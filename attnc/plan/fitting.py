@@ -85,15 +85,27 @@ def backward_phase_of(kernel: KernelName) -> Literal["dq", "dkdv"]:
     return "dq" if kernel in ("dq", "rows") else "dkdv"
 
 
-def remedy(config: C, changes: Mapping[str, Sequence[Value]], misfit: Misfit[C]) -> tuple[str, ...]:
-    """Returns a hint that changes as few keys as possible, or none. changes: what to try, the likeliest
-    first.
+def remedy(
+    config: C,
+    changes: Mapping[str, Sequence[Value]],
+    misfit: Misfit[C],
+    *,
+    completed: Callable[[C], C] = lambda config: config,
+    said: Iterable[str] = (),
+) -> tuple[str, ...]:
+    """Returns a hint that changes as few keys as possible, or none.
+
+    changes: what to try, the likeliest first; completed: with the values that follow from others, which the
+    hint names where the schedule has `said` them.
     """
-    for count in range(1, len(changes) + 1):
+    for count in range(len(changes) + 1):
         for keys in combinations(changes, count):
             for values in product(*(changes[key] for key in keys)):
                 tried = dict(zip(keys, values, strict=True))
-                if misfit(config.with_keys(tried)) is None:
+                found = completed(config.with_keys(tried))
+                if misfit(found) is None:
+                    follows = {key: found.value(key) for key in said if key not in tried}
+                    tried |= {key: value for key, value in follows.items() if value != config.value(key)}
                     return (f"'{', '.join(f'{key} = {value}' for key, value in tried.items())}' fits",)
     return ()
 

@@ -75,7 +75,10 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     if combine := knobs_of(schedule, "combine"):
         for knob in combine.values():
             yield unsupported(
-                "the combine kernel has nothing to configure on Triton", knob.span, "one row per program"
+                f"the combine kernel has nothing to configure for {schedule.target}",
+                knob.span,
+                "one row per program",
+                "remove it",
             )
     if is_decode(schedule):
         yield from _decode(variant, knobs)

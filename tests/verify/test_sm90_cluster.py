@@ -65,7 +65,7 @@ KINDS = {
         "window(40, 3)", schedule=LATE.replace("consumers = 2", "consumers = 3")
     ),
     "prefix_and_alibi": text_of("causal or kv_idx < 70", score=" + 0.25 * (kv_idx - q_pos)"),
-    "tiles_left_out": text_of("(q_pos // 70 == kv_idx // 70) or (q_pos // 100) % 2 == (kv_idx // 50) % 3"),
+    "tiles_left_out": text_of("kv_idx < 4 or (kv_idx <= q_idx and q_idx - kv_idx <= 20)"),
     "through_values": text_of("causal", d=256, schedule=LATE.replace("tile.kv = 32", "tile.kv = 80")),
     "of_keys": text_of(
         "causal and doc[b, q_pos] == doc[b, kv_idx]",
@@ -78,7 +78,9 @@ KINDS = {
         score=" + bias[b, kv_idx]",
         normalize="softmax(dropout = p, seed = seed)",
     ),
-    "either": text_of("causal", schedule=LATE.replace("cluster = 2", "cluster in {1, 2}")),
+    "either": text_of(
+        "causal", schedule=f"{LATE.replace('cluster = 2', 'cluster in {1, 2}')}, pingpong in {{false, true}}"
+    ),
 }
 #: An even and an odd number of query tiles, a block without rows, more tiles than blocks, one key.
 SIZES = ((300, 200), (130, 300), (1, 1), (513, 40))
@@ -174,6 +176,11 @@ BUGS: Mapping[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
         "causal_of_three_heads",
         (("cluster_meet();  // a block's", ";  // a block's"),),
         "ends where warp|of the cluster has ended",
+    ),
+    "gaps_of_ones_own": (
+        "tiles_left_out",
+        (("const int q_lo = cluster_lo;", ""),),
+        "a deadlock|has not arrived yet|may still read|elements are off|ends where",
     ),
     "keys_of_the_first_block": (
         "causal_of_three_heads",

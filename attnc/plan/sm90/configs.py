@@ -235,11 +235,17 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
 
-        def misfit(config: HopperConfig) -> str | None:
-            tiled = replace(config, tile_q=WGMMA_ROWS * config.consumers)
-            return sm90_misfit(_with_warps(tiled, helpers_of(variant)), variant, layout)
+        def tiled(config: HopperConfig) -> HopperConfig:
+            rows = replace(config, tile_q=WGMMA_ROWS * config.consumers)
+            return _with_warps(rows, helpers_of(variant))
 
-        hints = remedy(candidates[0], _REMEDIES, misfit)
+        hints = remedy(
+            candidates[0],
+            _REMEDIES,
+            lambda config: sm90_misfit(config, variant, layout),
+            completed=tiled,
+            said=[key for key in ("tile.q", "warps") if key in knobs_of(schedule, "forward")],
+        )
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
 

@@ -58,7 +58,11 @@ _ROW, _BARRIER = 128, 8
 _FEWEST_KEYS = 8
 #: What a schedule gets for the keys that it does not mention: the first that fits.
 _TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=32, stages=2))
-_REMEDIES: Mapping[str, Sequence[Value]] = {"stages": (2,), "tile.kv": (64, 32, 16)}
+_REMEDIES: Mapping[str, Sequence[Value]] = {
+    "tile.q": (WGMMA_ROWS,),
+    "stages": (2,),
+    "tile.kv": (64, 32, 16),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
