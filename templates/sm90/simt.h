@@ -263,9 +263,8 @@ static inline void tma_commit() { ++simt::lane_now().groups; }
 static inline void tma_wait_read(SIMT_LINE) { simt::wait_stores(0, true, line); }
 static inline void tma_wait(SIMT_LINE) { simt::wait_stores(0, false, line); }
 
-static inline void copy_async(void* to, const void* from, bool inside, SIMT_LINE) { simt::copy_async(to, from, inside, line); }
-static inline void commit_copies() { simt::commit_copies(); }
-template <int GROUPS> static void wait_copies() { simt::wait_copies(GROUPS); }
+static inline void copy_async(u32 to, const void* from, bool inside, SIMT_LINE) { simt::copy_async(to, from, inside, line); }
+static inline void copies_arrive(u32 barrier, SIMT_LINE) { simt::copies_arrive(barrier, line); }
 
 // ---- clusters: attnc/support/sm90_cluster.cuh
 

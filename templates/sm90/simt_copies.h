@@ -94,8 +94,8 @@ static void make(Copy& copy)
     settle(barrier, 0);
 }
 
-// Makes one of the copies under way, any one of them. Returns false if there is none.
-static bool copy_something()
+// Makes one of the copies of TMA under way, any one of them. Returns false if there is none.
+static bool copy_by_tma()
 {
     int under_way[COPIES], count = 0;
     for (int i = 0; i < block->copy_count; ++i)
@@ -149,7 +149,7 @@ static void begin_load(Copy& copy, u32 bar, int line)
         if (one.writer && (there != block || (one.writer - 1) / WARP != current / WARP)
             && known_there().ticks[(one.writer - 1) / WARP] < one.tick)
             fail(line, "a copy overwrites shared + %u, which warp %d writes too", p - BASE, (one.writer - 1) / WARP);
-        one.writer = 0;
+        one.writer = one.copier = 0;
         one.barrier = copy.barrier + 1;
         one.phase = copy.phase;
     }
@@ -277,6 +277,11 @@ static void check_stores()
 
 static void check_copies()
 {
+    if (block->copying_count > 0) {
+        message[0] = 0;
+        say("block %u: copies of thread %d are under way that nobody waits for", block->index.x, block->copying[0]);
+        _longjmp(escape, 1);
+    }
     for (int i = 0; i < block->copy_count; ++i)
         if (const Copy& copy = block->copies[i]; copy.live) {
             message[0] = 0;
@@ -299,49 +304,117 @@ static void check_cluster()
                 say("block %u: ends where warp %d of block %u may still arrive at one of its mbarriers", block->index.x, warp,
                     block->cluster->blocks[rank]->index.x);
     for (u32 i = 0; i < u32(used_bytes) / UNIT && cluster_size > 1 && !message[0]; ++i)
-        if (const Unit& one = block->units[i]; one.barrier && all.of[block->rank].phases[one.barrier - 1] <= one.phase)
+        if (const Unit& one = block->units[i]; one.barrier > 0 && all.of[block->rank].phases[one.barrier - 1] <= one.phase)
             say("block %u: ends where a copy to shared + %u may still arrive", block->index.x, i * UNIT);
     if (message[0])
         _longjmp(escape, 1);
 }
 
-// cp.async of 16 bytes: an ordinary write, made when it likes.
-static void make_until(Lane& lane, int end)
+// cp.async: 16 bytes each, through the generic proxy, there at a moment between their issue and what the arrival behind them tells of. A
+// thread's land in their order, which nobody can tell: what reads them without having waited for the arrival is a fault in any case.
+
+static void land(Lane& lane, u32 end)
 {
-    for (; lane.first < end; ++lane.first) {
-        const auto& copy = lane.copies[lane.first % 256];
-        if (copy.inside)
-            memcpy(copy.to, copy.from, 16);
+    for (; lane.first_chunk != end; ++lane.first_chunk) {
+        const auto& chunk = lane.chunks[lane.first_chunk % CHUNKS];
+        if (chunk.from)
+            memcpy(memory_at(chunk.place), chunk.from, UNIT);
         else
-            memset(copy.to, 0, 16);
+            memset(memory_at(chunk.place), 0, UNIT);
     }
 }
 
-static void copy_async(void* to, const void* from, bool inside, int line)
+static void copy_async(u32 place, const void* from, bool inside, int line)
 {
     Lane& me = lane_now();
-    const u32 place = u32((unsigned char*)to - shared) + BASE;
-    at(place, 16, 16, line, "a copy");
-    if (inside && (uintptr_t)from % 16)
+    at(place, UNIT, UNIT, line, "a copy");
+    if (inside && (uintptr_t)from % UNIT)
         fail(line, "a copy from an address that is not a multiple of 16");
-    if (me.last - me.first == 256)
-        fail(line, "too many copies under way");
-    wrote(place, 16, line);
-    memset(to, 0xff, 16);
-    me.copies[me.last++ % 256] = {to, from, inside};
+    if (me.last_chunk - me.first_chunk == CHUNKS || me.last_chunk - me.told_chunk == CHUNKS)
+        fail(line, "more than %d copies of a thread under way", CHUNKS);
+    for (int i = 0; i < block->barrier_count; ++i)
+        if (const u32 p = block->barriers[i].place; p / UNIT == place / UNIT)
+            fail(line, "a copy overwrites the mbarrier at shared + %u", p - BASE);
+    Unit& one = unit(place);
+    check_readers(one, place, line, "a copy");
+    if (one.writer && (one.writer - 1) / WARP != current / WARP && known_here().ticks[(one.writer - 1) / WARP] < one.tick)
+        fail(line, "a copy overwrites shared + %u, which warp %d writes too", place - BASE, (one.writer - 1) / WARP);
+    one.writer = 0;
+    one.barrier = UNTOLD;
+    one.copier = current + 1;
+    memset(memory_at(place), 0xff, UNIT);
+    me.chunks[me.last_chunk++ % CHUNKS] = {place, inside ? from : nullptr};
+    if (chance(64))
+        land(me, me.last_chunk);
 }
 
-static void commit_copies()
+// The oldest arrival of a thread, with all that it tells of.
+static void arrive_behind_copies(int which)
 {
-    Lane& me = lane_now();
-    me.copy_groups[me.copy_group_count++ % 16] = me.last;
+    const int thread = block->copying[which];
+    Lane& lane = block->lanes[thread];
+    const auto arrival = lane.arrivals[lane.first_arrival++ % ARRIVALS];
+    if (lane.first_arrival == lane.last_arrival)
+        block->copying[which] = block->copying[--block->copying_count];
+    if (int(arrival.chunk - lane.first_chunk) > 0)
+        land(lane, arrival.chunk);
+    idle = 0;
+    Barrier& barrier = block->barriers[arrival.barrier];
+    if (barrier.pending == 0 || barrier.phase != arrival.phase)
+        fail(0, "more than %u arrivals in phase %u of the mbarrier at shared + %u", barrier.count, barrier.phase, barrier.place - BASE);
+    --barrier.copies;
+    --barrier.pending;
+    settle(barrier, 0);
 }
 
-static void wait_copies(int groups)
+// cp.async.mbarrier.arrive.noinc: tells of all copies of this thread so far, and of no ordinary write of its.
+static void copies_arrive(u32 bar, int line)
 {
     Lane& me = lane_now();
-    if (me.copy_group_count > groups)
-        make_until(me, me.copy_groups[(me.copy_group_count - 1 - groups) % 16]);
+    Barrier& barrier = barrier_at(bar, line);
+    if (me.last_arrival - me.first_arrival == ARRIVALS)
+        fail(line, "more than %d arrivals of a thread under way", ARRIVALS);
+    for (u32 i = me.told_chunk; i != me.last_chunk; ++i) {
+        Unit& one = unit(me.chunks[i % CHUNKS].place);
+        if (one.barrier == UNTOLD && one.copier == current + 1) {
+            one.barrier = number_of(barrier) + 1;
+            one.phase = barrier.phase;
+        }
+    }
+    me.told_chunk = me.last_chunk;
+    barrier.clock.join(warp_now().clock);  // what was waited for before they were issued has happened; no release of what was done since
+    ++barrier.copies;
+    if (me.first_arrival == me.last_arrival)
+        block->copying[block->copying_count++] = current;
+    me.arrivals[me.last_arrival++ % ARRIVALS] = {me.last_chunk, barrier.phase, number_of(barrier)};
+    if (chance(16))
+        while (me.first_arrival != me.last_arrival)
+            arrive_behind_copies(int(std::find(block->copying, block->copying + block->copying_count, current) - block->copying));
+}
+
+// Makes one of the copies under way, or what threads of a warp wait for, any one of them. Returns false if there is none.
+static bool copy_something()
+{
+    if (block->copying_count == 0 || (block->copy_count > 0 && chance(2)))
+        if (copy_by_tma())
+            return true;
+    if (block->copying_count == 0)
+        return false;
+    const int which = int(random_word() % block->copying_count), warp = block->copying[which] / WARP;
+    if (chance(2)) {
+        arrive_behind_copies(which);
+        return true;
+    }
+    for (int i = block->copying_count - 1; i >= 0; --i)
+        if (i < block->copying_count && block->copying[i] / WARP == warp)
+            arrive_behind_copies(i);
+    return true;
+}
+
+static void check_chunks()
+{
+    if (const Lane& me = lane_now(); me.told_chunk != me.last_chunk)
+        fail(0, "the thread ends while a copy of its is under way, of which no mbarrier tells");
 }
 
 }  // namespace simt

@@ -18,7 +18,10 @@ static unsigned char* at(u32 place, u32 bytes, u32 aligned, int line, const char
 static Unit& unit(u32 place) { return there->units[(place - BASE) / UNIT]; }
 
 // Whether what was copied here has arrived, for all that this warp has waited for.
-static bool arrived(const Unit& one) { return !one.barrier || known_there().phases[one.barrier - 1] > one.phase; }
+static bool arrived(const Unit& one)
+{
+    return !one.barrier || (one.barrier != UNTOLD && known_there().phases[one.barrier - 1] > one.phase);
+}
 
 // All that may still read these 16 bytes must be known to be done.
 static void check_readers(const Unit& one, u32 place, int line, const char* what)
@@ -45,7 +48,7 @@ static void wrote(u32 place, u32 bytes, int line)
         one.tick = warp.tick;
         one.sync = warp.sync;
         one.fenced = false;
-        one.barrier = 0;
+        one.barrier = one.copier = 0;
         if (warp.written_count == WRITTEN)
             fail(line, "more than %d pieces of 16 bytes written without a fence.proxy.async", WRITTEN);
         warp.written[warp.written_count++] = p;
@@ -55,6 +58,8 @@ static void wrote(u32 place, u32 bytes, int line)
 // fence.proxy.async: of all writes that this warp knows of, its own and others'.
 static void fence_proxy()
 {
+    Known& known = known_here();
+    memcpy(known.fenced, known.phases, sizeof known.fenced);  // what it knows to be fenced it knows to be there
     warp_now().fenced = true;
     for (int from = 0; from < threads_of_block / WARP; ++from) {
         Warp& writer = block->warps[from];
@@ -78,9 +83,15 @@ static void fence_proxy()
 // A read of 16 bytes by the asynchronous proxy: of wgmma or of a store.
 static void check_async_read(const Unit& one, u32 place, int line, const char* what)
 {
+    if (one.barrier == UNTOLD)
+        fail(line, "%s reads shared + %u, where a copy of thread %d has not arrived yet, of which no mbarrier tells", what, place - BASE,
+             one.copier - 1);
     if (!arrived(one))
         fail(line, "%s reads shared + %u, where a copy has not arrived yet (phase %u of the mbarrier at shared + %u was not waited for)",
              what, place - BASE, one.phase, block->barriers[one.barrier - 1].place - BASE);
+    if (one.copier && known_here().fenced[one.barrier - 1] <= one.phase)
+        fail(line, "%s reads shared + %u, which thread %d copied by cp.async, without a fence.proxy.async since it is there", what,
+             place - BASE, one.copier - 1);
     if (!one.writer)
         return;
     const int writer = one.writer - 1;
@@ -150,7 +161,7 @@ static void settle(Barrier& barrier, int line)
     if (barrier.pending || barrier.bytes)
         return;
     if (barrier.copies)
-        fail(line, "phase %u of the mbarrier at shared + %u completes while %d of its copies are under way: too few bytes expected",
+        fail(line, "phase %u of the mbarrier at shared + %u completes while %d of its copies are under way: too few bytes expected, or too few arrivals",
              barrier.phase, barrier.place - BASE, barrier.copies);
     ++barrier.phase;
     barrier.pending = int(barrier.count);

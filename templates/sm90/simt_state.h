@@ -1,6 +1,7 @@
 // What a block of a Hopper kernel is while a CPU runs it; a part of sm90/simt.h.
 #pragma once
 
+#include <algorithm>
 #include <csetjmp>
 #include <csignal>
 #include <cstdarg>
@@ -35,15 +36,17 @@ typedef uint64_t u64;
 constexpr int MOST_SHARED = 232448;
 constexpr int WARP = 32, MOST_WARPS = 32, THREADS = WARP * MOST_WARPS, STACK = 128 * 1024, UNIT = 16;
 constexpr int BARRIERS = 64, COPIES = 512, SUMS = 12, PRODUCTS = 512, OPERANDS = 96, WRITTEN = 8192;
+constexpr int CHUNKS = 1024, ARRIVALS = 64, UNTOLD = -1;  // of cp.async: copies and arrivals of a thread under way
 constexpr int MOST_CLUSTER = 2;  // blocks that share tiles
 constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies before it is the system's
 
 static int cluster_size;  // blocks of a cluster
 
 // What is known to have happened in a block. Of every warp: its generic writes of shared memory up to an arrival, its generic reads, the
-// groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases completed.
+// groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases completed, and those behind which somebody
+// has said fence.proxy.async.
 struct Known {
-    u32 ticks[MOST_WARPS], reads[MOST_WARPS], groups[MOST_WARPS], bulks[MOST_WARPS], phases[BARRIERS];
+    u32 ticks[MOST_WARPS], reads[MOST_WARPS], groups[MOST_WARPS], bulks[MOST_WARPS], phases[BARRIERS], fenced[BARRIERS];
 };
 
 // What a warp knows of all blocks of its cluster, from what it has waited for (a vector clock).
@@ -66,8 +69,9 @@ struct Unit {
     int writer;  // thread of the last generic write + 1, or 0
     u32 tick, sync;           // of its warp, then
     bool fenced;              // somebody who knows has said fence.proxy.async since
-    int barrier;              // mbarrier of the last copy + 1, or 0
+    int barrier;              // mbarrier of the last copy + 1, or 0; UNTOLD: none tells of it
     u32 phase;                // of that barrier, in which the copy counts
+    int copier;               // thread of the last cp.async + 1, or 0
     int bulk_warp;            // warp whose bulk store read them last + 1, or 0
     u32 bulk, groups[MOST_WARPS];  // number of that store; of every warp, the last group of wgmma that reads them
     u32 reads[MOST_WARPS];         // of every warp, which of its reads was the last generic one
@@ -176,8 +180,9 @@ struct Lane {
     int line, kind, turn;
     Wait wait;
     u32 groups;  // of bulk stores, committed
-    struct { void* to; const void* from; bool inside; } copies[256];
-    int first, last, copy_groups[16], copy_group_count;
+    struct { u32 place; const void* from; } chunks[CHUNKS];     // cp.async: from the first that is under way to the last; null: zeros
+    struct { u32 chunk, phase; int barrier; } arrivals[ARRIVALS];  // and arrivals behind them; chunk: the one behind its last
+    u32 first_chunk, last_chunk, told_chunk, first_arrival, last_arrival;  // told_chunk: the first that no arrival stands behind
 };
 
 // What the lanes of a warp show each other at an instruction; two, so that a fast lane's next does not hide this one.
@@ -213,6 +218,7 @@ struct Block {
     Named named[16];
     Copy copies[COPIES];
     int copy_count;
+    int copying[THREADS], copying_count;  // threads with arrivals of cp.async under way
     Show shown[2][THREADS];
 };
 

@@ -226,7 +226,7 @@ static void start_block(Block& of, Dim index, Cluster& cluster, int rank)
     of.cluster = &cluster;
     of.rank = rank;
     memset(of.touched, 0, sizeof of.touched);
-    of.ended = of.barrier_count = of.copy_count = of.free_registers = 0;
+    of.ended = of.barrier_count = of.copy_count = of.copying_count = of.free_registers = 0;
     memset(of.memory, 0xff, used_bytes);
     memset(of.units, 0, sizeof(Unit) * ((used_bytes + UNIT - 1) / UNIT));
     memset(of.named, 0, sizeof of.named);
@@ -250,7 +250,7 @@ static void start_block(Block& of, Dim index, Cluster& cluster, int rank)
         lane.at = At::ready;
         lane.turn = lane.line = lane.kind = 0;
         lane.groups = 0;
-        lane.first = lane.last = lane.copy_group_count = 0;
+        lane.first_chunk = lane.last_chunk = lane.told_chunk = lane.first_arrival = lane.last_arrival = 0;
         getcontext(&lane.start);
         lane.start.uc_stack.ss_sp = of.stacks + size_t(i) * STACK;
         lane.start.uc_stack.ss_size = STACK;

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from attnc.diagnostics import DiagnosticError
 from attnc.plan.fitting import Shape
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import SM90A, layout_of
@@ -22,7 +23,7 @@ from attnc.support.sizes import evaluate
 from attnc.target.files import render_files
 from tests.plan import planning
 from tests.refusals import refusal, refused
-from tests.verify.judging import modules_of
+from tests.verify.judging import modules_of, spec
 
 ROOM = 232448
 
@@ -343,3 +344,38 @@ def test_a_grid_is_whole_clusters_of_the_multiprocessors_that_there_are() -> Non
     assert [count(2, n) for n in (132, 131, 7, 1)] == [132, 130, 6, 2]
     assert [count(1, n) for n in (132, 131, 1)] == [120, 120, 1]
     assert [count(2, 132, H=1, M=m) for m in (0, 1, 256, 257)] == [0, 2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("page", "d", "tile", "copies", "left"),
+    [
+        (16, 128, 128, "boxes", 40),
+        (4, 128, 128, "rows", 72),
+        (1, 256, 64, "rows", 40),
+        (16, 256, 80, "boxes", 24),
+    ],
+)
+def test_who_copies_rows_keeps_registers_for_it(page: int, d: int, tile: int, copies: str, left: int) -> None:
+    def module(schedule: str) -> Module:
+        lines = [
+            f"input q: bf16[B, M, H, {d}]",
+            f"input k, v: bf16[B, N, H, {d}] via paged(table, page = {page})",
+            "input table: i32[B, P]",
+            "input lens: i32[B]",
+            "length N = lens[b]",
+            "score = dot(q, k)",
+            "normalize = softmax",
+            f"output o: bf16[B, M, H, {d}]",
+        ]
+        (made,) = modules_of(spec(lines, schedule, target="cuda.sm_90a"))
+        return made
+
+    kernel = module("consumers = 2").kernel
+    (config,), layout = kernel.configs, layout_of(kernel)
+    assert (layout.copies, config.tile_kv, layout.shape(config).copy_registers) == (copies, tile, left)
+    assert ("rows of keys by cp.async" in "".join(SM90A.roles(kernel, config))) == (copies == "rows")
+    if copies == "rows":
+        with pytest.raises(DiagnosticError) as raised:
+            module("registers = 240")
+        most = (2 * 168 + 168 - left) // 2
+        assert f"registers = 240: {most} at most" in raised.value.diagnostics[0].primary.text

@@ -101,6 +101,17 @@ def test_keys_that_are_copied_at_once_lie_in_one_page(page: int, box: int) -> No
 
 
 @pytest.mark.parametrize(
+    ("page", "copies"),
+    [(0, "boxes"), (8, "boxes"), (24, "boxes"), (1, "rows"), (4, "rows"), (12, "rows"), (20, "rows")],
+)
+def test_pages_that_hold_no_boxes_come_row_by_row(page: int, copies: str) -> None:
+    kernel = planned(page=page).kernel
+    assert decode_layout_of(kernel).copies == copies
+    said = "copies rows of keys by cp.async" if copies == "rows" else "copies tiles"
+    assert said in list(SM90A.roles(kernel, kernel.configs[0]))[1]
+
+
+@pytest.mark.parametrize(
     ("schedule", "options", "said"),
     [
         (
@@ -127,7 +138,6 @@ def test_keys_that_are_copied_at_once_lie_in_one_page(page: int, box: int) -> No
         ("", {"d": 72}, "the head dimension 72 is not a multiple of 16"),
         ("", {"d": 320}, "320 columns of o are not lowered to cuda.sm_90a: more than 256 only where"),
         ("", {"d": 576, "dv": 320}, "320 columns of o are not lowered to cuda.sm_90a: two warpgroups share"),
-        ("", {"page": 4}, "pages of 4 keys are not lowered to TMA: it copies 8 keys at once"),
         ("warp_split = kv", {}, "'warp_split = kv' is not lowered"),
         ("overlap = false", {}, "a decode kernel has no overlap to choose"),
         ("cluster = 2", {}, "a decode kernel has no clusters"),

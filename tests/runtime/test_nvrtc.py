@@ -222,6 +222,68 @@ def test_the_same_of_decoding(d: int, dv: int, keys: int, in_k: bool) -> None:
     assert usage_of(module, 0, DEVICES["sm_90"]) is not None
 
 
+PAGED = """attention pages {{
+  input q: bf16[B, M, Hkv * G, {d}]
+  input k, v: bf16[B, N, Hkv, {d}] via paged(table, page = {page})
+  input table: i32[B, P]
+  input lens: i32[B]
+  length N = lens[b]
+  {more}
+  normalize = softmax
+  output o: bf16[B, M, Hkv * G, {d}]
+}}
+schedule pages for cuda.sm_90a {{
+  {schedule}
+}}
+"""
+LATENT = """attention pages {{
+  input q: bf16[B, M, G, {d} + 64]
+  input k: bf16[B, N, 1, {d} + 64] via paged(table, page = {page})
+  input v: bf16[B, N, 1, {d}] via prefix(k)
+  input table: i32[B, P]
+  input lens: i32[B]
+  length N = lens[b]
+  {more}
+  normalize = softmax
+  output o: bf16[B, M, G, {d}]
+}}
+schedule pages for cuda.sm_90a {{
+  {schedule}
+}}
+"""
+CAUSAL, KEYS = (
+    "score = dot(q, k) / 16\n  mask = causal",
+    "input x: f32[B, N]\n  score = dot(q, k) + x[b, kv_idx]",
+)
+LAZY, DECODE = "softmax = online(maximum = lazy(20))", "loops = [kv], pack = gqa, split.kv = auto"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "d", "page", "more", "schedule"),
+    [
+        (PAGED, 64, 1, KEYS, LAZY),
+        (PAGED, 128, 4, CAUSAL, LAZY),
+        (PAGED, 256, 20, CAUSAL, LAZY),
+        (PAGED, 128, 1, KEYS, f"consumers = 3, tile.kv = 64, {LAZY}"),
+        (PAGED, 128, 1, CAUSAL, DECODE),
+        (PAGED, 256, 20, KEYS, DECODE),
+        (LATENT, 512, 1, CAUSAL, DECODE),
+        (LATENT, 512, 4, CAUSAL, DECODE),
+    ],
+)
+def test_who_copies_rows_has_the_registers_for_it(
+    text: str, d: int, page: int, more: str, schedule: str, tmp_path: Path
+) -> None:
+    """Nothing is spilled, and no product waits for another."""
+    text = text.format(d=d, page=page, more=more, schedule=schedule).replace("512 + 64", "576")
+    (module,) = modules_of(text)
+    for name, content in render_files(module, path="a.attn", sha256="").items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    for _, cubin in compile_configs(tmp_path / "default.py", "sm_90a"):
+        assert (cubin.spills, cubin.warnings) == (0, ()), cubin.log
+
+
 def test_a_front_end_alone_sees_names_that_nothing_declares() -> None:
     source = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] *= 2.0f; }'
     assert ".entry f" in compile_ptx(source, ["-arch=sm_80"])

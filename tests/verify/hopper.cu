@@ -8,7 +8,8 @@ struct alignas(64) TensorMap { u64 words[16]; };
 
 struct Args { TensorMap a, b, c; const float* in; float* out; int* counter; u64 left, right; int n, bug; };
 
-// Row maxima of 128 queries' scores with n keys. A producer copies keys, 32 at a time, through a ring of two stages.
+// Row maxima of 128 queries' scores with n keys. A producer copies keys, 32 at a time, through a ring of two stages: a thread boxes, or a
+// warp rows of `in`, four at once.
 extern "C" __global__ void __launch_bounds__(384, 1)
 ring(const __grid_constant__ Args args)
 {
@@ -18,7 +19,7 @@ ring(const __grid_constant__ Args args)
     if (threadIdx.x == 0) {
         mbarrier_init(there, 1);
         for (int i = 0; i < 2; ++i) {
-            mbarrier_init(full + 8 * i, 1);
+            mbarrier_init(full + 8 * i, args.in ? 32 : 1);
             mbarrier_init(empty + 8 * i, bug == COUNT_LOW ? 7 : bug == COUNT_HIGH ? 9 : 8);
         }
         if (bug != NO_INIT_FENCE)
@@ -31,13 +32,29 @@ ring(const __grid_constant__ Args args)
             warpgroup_give_registers<48>();
         else
             warpgroup_give_registers<40>();
-        if (threadIdx.x > 0)
+        if (threadIdx.x >= (args.in ? 32 : 1))
             return;
-        mbarrier_expect(there, 16384);
-        tma_load(q, args.a, there, 0, 0);
+        if (threadIdx.x == 0) {
+            mbarrier_expect(there, 16384);
+            tma_load(q, args.a, there, 0, 0);
+        }
         for (int i = 0; i < tiles; ++i) {
             const u32 stage = i % 2, phase = i / 2 % 2;
             mbarrier_wait(empty + 8 * stage, bug == PRODUCER_PHASE ? phase : phase ^ 1);
+            if (args.in) {
+                const u32 chunk = threadIdx.x % 8;
+                for (u32 row = threadIdx.x / 8; row < 32; row += 4) {
+                    const u32 key = 32 * i + row, place = keys + 4096 * stage + row * 128;
+                    if (bug == ARRIVE_SOONER && row >= 28)
+                        copies_arrive(full + 8 * stage);
+                    copy_async(place + (bug == PLAIN ? chunk : chunk ^ row % 8) * 16, (const element*)args.in + key * 64 + 8 * chunk, key < u32(args.n));
+                }
+                if (bug == ARRIVE_AT_ONCE)
+                    mbarrier_arrive(full + 8 * stage);
+                else if (bug != ARRIVE_SOONER)
+                    copies_arrive(full + 8 * stage);
+                continue;
+            }
             mbarrier_expect(full + 8 * stage, bug == FEW_BYTES ? 4080 : bug == MANY_BYTES ? 4112 : 4096);
             tma_load(keys + 4096 * stage, args.b, full + 8 * stage, 0, 32 * i);
         }
@@ -51,6 +68,8 @@ ring(const __grid_constant__ Args args)
         const u32 stage = i % 2, phase = i / 2 % 2, release = empty + 8 * stage;
         if (bug != NO_WAIT)
             mbarrier_wait(full + 8 * stage, bug == CONSUMER_PHASE ? phase ^ 1 : phase);
+        if (args.in && bug != NO_PROXY_FENCE)
+            proxy_fence();
         float d[4][4];
         if (bug != NO_WGMMA_FENCE)
             wgmma_fence();
@@ -215,11 +234,14 @@ lanes(const __grid_constant__ Args args)
 {
     extern __shared__ unsigned char shared[];
     const int lane = threadIdx.x, bug = args.bug;
-    const u32 tile = address(shared), other = tile + 512;
-    copy_async(shared + 16 * lane, args.in + 4 * lane, lane < 24);
-    commit_copies();
+    const u32 tile = address(shared), other = tile + 512, there = other + 512;
+    if (lane == 0)
+        mbarrier_init(there, 32);
+    __syncwarp();
+    copy_async(tile + 16 * lane, args.in + 4 * lane, lane < 24);
+    copies_arrive(there);
     if (bug != NO_WAIT)
-        wait_copies<0>();
+        mbarrier_wait(there, 0);
     if (bug != DIVERGED || lane < 16)
         __syncwarp();
     u32 x[4];
@@ -237,7 +259,6 @@ lanes(const __grid_constant__ Args args)
     const int leaders = elect_one();
     args.out[lane] = float(of_lane(lane, 5) + from_lane(lane, 3) + 100 * uniform(lane + 1) + 1000 * any_lane(lane == 7)
                            + 2000 * any_lane(!same) + 10000 * leaders);
-    wait_copies<0>();
 }
 
 // What a copy of a box of five dimensions leaves in shared memory, and its way back to c.

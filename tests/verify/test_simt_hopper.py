@@ -79,12 +79,13 @@ def queries_and_keys() -> tuple[torch.Tensor, torch.Tensor]:
     return q, -k
 
 
-def ring(bug: str = "", seed: int = 0, swizzle: int = 128) -> float:
-    """The worst error of a row's maximum."""
+def ring(bug: str = "", seed: int = 0, swizzle: int = 128, *, rows: bool = False) -> float:
+    """The worst error of a row's maximum. rows: keys come one by one."""
     q, k = queries_and_keys()
     out = torch.full((128,), torch.nan)
     maps = map_of(q, (64, 128)), map_of(k, (64, 32), swizzle)
-    run("ring", *maps, threads=384, shared=24640, into=out, n=KEYS, bug=bug, seed=seed)
+    take = k if rows else None
+    run("ring", *maps, threads=384, shared=24640, into=out, take=take, n=KEYS, bug=bug, seed=seed)
     return float((out - (q.float() @ k.float().T).amax(1)).abs().max())
 
 
@@ -129,6 +130,34 @@ def test_copies_of_another_swizzle_are_noticed(swizzle: int) -> None:
             ring(swizzle=swizzle)
     else:
         assert not ring(swizzle=0) < 0.5
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_ring_of_rows_is_right_in_any_order(seed: int) -> None:
+    assert ring(seed=seed, rows=True) < 1e-4
+
+
+ROWS_OF_A_RING = {
+    "NO_PROXY_FENCE": r"which thread \d+ copied by cp\.async, without a fence\.proxy\.async since",
+    "ARRIVE_AT_ONCE": r"where a copy of thread \d+ has not arrived yet, of which no mbarrier tells",
+    "ARRIVE_SOONER": r"of which no mbarrier tells|where a copy has not arrived yet",
+    "NO_WAIT": "has not arrived yet|may still read|a deadlock",
+    "CONSUMER_PHASE": r"has not arrived yet|a deadlock|a wgmma of warp \d+ may still read",
+    "PRODUCER_PHASE": "a deadlock",
+    "EARLY_RELEASE": r"a copy overwrites shared .*, which a wgmma of warp \d+ may still read",
+    "COUNT_LOW": "may still read|has not arrived yet|a deadlock",
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("bug", ROWS_OF_A_RING)
+def test_what_is_wrong_with_a_ring_of_rows_is_a_fault(bug: str, seed: int) -> None:
+    with pytest.raises(SimtFault, match=ROWS_OF_A_RING[bug]):
+        ring(bug, seed, rows=True)
+
+
+def test_rows_that_lie_in_another_order_than_boxes_are_noticed() -> None:
+    assert not ring("PLAIN", rows=True) < 0.5
 
 
 def test_a_deadlock_tells_who_waits_for_what() -> None:
@@ -332,7 +361,7 @@ def test_what_is_wrong_with_plain_copies_is_a_fault(bug: str, said: str) -> None
 
 def lanes(bug: str = "", seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     numbers, out = torch.arange(256, dtype=torch.int16), torch.zeros(160)
-    run("lanes", threads=32, shared=1024, into=out, take=numbers, bug=bug, seed=seed)
+    run("lanes", threads=32, shared=1032, into=out, take=numbers, bug=bug, seed=seed)
     return out[:32], out[32:].view(torch.int16).view(4, 32, 2)
 
 
@@ -346,13 +375,10 @@ def test_lanes_do_together_what_they_should(seed: int) -> None:
     assert torch.equal(pieces.permute(1, 0, 2).reshape(4, 8, 8), rows.transpose(1, 2))
 
 
-def test_a_copy_that_is_not_waited_for_shows() -> None:
-    assert not torch.equal(lanes("NO_WAIT")[1], lanes()[1])
-
-
 @pytest.mark.parametrize(
     ("bug", "said"),
     [
+        ("NO_WAIT", "a load of shared .*, where a copy has not arrived yet"),
         ("DIVERGED", "lanes of a warp are at different instructions"),
         ("UNALIGNED", r"a row of ldmatrix at shared \+ 8, which is not a multiple of 16"),
     ],

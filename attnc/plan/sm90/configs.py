@@ -21,9 +21,8 @@ from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
-from attnc.plan.sm90.decode import FEWEST_KEYS, check_pages, check_sm90_decode, page_of
+from attnc.plan.sm90.decode import check_sm90_decode, copies_of, page_of
 from attnc.plan.sm90.layout import (
-    FEWEST_REGISTERS,
     FREE_REGISTERS,
     PIECE,
     WGMMA_ROWS,
@@ -34,6 +33,7 @@ from attnc.plan.sm90.layout import (
     hopper,
     most_registers,
     registers_left,
+    row_copies,
     widest_product,
 )
 from attnc.plan.sm90.scores import COLUMN_BYTES, PAIR_STAGES, columns_of, pair_of
@@ -60,6 +60,8 @@ _WIDEST_SHORT = 128
 #: its tiles.
 _WIDE_PAIR_TILES = Tiles(tile_q=192, tile_kv=64, stages=2)
 _WIDE_PAIR_COLUMNS = range(65, 129)
+#: Columns up to which who copies rows leaves the registers of such tiles: beyond, 64 keys.
+_WIDEST_BESIDE_ROWS = 192
 #: Keys with which a schedule has chosen between the two.
 _CHOOSING = {"consumers", "tile.q", "tile.kv", "registers", "warps"}
 #: Registers of a thread that does not multiply, beside two warpgroups that do.
@@ -98,7 +100,6 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 "as wide as a wgmma can be" if size > WIDEST else "the depth of a wgmma",
                 portable if size > WIDEST else "pad the last axis",
             )
-    yield from check_pages(attention)
     for knob in knobs.values():
         yield from _knob(knob, portable)
     if _may_have_clusters(schedule):
@@ -173,6 +174,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         key_columns=0 if columns is None else sum(term.of_key is not None for term in columns.terms),
         columns_factor=1.0 if columns is None else abs(columns.c),
         capped=_has_headroom(schedule) and cap_of(score, scale) is not None,
+        copies=copies_of(attention),
         clusters=_may_have_clusters(schedule),
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
@@ -274,6 +276,8 @@ def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
         yield _SHORT_TILES
     if width in _WIDE_PAIR_COLUMNS and not chooses and pair is not None and pair.bytes == 4:
         yield _WIDE_PAIR_TILES
+    if width > _WIDEST_BESIDE_ROWS and copies_of(variant.attention) == "rows":
+        first = replace(first, tile_kv=64)
     yield first
     for keys in (64, 48, 32):
         if keys < (first.tile_kv or 0):
@@ -319,6 +323,8 @@ def _completed(
             24 if widest > 128 and helpers == 1 else 32
         )  # wide heads take all, but one that draws needs more
         helping = _HELPING if widest <= 128 and consumers == 2 else few if consumers == 2 else 32
+        if copies_of(variant.attention) == "rows":
+            helping, _ = row_copies(widest)
         registers = most_registers(consumers, helpers, helping)
     config = replace(config, consumers=consumers, tile_q=tile_q, registers=registers, persistent=True)
     return config if "warps" in knobs else _with_warps(config, helpers)
@@ -347,17 +353,15 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
     if config.stages < 2:
         return "stages = 1 leaves nothing to copy ahead: two at least"
     page = page_of(variant.attention)
-    if gcd(page, tile_kv) % FEWEST_KEYS:
-        return f"tile.kv = {tile_kv} and pages of {page} keys have no boxes of {FEWEST_KEYS} in common"
     boxes = tile_kv // gcd(page, tile_kv) * (layout.qk.width // PIECE)
-    if page and boxes > _MOST_BOXES:
+    if page and layout.copies == "boxes" and boxes > _MOST_BOXES:
         return (
             f"tile.kv = {tile_kv} and pages of {page} keys make {boxes} boxes, more than {_MOST_BOXES} lanes"
         )
     registers = config.registers
     left, entry = registers_left(consumers, registers, helpers), entry_registers(consumers, helpers)
-    if left < FEWEST_REGISTERS:
-        most = most_registers(consumers, helpers)
+    if left < layout.fewest_registers:
+        most = most_registers(consumers, helpers, layout.fewest_registers)
         return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
     if registers < entry:
         return f"registers = {registers}: a thread starts with {entry}, and takes more"

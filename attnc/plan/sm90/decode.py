@@ -1,8 +1,8 @@
 """Decoding on Hopper: who can have it, and how its kernel lies on the machine.
 
-A block has one tile of 64 rows (query, head), which the heads of a group and several tokens fill, and a split
-of the keys. One warpgroup copies tiles of K and V by TMA, page by page where there are pages; one or two
-others multiply by wgmma:
+A block has one tile of 64 rows (query, head), which the heads of a group and several tokens fill, and a
+split of the keys. One warpgroup copies tiles of K and V by TMA, page by page where there are pages, or row by
+row by cp.async where pages hold no boxes (`copies_of`); one or two others multiply by wgmma:
 
 consumers = 1: it has all columns of o. Two blocks live on a multiprocessor, so that one reads memory while
     the other computes.
@@ -36,6 +36,7 @@ from attnc.plan.sm90.layout import (
     PIECE,
     WGMMA_ROWS,
     WIDEST,
+    Copies,
     beyond_shared_memory,
     hopper,
     widest_product,
@@ -54,7 +55,7 @@ LATENT_TRIPS = 4
 #: Bytes of a row of a piece of a tile, and of a barrier.
 _ROW, _BARRIER = 128, 8
 #: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.
-FEWEST_KEYS = 8
+_FEWEST_KEYS = 8
 #: What a schedule gets for the keys that it does not mention: the first that fits.
 _TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=32, stages=2))
 _REMEDIES: Mapping[str, Sequence[Value]] = {
@@ -69,12 +70,14 @@ class Sm90DecodeLayout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces.
 
     consumers: warpgroups that multiply; shares: blocks of some config share the columns of o; page: keys that
-    lie one behind the other in memory, 0: all; room: bytes of shared memory of a block.
+    lie one behind the other in memory, 0: all; copies: how keys come; room: bytes of shared memory of a
+    block.
     """
 
     consumers: int
     shares: bool
     page: int
+    copies: Copies
     room: int
 
     @property
@@ -95,6 +98,11 @@ class Sm90DecodeLayout(CudaLayout):
     def columns(self, config: TileConfig) -> int:
         """Of o, that one warpgroup has."""
         return self.dv // self.consumers // self.sharers(config)
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows a lane asks for at once, where they are copied one by one."""
+        return 4
 
     @property
     def rest(self) -> int:
@@ -172,26 +180,21 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
                 "the depth of a wgmma",
                 "pad the last axis",
             )
-    yield from check_pages(attention)
     layout = sm90_decode_layout(variant, schedule)
     for knob in knobs.values():
         yield from _knob(knob, schedule.target, shares=layout.consumers == 2)
 
 
-def check_pages(attention: Attention) -> Iterator[Diagnostic]:
-    """Pages that TMA does not copy."""
-    if page_of(attention) % FEWEST_KEYS:
-        yield unsupported(
-            f"pages of {page_of(attention)} keys are not lowered to TMA",
-            attention.k.storage.span,
-            f"it copies {FEWEST_KEYS} keys at once, or a multiple",
-            "a schedule for 'cuda.sm_80' takes pages of any size",
-        )
-
-
 def page_of(attention: Attention) -> int:
     """Keys of a page, 0 where there are none."""
     return attention.k.storage.rows_of_page
+
+
+def copies_of(attention: Attention) -> Copies:
+    """Returns how tiles of keys come: in boxes where all keys of a box lie in one page, since tiles begin at
+    multiples of 16 keys.
+    """
+    return "rows" if page_of(attention) % _FEWEST_KEYS else "boxes"
 
 
 def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
@@ -252,6 +255,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         consumers=count if isinstance(count, int) else 1,
         shares=count == 2 and shares,
         page=page_of(attention),
+        copies=copies_of(attention),
         room=DEVICES["sm_90"].shared_per_block,
     )
 
@@ -322,8 +326,6 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
             return f"{key} = {size} is not {needed}: {why}"
     if tile_kv % MMA or tile_kv > WIDEST:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
-    if layout.box(tile_kv) % FEWEST_KEYS:
-        return f"tile.kv = {tile_kv} and pages of {layout.page} keys have no boxes of {FEWEST_KEYS} in common"
     if consumers == 2 and tile_kv > PIECE:
         return f"tile.kv = {tile_kv}: {PIECE} at most where two warpgroups share the columns of o"
     if config.stages < 2:
@@ -368,7 +370,8 @@ def sm90_decode_roles(layout: Sm90DecodeLayout, config: TileConfig) -> Iterator[
     barriers = layout.barriers(config)
     yield f"roles: of {layout.threads(config)} threads"
     paged = f", {layout.box(config.tile_kv)} keys at once" if layout.page else ""
-    yield f"  1 warpgroup   {copying:3} registers a thread: copies tiles{paged}"
+    tiles = "rows of keys by cp.async" if layout.copies == "rows" else f"tiles{paged}"
+    yield f"  1 warpgroup   {copying:3} registers a thread: copies {tiles}"
     what = (
         f"{layout.columns(config)} of {layout.dv} columns of o each, p of every other tile"
         if layout.consumers == 2

@@ -24,6 +24,11 @@ from attnc.plan.sm90.scores import COLUMN_BYTES
 WGMMA_ROWS, PIECE, PIECE_BYTES = 64, 64, 128
 #: Registers of a multiprocessor, and steps of a thread's; what a thread that copies does with.
 _REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
+#: How tiles of keys come: boxes that TMA copies, or rows that the lanes of a warp copy by cp.async.
+Copies: TypeAlias = Literal["boxes", "rows"]
+#: Registers of a thread that copies rows, and how many it asks for at once, by the wider of D and Dv:
+#: accumulators of wide heads leave it few.
+_ROW_COPIES: tuple[tuple[int, int, int], ...] = ((192, 64, 4), (256, 40, 1))
 #: How a tile of o leaves (`Sm90Layout.way_out`).
 WayOut: TypeAlias = Literal["tile", "q", "v", ""]
 #: Columns of q and k, and of v, that one accumulator can have.
@@ -96,6 +101,13 @@ def most_registers(consumers: int, helpers: int = 1, helping: int = FEWEST_REGIS
     return (held * (consumers + helpers) - helping * helpers) // consumers // _STEP * _STEP
 
 
+def row_copies(width: int) -> tuple[int, int]:
+    """Returns the registers of a thread that copies rows, and how many it asks for at once, beside heads of
+    so many columns.
+    """
+    return next((registers, rows) for widest, registers, rows in _ROW_COPIES if width <= widest)
+
+
 def hopper(config: TileConfig) -> HopperConfig:
     """Returns the config as this target's. TypeError for one of another target, or of a backward."""
     if not isinstance(config, HopperConfig):
@@ -111,9 +123,9 @@ class Sm90Layout(CudaLayout):
     pair_stages: tiles of them in shared memory, 0: none; draws: whether a warpgroup draws what dropout keeps;
     columns: terms of the score that tensor cores add (`scores`), key_columns: those of numbers of keys;
     columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
-    (`softcap`). packed: whether sequences are, whose tiles are claimed at once. clusters: whether some config
-    has blocks that share tiles of K and V. pingpong: whether warpgroups take turns at issuing products under
-    some config.
+    (`softcap`). packed: whether sequences are, whose tiles are claimed at once. copies: how keys come.
+    clusters: whether some config has blocks that share tiles of K and V. pingpong: whether warpgroups take
+    turns at issuing products under some config.
     """
 
     by_tma: bool
@@ -127,8 +139,19 @@ class Sm90Layout(CudaLayout):
     columns_factor: float = 1.0
     capped: bool = False
     packed: bool = False
+    copies: Copies = "boxes"
     clusters: bool = False
     pingpong: bool = False
+
+    @property
+    def fewest_registers(self) -> int:
+        """Of a thread that copies."""
+        return row_copies(max(self.d, self.dv))[0] if self.copies == "rows" else FEWEST_REGISTERS
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows a lane asks for at once, where they are copied one by one."""
+        return row_copies(max(self.d, self.dv))[1]
 
     @property
     def record_bytes(self) -> int:

@@ -163,7 +163,12 @@ class Sm90a(Target):
         shape, barriers = layout.shape(config), layout.barriers(config)
         loading = ", loads what is asked of keys" if layout.vectors or layout.key_columns else ""
         yield f"roles: of {shape.threads} threads, which start with {shape.entry_registers} registers each"
-        yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: finds and copies tiles{loading}"
+        copying = (
+            "finds tiles, copies rows of keys by cp.async"
+            if layout.copies == "rows"
+            else "finds and copies tiles"
+        )
+        yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: {copying}{loading}"
         rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
         rows += ", in turns" if shape.pingpong else ""
         if layout.draws:

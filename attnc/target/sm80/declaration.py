@@ -116,16 +116,16 @@ def cuda_kernels(
     decodes: bool = False,
 ) -> Record:
     """Returns kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels`
-    has them.
+    has them; decodes: whether kernels wait for those before them, as `TmaKernels` do, with maps or without.
     """
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
         fields["maps"] = Table({name: quoted(rows) for name, rows in maps.items()})
-        fields |= {"counts": "False", "waits": "True"} if decodes else {}
+    fields |= {"counts": "False", "waits": "True"} if decodes else {}
     fields |= {"addresses": Words(addresses), "strides": Words(_by_axes(strides)), "numbers": Words(numbers)}
     if sizes:
         fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})
-    return Record("TmaKernels" if maps else "Kernels", fields=fields)
+    return Record("TmaKernels" if maps or decodes else "Kernels", fields=fields)
 
 
 def _by_axes(strides: Iterable[list[str]]) -> list[str]:

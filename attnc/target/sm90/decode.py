@@ -84,10 +84,11 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
 
     @property
     def clears_values(self) -> bool:
-        """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone."""
-        return self.kernel.step.kept is not None or any(
-            isinstance(item, Let) and item.name == "N" for item in self.kernel.program
-        )
+        """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone, and
+        copies of single rows behind the last key.
+        """
+        shortened = any(isinstance(item, Let) and item.name == "N" for item in self.kernel.program)
+        return self.kernel.step.kept is not None or (shortened and not self.copies_rows)
 
     # -- splits --------------------------------------------------------------------------------------------
 
@@ -96,8 +97,14 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         return "split_step" if self.is_split else super().tile_step
 
     @property
+    def copies_rows(self) -> bool:
+        return self.layout.copies == "rows"
+
+    @property
     def starts_early(self) -> bool:
-        """Whether the first tile of a block is known before any length is, and what is copied of it."""
+        """Whether the first tile of a block is known before any length is: it is copied, or, of rows, its
+        pages are looked up.
+        """
         split, loops = self.kernel.split, self.kernel.regions.loops
         first = loops[0].start if split is None else split.lo
         return first == ZERO and not self.guard and self.rows("k").first is None and "N" in self.kernel.dims
@@ -153,6 +160,8 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     @property
     def maps(self) -> list[str]:
         """Tensors that TMA copies from."""
+        if self.copies_rows:
+            return []
         return ["k"] if self.v_in_k else ["k", "v"]
 
     @property

@@ -118,8 +118,10 @@ class Sm90Text(ScoreText):
 
     @property
     def clears_values(self) -> bool:
-        """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone."""
-        return self.kernel.step.kept is not None or "N" in self._made
+        """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone, and
+        copies of single rows behind the last key.
+        """
+        return self.kernel.step.kept is not None or ("N" in self._made and not self.copies_rows)
 
     @property
     def partial(self) -> str:
@@ -222,8 +224,13 @@ class Sm90Text(ScoreText):
     @property
     def tma_loads(self) -> list[str]:
         """Tensors that TMA copies from: values that are columns of the keys come from there."""
-        matrices = dict.fromkeys(self.rows(name).tensor for name in _COPIED)
+        copied = [name for name in _COPIED if name == "q" or not self.copies_rows]
+        matrices = dict.fromkeys(self.rows(name).tensor for name in copied)
         return [*matrices, *([self.pair_load.load.tensor] if self.pair_load else [])]
+
+    @property
+    def copies_rows(self) -> bool:
+        return self.layout.copies == "rows"
 
     @property
     def maps(self) -> list[str]:

@@ -1,5 +1,5 @@
-"""Text of what TMA copies and wgmma multiplies: boxes of rows of a tensor or of a page, and functions around
-one wgmma instruction, whose operands are named one by one, so that each width has a function of its own.
+"""Text of what is copied and what wgmma multiplies: boxes of rows of a tensor or of a page, single rows, and
+functions around one wgmma instruction, whose operands are named one by one, so that each width has one.
 """
 
 from __future__ import annotations
@@ -116,9 +116,15 @@ class BoxText(CudaText):
         """Tensors that TMA copies, whose maps are arguments."""
 
     @property
+    @abstractmethod
+    def copies_rows(self) -> bool:
+        """Whether keys come row by row, by cp.async."""
+
+    @property
     def fields(self) -> Iterator[str]:
         """Declarations of the arguments: tensor maps, pointers, strides, sizes."""
-        yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
+        if self.maps:
+            yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
         yield from super().fields
 
     @property
@@ -149,6 +155,11 @@ class BoxText(CudaText):
     def box_rows(self) -> str:
         """The same as declarations say it, or all keys of a tile."""
         return f"gcd({self.page}, BLOCK_N)" if self.page else "BLOCK_N"
+
+    def pool(self, name: str) -> str:
+        """Returns where rows of K or V of the head at hand lie: in page 0, and what follows."""
+        tensor = self.rows(name).tensor
+        return f"{{args.{tensor}_ptr + {self.offset(name)}, args.stride_{tensor}p, args.stride_{tensor}n}}"
 
     def coordinates(self, name: str, row: str, page: str = "") -> str:
         """Row, head and batch, or page, of a box."""
