@@ -7,9 +7,10 @@
 // - barrier.cluster: arrive releases and wait acquires, for the cluster. Barriers are there for both, and so is shared memory.
 // - A copy to several blocks writes the shared memory of each and completes on the barrier of each, with release for the cluster. Who
 //   waits at its own barrier, as for copies of its own block, finds all bytes that it has announced there.
-// - Arrivals where tiles have been read are relaxed for the other block. What its copies must come behind are reads of tensor cores
-//   and of bulk stores, which a wait has completed (wgmma.wait_group, cp.async.bulk.wait_group.read), and nothing was written for it
-//   to read. Release for the cluster would wait for all memory accesses of the thread (MEMBAR.GPU), in every tile of keys.
+// - Arrivals where tiles have been read release for their own block, as mbarrier.arrive does unless told otherwise. What the copies of the
+//   other block must come behind are reads of tensor cores and of bulk stores, and the zeros and rows of o that were written to be read by
+//   these; waits have completed them all (wgmma.wait_group, cp.async.bulk.wait_group.read). Release for the cluster would wait for all
+//   memory accesses of the thread (MEMBAR.GPU), in every tile of keys.
 // - st.async completes on a barrier like a copy; who reads the word waits with acquire for the cluster.
 #ifndef ATTNC_SHIM
 
@@ -36,7 +37,7 @@ __device__ __forceinline__ void cluster_arrive_if(u32 barrier, bool arrives)
     if constexpr (CLUSTER > 1)
         asm volatile("{ .reg .pred p; .reg .b32 place; setp.ne.b32 p, %2, 0;\n"
                      "mapa.shared::cluster.u32 place, %0, %1;\n"
-                     "@p mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [place]; }"
+                     "@p mbarrier.arrive.shared::cluster.b64 _, [place]; }"
                      :: "r"(barrier), "r"(1 - block_rank()), "r"((int)arrives) : "memory");
 }
 

@@ -51,7 +51,7 @@ BUGS: tuple[HopperBug, ...] = (
         name="rows not swizzled",
         attention="hopper_rows",
         story="TMA had done so",
-        anchor="(chunk ^ row % 8) * 16",
+        anchor="(chunk ^ (row & 7)) * 16",
         patch="chunk * 16",
     ),
     HopperBug(
