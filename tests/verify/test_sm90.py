@@ -284,6 +284,22 @@ def test_pairs_that_are_given_back_while_they_are_read_show(wrong: str) -> None:
 
 
 @pytest.mark.slow
+def test_what_comes_as_tiles_is_loaded_at_other_places_too() -> None:
+    """Its map serves tiles of queries and keys alone; a row of it for all queries has an address."""
+    lines = [
+        "input q: bf16[B, M, H, 32]",
+        "input k, v: bf16[B, N, H, 32]",
+        "input pairs: f32[H, M, N]",
+        f"score = {SCORE} + pairs[h, q_idx, kv_idx]",
+        "mask = pairs[h, 0, kv_idx] > -0.5",
+        "normalize = softmax(sink = pairs[h, 0, 0])",
+        "output o: bf16[B, M, H, 32]",
+    ]
+    found = verdict(subject(spec(lines, LAZY, target="cuda.sm_90a")))
+    assert found.ok, found.message
+
+
+@pytest.mark.slow
 def test_columns_are_bf16_whatever_k_is() -> None:
     text = text_of("causal", score=f"{SCORE} + 1000 * bias[b, kv_idx]", more="bias").replace("bf16", "f16")
     found = verdict(subject(text))

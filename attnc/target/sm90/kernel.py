@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Or, Ref, Search, walk
+from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Load, Or, Ref, Search, walk
 from attnc.plan.ir import Arg, Forward, Let, Module, Row, Statement, statement_expressions
+from attnc.plan.ir.kernel import expressions_within
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, Shape, Sm90Layout, widest_product
 from attnc.plan.steps import is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.printer import (
@@ -218,8 +219,13 @@ class Sm90Text(ScoreText):
 
     @property
     def arguments(self) -> list[Arg]:
-        """What kernels read and write themselves."""
-        return [arg for arg in super().arguments if arg.tensor.name not in self.tma_loads]
+        """What kernels read and write themselves: what comes as tiles may be loaded at other places, too."""
+        kernel, copied = self.kernel, set(self.tma_loads)
+        if (pair := self.pair_load) is not None:
+            parts = (kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)
+            nodes = (node for expr in expressions_within(parts) for node in walk(expr))
+            copied -= {node.tensor for node in nodes if isinstance(node, Load) and node != pair.load}
+        return [arg for arg in super().arguments if arg.tensor.name not in copied]
 
     @property
     def tma_loads(self) -> list[str]:
