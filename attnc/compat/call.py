@@ -62,7 +62,7 @@ def check(function: str, q: torch.Tensor, **others: torch.Tensor) -> str:
 
 def real(function: str, name: str, value: Any) -> float:
     """Returns a number that was given. TypeError for what is none."""
-    if isinstance(value, str) or not (isinstance(value, int | float) or hasattr(value, "__float__")):
+    if not hasattr(value, "__float__"):
         raise TypeError(f"{function}: {name}: expected a number, got {value!r}")
     return float(value)
 

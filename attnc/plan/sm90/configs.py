@@ -102,7 +102,7 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             )
     for knob in knobs.values():
         yield from _knob(knob, portable)
-    if _may_have_clusters(schedule):
+    if _ever(schedule, "cluster", 1):
         yield from _check_cluster(attention, knobs["cluster"])
 
 
@@ -166,7 +166,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         streamed="kv",
         by_tma=attention.q.storage.is_plain or attention.q.storage.is_packed,
         packed=attention.q.storage.is_packed,
-        pingpong=_has_turns(schedule),
+        pingpong=_ever(schedule, "pingpong", False),
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
         draws=attention.softmax.dropout is not None,
@@ -175,7 +175,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         columns_factor=1.0 if columns is None else abs(columns.c),
         capped=_has_headroom(schedule) and cap_of(score, scale) is not None,
         copies=copies_of(attention),
-        clusters=_may_have_clusters(schedule),
+        clusters=_ever(schedule, "cluster", 1),
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
         return layout
@@ -204,16 +204,10 @@ def _has_headroom(schedule: Schedule) -> bool:
     return isinstance(choice, Choice) and "maximum" in choice.args
 
 
-def _may_have_clusters(schedule: Schedule) -> bool:
-    """Returns whether some config has several blocks that share tiles."""
-    knob = knobs_of(schedule, "forward").get("cluster")
-    return knob is not None and any(choice != 1 for choice in knob.choices)
-
-
-def _has_turns(schedule: Schedule) -> bool:
-    """Returns whether warpgroups take turns at issuing products under some config."""
-    knob = knobs_of(schedule, "forward").get("pingpong")
-    return knob is not None and True in knob.choices
+def _ever(schedule: Schedule, key: str, usual: Value) -> bool:
+    """Returns whether some config has another value of this key than the usual one."""
+    knob = knobs_of(schedule, "forward").get(key)
+    return knob is not None and any(choice != usual for choice in knob.choices)
 
 
 def helpers_of(variant: Variant) -> int:
