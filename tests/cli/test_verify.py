@@ -6,9 +6,14 @@ decides when it is imported which of the two it does.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from attnc.cli import verify as command
+from attnc.cli.judge import Judge, Judged
+from attnc.verify.record import Record, read
+from attnc.verify.search import Report
 from attnc.verify.simt import available
 from tests.cli.conftest import TINY, Run
 
@@ -61,6 +66,40 @@ def test_verify_says_what_its_cases_have_met(run: Run) -> None:
 def test_large_sizes_need_a_gpu(run: Run) -> None:
     done = run("verify", *VARIANT, "--large")
     assert (done.code, "large sizes need a GPU" in done.err) == (2, True)
+
+
+def test_records_are_written_as_modules_are_verified(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("compile")
+    verify, done = Judge.verify, list[str]()
+
+    def interrupted(judge: Judge, *given: Any, **limits: Any) -> Judged:
+        if done:
+            raise KeyboardInterrupt
+        done.append(judge.path)
+        return verify(judge, None, 2, 60.0)
+
+    def made(sha256: str, target: str, report: Report) -> Record:
+        return Record(sha256=sha256, device="", toolchain="", cases=report.examples, worst=0.0, where="")
+
+    monkeypatch.setattr(command, "read_committed", lambda name: "")
+    monkeypatch.setattr(command, "record_of", made)
+    monkeypatch.setattr(Judge, "verify", interrupted)
+    assert run("verify", "--record").code == 130
+    assert list(read(folder / "generated").verified) == done
+
+
+def test_a_malformed_record_is_refused_before_anything_is_run(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("compile")
+    (folder / "generated" / "verified.json").write_text("{", encoding="utf-8")
+    monkeypatch.setattr(command, "read_committed", lambda name: "")
+    monkeypatch.setattr(Judge, "verify", lambda *given, **limits: pytest.fail("it was run"))
+    done = run("verify", "--record")
+    assert done.code == 2
+    assert "restore it from version control" in done.err
 
 
 def test_a_case_that_is_none(run: Run) -> None:
