@@ -262,7 +262,7 @@ def flash_attn_with_kvcache(
     if cache_batch_idx is not None:
         _check_shapes(name, cache_batch_idx=(cache_batch_idx, [batch]))
     lengths = cache_seqlens
-    if not isinstance(lengths, torch.Tensor) and hasattr(lengths, "__index__"):  # NumPy's too
+    if lengths is not None and not isinstance(lengths, torch.Tensor) and hasattr(lengths, "__index__"):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
     if k is not None and v is not None:
         if lengths is None:

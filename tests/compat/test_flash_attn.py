@@ -230,7 +230,8 @@ def test_a_call_with_fake_tensors_leaves_no_fake_numbers() -> None:
 
 def test_one_length_of_all_sequences_may_be_a_number_of_numpys() -> None:
     q, k, v = tensors(rows=1)
-    found = flash_attn_with_kvcache(q, k, v, cache_seqlens=np.int64(5))
+    length: Any = np.int64(5)
+    found = flash_attn_with_kvcache(q, k, v, cache_seqlens=length)
     assert torch.equal(found, flash_attn_with_kvcache(q, k, v, cache_seqlens=5))
 
 
