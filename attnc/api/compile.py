@@ -155,8 +155,8 @@ def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
     """Returns the spec, and what was measured for a file of it. OSError where it cannot be read."""
     if isinstance(source, str) and ("\n" in source or "{" in source):
         found = _NAME.search(source)
-        text = source.removeprefix("\ufeff")  # the mark that some editors begin files with
-        return Source(f"{found[1] if found else 'spec'}.attn", text), None, None
+        name = f"{found[1] if found else 'spec'}.attn"
+        return Source(name, source.removeprefix("\ufeff")), None, None  # the mark of some editors
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source: expected the text of a spec or a path, got {type(source).__name__}")
     if source == "":
