@@ -61,6 +61,7 @@ from attnc.expr.nodes import (
     Or,
     Ref,
     Search,
+    uses,
     walk,
 )
 from attnc.expr.simplify import nnf, substitute
@@ -94,6 +95,8 @@ class Range:
 I32 = Range(-(1 << 31), (1 << 31) - 1)
 I64 = Range(-(1 << 63), (1 << 63) - 1)
 NEAR = Range(-POSITION, POSITION)
+#: What leaves room in 64 bits for what bounds add, and for a change of sign.
+_ROOM = Range(-(1 << 62), 1 << 62)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -176,6 +179,29 @@ def _largest_value(total: Affine, past: int) -> int:
     return total.const + sum(c * (found.hi if c > 0 else found.lo) for c, found in ends)
 
 
+def within_64_bits(total: Affine, besides: str = "") -> Affine:
+    """Returns a sum that is below, at or above 0 wherever this one is, and whose terms can change sides of a
+    comparison, with one more or less, without leaving 64 bits.
+
+    What is in the way of that is one integer that may be as far as its type goes: 2^63 - 1, "no limit". Where
+    it is farther than all other terms reach, it alone decides, so it counts as just as far. besides: an index
+    that it may not depend on, since it is solved for.
+    """
+    if range_of_sum(total).is_within(_ROOM):
+        return total
+    far = [(atom, c) for atom, c in total.terms if not range_of(atom).is_within(_ROOM)]
+    if len(far) != 1:
+        return total
+    ((atom, c),) = far
+    if besides in uses(atom) or bounds_of_atom(atom) == UNKNOWN:
+        return total
+    rest = range_of_sum(total - affine(atom) * c)
+    if not rest.is_within(_ROOM):
+        return total
+    most = max(-rest.lo, rest.hi) // abs(c) + 1
+    return total + (affine(maximum(minimum(atom, Const(most)), Const(-most))) - affine(atom)) * c
+
+
 def _ends(found: Range) -> tuple[int, ...]:
     return (found.lo, found.hi)
 
@@ -240,9 +266,9 @@ def _classify(mask: Expr) -> tuple[Expr, Expr]:
         case Compare(op=op, left=left, right=right) if "float" in (left.type, right.type):
             return _classify_float(op, bounds(left), bounds(right))
         case Compare(op="==", left=left, right=right):
-            return _classify_equal(affine(left) - affine(right))
+            return _classify_equal(within_64_bits(affine(left) - affine(right)))
         case Compare(op=op, left=left, right=right):
-            interval = bounds_of_sum(affine(left) - affine(right))
+            interval = bounds_of_sum(within_64_bits(affine(left) - affine(right)))
             low, high = (interval.lo, interval.hi) if op in ("<", "<=") else (interval.hi, interval.lo)
             return _relate(op, low, ZERO, unknown=TRUE), _relate(op, high, ZERO, unknown=FALSE)
         case _ if is_scalar(mask):

@@ -163,6 +163,8 @@ def _reciprocals(expr: Expr) -> Expr:
 
 def _scale(expr: Expr, factor: Const) -> Expr:
     match expr:
+        case _ if expr.type == "int":  # exact, where its scaled parts would be rounded and might cancel
+            return mul(expr, factor)
         case Neg(operand=operand):
             return neg(_scale(operand, factor))
         case Binary(op="+" | "-" as op, left=left, right=right) if _absorbs(left) or _absorbs(right):
@@ -187,6 +189,8 @@ def _absorbs(expr: Expr) -> bool:
     match expr:
         case Const():
             return True
+        case Binary(op="+" | "-") if expr.type == "int":
+            return False
         case Neg(operand=operand):
             return _absorbs(operand)
         case Binary(op="*", left=left, right=right):

@@ -21,7 +21,16 @@ from typing import Literal, TypeAlias
 from attnc.effort import memo
 from attnc.expr.affine import TILE, Affine, affine, at_least, larger, normalize, relate, shift, smaller
 from attnc.expr.construct import MIRRORED, ZERO, compare, conj, disj, floordiv, negate, number, sub, where
-from attnc.expr.interval import Interval, bounds, bounds_of_sum, classify, is_scalar
+from attnc.expr.interval import (
+    I64,
+    Interval,
+    bounds,
+    bounds_of_sum,
+    classify,
+    is_scalar,
+    range_of,
+    within_64_bits,
+)
 from attnc.expr.nodes import (
     FALSE,
     TRUE,
@@ -329,6 +338,7 @@ def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
 
 
 def _at_most_zero(d: Affine, var: Var) -> Solution:
+    d = within_64_bits(d, besides=var)
     found = [(atom, c) for atom, c in d.terms if var in uses(atom)]
     if not found:
         may, must = classify(compare("<=", d.expr, ZERO))
@@ -387,7 +397,12 @@ def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Sol
             takes = _solve(nnf(condition), var), _solve(nnf(negate(condition)), var)
             return disjunction(conjunction(takes[0], then), conjunction(takes[1], other), var)
         case Load(is_sorted=True):
-            return solve_sorted(op, atom, x.expr, var)
+            if range_of(x.expr).is_within(I64):
+                return solve_sorted(op, atom, x.expr, var)
+            # x is one off a number that may be the last of its type.
+            if op == "<=":
+                return solve_sorted("<", atom, (x + 1).expr, var)
+            return solve_sorted(">", atom, (x - 1).expr, var)
         case _:
             return unsolved(compare(op, atom, x.expr))
 

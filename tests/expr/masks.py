@@ -93,10 +93,41 @@ def floats(draw: st.DrawFn) -> Expr:
             return Binary("+" if function == "+" else "-", left, right)
 
 
+#: What is compared with far integers: sums of positions, and what makes bounds multiply.
+NEAR = tuple(
+    spell(text)
+    for text in (
+        "q_pos - kv_idx", "abs(q_pos - kv_idx)", "kv_idx // 3", "3 * kv_idx", "kv_idx % 4",
+        "min(kv_idx, limit[b])", "doc[b, kv_idx]", "stamp[b, kv_idx]", "stamp[b, q_pos]",
+    )
+)  # fmt: skip
+
+
+@st.composite
+def far(draw: st.DrawFn, depth: int) -> Expr:
+    """One of a few integers, some at the ends of 64 bits: nothing is made of them that has more."""
+    kinds = ("limit", "limit", "stamp", "scalar", "position")
+    match draw(st.sampled_from((*kinds, "min", "max", "where") if depth > 0 else kinds)):
+        case "limit":
+            return spell("limit[b]")
+        case "stamp":
+            return load("stamp", Index("b"), draw(ints(0)))
+        case "scalar":
+            return draw(st.sampled_from(SCALARS))
+        case "position":
+            return draw(st.sampled_from(POSITIONS))
+        case "where":
+            return Call("where", (draw(atoms(0)), draw(far(depth - 1)), draw(far(depth - 1))))
+        case function:
+            return Call(function, (draw(far(depth - 1)), draw(far(depth - 1))))
+
+
 @st.composite
 def atoms(draw: st.DrawFn, depth: int) -> Expr:
     """A mask without connectives: a usual one, a comparison, or a bool load."""
-    kinds = ("compare", "compare", "order", "causal", "window", "same block", "same doc", "load", "float")
+    kinds = (
+        "compare", "compare", "order", "causal", "window", "same block", "same doc", "load", "float", "far",
+    )  # fmt: skip
     match draw(st.sampled_from(kinds)):
         case "compare":
             return Compare(draw(st.sampled_from(COMPARISONS)), draw(ints(depth)), draw(ints(depth)))
@@ -118,6 +149,9 @@ def atoms(draw: st.DrawFn, depth: int) -> Expr:
             tensor = draw(st.sampled_from(("doc", "doc", "time", "tag")))
             left = load(tensor, Index("b"), Index("q_pos"))
             return Compare(op, left, load(tensor, Index("b"), draw(ints(0))))
+        case "far":
+            near = st.one_of(st.sampled_from(NEAR), st.sampled_from(POSITIONS), far(1))
+            return Compare(draw(st.sampled_from(COMPARISONS)), draw(near), draw(far(2)))
         case "load":
             return draw(st.sampled_from((spell("flag[b]"), spell("keep[b, kv_idx]"))))
         case _:
@@ -176,7 +210,10 @@ class Case:
 
 
 def tensors(rng: np.random.Generator, batch: int, heads: int, n: int) -> dict[str, npt.NDArray[Any]]:
-    """What masks read: lengths in and out of 0..n, documents that start below, at or above 0."""
+    """What masks read: lengths in and out of 0..n, documents that start below, at or above 0, and integers
+    at the ends of 64 bits.
+    """
+    ends = np.array([-(2**63), -(2**63) + 1, -1, 0, n, 2**63 - 2, 2**63 - 1])
     return {
         "kv_len": rng.integers(-1, n + 3, batch),
         "prefix": rng.integers(-1, n + 2, batch),
@@ -187,6 +224,8 @@ def tensors(rng: np.random.Generator, batch: int, heads: int, n: int) -> dict[st
         "time": np.sort(rng.integers(-6, 7, (batch, n)) / 2, axis=-1),
         "flag": rng.random(batch) < 0.5,
         "keep": rng.random((batch, n)) < 0.7,
+        "limit": rng.choice(ends, batch),
+        "stamp": np.sort(rng.choice(ends, (batch, n)), axis=-1),
     }
 
 

@@ -108,6 +108,15 @@ def test_nnf(text: str, normal: str) -> None:
         ("dot(q, k) / sqrt(D)", "dot(q, k) * (2.0 / sqrt(D))"),
         ("-(dot(q, k) * 3.0)", "-(dot(q, k) * 6.0)"),
         ("where(q_idx < 1, dot(q, k), -1)", "where(q_idx < 1, dot(q, k) * 2.0, -2.0)"),
+        ("3 * kv_idx", "6.0 * kv_idx"),
+        # Differences of positions stay integers: multiples of them are rounded in float32, and may cancel.
+        ("slope[h] * (2 * q_pos - 2 * kv_idx)", "slope[h] * 2.0 * (2 * q_pos - 2 * kv_idx)"),
+        ("(2 * q_pos - 2 * kv_idx) * 0.25", "(2 * q_pos - 2 * kv_idx) * 0.5"),
+        ("dot(q, k) / 4 - (8 - 2 * kv_idx)", "dot(q, k) * 0.5 - (8 - 2 * kv_idx) * 2.0"),
+        (
+            "where(flag[b], 2 * q_pos - 2 * kv_idx, 3) + 0.5",
+            "where(flag[b], 2 * q_pos - 2 * kv_idx, 3) * 2.0 + 1.0",
+        ),
     ],
 )
 def test_scale_by(text: str, scaled: str) -> None:

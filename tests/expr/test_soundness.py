@@ -36,6 +36,15 @@ CORNERS = (
     "kv_idx < prefix[b] and flag[b] or kv_idx > q_pos - 2 and not flag[b]",
     "q_pos < prefix[b] and kv_idx < prefix[b] or kv_idx <= q_pos",
     "keep[b, kv_idx] == (kv_idx <= q_pos)",
+    "kv_idx <= min(limit[b], stamp[b, 0])",
+    "kv_idx > max(limit[b], prefix[b])",
+    "kv_idx <= where(flag[b], limit[b], q_pos)",
+    "kv_idx - q_pos <= min(limit[b], width[h]) or (q_pos - kv_idx) % 3 == 0",
+    "kv_idx // 3 <= max(limit[b], width[h])",
+    "min(kv_idx, limit[b]) < q_pos",
+    "doc[b, kv_idx] > limit[b]",
+    "stamp[b, kv_idx] > limit[b]",
+    "stamp[b, kv_idx] < stamp[b, q_pos]",
 )
 
 
