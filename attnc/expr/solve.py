@@ -27,6 +27,7 @@ from attnc.expr.interval import (
     bounds,
     bounds_of_sum,
     classify,
+    is_finite,
     is_scalar,
     range_of,
     within_64_bits,
@@ -424,12 +425,13 @@ def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
     """Solves T[var + offset] <op> x for ascending T and x free of var: a binary search for the bounds of x.
 
     Positions that fall outside T read 0. They are never in `must`; `may` is widened to them if 0 <op> x may
-    hold.
+    hold. A search for NaN ends at 0, in front of which there is nothing, and behind which nothing must be.
     """
     *prefix, last = load.indices
     size, length = load.extents[-1], TILE[var][2]
     offset = affine(last) - affine(Index(var))
-    if not all(map(is_scalar, (*prefix, offset.expr))):
+    may_be_nan = x.type == "float" and not is_finite(x)
+    if not all(map(is_scalar, (*prefix, offset.expr))) or (may_be_nan and not is_scalar(x)):
         return unsolved(compare(op, load, x))
 
     def first(side: Literal["lower", "upper"], value: Expr | None) -> Expr | None:
@@ -454,7 +456,8 @@ def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
 
     side = "lower" if op == ">=" else "upper"
     may = Run(lo=first(side, limits.lo))
-    must = Run(first(side, limits.hi), None if ends_inside else (affine(size) - offset).expr)
+    is_number = compare("==", limits.hi, limits.hi) if may_be_nan and limits.hi is not None else TRUE
+    must = Run(first(side, limits.hi), None if ends_inside else (affine(size) - offset).expr, is_number)
     if may.lo is not None and limits.lo is not None and not starts_inside:
         reads_zero = conj(relate("<", offset.expr, ZERO), compare(op, _zero(load), limits.lo))
         may = Run(lo=where(reads_zero, ZERO, may.lo))

@@ -76,11 +76,13 @@ def ints(draw: st.DrawFn, depth: int) -> Expr:
 
 @st.composite
 def floats(draw: st.DrawFn) -> Expr:
-    match draw(st.sampled_from(("slope * i", "time", "scalar", "sum"))):
+    match draw(st.sampled_from(("slope * i", "time", "scalar", "bias", "sum"))):
         case "slope * i":
             return Binary("*", spell("slope[h]"), draw(ints(1)))
         case "time":
             return load("time", Index("b"), draw(st.one_of(st.sampled_from(POSITIONS), ints(1))))
+        case "bias":
+            return spell("bias[h, q_idx, kv_idx]")
         case "scalar":
             return draw(st.sampled_from((Const(1.5), spell("slope[h]"), spell("prefix[b] / 2"))))
         case _:
@@ -209,10 +211,15 @@ class Case:
         return np.broadcast_to(evaluate(expr, self.tiles), shape)
 
 
-def tensors(rng: np.random.Generator, batch: int, heads: int, n: int) -> dict[str, npt.NDArray[Any]]:
-    """What masks read: lengths in and out of 0..n, documents that start below, at or above 0, and integers
-    at the ends of 64 bits.
+def tensors(rng: np.random.Generator, batch: int, heads: int, m: int, n: int) -> dict[str, npt.NDArray[Any]]:
+    """What masks read: lengths in and out of 0..n, documents that start below, at or above 0, integers at the
+    ends of 64 bits, and floats of which some are no finite numbers.
     """
+
+    def special(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        none = rng.choice([np.nan, np.inf, -np.inf], numbers.shape)
+        return np.where(rng.random(numbers.shape) < 0.4, none, numbers)
+
     ends = np.array([-(2**63), -(2**63) + 1, -1, 0, n, 2**63 - 2, 2**63 - 1])
     return {
         "kv_len": rng.integers(-1, n + 3, batch),
@@ -220,8 +227,9 @@ def tensors(rng: np.random.Generator, batch: int, heads: int, n: int) -> dict[st
         "width": rng.integers(-2, n + 2, heads),
         "doc": np.sort(rng.integers(rng.integers(-3, 3), 4, (batch, n)), axis=-1),
         "tag": rng.integers(-2, 4, (batch, n)),
-        "slope": rng.integers(-4, 5, heads) / 2,
+        "slope": special(rng.integers(-4, 5, heads) / 2),
         "time": np.sort(rng.integers(-6, 7, (batch, n)) / 2, axis=-1),
+        "bias": special(rng.standard_normal((heads, m, n))),
         "flag": rng.random(batch) < 0.5,
         "keep": rng.random((batch, n)) < 0.7,
         "limit": rng.choice(ends, batch),
@@ -233,7 +241,7 @@ def case(seed: int, m: int, n: int, tile_q: int, tile_kv: int) -> Case:
     """Tensors and a head drawn from a seed."""
     rng = np.random.default_rng(seed)
     batch, heads = 2, 2
-    drawn = tensors(rng, batch, heads, n)
+    drawn = tensors(rng, batch, heads, m, n)
     indices: dict[str, npt.NDArray[np.int64] | int] = {
         "b": int(rng.integers(batch)),
         "h": int(rng.integers(heads)),

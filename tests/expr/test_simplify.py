@@ -83,6 +83,8 @@ def test_substitute_replaces_params_indices_and_dims_in_extents_too() -> None:
         ("not (q_idx < 1 and not kv_idx == 2)", "q_idx >= 1 or kv_idx == 2"),
         ("not (keep[b, kv_idx] or flag[b])", "not keep[b, kv_idx] and not flag[b]"),
         ("(q_idx < 1) == (kv_idx < 1)", "q_idx < 1 and kv_idx < 1 or q_idx >= 1 and kv_idx >= 1"),
+        ("not slope[h] < 1", "not slope[h] < 1"),  # NaN is neither below 1 nor above
+        ("not (slope[h] == 1 or not slope[h] > 2)", "slope[h] != 1 and slope[h] > 2"),
         ("(q_idx < 1) != flag[b]", "(q_idx >= 1 or not flag[b]) and (q_idx < 1 or flag[b])"),
         (
             "not where(flag[b], q_idx < 1, kv_idx < 1)",

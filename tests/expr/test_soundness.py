@@ -45,6 +45,15 @@ CORNERS = (
     "doc[b, kv_idx] > limit[b]",
     "stamp[b, kv_idx] > limit[b]",
     "stamp[b, kv_idx] < stamp[b, q_pos]",
+    "not (slope[h] * (q_pos - kv_idx) < 2)",
+    "abs(slope[h]) * kv_idx >= 2",
+    "doc[b, kv_idx] >= slope[h]",
+    "doc[b, kv_idx] != slope[h]",
+    "doc[b, kv_idx] < slope[h] * q_pos",
+    "min(bias[h, q_idx, kv_idx], 2) <= 3",
+    "not (max(bias[h, q_idx, kv_idx], 2) > 1)",
+    "slope[h] != 1 and kv_idx <= q_pos",
+    "where(slope[h] < 1, kv_idx <= q_pos, kv_idx > 3)",
 )
 
 
