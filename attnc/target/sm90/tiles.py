@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from attnc.model.tensors import Role
 from attnc.plan.signature import RowZero
+from attnc.plan.sm80.layout import MMA
 from attnc.plan.sm90.layout import PIECE
 from attnc.target.sm80.kernel import CudaText
 
@@ -119,6 +120,18 @@ class BoxText(CudaText):
     @abstractmethod
     def copies_rows(self) -> bool:
         """Whether keys come row by row, by cp.async."""
+
+    @property
+    def copied_columns(self) -> str:
+        """Columns of a row that come into shared memory, where keys come row by row: those that are
+        multiplied.
+        """
+        return f"(COLUMNS + {MMA - 1}) / {MMA} * {MMA}" if self.padded else "COLUMNS"
+
+    @property
+    def is_copied(self) -> str:
+        """Whether a chunk of a row comes from memory, and is not zeros."""
+        return f"from != 0{' && column_of(piece) + 8 * chunk < COLUMNS' if self.padded else ''}"
 
     @property
     def fields(self) -> Iterator[str]:
