@@ -17,7 +17,7 @@ from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
-from attnc.target.sm90.tiles import coordinates, wgmma
+from attnc.target.sm90.tiles import ColumnsText, coordinates, wgmma
 
 #: Queries of a tile, at most, whose p lies in registers both rounded and as a factor of ds.
 _QUERIES_BESIDE_P = 64
@@ -43,7 +43,7 @@ class Sm90Arguments(Arguments):
         yield from super().fields
 
 
-class Sm90TileText(CudaBackwardText):
+class Sm90TileText(ColumnsText, CudaBackwardText):
     """Attribute by attribute what `templates/sm90/backward_d*.cu.jinja` and their parts print; scores, masks
     and derivatives are as for `cuda.sm_80`.
 
@@ -112,11 +112,11 @@ class Sm90TileText(CudaBackwardText):
 
     def multiplied(self, name: str) -> str:
         """Returns how many columns of a gradient are summed."""
-        return self.dv_tile if name == "dv" else self.d_tile
+        return "DV" if name == "dv" else "D"
 
     def stored(self, name: str) -> str:
         """Returns how many of them are stored."""
-        return "DV" if name == "dv" else "D"
+        return self.dv_stored if name == "dv" else self.d_stored
 
     def stored_sums(self, name: str) -> str:
         """Returns the sums of those."""

@@ -67,7 +67,7 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     @property
     def stored_columns(self) -> str:
         """Columns of o that a warpgroup stores."""
-        return "DV" if self.stores_half else "COLUMNS"
+        return self.dv_stored if self.stores_half else "COLUMNS"
 
     @property
     def stores_half(self) -> bool:
@@ -77,7 +77,7 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     @property
     def rest_steps(self) -> str:
         """Products over the columns of K that are in no V."""
-        return "4 * REST" if self.layout.d % PIECE == 0 else str(self.layout.rest_steps)
+        return "(D - DV) / 16" if self.layout.d % PIECE else "4 * REST"
 
     @property
     def first_column(self) -> str:
