@@ -32,7 +32,7 @@ def planned(schedule: str = "", **options: Any) -> Module:
     return planning.planned(schedule=f"  {schedule}", target="cuda.sm_90a", **options)
 
 
-@pytest.mark.parametrize("d", [16, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("d", [8, 16, 64, 72, 80, 96, 128, 136, 192, 256])
 def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int) -> None:
     kernel = planned(d=d).kernel
     (config,), layout = kernel.configs, layout_of(kernel)
