@@ -5,10 +5,16 @@ decides when it is imported which of the two it does.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from attnc.cli import verify as command
+from attnc.cli.judge import Judge, Judged
+from attnc.verify.record import Record, Records, Supported, dump, hash_of, read, support_hash
+from attnc.verify.search import Report
 from attnc.verify.simt import available
 from tests.cli.conftest import TINY, Run
 
@@ -58,9 +64,76 @@ def test_verify_says_what_its_cases_have_met(run: Run) -> None:
     assert {met["quantity"] for met in report["coverage"]["boundaries"]} >= {"rows", "keys"}
 
 
+def test_verify_leaves_out_what_has_a_record_of_its_text(run: Run, folder: Path) -> None:
+    """And runs one module all the same where the code beside kernels has changed since."""
+    assert run("compile", "specs/tiny.attn").code == 0
+    generated = folder / "generated"
+    paths = sorted(path.relative_to(generated).as_posix() for path in generated.glob("tiny/triton/*_w*.py"))
+    first, *others = paths
+    assert others
+    noted = {path: recorded(hash_of(generated / path)) for path in others}
+    support = {"triton": Supported(sha256=support_hash(generated), device="d", modules=1)}
+    records = Records(verified=noted, support=support)
+    (generated / "verified.json").write_text(dump(records))
+
+    def titles(*options: str) -> list[str]:
+        done = run("verify", "--lapsed", "--count", "1", *options)
+        assert done.code == 0, done.err
+        return [line.split(":")[0].removeprefix("ok    ") for line in done.out.splitlines()]
+
+    assert titles() == [f"tiny {Path(first).stem}"]
+    records = replace(records, verified={**noted, first: recorded(hash_of(generated / first))})
+    (generated / "verified.json").write_text(dump(records))
+    assert titles() == ["every module has a record of its text"]
+    assert titles("--json") == ["[]"]
+    (generated / "verified.json").write_text(dump(replace(records, support={})))
+    assert len(titles()) == 1
+    (generated / first).unlink()
+    done = run("verify", "--lapsed")
+    assert (done.code, f"there is no generated/{first}" in done.err) == (2, True)
+
+
+def recorded(sha256: str) -> Record:
+    return Record(sha256=sha256, device="d", toolchain="t", cases=1, worst=0.5, where="")
+
+
 def test_large_sizes_need_a_gpu(run: Run) -> None:
     done = run("verify", *VARIANT, "--large")
     assert (done.code, "large sizes need a GPU" in done.err) == (2, True)
+
+
+def test_records_are_written_as_modules_are_verified(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("compile")
+    verify, done = Judge.verify, list[str]()
+
+    def interrupted(judge: Judge, *given: Any, **limits: Any) -> Judged:
+        if done:
+            raise KeyboardInterrupt
+        done.append(judge.path)
+        return verify(judge, None, 2, 60.0)
+
+    def made(sha256: str, target: str, report: Report) -> Record:
+        return Record(sha256=sha256, device="", toolchain="", cases=report.examples, worst=0.0, where="")
+
+    monkeypatch.setattr(command, "read_committed", lambda name: "")
+    monkeypatch.setattr(command, "record_of", made)
+    monkeypatch.setattr(Judge, "verify", interrupted)
+    assert run("verify", "--record").code == 130
+    assert list(read(folder / "generated").verified) == done
+
+
+def test_a_malformed_record_is_refused_before_anything_is_run(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("compile")
+    (folder / "generated" / "verified.json").write_text("{", encoding="utf-8")
+    monkeypatch.setattr(command, "read_committed", lambda name: "")
+    monkeypatch.setattr(Judge, "verify", lambda *given, **limits: pytest.fail("it was run"))
+    done = run("verify", "--record")
+    assert done.code == 2
+    assert "restore it from version control" in done.err
 
 
 def test_a_case_that_is_none(run: Run) -> None:
