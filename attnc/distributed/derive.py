@@ -259,7 +259,8 @@ class _Maker:
         sink = None if softmax.sink is None else self.expr(softmax.sink)
         if sink is not None and self.form == "keys":
             sink = Call("min", (sink, self.table("sink_most")))
-        arguments = {"sink": sink, **self._dropout()}
+        scale = None if softmax.v_scale is None else self.expr(softmax.v_scale)
+        arguments = {"sink": sink, "v_scale": scale, **self._dropout()}
         given = {name: value for name, value in arguments.items() if value is not None}
         lengths = self._own_lengths()
         exprs = [score, mask, *given.values(), *lengths.values()]

@@ -247,6 +247,9 @@ _TYPES = {
     DType.I32: "i32",
     DType.I64: "i64",
     DType.BOOL: "i1",
+    DType.E4M3: "fp8e4nv",
+    DType.E5M2: "fp8e5",
+    DType.I8: "i8",
 }
 
 
