@@ -40,7 +40,7 @@ PROBES: Mapping[str, Mapping[str, str]] = {
     },
     "tile.q": {"tiles": "tile.q = 128"},
     "tile.kv": {"tiles": "tile.kv = 64"},
-    "tile.d": {"tiles": "tile.d = 32"},
+    "tile.d": {"tiles": "tile.d = 32", "256 of latent attention": "loops = [kv], pack = gqa, tile.d = 256"},
     "warps": {"4, 8": "warps in {4, 8}", "12": "warps = 12"},
     "warp_split": {"q": "warp_split = q", "kv": "warp_split = kv"},
     "stages": {"1, 2": "stages in {1, 2}"},
@@ -86,6 +86,13 @@ _PACKED = {
     "v": f"input v: f16[S, Hkv, 64] {_RAGGED}",
     "o": "output o: f16[T, Hkv * G, 64]",
     "more": "input ends: i32[B + 1]",
+}
+#: Multi-head latent attention, which 256 columns of o are of.
+_LATENT = {
+    "q": "input q: f16[B, M, G, 576]",
+    "k": "input k: f16[B, N, 1, 576]",
+    "v": "input v: f16[B, N, 1, 512] via prefix(k)",
+    "o": "output o: f16[B, M, G, 512]",
 }
 #: Rows of the table of what is compiled: the statements that differ from the plain ones.
 FEATURES: Mapping[str, Mapping[str, str]] = {
@@ -175,12 +182,24 @@ def _support(target: str, name: str) -> str:
     if name not in PROBES:
         return "with gradients"
     honoured = {
-        label: _compiles(target, {"more": "grad q, k, v"} if "backward" in setting else {}, setting)
-        for label, setting in PROBES[name].items()
+        label: _compiles(target, _changes(setting), setting) for label, setting in PROBES[name].items()
     }
     if all(honoured.values()):
         return "yes"
-    return ", ".join(f"`{label}`" for label, ok in honoured.items() if ok) or "no"
+    return ", ".join(_coded(label) for label, ok in honoured.items() if ok) or "no"
+
+
+def _coded(label: str) -> str:
+    """Shows the value of a key as code, and what is said of it as words."""
+    value, of, rest = label.partition(" of ")
+    return f"`{value}`{of}{rest}"
+
+
+def _changes(setting: str) -> Mapping[str, str]:
+    """Returns the statements that an attention has to have for a setting to mean something."""
+    if "backward" in setting:
+        return {"more": "grad q, k, v"}
+    return _LATENT if "tile.d = 256" in setting else {}
 
 
 def _allowed(name: str, key: Key) -> str:

@@ -232,11 +232,16 @@ TARGET = Annotated[
 
 
 def chosen(
-    paths: Sequence[Path], attention: str | None, variant: str | None, target: str | None
+    paths: Sequence[Path],
+    attention: str | None,
+    variant: str | None,
+    target: str | None,
+    *,
+    every_target: bool = False,
 ) -> tuple[Judge, ...]:
     """Returns the modules that the options leave, those of projections last; without a target, of each
-    attention those for Triton, or for its first target. Raises DiagnosticError, and Mistake when they leave
-    none.
+    attention those for Triton, or for its first target, unless every one is wanted. Raises DiagnosticError,
+    and Mistake when they leave none.
     """
     from attnc.build import front, plan_program
 
@@ -252,10 +257,10 @@ def chosen(
     ]
     if not found:
         raise without_kernels("these specs", sum(len(program.schedules) for program in programs))
-    if target is None:
-        found = _of_usual_targets(found)
-    else:
+    if target is not None:
         found = only(found, "target", target, lambda judge: judge.target)
+    elif not every_target:
+        found = _of_usual_targets(found)
     found = only(found, "attention", attention, lambda judge: judge.attention)
     return tuple(only(found, "variant", variant, lambda judge: judge.variant))
 

@@ -27,9 +27,10 @@ _RECORDED = 12
 
 #: Options of which one would be passed over beside the other.
 _APART = (
-    *product(["--ranks"], ["--sanitize", "--case", "--large", "--record", "--coverage"]),
+    *product(["--ranks"], ["--sanitize", "--case", "--large", "--record", "--coverage", "--lapsed"]),
     *product(["--sanitize"], ["--case", "--large", "--coverage"]),
-    *product(["--case"], ["--record", "--coverage", "--json"]),
+    *product(["--case"], ["--record", "--coverage", "--json", "--lapsed"]),
+    *product(["--large"], ["--lapsed"]),
 )
 
 
@@ -43,6 +44,12 @@ def verify(
     case: Annotated[str | None, typer.Option(help="Run this one case, as a failure printed it.")] = None,
     record: Annotated[
         bool, typer.Option("--record", help="Verify the files of generated/ and note it there; needs a GPU.")
+    ] = False,
+    is_lapsed: Annotated[
+        bool,
+        typer.Option(
+            "--lapsed", help="Only modules of generated/ without a record of their text, for every target."
+        ),
     ] = False,
     is_sanitized: Annotated[
         bool,
@@ -65,18 +72,19 @@ def verify(
     The tolerance is no constant but the error bound that the plan proves. The cases are the same on every
     run: an array that meets the boundaries of the plan (tiles, splits, searches, sections: one less, as many,
     one more) and pairs of layouts, lengths, styles of inputs, configs and ways to call; --coverage lists
-    which. Failures once found are replayed. What --record notes is of twelve cases at least, in ten times
-    the time if need be. Memory around tensors is guarded. On the GPU where there is one,
-    else interpreted. Every eighth case is also held to what must be true between runs: determinism,
-    invariance, identities of the gradients, and that a call launches the same whatever was called before.
-    Sizes that only a GPU reaches (thousands of rows, sequences and splits, 65536 heads) are run by --large.
-    With --ranks the attentions are run by several processes, forward and gradients, under every strategy:
-    with a GPU each where there are as many, else interpreted, over gloo.
+    which. Failures once found are replayed. What --record notes is of twelve cases at least, in ten times the
+    time if need be; --lapsed leaves out what has been noted and has not changed since. Memory around tensors
+    is guarded. On the GPU where there is one, else interpreted. Every eighth case is also held to what must
+    be true between runs: determinism, invariance, identities of the gradients, and that a call launches the
+    same whatever was called before. Sizes that only a GPU reaches (thousands of rows, sequences and splits,
+    65536 heads) are run by --large. With --ranks the attentions are run by several processes, forward and
+    gradients, under every strategy: with a GPU each where there are as many, else interpreted, over gloo.
 
     Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
     """
     modes = {"--ranks": ranks is not None, "--sanitize": is_sanitized, "--case": case is not None}
     modes |= {"--large": is_large, "--record": record, "--coverage": coverage, "--json": as_json}
+    modes |= {"--lapsed": is_lapsed}
     for first, second in _APART:
         if modes[first] and modes[second]:
             raise Mistake(f"{first} and {second} are not one run", "run one after the other")
@@ -87,7 +95,12 @@ def verify(
             find_specs(specs or []), attention, variant, target or "triton", ranks, count, as_json=as_json
         )
         return
-    judges = chosen(find_specs(specs or []), attention, variant, target)
+    judges = chosen(find_specs(specs or []), attention, variant, target, every_target=is_lapsed)
+    if is_lapsed:
+        judges = _lapsed(judges, is_sanitized=is_sanitized)
+        if not judges:
+            say_lines("[]") if as_json else say("every module has a record of its text")
+            return
     if is_sanitized:
         attentions = [judge for judge in judges if not judge.is_projection]
         _sanitize_modules(attentions, is_recorded=record, as_json=as_json)
@@ -109,6 +122,27 @@ def verify(
         if record:
             _note(results, hashes, large=is_large)
         conclude(results, as_json=as_json)
+
+
+def _lapsed(judges: Sequence[Judge], *, is_sanitized: bool) -> tuple[Judge, ...]:
+    """Returns the modules of whose text there is no record, and of each target for which the support package
+    has none the first; is_sanitized: those that the sanitizer has not watched.
+    """
+    from attnc.verify.record import lapsed, lapsed_support, target_of
+    from attnc.verify.runners import runner_of
+
+    if is_sanitized:
+        judges = [judge for judge in judges if runner_of(judge.target).sanitizers and not judge.is_projection]
+    records, paths = known_records(), [judge.path for judge in judges]
+    for path in paths:
+        require_committed(path)
+    wanted = set(lapsed(GENERATED, paths, records.sanitized if is_sanitized else records.verified))
+    if not is_sanitized:
+        met = set(map(target_of, wanted))
+        for target in lapsed_support(GENERATED, paths, records):
+            if target not in met:
+                wanted.add(next(path for path in paths if target_of(path) == target))
+    return tuple(judge for judge in judges if judge.path in wanted)
 
 
 def _run(judges: Iterable[Judge], text: str, *, large: bool) -> None:
@@ -213,10 +247,15 @@ def read_committed(name: str) -> str:
 
     if not has_gpu():
         raise Mistake("a record needs a GPU", "run 'attnc verify' without --record to use the interpreter")
+    return require_committed(name).read_text(encoding="utf-8")
+
+
+def require_committed(name: str) -> Path:
+    """Returns the path of a file below generated/. Raises Mistake where there is none."""
     path = GENERATED / name
     if not path.is_file():
         raise Mistake(f"there is no {path}", "run 'attnc compile' first, in the folder that holds generated/")
-    return path.read_text(encoding="utf-8")
+    return path
 
 
 def committed_hash(name: str) -> str:
@@ -255,15 +294,21 @@ def _coverage_of(report: Report) -> Mapping[str, Sequence[int]]:
 def update_records(change: Callable[[Records], Records]) -> Path:
     """Rewrites the file of records, without what it says of modules that are gone; returns its path."""
     from attnc.output import write_text
-    from attnc.verify.record import NAME, dump, read
+    from attnc.verify.record import NAME, dump
+
+    there = (path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py"))
+    write_text(GENERATED / NAME, dump(change(known_records()).only(there)))
+    return GENERATED / NAME
+
+
+def known_records() -> Records:
+    """Reads the file of records. Raises Mistake when it is malformed."""
+    from attnc.verify.record import read
 
     try:
-        known = read(GENERATED)
+        return read(GENERATED)
     except ValueError as error:
         raise Mistake(str(error), "restore it from version control") from None
-    there = (path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py"))
-    write_text(GENERATED / NAME, dump(change(known).only(there)))
-    return GENERATED / NAME
 
 
 # --- attnc fuzz ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
+from torch.autograd import forward_ad
 
 from .arguments import (
     Sizes,
@@ -18,6 +19,7 @@ from .arguments import (
     check_probability,
     check_tensor,
     refuse_gradients,
+    refuse_transforms,
     reject_overlapping_output,
     require_contiguous_rows,
     scalar_tensor,
@@ -51,6 +53,7 @@ from .sizes import evaluate
 from .splits import Split
 
 is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+is_negated = torch.Tensor.is_neg
 #: Prepared calls that are kept.
 _MOST_CALLS = 1024
 
@@ -102,11 +105,13 @@ class Place(NamedTuple):
         return [at[name] if name in self.memories else -1 for name in tensors]
 
     def with_memories(self, memories: Mapping[str, Memory]) -> "Place":
-        """Returns the place with these layouts, and their strides by name: 0 for tensors not given."""
+        """Returns the place with these layouts, and their strides by name: 0 for tensors not given, and for
+        axes of size 1.
+        """
         names = dict(self.names)
         for name, tensor in self.declared.items():
             memory = memories.get(name)
-            strides = (0,) * len(tensor.stride_names) if memory is None else memory.strides
+            strides = (0,) * len(tensor.stride_names) if memory is None else memory.steps
             names.update(zip(tensor.stride_names, strides, strict=False))
         return self._replace(names=names, memories=memories)
 
@@ -175,7 +180,7 @@ class Attention(ABC):
         """
         layouts, prepared, repeated = self.layouts, self.prepared, self.repeated
         has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
-        count = len(self.outputs)
+        count, name = len(self.outputs), self.name
 
         def run(
             inputs: tuple[Any, ...],
@@ -191,6 +196,8 @@ class Attention(ABC):
                 return self.traced(inputs, out, config, backward_config, extras)
             call: Prepared | None = None
             is_plain = out is None and config is None and backward_config is None and not has_scalars
+            if forward_ad._current_level >= 0:
+                is_plain = False  # tensors that look alike may have tangents
             if is_plain and extras:
                 for x in extras:
                     if x is not None:
@@ -198,6 +205,7 @@ class Attention(ABC):
             if is_plain and repeated.guard is not None:
                 call = repeated.call(inputs)
             if call is None:
+                refuse_transforms(name, inputs)
                 if has_backward:
                     if is_grad_enabled():
                         for x in inputs:
@@ -210,6 +218,8 @@ class Attention(ABC):
                 if config is not None:
                     check_config(config, self.config_type)
                 try:
+                    if any(map(is_negated, inputs)):
+                        inputs = tuple([x.resolve_neg() for x in inputs])
                     key: Key | None = (layouts(inputs), config)
                     if out is not None:
                         key = (key, layout(out) if is_single else tuple(map(layout, out)))
@@ -255,6 +265,8 @@ class Attention(ABC):
         do = tensors[0]
         if do is None:
             do = tensors[0] = torch.zeros_like(tensors[-2])
+        if any(x is not None and x.is_neg() for x in tensors):
+            tensors = [None if x is None else x.resolve_neg() for x in tensors]
         if do.stride(-1) != 1:
             tensors[0] = do.contiguous()
         chosen = None if configs is None else tuple(configs.items())

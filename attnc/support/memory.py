@@ -27,6 +27,11 @@ class Memory(NamedTuple):
     strides: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The strides that matter: torch leaves that of an axis of size 1 as it came, of any alignment."""
+        return tuple(0 if n == 1 else stride for n, stride in zip(self.shape, self.strides, strict=True))
+
 
 #: A layout as `allocate` takes it: a plain tuple, which is taken apart faster than a named one.
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -69,8 +74,10 @@ def made_apart(make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 def layout(x: torch.Tensor | None) -> Key | None:
-    """Returns what preparing a call depends on of a tensor, besides the alignment of its address."""
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+    """Returns what preparing a call depends on of a tensor to write to, besides the alignment of its
+    address.
+    """
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.is_neg())
 
 
 # The layouts of so many tensors that are given, one after the other. Written out: a loop takes a quarter

@@ -185,6 +185,21 @@ def support_hash(folder: Path) -> str:
     return hashlib.sha256("\0".join(_code_of(text) for text in texts).encode()).hexdigest()
 
 
+def lapsed(
+    folder: Path, modules: Iterable[str], records: Mapping[str, Record] | Mapping[str, Sanitized]
+) -> list[str]:
+    """Lists modules (paths below `folder`) of whose text there is no record: changed since, or never run."""
+    known = {name: record.sha256 for name, record in records.items()}
+    return [name for name in modules if known.get(name) != hash_of(folder / name)]
+
+
+def lapsed_support(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
+    """Lists the targets of modules for which no GPU has run the support package as it is: `triton`."""
+    current = support_hash(folder)
+    known = {target for target, support in records.support.items() if support.sha256 == current}
+    return [target for target in dict.fromkeys(map(target_of, modules)) if target not in known]
+
+
 def target_of(path: str) -> str:
     """Returns the folder of a module's target: `triton` of `alibi/triton/d64.py`."""
     parts = path.split("/")

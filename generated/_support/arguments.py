@@ -1,11 +1,13 @@
 # Copied by `attnc compile`, from attnc/support. Do not edit.
 """Checks of a call's arguments: each is refused by name, with what was expected and what came."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.autograd import forward_ad
 
 from .sizes import evaluate, mentioned
 
@@ -205,12 +207,20 @@ def check_outputs(out: object, names: Sequence[str]) -> tuple[torch.Tensor, ...]
 
 def reject_overlapping_output(name: str, x: torch.Tensor) -> None:
     """ValueError for a tensor to write to whose elements share memory."""
+    refuse_negated(name, x)
     if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True)):
         raise ValueError(f"{name}: expected an element of memory for each value, got strides {x.stride()}")
 
 
+def refuse_negated(name: str, x: torch.Tensor) -> None:
+    """ValueError for a view whose elements torch negates when it reads them: kernels see those in memory."""
+    if x.is_neg():
+        raise ValueError(f"{name}: expected elements as they are in memory, got a lazily negated view")
+
+
 def require_contiguous_rows(name: str, x: torch.Tensor) -> None:
     """ValueError for rows whose elements do not follow each other."""
+    refuse_negated(name, x)
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
@@ -225,8 +235,14 @@ def scalar_tensor(name: str, x: object, dtype: torch.dtype, like: torch.Tensor, 
     if not isinstance(x, (int, float) if dtype.is_floating_point else int):
         kind = "a number" if dtype.is_floating_point else "an integer"
         raise TypeError(f"{name}: expected {kind} or a 0-d tensor, got {x!r}")
-    if not dtype.is_floating_point and not -(1 << 8 * dtype.itemsize - 1) <= x < 1 << 8 * dtype.itemsize - 1:
-        raise ValueError(f"{name}: expected a number that fits {dtype}, got {x}")
+    if dtype.is_floating_point:
+        fits = not torch.finfo(dtype).max < abs(x) < math.inf  # inf and nan are numbers of it
+    else:
+        fits = -(1 << 8 * dtype.itemsize - 1) <= x < 1 << 8 * dtype.itemsize - 1
+    if not fits:
+        # torch.compile puts no numbers into texts that it traces
+        came = "" if torch.compiler.is_compiling() else f", got {x}"
+        raise ValueError(f"{name}: expected a number that fits {dtype}{came}")
     return torch.full((), x, dtype=dtype, device=like.device)
 
 
@@ -236,6 +252,29 @@ def check_probability(name: str, x: object) -> None:
         # torch.compile puts no numbers into texts that it traces
         came = "" if torch.compiler.is_compiling() else f", got {x}"
         raise ValueError(f"{name}: expected a probability, 0 to 1{came}")
+
+
+def refuse_transforms(function: str, inputs: Sequence[object]) -> None:
+    """RuntimeError for tensors of forward-mode differentiation, or of a transform of torch.func: kernels do
+    not see tangents, nor the axis that vmap maps over.
+    """
+    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
+    is_forward = forward_ad._current_level >= 0
+    if not in_transform and not is_forward:
+        return
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    if in_transform and any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
+        raise RuntimeError(
+            f"{function} is not transformed by torch.func (vmap, grad, jvp): for gradients call "
+            "torch.autograd.grad, and for a batch make it part of the first axis"
+        )
+    if is_forward and any(
+        forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]  # torch's
+        for x in tensors
+    ):
+        raise RuntimeError(
+            f"{function} has no forward-mode derivative: differentiate backward, by torch.autograd.grad"
+        )
 
 
 def wants_gradient(*inputs: object) -> bool:

@@ -5,10 +5,12 @@ decides when it is imported which of the two it does.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from attnc.verify.record import Record, Records, Supported, dump, hash_of, support_hash
 from attnc.verify.simt import available
 from tests.cli.conftest import TINY, Run
 
@@ -56,6 +58,39 @@ def test_verify_says_what_its_cases_have_met(run: Run) -> None:
     done = run("verify", *VARIANT, "--count", "1", "--json")
     (report,) = json.loads(done.out)
     assert {met["quantity"] for met in report["coverage"]["boundaries"]} >= {"rows", "keys"}
+
+
+def test_verify_leaves_out_what_has_a_record_of_its_text(run: Run, folder: Path) -> None:
+    """And runs one module all the same where the code beside kernels has changed since."""
+    assert run("compile", "specs/tiny.attn").code == 0
+    generated = folder / "generated"
+    paths = sorted(path.relative_to(generated).as_posix() for path in generated.glob("tiny/triton/*_w*.py"))
+    first, *others = paths
+    assert others
+    noted = {path: recorded(hash_of(generated / path)) for path in others}
+    support = {"triton": Supported(sha256=support_hash(generated), device="d", modules=1)}
+    records = Records(verified=noted, support=support)
+    (generated / "verified.json").write_text(dump(records))
+
+    def titles(*options: str) -> list[str]:
+        done = run("verify", "--lapsed", "--count", "1", *options)
+        assert done.code == 0, done.err
+        return [line.split(":")[0].removeprefix("ok    ") for line in done.out.splitlines()]
+
+    assert titles() == [f"tiny {Path(first).stem}"]
+    records = replace(records, verified={**noted, first: recorded(hash_of(generated / first))})
+    (generated / "verified.json").write_text(dump(records))
+    assert titles() == ["every module has a record of its text"]
+    assert titles("--json") == ["[]"]
+    (generated / "verified.json").write_text(dump(replace(records, support={})))
+    assert len(titles()) == 1
+    (generated / first).unlink()
+    done = run("verify", "--lapsed")
+    assert (done.code, f"there is no generated/{first}" in done.err) == (2, True)
+
+
+def recorded(sha256: str) -> Record:
+    return Record(sha256=sha256, device="d", toolchain="t", cases=1, worst=0.5, where="")
 
 
 def test_large_sizes_need_a_gpu(run: Run) -> None:

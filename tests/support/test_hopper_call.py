@@ -12,6 +12,8 @@ import torch
 
 from attnc.support import hopper_call
 from attnc.support.arguments import Tensor
+from attnc.support.call import Place
+from attnc.support.devices import Gpu
 from attnc.support.hopper_call import Box, box_of, copied, padded
 from attnc.support.memory import Memory, memory_of
 
@@ -69,7 +71,22 @@ def test_a_tensor_without_columns_has_rows_all_the_same() -> None:
     assert box(copied(x)).is_taken
 
 
+def test_a_stride_of_one_row_is_none_whatever_torch_says() -> None:
+    """A pool of pages of one key and one head, made by as_strided: odd strides of axes of size 1, which no
+    kernel steps along, and no reason for a copy of the pool.
+    """
+    pool = torch.empty(4096, dtype=BF16).as_strided((32, 1, 1, 64), (64, 7, 3, 1))
+    declared = Tensor("k", "bf16[P, 1, H, 64]", "pnh")
+    place = Place({}, {}, {"k": declared}, ("k",), (), pretended(), torch.device("cpu"))
+    names = place.with_memories({"k": memory_of(pool)}).names
+    assert names == {"stride_kp": 64, "stride_kn": 0, "stride_kh": 0}
+
+
 # --- launches -----------------------------------------------------------------------------------------------
+
+
+def pretended() -> Gpu:
+    return Gpu(0, "none", (9, 0), 232448, 233472, 132, 1 << 25)
 
 
 class Driver:

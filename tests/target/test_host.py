@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from attnc.runtime.loader import load_text
+from attnc.support.arguments import scalar_tensor
 from attnc.support.configs import choose_config
 from attnc.support.devices import Gpu
 from attnc.verify.interpreter import ensure_interpreter
@@ -45,6 +47,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"p": math.nan}, ValueError, "p: expected a probability, 0 to 1, got nan"),
     ({"p": "half"}, TypeError, "p: expected a number or a 0-d tensor, got 'half'"),
     ({"p": torch.zeros(2)}, ValueError, r"p: expected shape \[\], got \[2\]"),
+    ({"p": 10**400}, ValueError, "p: expected a probability, 0 to 1, got 1000"),
     ({"seed": 1.5}, TypeError, "seed: expected an integer or a 0-d tensor, got 1.5"),
     ({"seed": 1 << 63}, ValueError, "seed: expected a number that fits torch.int64, got 9223372036854775808"),
     ({"config": 1}, TypeError, "config: expected one of CONFIGS, got 1"),
@@ -62,6 +65,14 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         {"out": outputs(lse=torch.empty(1).expand(1, 2, 16))},
         ValueError,
         r"out lse: expected an element of memory for each value, got strides \(0, 0, 0\)",
+    ),
+    *(
+        (
+            {"out": outputs(**{name: torch._neg_view(x)})},
+            ValueError,
+            f"out {name}: expected elements as they are in memory, got a lazily negated view",
+        )
+        for name, x in zip(("o", "lse"), outputs(), strict=True)
     ),
 ]
 
@@ -81,6 +92,106 @@ def test_a_wrong_argument_is_refused_by_name(
         given[name] = given[name].requires_grad_()
     with pytest.raises(error, match=message):
         dropout.dropout(*(given[name] for name in inputs), **keywords)
+
+
+# --- views, transforms and numbers of torch's own -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def full() -> ModuleType:
+    ensure_interpreter()
+    return load_text((GENERATED / "full" / "triton" / "bf16_d64.py").read_text(encoding="utf-8"))
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.fixture
+def qkv() -> tuple[torch.Tensor, ...]:
+    return tuple(drawn(1, 16, 2, 64, seed=seed) for seed in range(3))
+
+
+def negated(x: torch.Tensor) -> torch.Tensor:
+    """Returns the same numbers as a view that torch negates when it reads them, like `z.conj().imag`."""
+    return torch._neg_view(-x)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_lazily_negated_view_has_the_numbers_that_torch_reads(
+    full: ModuleType, qkv: tuple[torch.Tensor, ...], at: int
+) -> None:
+    """Also where a call with tensors of the same layout has been prepared, and is found by a guard."""
+    views = [*qkv[:at], negated(qkv[at]), *qkv[at + 1 :]]
+    expected = [full.full(*qkv) for _ in range(8)][-1]
+    for found, wanted in zip(full.full(*views), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_gradients_of_lazily_negated_views_and_cotangents(
+    full: ModuleType, qkv: tuple[torch.Tensor, ...]
+) -> None:
+    """`z.conj().imag` of a sum hands such a view to what comes before it."""
+    weights = drawn(1, 16, 2, 64, seed=3)
+
+    def gradients(inputs: list[torch.Tensor], do: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        return torch.autograd.grad(full.full(*leaves)[0], leaves, do)
+
+    plain = gradients([*qkv], weights)
+    assert all(bool(x.any()) for x in plain)
+    for found, wanted in zip(gradients([*map(negated, qkv)], negated(weights)), plain, strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # which torch loads for them
+def test_forward_mode_is_refused_where_an_input_has_a_tangent(
+    full: ModuleType, qkv: tuple[torch.Tensor, ...]
+) -> None:
+    """A result without a tangent would say that it does not depend on the input."""
+    q, k, v = qkv
+    for _ in range(8):
+        full.full(q, k, v)
+    with forward_ad.dual_level():
+        assert torch.equal(full.full(q, k, v)[0], full.full(*qkv)[0])
+        for x in (q, q.clone().requires_grad_()):
+            dual = forward_ad.make_dual(x, torch.ones_like(x))  # type: ignore[no-untyped-call]  # torch's
+            with pytest.raises(RuntimeError, match=r"^full has no forward-mode derivative: "):
+                full.full(dual, k, v)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # which torch loads for them
+def test_a_transform_of_torch_func_is_refused_unless_it_is_of_other_tensors(
+    full: ModuleType, qkv: tuple[torch.Tensor, ...]
+) -> None:
+    q, k, v = qkv
+    message = r"^full is not transformed by torch.func \(vmap, grad, jvp\): for gradients call "
+    for transformed in (
+        lambda: torch.func.vmap(lambda x: full.full(x, k, v)[0])(torch.stack([q, q])),
+        lambda: torch.func.grad(lambda x: full.full(q, x, v)[0].float().sum())(k),
+        lambda: torch.func.jvp(lambda x: full.full(q, k, x)[0], (v,), (v,)),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            transformed()
+    scaled = torch.func.vmap(lambda factor: full.full(q, k, v)[0] * factor)(torch.ones(2).bfloat16())
+    assert torch.equal(scaled[1], full.full(q, k, v)[0])
+
+
+@pytest.mark.parametrize("number", [1e39, -(10**400), 3.5e38])
+def test_a_number_beyond_the_type_is_refused_by_name(number: float) -> None:
+    like = torch.zeros(1)
+    with pytest.raises(ValueError, match=r"^cap: expected a number that fits torch.float32, got -?[13]"):
+        scalar_tensor("cap", number, torch.float32, like, "q")
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, 3.4e38, True])
+def test_a_number_of_the_type_is_taken(number: float) -> None:
+    assert scalar_tensor("cap", number, torch.float32, torch.zeros(1), "q").item() == pytest.approx(
+        float(number)
+    )
+
+
+# --- packages -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +19,8 @@ from attnc.verify.record import (
     Sanitized,
     dump,
     hash_of,
+    lapsed,
+    lapsed_support,
     read,
     support_hash,
     target_of,
@@ -34,20 +36,14 @@ def modules() -> list[str]:
 
 
 def unsupported(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
-    """Targets for which no GPU has run the support package as it is, nor `unverified` says why:
-    `_support/triton`.
-    """
-    current = support_hash(folder)
-    known = {target for target, support in records.support.items() if support.sha256 == current}
-    targets = dict.fromkeys(map(target_of, modules))
-    return [
-        target for target in targets if target not in known and f"_support/{target}" not in records.unverified
-    ]
+    """Targets for which no GPU has run the support package as it is, nor `unverified` says why."""
+    targets = lapsed_support(folder, modules, records)
+    return [target for target in targets if f"_support/{target}" not in records.unverified]
 
 
 def without_record(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
     """Lists modules (paths below `folder`) with neither a record of their text nor an entry `unverified`."""
-    return _without(folder, modules, records.verified, records.unverified)
+    return [name for name in lapsed(folder, modules, records.verified) if name not in records.unverified]
 
 
 def without_sanitizer(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
@@ -55,21 +51,7 @@ def without_sanitizer(folder: Path, modules: Iterable[str], records: Records) ->
     `unsanitized`.
     """
     kernels = [name for name in modules if (folder / name).with_suffix(".cu").is_file()]
-    return _without(folder, kernels, records.sanitized, records.unsanitized)
-
-
-def _without(
-    folder: Path,
-    modules: Iterable[str],
-    records: Mapping[str, Record] | Mapping[str, Sanitized],
-    reasons: Mapping[str, str],
-) -> list[str]:
-    missing = []
-    for name in modules:
-        record = records.get(name)
-        if name not in reasons and (record is None or record.sha256 != hash_of(folder / name)):
-            missing.append(name)
-    return missing
+    return [name for name in lapsed(folder, kernels, records.sanitized) if name not in records.unsanitized]
 
 
 def test_every_module_has_a_record_of_its_text_or_says_that_it_is_unverified() -> None:
