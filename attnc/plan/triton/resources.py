@@ -291,6 +291,15 @@ def misfit(
     config: TileConfig, variant: Variant, device: Device, kernel: Which = "forward"
 ) -> Rejection | None:
     """Returns why the config cannot run on the device; None if it can."""
+    if because := unreadable(variant.attention, device):
+        return Rejection(
+            config=config,
+            what="compute capability",
+            needs=_READS_E4M3,
+            limit=device.capability,
+            unit="tenths",
+            because=because,
+        )
     if (summed := _summed(config, kernel)) < _SHORTEST and _joins_narrow_words(variant.attention):
         return Rejection(
             config=config,
@@ -315,6 +324,20 @@ def misfit(
             unit="words",
         )
     return None
+
+
+#: Capability, ten times the number, of the first devices that convert e4m3: Triton compiles it for no others.
+_READS_E4M3 = 89
+
+
+def unreadable(attention: Attention, device: Device) -> str:
+    """Returns why Triton compiles nothing that reads these keys and values for the device; "" if it does."""
+    of_e4m3 = [t.name for t in (attention.k, attention.v) if t.dtype is DType.E4M3]
+    if not of_e4m3 or device.capability >= _READS_E4M3:
+        return ""
+    first, here = (f"{number // 10}.{number % 10}" for number in (_READS_E4M3, device.capability))
+    names = " and ".join(of_e4m3)
+    return f"{names} of e4m3 need a GPU of compute capability {first} or newer, and this has {here}"
 
 
 #: Elements that `tl.dot` sums over below which Triton lays an operand out wrongly that was computed from
