@@ -83,7 +83,7 @@ def _remove(path: Path, out: Path) -> None:
     """Removes a module with its bytecode, and the folders below `out` that have nothing else in them: Python
     imports an empty one.
     """
-    path.unlink()
+    path.unlink(missing_ok=True)  # another process may remove the same
     if path.suffix == ".py":
         for bytecode in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             bytecode.unlink(missing_ok=True)
@@ -122,8 +122,11 @@ def write_text(path: Path, text: str, *, follows: bool = True) -> None:
 def _is_generated(file: Path) -> bool:
     if file.suffix not in (".py", ".cu", ".cuh") or not file.is_file():
         return False
-    with file.open(encoding="utf-8", errors="replace") as text:
-        return MARK in text.read(_HEAD)
+    try:
+        with file.open(encoding="utf-8", errors="replace") as text:
+            return MARK in text.read(_HEAD)
+    except FileNotFoundError:  # removed meanwhile
+        return False
 
 
 def _diff(found: str, right: str, path: str) -> str:

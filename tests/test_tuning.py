@@ -9,18 +9,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnc.build import dispatch_path, dispatch_source, tuned_path
+from attnc.build import dispatch_path, dispatch_source, tuned_of, tuned_path
 from attnc.model.program import Impl
+from attnc.plan import ir
+from attnc.plan.layout import Which
 from attnc.plan.projection import ProjectionModule
 from attnc.runtime.timing import summarise
-from attnc.tune import configs, in_processes, projections, schedules, targets
+from attnc.tune import NothingRuns, configs, in_processes, projections, schedules, targets
 from attnc.tune.configs import fastest
 from attnc.tune.projections import crossovers
 from attnc.tune.projections import table_of as projection_table
 from attnc.tune.schedules import Point
 from attnc.tune.schedules import table_of as schedule_table
 from attnc.tune.targets import TargetPoint
-from attnc.tuned.tables import Table, load_tables, projection_rows
+from attnc.tuned.choices import BUCKETS, Choice
+from attnc.tuned.tables import Row, Table, known_tables, load_tables, projection_rows
 from tests.plans import SPECS, plans_of
 from tests.refusals import refused
 from tests.tables import choice, deciding
@@ -169,3 +172,120 @@ def test_a_malformed_file_is_refused_before_anything_is_measured(tuner: str, tmp
 
 def test_a_process_that_dies_while_caches_are_filled_stops_nothing() -> None:
     in_processes(os._exit, [(3,), (0,)], 1)
+
+
+# --- what was measured is not lost --------------------------------------------------------------------------
+
+
+def after_one(first: object) -> Callable[..., object]:
+    """A measurement that is interrupted when it comes to the second of what it measures."""
+    made = iter([first])
+
+    def measure(*_: object, **__: object) -> object:
+        for found in made:
+            return found
+        raise KeyboardInterrupt
+
+    return measure
+
+
+def table_named(name: str) -> Table:
+    return Table(
+        name=name,
+        target="triton",
+        variant="",
+        device="a GPU",
+        toolchain="triton 3.6.0",
+        sizes=("M",),
+        rows=(Row(limits=(None,), choice={}, microseconds=1.0),),
+    )
+
+
+@pytest.mark.parametrize("tuner", ["schedules", "projections", "targets"])
+def test_tables_are_written_as_they_are_measured(
+    tuner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tmp_path / "causal_gqa.attn"
+    spec.write_bytes((SPECS / "causal_gqa.attn").read_bytes())
+    found = SimpleNamespace(table=table_named("first"))
+    modules = plans_of("causal_gqa").modules[:2]
+    tuners: dict[str, tuple[object, Callable[..., object], dict[str, object]]] = {
+        "schedules": (
+            schedules,
+            schedules.tune_schedules,
+            {"families": lambda path: [modules, modules], "_tune": after_one(found)},
+        ),
+        "projections": (
+            projections,
+            projections.tune_projections,
+            {
+                "_fixed": lambda path: plans_of("llama_7b").projections[:2],
+                "_compile_all": lambda path: None,
+                "_tune": after_one(found),
+            },
+        ),
+        "targets": (
+            targets,
+            targets.tune_targets,
+            {
+                "target_families": lambda path: [modules, modules],
+                "in_processes": lambda *jobs: None,
+                "sizes_of": lambda family: [],
+                "device_name": lambda: "a GPU",
+                "target_table": after_one(found.table),
+            },
+        ),
+    }
+    where, tune, fakes = tuners[tuner]
+    for name, fake in fakes.items():
+        monkeypatch.setattr(where, name, fake)
+    with pytest.raises(KeyboardInterrupt):
+        tune(spec, 3, lambda line: None)
+    assert [table.name for table in known_tables(dispatch_path(spec))] == ["first"]
+
+
+def test_choices_are_written_as_variants_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All buckets of the first variant; that of the second which was measured is not one without others."""
+    spec = tmp_path / "causal_gqa.attn"
+    spec.write_bytes((SPECS / "causal_gqa.attn").read_bytes())
+    measured: list[str] = []
+
+    def measure(
+        module: ir.Module, kernel: Which, tensors: object, bucket: int | None, rounds: int
+    ) -> configs.Winner:
+        if len(measured) == len(BUCKETS) + 1:
+            raise KeyboardInterrupt
+        measured.append(module.variant.name)
+        made = Choice(
+            target=module.target,
+            attention=module.variant.attention.name,
+            variant=module.variant.name,
+            device="a GPU",
+            toolchain="triton 3.6.0",
+            kv_len=bucket,
+            config={},
+            microseconds=1.0,
+        )
+        return configs.Winner(choice=made, gain=1.0)
+
+    monkeypatch.setattr(configs, "_compile_all", lambda *given: None)
+    monkeypatch.setattr(configs, "problem_for", lambda *given: None)
+    monkeypatch.setattr(configs, "_tune_kernel", measure)
+    with pytest.raises(KeyboardInterrupt):
+        configs.tune(spec, 3, lambda line: None, ["forward"])
+    assert [(found.variant, found.kv_len) for found in tuned_of(spec)] == [
+        (measured[0], length) for length in BUCKETS
+    ]
+
+
+def test_no_config_that_runs_is_said_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: object) -> None:
+        raise ValueError("too much shared memory")
+
+    monkeypatch.setattr(configs, "_trial", broken)
+    module = plans_of("causal_gqa").modules[0]
+    expected = r"no config of forward of causal_gqa \w+ runs on this device: too much shared memory"
+    with pytest.raises(NothingRuns, match=expected):
+        configs._tune_kernel(module, "forward", (), None, 3)

@@ -107,8 +107,8 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], *, brief: bool = False) 
 
 
 def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Returns the spec files meant: those named, those in the folders named, or those in specs/. Raises
-    Mistake.
+    """Returns the spec files meant, each once: those named, those in the folders named, or those in specs/.
+    Raises Mistake.
     """
     if not paths and not Path("specs").is_dir():
         raise Mistake("there is no folder 'specs' here", _NAME_ONE)
@@ -121,7 +121,10 @@ def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
             found += inside
         else:
             found.append(one_spec(path))
-    return tuple(dict.fromkeys(found))
+    by_place: dict[str, Path] = {}
+    for path in found:
+        by_place.setdefault(os.path.abspath(path), path)  # noqa: PTH100  # which takes out ".." and follows no link
+    return tuple(by_place.values())
 
 
 def one_spec(path: Path) -> Path:

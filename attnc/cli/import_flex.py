@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import attnc
 from attnc.cli.bench import check_target
 from attnc.cli.console import Mistake, loading, note, say
-from attnc.diagnostics import did_you_mean
+from attnc.diagnostics import DiagnosticError, did_you_mean
 from attnc.output import write_text
 
 #: How many arguments each kind of mod takes.
@@ -71,10 +73,16 @@ def import_flex(
             target=target,
             name=name,
         )
-    except ValueError as failure:
-        if not str(failure).startswith("name: "):
+    except DiagnosticError:
+        raise
+    except Exception as failure:
+        if isinstance(failure, ValueError) and str(failure).startswith("name: "):
+            raise Mistake(f"the spec cannot be called so: {failure}", "choose another --name") from None
+        place = traceback.extract_tb(failure.__traceback__)[-1]
+        if Path(place.filename).is_relative_to(Path(attnc.__file__).parent):
             raise
-        raise Mistake(f"the spec cannot be called so: {failure}", "choose another --name") from None
+        where = f"{place.filename}:{place.lineno}"
+        raise Mistake(f"a mod raised {type(failure).__name__}: {failure}", f"at {where}") from failure
     if out is None:
         for line in spec.splitlines():
             say(line)
@@ -109,5 +117,8 @@ def _mod(text: str) -> Callable[..., Any]:
 def _arity(mod: Callable[..., Any]) -> int:
     """Returns how many arguments a mod must be given."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(mod).parameters.values()
+    try:
+        parameters = inspect.signature(mod).parameters.values()
+    except ValueError as failure:  # a function of C's
+        raise Mistake(f"that is no mod: {failure}", "name a function that is written in Python") from None
     return sum(each.kind in kinds and each.default is each.empty for each in parameters)

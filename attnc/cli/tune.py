@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,29 +52,38 @@ def tune(
     if points is not None:
         tune_points(paths, rounds, points)
         return
-    from attnc.build import tuned_path
+    from attnc.tune import NothingRuns
     from attnc.tune.configs import TUNABLE
-    from attnc.tune.configs import tune as measure
 
     wanted = split_commas(kernels)
     if not wanted or not set(wanted) <= set(TUNABLE):
         raise Mistake(f"there is no kernel '{kernels}'", f"kernels are {', '.join(TUNABLE)}")
     for path in paths:
-        tune_layers(path, rounds)
-        if not has_attentions(path):
-            continue
-        with progress(path.name, None) as bar:
-            winners = measure(path, rounds, bar.advance, wanted, target)
-        tune_labels(path, rounds)
-        for winner in winners:
-            choice = winner.choice
-            knobs = ", ".join(f"{key} = {choice.config[key]}" for key in _SHOWN if key in choice.config)
-            length = "any N" if choice.kv_len is None else f"N <= {choice.kv_len}"
-            say(
-                f"{choice.attention} {choice.variant:14} {choice.kernel:7} {length:10} {knobs}"
-                f"  {choice.microseconds:.1f} us, {winner.gain:.2f}x the default"
-            )
-        note(f"wrote {tuned_path(path)}; 'attnc compile {path}' embeds it")
+        try:
+            tune_layers(path, rounds)
+            if has_attentions(path):
+                tune_configs(path, rounds, wanted, target)
+                tune_labels(path, rounds)
+        except NothingRuns as failure:
+            raise Mistake(str(failure), "what was measured before it is written") from failure
+
+
+def tune_configs(path: Path, rounds: int, kernels: Collection[str], target: str) -> None:
+    """Tunes the configs of a spec's attentions, and prints what was found."""
+    from attnc.build import tuned_path
+    from attnc.tune.configs import tune as measure
+
+    with progress(path.name, None) as bar:
+        winners = measure(path, rounds, bar.advance, kernels, target)
+    for winner in winners:
+        choice = winner.choice
+        knobs = ", ".join(f"{key} = {choice.config[key]}" for key in _SHOWN if key in choice.config)
+        length = "any N" if choice.kv_len is None else f"N <= {choice.kv_len}"
+        say(
+            f"{choice.attention} {choice.variant:14} {choice.kernel:7} {length:10} {knobs}"
+            f"  {choice.microseconds:.1f} us, {winner.gain:.2f}x the default"
+        )
+    note(f"wrote {tuned_path(path)}; 'attnc compile {path}' embeds it")
 
 
 def tune_among_targets(paths: tuple[Path, ...], rounds: int) -> None:

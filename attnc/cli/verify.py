@@ -109,7 +109,9 @@ def verify(
     else:
         texts = {judge.path: read_committed(judge.path) for judge in judges} if record else {}
         hashes = {path: committed_hash(path) for path in texts}
-        results = []
+        if record:
+            known_records()  # before anything is run that could not be noted
+        results, noted = [], 0
         for judge in judges:
             text = texts.get(judge.path)
             results.append(
@@ -119,8 +121,11 @@ def verify(
             )
             if not as_json:
                 results[-1].show(covered=coverage)
+            if record and results[-1].report.ok:
+                _note(results[-1], hashes, large=is_large)
+                noted += 1
         if record:
-            _note(results, hashes, large=is_large)
+            say(f"wrote {records_path()}: {noted} verified")
         conclude(results, as_json=as_json)
 
 
@@ -157,23 +162,21 @@ def _run(judges: Iterable[Judge], text: str, *, large: bool) -> None:
         raise typer.Exit(1)
 
 
-def _note(results: Iterable[Judged], hashes: Mapping[str, str], *, large: bool) -> None:
-    """Writes down the files whose cases were all right; large: of those that have a record of their text."""
+def _note(judged: Judged, hashes: Mapping[str, str], *, large: bool) -> None:
+    """Writes down a file whose cases were all right, before the next one is run; large: of one that has a
+    record of its text.
+    """
     from attnc.verify.record import support_hash
 
-    new = {
-        judged.judge.path: record_of(hashes[judged.judge.path], judged.judge.target, judged.report)
-        for judged in results
-        if judged.report.ok
-    }
+    path = judged.judge.path
+    new = {path: record_of(hashes[path], judged.judge.target, judged.report)}
     support = support_hash(GENERATED)
 
     def change(known: Records) -> Records:
         changed = known.with_large(new) if large else known.with_verified(new)
         return changed.with_support(support, new)
 
-    written = update_records(change)
-    say(f"wrote {written}: {len(new)} verified")
+    update_records(change)
 
 
 def _sanitize_modules(judges: Sequence[Judge], *, is_recorded: bool, as_json: bool) -> None:
@@ -291,24 +294,31 @@ def _coverage_of(report: Report) -> Mapping[str, Sequence[int]]:
     return {"points": found.points, "pairs": found.pairs, **({"large": sorted(set(large))} if large else {})}
 
 
-def update_records(change: Callable[[Records], Records]) -> Path:
-    """Rewrites the file of records, without what it says of modules that are gone; returns its path."""
-    from attnc.output import write_text
-    from attnc.verify.record import NAME, dump
-
-    there = (path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py"))
-    write_text(GENERATED / NAME, dump(change(known_records()).only(there)))
-    return GENERATED / NAME
-
-
 def known_records() -> Records:
-    """Reads the file of records. Raises Mistake when it is malformed."""
+    """Returns what the file of records says. Raises Mistake for one that is malformed."""
     from attnc.verify.record import read
 
     try:
         return read(GENERATED)
     except ValueError as error:
         raise Mistake(str(error), "restore it from version control") from None
+
+
+def records_path() -> Path:
+    """Names the file of records."""
+    from attnc.verify.record import NAME
+
+    return GENERATED / NAME
+
+
+def update_records(change: Callable[[Records], Records]) -> Path:
+    """Rewrites the file of records, without what it says of modules that are gone; returns its path."""
+    from attnc.output import write_text
+    from attnc.verify.record import dump
+
+    there = (path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py"))
+    write_text(records_path(), dump(change(known_records()).only(there)))
+    return records_path()
 
 
 # --- attnc fuzz ---------------------------------------------------------------------------------------------

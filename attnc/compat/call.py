@@ -17,6 +17,7 @@ from attnc.support.memory import made_apart
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
 _FAR = 1 << 30
+_LARGEST = torch.finfo(torch.float32).max
 #: Of a spec's head dimension; this file is exported without the compiler, which says the same.
 LARGEST_HEAD = 1024
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -61,10 +62,15 @@ def check(function: str, q: torch.Tensor, **others: torch.Tensor) -> str:
 
 
 def real(function: str, name: str, value: Any) -> float:
-    """Returns a number that was given. TypeError for what is none."""
+    """Returns a number that was given. TypeError for what is none, ValueError for what float32 does not
+    hold.
+    """
     if not hasattr(value, "__float__"):
         raise TypeError(f"{function}: {name}: expected a number, got {value!r}")
-    return float(value)
+    found = float(value)
+    if not abs(found) <= _LARGEST:  # NaN neither
+        raise ValueError(f"{function}: {name}: expected a finite number of float32, got {value!r}")
+    return found
 
 
 def unpacked(function: str, name: str, x: torch.Tensor, axis: int, parts: int) -> tuple[torch.Tensor, ...]:
@@ -105,11 +111,13 @@ def window(function: str, causal: bool, window_size: Any) -> tuple[bool, int | N
 def number(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor | float:
     """Returns a scalar as kernels take it: on the device, the same tensor for the same value.
 
-    What is made while a graph is captured belongs to the graph, and the tracer wants the number.
+    What is made while a graph is captured belongs to the graph, what is made under a mode of torch's (fake
+    tensors) to the mode, and the tracer wants the number.
     """
     if torch.compiler.is_compiling():
         return value
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if is_captured or torch._C._len_torch_dispatch_stack():
         return torch.full((), value, dtype=dtype, device=device)
     return _scalar_tensor(value, dtype, device)
 

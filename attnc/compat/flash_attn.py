@@ -261,8 +261,8 @@ def flash_attn_with_kvcache(
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     if cache_batch_idx is not None:
         _check_shapes(name, cache_batch_idx=(cache_batch_idx, [batch]))
-    lengths = cache_seqlens
-    if isinstance(lengths, int):
+    lengths: Any = cache_seqlens
+    if not isinstance(lengths, torch.Tensor) and hasattr(lengths, "__index__"):  # NumPy's integers too
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
     if k is not None and v is not None:
         if lengths is None:

@@ -81,7 +81,7 @@ class ContextParallel:
             raise ValueError(f"rows: expected 'planned' or 'slices', got {rows!r}")
         self.in_slices, self.sums, self.params = rows == "slices", sums, params
         self._kernels: dict[tuple[torch.dtype, int], tuple[Kernels, Planner]] = {}
-        self._stages: dict[tuple[Plan, torch.device], Stages] = {}
+        self._stages: dict[tuple[Plan, Kernels, torch.device], Stages] = {}
         self._plan: Plan | None = None
         self._agreed: set[object] = set()
 
@@ -177,8 +177,9 @@ class ContextParallel:
         them with this rank's rows alone; lse is a natural logarithm. Differentiable. A collective. Under
         torch.compile it breaks the graph: exchanges run beside kernels, on streams of their own.
 
-        plan: other than that of the last `shard` or `plan`. Raises ValueError on every rank where one of them
-        has other rows than the plan says.
+        plan: other than that of the last `shard` or `plan`. Raises an error on every rank where one of them
+        has other rows than the plan says in the first call of a kind (plan, type, device, gradients); in
+        later ones on that rank alone.
         """
         call = _uncompiled if "torch._dynamo" in sys.modules else ContextParallel._call
         return call(self, q, k, v, inputs, plan, named)
@@ -211,7 +212,8 @@ class ContextParallel:
         named: Mapping[str, Any],
     ) -> tuple[Stages, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
         """Returns what the call follows, this rank's q, k and v, and the other inputs. The first of its kind
-        asks all ranks whether they are about to do this.
+        asks all ranks whether they are about to do this; of later ones a problem is raised without a word to
+        the others, who are exchanging rows by then.
         """
         plan = self._current()
         key = (plan, q.dtype, q.device, q.requires_grad)
@@ -232,18 +234,20 @@ class ContextParallel:
             self._check_rows(kernels.attention, plan, q, k, v)
             if not kernels.has_gradients and torch.is_grad_enabled():
                 self._refuse_gradients(q, k, v)
-            stages = self._stages.get((plan, q.device))
+            if len(self._stages) > 64:
+                self._stages.clear()
+            stages = self._stages.get((plan, kernels, q.device))
             if stages is None:
                 stages = Stages(plan, kernels, self.group, q.device)
-        except (ValueError, TypeError, RuntimeError) as failure:
+                self._stages[plan, kernels, q.device] = stages
+        except Exception as failure:  # whatever it is, the others must not wait for this rank
             problem = failure
-        if key not in self._agreed or problem is not None:
+        if key not in self._agreed:
             self._agree(plan, q, problem)
             self._agreed.add(key)
+        elif problem is not None:
+            raise problem
         assert stages is not None
-        if len(self._stages) > 64:
-            self._stages.clear()
-        self._stages[plan, q.device] = stages
         return stages, (q, k, v), extras
 
     def _agree(self, plan: Plan, q: torch.Tensor, problem: Exception | None) -> None:
@@ -266,7 +270,7 @@ class ContextParallel:
     def _of_digest(self, q: torch.Tensor) -> bytes:
         try:
             return self.kernels_for(q)[0].digest.encode()
-        except (ValueError, TypeError, RuntimeError):
+        except Exception:  # the problem that `_prepare_call` has
             return b""
 
     # --- pieces -------------------------------------------------------------------------------------------

@@ -176,6 +176,9 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_g
     (B, H, M, D), (Bkv, Hkv, N, Dk), (Bv, Hv, Nv, _) = (x.shape for x in named.values())
     if Bkv not in (1, B) or Bv != Bkv:
         raise ValueError(f"key, value: expected a batch of {B}, like query, or 1, got {Bkv} and {Bv}")
+    for name, width in (("query", D), ("value", value.shape[3])):
+        if not width:
+            raise ValueError(f"{name}: expected rows of at least one element, got {list(named[name].shape)}")
     if Dk != D:
         raise ValueError(f"key: expected rows of {D}, like query, got {Dk}")
     if (Hv, Nv) != (Hkv, N):

@@ -28,6 +28,7 @@ from attnc.flex.errors import refused
 from attnc.flex.programs import Kernel, kernel_of, read_options, targets_of
 from attnc.flex.spec import DTYPES, Layout
 from attnc.flex.symbols import OPERATIONS, apply, tape_of
+from attnc.flex.tape import element_of
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 
 # --- steps: what a mod does, noted where torch.compile can follow -------------------------------------------
@@ -526,5 +527,5 @@ def _scalar(x: Any, like: torch.Tensor) -> torch.Tensor:
     """Returns an argument as a tensor: numbers on the device, without waiting for it."""
     if isinstance(x, torch.Tensor):
         return x
-    dtype = torch.int32 if isinstance(x, int) else torch.float32
+    dtype = {"i32": torch.int32, "i64": torch.int64, "f32": torch.float32}[element_of(x)]
     return torch.full((), x, dtype=dtype, device=like.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from pathlib import Path
 from types import FrameType
@@ -13,7 +14,7 @@ from attnc.api.compile import SpecError
 from attnc.diagnostics import error
 from attnc.source import Source, Span
 
-_OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_OURS = tuple(f"{Path(module).parent}{os.sep}" for module in (__file__, torch.__file__))
 
 
 class FlexError(SpecError):
@@ -50,6 +51,9 @@ def _offset(source: Source, line: int, column: int) -> int:
 
 
 def _relative_path(path: str) -> str:
-    """Returns a path as it is shown: relative where it lies below the current folder."""
-    here = Path.cwd()
+    """Returns a path as it is shown: relative where it lies below the current folder, if there is one."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # removed meanwhile
+        return path
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

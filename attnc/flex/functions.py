@@ -142,6 +142,8 @@ def power(tape: Tape, x: Any, exponent: Any) -> Scalar:
     """
     if isinstance(exponent, int | float) and abs(exponent) <= 8 and (2 * exponent) % 1 == 0:
         return _power(tape, x, exponent)
+    if isinstance(x, int | float) and x == 2:
+        return function(tape, "exp2", exponent)
     if isinstance(x, int | float) and x > 0:
         return function(tape, "exp", mul(tape, exponent, math.log(x)))
     raise refused(
@@ -183,8 +185,20 @@ def _reduction(names: tuple[str, ...], combine: Operation) -> None:
     operation(*names, takes_rows=True)(reduce)
 
 
-_reduction(("sum",), add)
-_reduction(("prod",), mul)
+def _combined(combine: Operation) -> Operation:
+    """Returns an operation on elements as torch reduces rows by it: as 64-bit integers where they are
+    integers or conditions.
+    """
+    return lambda tape, x, y: combine(tape, _wide(tape, x), _wide(tape, y))
+
+
+def _wide(tape: Tape, x: Any) -> Scalar:
+    found = number(tape, x)
+    return Scalar(tape, found.at, found.low, found.high)
+
+
+_reduction(("sum",), _combined(add))
+_reduction(("prod",), _combined(mul))
 _reduction(("amax",), maximum)
 _reduction(("amin",), minimum)
 _reduction(("any",), logical_or)
@@ -197,8 +211,8 @@ def mean(tape: Tape, x: Any, *_: Any, **__: Any) -> Any:
 
 
 @operation("dot", "inner", "vdot", takes_rows=True)
-def dot(tape: Tape, x: Any, y: Any) -> Any:
-    rows = _row(tape, x).elements, _row(tape, y).elements
+def dot(tape: Tape, x: Any, tensor: Any) -> Any:
+    rows = _row(tape, x).elements, _row(tape, tensor).elements
     if len(rows[0]) != len(rows[1]):
         raise refused("E0903", f"rows of {len(rows[0])} and {len(rows[1])} elements", "lengths differ")
     products = [mul(tape, a, b) for a, b in zip(*rows, strict=True)]

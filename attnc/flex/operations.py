@@ -13,8 +13,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from attnc.expr.nodes import Type
 from attnc.flex.errors import refused
-from attnc.flex.symbols import OPERATIONS, Scalar, scalar
+from attnc.flex.symbols import NARROW, OPERATIONS, Scalar, scalar
 from attnc.flex.tape import Tape
 
 Operation: TypeAlias = Callable[..., Any]
@@ -40,6 +41,10 @@ def number(tape: Tape, value: Any) -> Scalar:
         return found
     one, zero = tape.add("int", "integer", 1), tape.add("int", "integer", 0)
     return Scalar(tape, tape.add("int", "call", "where", found.at, one, zero), 0, 1)
+
+
+def _are_conditions(*values: Scalar) -> bool:
+    return all(value.type == "bool" for value in values)
 
 
 def condition(tape: Tape, value: Any) -> Scalar:
@@ -79,20 +84,66 @@ def _converted(tape: Tape, x: Scalar, dtype: torch.dtype | None) -> Scalar:
         # Floats are computed in float32 whatever their type.
         return real(tape, x)
     if x.type == "float":
-        if x.floor_at is not None:
-            return Scalar(tape, x.floor_at, x.low, x.high)
-        raise refused(
-            "E0901",
-            "a float cannot become an integer",
-            "specs have no such conversion",
-            "divide integers by '//', or torch.div(a, b, rounding_mode='floor')",
-        )
-    return number(tape, x)
+        if x.quotient is None:
+            raise refused(
+                "E0901",
+                "a float cannot become an integer",
+                "specs have no such conversion",
+                "divide integers by '//', or torch.div(a, b, rounding_mode='floor')",
+            )
+        x = _truncated(tape, *x.quotient)
+    found = number(tape, x)
+    return _wrapped(tape, Scalar(tape, found.at, found.low, found.high), dtype)
+
+
+def _truncated(tape: Tape, x: Scalar, y: Scalar) -> Scalar:
+    """Returns the quotient of integers without its fraction: rounded towards 0."""
+    floor = _binary(tape, "//", x, y)
+    if x.low >= 0 and y.low >= 0:
+        return floor
+    is_rounded = logical_and(
+        tape, compare(tape, "<", floor, integer(tape, 0)), compare(tape, "!=", mul(tape, floor, y), x)
+    )
+    return where(tape, is_rounded, add(tape, floor, integer(tape, 1)), floor)
+
+
+def _wrapped(tape: Tape, x: Scalar, dtype: torch.dtype) -> Scalar:
+    """Returns an integer as a type holds it: of a narrow one, which it may leave, the number that is as many
+    times 2^bits away as it takes.
+    """
+    if dtype not in NARROW:
+        return x
+    within = torch.iinfo(dtype)
+    at = x.at
+    if x.low < within.min or x.high > within.max:
+        least, count = integer(tape, within.min).at, integer(tape, 1 << within.bits).at
+        above = tape.add("int", "%", tape.add("int", "-", at, least), count)
+        at = tape.add("int", "+", above, least)
+    low, high = max(x.low, within.min), min(x.high, within.max)
+    if at != x.at:
+        low, high = within.min, within.max
+    return Scalar(tape, at, low, high, narrow=dtype)
+
+
+def _like(tape: Tape, result: Scalar, *operands: Scalar) -> Scalar:
+    """Returns the result of an operation on these as torch has it: of the narrow type of all that are
+    integers, but for numbers of Python's, whose type does not matter; unchanged where there is none.
+    """
+    narrow: torch.dtype | None = None
+    for operand in operands:
+        is_number = tape.entries[operand.at][0] in ("number", "integer")
+        if operand.type == "bool" or (operand.type == "int" and is_number):
+            continue
+        if operand.narrow is None:
+            return result
+        narrow = operand.narrow if narrow is None else torch.promote_types(narrow, operand.narrow)
+    return result if narrow is None or result.type != "int" else _wrapped(tape, result, narrow)
 
 
 for _name, _dtype in {
     "float": torch.float32, "double": torch.float32, "half": torch.float32, "bfloat16": torch.float32,
-    "int": torch.int32, "long": torch.int32, "short": torch.int32, "bool": torch.bool,
+    "int": torch.int32, "long": torch.int32, "short": torch.int16, "char": torch.int8, "byte": torch.uint8,
+    "bool": torch.bool,
 }.items():  # fmt: skip
     OPERATIONS[_name] = lambda tape, x, _dtype=_dtype: _converted(tape, scalar(tape, x), _dtype)
 
@@ -114,11 +165,17 @@ def detach(tape: Tape, x: Any) -> Scalar:
     return found
 
 
+def _made(tape: Tape, value: Any, dtype: torch.dtype) -> Scalar:
+    """Returns a number as an element of a new tensor of this type."""
+    if isinstance(value, bool | int | float):
+        kind = bool if dtype is torch.bool else float if dtype.is_floating_point else int
+        value = kind(value)
+    return _converted(tape, scalar(tape, value), dtype)
+
+
 def _filled(name: str, value: Any) -> None:
     def fill(tape: Tape, x: Any, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Scalar:
-        kind = scalar(tape, x).dtype if dtype is None else dtype
-        made = bool(value) if kind is torch.bool else float(value) if kind.is_floating_point else int(value)
-        return scalar(tape, made)
+        return _made(tape, value, scalar(tape, x).dtype if dtype is None else dtype)
 
     for each in (f"{name}_like", f"new_{name}"):
         OPERATIONS[each] = fill
@@ -129,13 +186,15 @@ _filled("ones", 1)
 
 
 @operation("full_like")
-def full_like(tape: Tape, x: Any, fill_value: Any, **_: Any) -> Scalar:
-    return scalar(tape, fill_value)
+def full_like(tape: Tape, x: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Scalar:
+    return _made(tape, fill_value, scalar(tape, x).dtype if dtype is None else dtype)
 
 
 @operation("new_full")
-def new_full(tape: Tape, x: Any, size: Any, fill_value: Any, **_: Any) -> Scalar:
-    return scalar(tape, fill_value)
+def new_full(
+    tape: Tape, x: Any, size: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any
+) -> Scalar:
+    return full_like(tape, x, fill_value, dtype=dtype)
 
 
 @operation("new_tensor")
@@ -147,10 +206,11 @@ def new_tensor(tape: Tape, x: Any, data: Any, **_: Any) -> Scalar:
 
 
 def _binary(tape: Tape, symbol: str, x: Any, y: Any) -> Scalar:
-    a, b = number(tape, x), number(tape, y)
-    kind = "float" if symbol == "/" or "float" in (a.type, b.type) else "int"
+    operands = scalar(tape, x), scalar(tape, y)
+    a, b = (number(tape, operand) for operand in operands)
+    kind: Type = "float" if symbol == "/" or "float" in (a.type, b.type) else "int"
     low, high = _between(symbol, a, b)
-    return Scalar(tape, tape.add(kind, symbol, a.at, b.at), low, high)  # type: ignore[arg-type]  # a literal
+    return _like(tape, Scalar(tape, tape.add(kind, symbol, a.at, b.at), low, high), *operands)
 
 
 def _between(symbol: str, a: Scalar, b: Scalar) -> tuple[float, float]:
@@ -165,7 +225,8 @@ def _between(symbol: str, a: Scalar, b: Scalar) -> tuple[float, float]:
         case "*" if a.low >= 0 and b.low >= 0:
             return a.low * b.low, math.inf
         case "//" if b.low == b.high and b.low > 0:
-            return a.low // b.low, a.high // b.low if math.isfinite(a.high) else math.inf
+            low, high = (bound // b.low if math.isfinite(bound) else bound for bound in (a.low, a.high))
+            return low, high
         case "//" if a.low >= 0 and b.low >= 0:
             return 0, a.high
         case "%" if b.low >= 0:
@@ -175,6 +236,10 @@ def _between(symbol: str, a: Scalar, b: Scalar) -> tuple[float, float]:
 
 @operation("add", "__add__")
 def add(tape: Tape, x: Any, y: Any, *, alpha: Any = 1) -> Scalar:
+    """Adds; of two conditions, as in torch, whether one of them holds."""
+    x, y = scalar(tape, x), scalar(tape, y)
+    if alpha == 1 and _are_conditions(x, y):
+        return logical_or(tape, x, y)
     return _binary(tape, "+", x, y if alpha == 1 else mul(tape, y, alpha))
 
 
@@ -190,22 +255,23 @@ def rsub(tape: Tape, x: Any, y: Any) -> Scalar:
 
 @operation("mul", "multiply")
 def mul(tape: Tape, x: Any, y: Any) -> Scalar:
-    return _binary(tape, "*", x, y)
+    """Multiplies; of two conditions, as in torch, whether both hold."""
+    x, y = scalar(tape, x), scalar(tape, y)
+    return logical_and(tape, x, y) if _are_conditions(x, y) else _binary(tape, "*", x, y)
 
 
 @operation("div", "divide", "true_divide", "truediv")
 def div(tape: Tape, x: Any, y: Any, *, rounding_mode: str | None = None) -> Scalar:
     if rounding_mode == "floor":
         return floor_divide(tape, x, y)
-    if rounding_mode is not None:
-        raise refused(
-            "E0901", f"rounding_mode={rounding_mode!r}", "specs round towards minus infinity", "use 'floor'"
-        )
     a, b = number(tape, x), number(tape, y)
-    quotient = _binary(tape, "/", a, b)
-    if a.type == b.type == "int":
-        quotient.floor_at = tape.add("int", "//", a.at, b.at)
-    return quotient
+    are_integers = a.type == b.type == "int"
+    if rounding_mode == "trunc" and are_integers:
+        return _truncated(tape, a, b)
+    if rounding_mode is not None:
+        raise refused("E0901", f"rounding_mode={rounding_mode!r}", "specs round quotients of integers alone")
+    found = _binary(tape, "/", a, b)
+    return Scalar(tape, found.at, quotient=(a, b) if are_integers else None)
 
 
 @operation("floor_divide", "floordiv")
@@ -221,9 +287,9 @@ def floor(tape: Tape, x: Any) -> Scalar:
     found = number(tape, x)
     if found.type == "int":
         return found
-    if found.floor_at is None:
+    if found.quotient is None:
         raise refused("E0901", "'floor' cannot be written in a spec", "but of a quotient of integers")
-    return Scalar(tape, found.floor_at, found.low, found.high, floor=found.floor_at)
+    return _binary(tape, "//", *found.quotient)
 
 
 @operation("remainder", "mod")
@@ -247,30 +313,38 @@ def fmod(tape: Tape, x: Any, y: Any) -> Scalar:
 @operation("neg", "negative")
 def neg(tape: Tape, x: Any) -> Scalar:
     found = number(tape, x)
-    return Scalar(tape, tape.add(found.type, "neg", found.at), -found.high, -found.low)
+    return _like(tape, Scalar(tape, tape.add(found.type, "neg", found.at), -found.high, -found.low), found)
 
 
 @operation("abs", "absolute")
 def absolute(tape: Tape, x: Any) -> Scalar:
     found = number(tape, x)
-    low = max(found.low, -found.high, 0)
-    return Scalar(tape, tape.add(found.type, "call", "abs", found.at), low, max(-found.low, found.high))
+    low, high = max(found.low, -found.high, 0), max(-found.low, found.high)
+    return _like(tape, Scalar(tape, tape.add(found.type, "call", "abs", found.at), low, high), found)
 
 
 @operation("minimum", "fmin")
 def minimum(tape: Tape, x: Any, y: Any) -> Scalar:
-    a, b = number(tape, x), number(tape, y)
+    """Takes the smaller number; of two conditions, as in torch, whether both hold."""
+    operands = scalar(tape, x), scalar(tape, y)
+    if _are_conditions(*operands):
+        return logical_and(tape, *operands)
+    a, b = (number(tape, operand) for operand in operands)
     kind = "float" if "float" in (a.type, b.type) else a.type
     low, high = min(a.low, b.low), min(a.high, b.high)
-    return Scalar(tape, tape.add(kind, "call", "min", a.at, b.at), low, high)
+    return _like(tape, Scalar(tape, tape.add(kind, "call", "min", a.at, b.at), low, high), *operands)
 
 
 @operation("maximum", "fmax")
 def maximum(tape: Tape, x: Any, y: Any) -> Scalar:
-    a, b = number(tape, x), number(tape, y)
+    """Takes the larger number; of two conditions, as in torch, whether one of them holds."""
+    operands = scalar(tape, x), scalar(tape, y)
+    if _are_conditions(*operands):
+        return logical_or(tape, *operands)
+    a, b = (number(tape, operand) for operand in operands)
     kind = "float" if "float" in (a.type, b.type) else a.type
     low, high = max(a.low, b.low), max(a.high, b.high)
-    return Scalar(tape, tape.add(kind, "call", "max", a.at, b.at), low, high)
+    return _like(tape, Scalar(tape, tape.add(kind, "call", "max", a.at, b.at), low, high), *operands)
 
 
 @operation("clamp", "clip")
@@ -297,13 +371,13 @@ def square(tape: Tape, x: Any) -> Scalar:
 
 
 @operation("lerp")
-def lerp(tape: Tape, x: Any, y: Any, weight: Any) -> Scalar:
-    return add(tape, x, mul(tape, weight, sub(tape, y, x)))
+def lerp(tape: Tape, x: Any, end: Any, weight: Any) -> Scalar:
+    return add(tape, x, mul(tape, weight, sub(tape, end, x)))
 
 
 @operation("addcmul")
-def addcmul(tape: Tape, x: Any, y: Any, z: Any, *, value: Any = 1) -> Scalar:
-    return add(tape, x, mul(tape, y, z), alpha=value)
+def addcmul(tape: Tape, x: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Scalar:
+    return add(tape, x, mul(tape, tensor1, tensor2), alpha=value)
 
 
 # --- comparisons and choices --------------------------------------------------------------------------------
@@ -420,7 +494,7 @@ def where(tape: Tape, wanted: Any, x: Any, y: Any) -> Scalar:
         a, b = number(tape, a), number(tape, b)
     kind = "float" if "float" in (a.type, b.type) else a.type
     low, high = min(a.low, b.low), max(a.high, b.high)
-    return Scalar(tape, tape.add(kind, "call", "where", chosen.at, a.at, b.at), low, high)
+    return _like(tape, Scalar(tape, tape.add(kind, "call", "where", chosen.at, a.at, b.at), low, high), a, b)
 
 
 @operation("masked_fill")

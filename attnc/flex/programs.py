@@ -114,7 +114,7 @@ class _Program:
             with making():  # or a kernel of one number is left where all look, once they are arguments
                 found = self.kernels.get(self._built_in(numbers))
                 if found is None:
-                    if len(self.kernels) >= _SPECIAL and not self.varying:
+                    if len(self.kernels) >= _SPECIAL:
                         self._generalise(numbers)
                     found = self.kernels[self._built_in(numbers)] = self._chosen(traced, layout, mods)
         return found
@@ -133,9 +133,9 @@ class _Program:
         return tuple(None if at in self.varying else value for at, value in enumerate(numbers))
 
     def _generalise(self, numbers: list[int | float]) -> None:
-        """Makes arguments of the numbers that have differed."""
-        columns = zip(*(known for known in self.kernels), numbers, strict=True)
-        self.varying = frozenset(at for at, values in enumerate(columns) if len(set(values)) > 1)
+        """Makes arguments of the numbers that have differed, too."""
+        columns = zip(*self.kernels, self._built_in(numbers), strict=True)
+        self.varying |= {at for at, values in enumerate(columns) if len(set(values)) > 1}
         self.kernels.clear()
 
 

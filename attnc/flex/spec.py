@@ -37,7 +37,7 @@ from attnc.expr.nodes import (
     walk,
 )
 from attnc.flex.errors import refused
-from attnc.flex.tape import Capture, Tape, operands
+from attnc.flex.tape import CAPTURED, Capture, Tape, element_of, operands
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 from attnc.model.names import INTERFACE, NOT_FUNCTIONS, RESERVED
 
@@ -87,9 +87,9 @@ class Expressions:
                 return Const(value)
             case ("constant", value):
                 return Const(value if isinstance(value, bool) else float(value))
-            case ("number", slot, type):
+            case ("number", slot, _):
                 if slot in self._scalars:
-                    return Load(self._scalars[slot], (), (), type)
+                    return Load(self._scalars[slot], (), (), self._tape.types[at])
                 return Const(self._tape.numbers[slot])
             case ("size", capture, axis):
                 return Dim(self._sizes[capture][axis])
@@ -189,13 +189,7 @@ def conjunction(first: Expr, second: Expr) -> Expr:
 
 #: Element types of q, k and v.
 DTYPES: Mapping[torch.dtype, str] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-#: Element types of captured tensors. Others are converted when a kernel is called.
-CAPTURED: Mapping[torch.dtype, str] = {
-    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f32",
-    torch.int32: "i32", torch.int64: "i64", torch.int16: "i32", torch.int8: "i32", torch.uint8: "i32",
-    torch.bool: "bool",
-}  # fmt: skip
-#: What those others are converted to.
+#: What captured tensors of types that specs do not have are converted to when a kernel is called.
 CONVERTED: Mapping[torch.dtype, torch.dtype] = {
     torch.float64: torch.float32, torch.int16: torch.int32, torch.int8: torch.int32, torch.uint8: torch.int32,
 }  # fmt: skip
@@ -286,7 +280,7 @@ def write_spec(
         f"input q: {layout.dtype}[B, {heads}, M, {width}]",
         *_keys(layout, kv_heads),
         *(_declared(tape.captures[at], inputs[at], axes[at]) for at in used),
-        *(f"input {scalars[slot]}: {_number_type(tape.numbers[slot])}[]" for slot in passed),
+        *(f"input {scalars[slot]}: {element_of(tape.numbers[slot])}[]" for slot in passed),
         *(f"let {let} = {show(value)}" for let, value in lets),
         f"score = {show(score)}",
         *([] if mask == TRUE else [f"mask = {show(mask)}"]),
@@ -340,10 +334,6 @@ def _keys(layout: Layout, heads: str) -> Iterator[str]:
 def _declared(capture: Capture, name: str, axes: Sequence[str]) -> str:
     fact = " is sorted" if capture.is_sorted else ""
     return f"input {name}: {CAPTURED[capture.tensor.dtype]}[{', '.join(axes)}]{fact}"
-
-
-def _number_type(value: int | float) -> str:
-    return "i32" if isinstance(value, int) else "f32"
 
 
 def _folded(line: str, width: int = 100) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from typing import Any, NoReturn
 
 import torch
@@ -16,13 +17,15 @@ from torch.overrides import TorchFunctionMode
 
 from attnc.expr.nodes import Type
 from attnc.flex.errors import refused
-from attnc.flex.tape import Tape
+from attnc.flex.tape import CAPTURED, Tape
 
 #: name -> what it does with a tape and its arguments; filled by `operations`.
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 #: Most elements of a row of a tensor that are computed with one by one.
 MOST_ELEMENTS = 32
 DTYPES: Mapping[Type, torch.dtype] = {"bool": torch.bool, "int": torch.int32, "float": torch.float32}
+#: Types of integers that torch computes in as they are, so that results wrap around.
+NARROW = frozenset((torch.uint8, torch.int8, torch.int16))
 
 
 class Operand:
@@ -95,18 +98,28 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 class Scalar(Operand):
-    """A value of a mod: an entry of the tape. low, high: what an integer lies between, at the sizes of this
-    call.
+    """A value of a mod: an entry of the tape.
+
+    low, high: what an integer lies between, at the sizes of this call
+    narrow: its type, where that is one of `NARROW`
+    quotient: the integers that it is the quotient of, where it is one
     """
 
     shape = torch.Size(())
     ndim = 0
 
     def __init__(
-        self, tape: Tape, at: int, low: float = -math.inf, high: float = math.inf, floor: int | None = None
+        self,
+        tape: Tape,
+        at: int,
+        low: float = -math.inf,
+        high: float = math.inf,
+        *,
+        narrow: torch.dtype | None = None,
+        quotient: tuple[Scalar, Scalar] | None = None,
     ) -> None:
         self.tape, self.at, self.low, self.high = tape, at, low, high
-        self.floor_at = floor  # the entry that is this number rounded down, where that is known
+        self.narrow, self.quotient = narrow, quotient
 
     @property
     def type(self) -> Type:
@@ -114,7 +127,7 @@ class Scalar(Operand):
 
     @property
     def dtype(self) -> torch.dtype:
-        return DTYPES[self.type]
+        return self.narrow or DTYPES[self.type]
 
     @property
     def device(self) -> torch.device:
@@ -219,6 +232,26 @@ def apply(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if operation is None:
         hint = "a mod adds, compares and looks up numbers; what it cannot say can be looked up in a tensor"
         raise refused("E0901", f"'{plain}' cannot be written in a spec", "no spec has this operation", hint)
+    named = [name for name in _OPERANDS if name in kwargs]
+    args = (*args, *(kwargs[name] for name in named))
+    kwargs = {name: value for name, value in kwargs.items() if name not in named}
+    try:
+        return _elementwise(tape, operation, args, kwargs)
+    except TypeError as failure:
+        try:
+            signature(operation).bind(tape, *args, **kwargs)
+        except TypeError as mismatch:
+            raise refused("E0901", f"'{plain}' with these arguments", str(mismatch)) from failure
+        raise
+
+
+#: What torch's functions call their operands, in their order.
+_OPERANDS = ("condition", "input", "other")
+
+
+def _elementwise(
+    tape: Tape, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     if getattr(operation, "takes_rows", False):
         return operation(tape, *args, **kwargs)
     args = tuple(arg.vector if isinstance(arg, Indexed) else arg for arg in args)
@@ -290,6 +323,10 @@ def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any
 
 def load(tape: Tape, tensor: torch.Tensor, indices: tuple[Scalar, ...]) -> Scalar:
     """Returns an element of a captured tensor. Negative indices count from the end, as in torch."""
+    dtype = tensor.dtype
+    if dtype not in CAPTURED:
+        hint = f"convert it outside of the mod: {', '.join(str(known) for known in CAPTURED)} are read"
+        raise refused("E0903", f"a captured tensor of {dtype}", "no spec has this type", hint)
     if tensor.dim() == 0 and tape.is_learned(tensor):  # scalars of a spec have no gradient, rows of one have
         tensor, indices = tape.select(tensor, 0, 0), (Scalar(tape, tape.add("int", "integer", 0), 0, 0),)
     axes = []
@@ -308,9 +345,12 @@ def load(tape: Tape, tensor: torch.Tensor, indices: tuple[Scalar, ...]) -> Scala
             zero = tape.add("int", "integer", 0)
             at = tape.add("int", "call", "where", tape.add("bool", "<", at, zero), wrapped, at)
         positions.append(at)
-    dtype = tensor.dtype
     kind: Type = "bool" if dtype is torch.bool else "float" if dtype.is_floating_point else "int"
-    return Scalar(tape, tape.add(kind, "load", capture, tuple(positions)))
+    at = tape.add(kind, "load", capture, tuple(positions))
+    if dtype not in NARROW:
+        return Scalar(tape, at)
+    within = torch.iinfo(dtype)
+    return Scalar(tape, at, within.min, within.max, narrow=dtype)
 
 
 _NAMED = {("index", "b"): "B", ("index", "h"): "H", ("index", "q_idx"): "M", ("index", "kv_idx"): "N"}

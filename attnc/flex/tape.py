@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -42,16 +42,18 @@ def facts_of(tensor: torch.Tensor) -> Facts:
     """Facts of an integer tensor; none where it cannot be looked at: without data, in a captured graph."""
     if tensor.is_meta or isinstance(tensor, FakeTensor):
         return NOTHING
+    if tensor.is_inference():  # changes of it are not counted: nothing can be remembered
+        is_seen = not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+        return _looked_at(tensor) if is_seen else NOTHING
     owner = tensor if tensor._base is None else tensor._base  # views are made anew, what they show is not
     key = (id(owner), tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-    version = -1 if tensor.is_inference() else tensor._version
     known = _KNOWN.get(key)
-    if known is not None and known[0]() is owner and known[1] == version:
+    if known is not None and known[0]() is owner and known[1] == tensor._version:
         return known[2]
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return NOTHING
     found = _looked_at(tensor.detach())
-    _KNOWN[key] = (weakref.ref(owner, lambda _: _KNOWN.pop(key, None)), version, found)
+    _KNOWN[key] = (weakref.ref(owner, lambda _: _KNOWN.pop(key, None)), tensor._version, found)
     return found
 
 
@@ -66,6 +68,21 @@ def _looked_at(tensor: torch.Tensor) -> Facts:
 
 
 # --- the tape -----------------------------------------------------------------------------------------------
+
+
+#: Element types of captured tensors, as specs spell them.
+CAPTURED: Mapping[torch.dtype, str] = {
+    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f32",
+    torch.int32: "i32", torch.int64: "i64", torch.int16: "i32", torch.int8: "i32", torch.uint8: "i32",
+    torch.bool: "bool",
+}  # fmt: skip
+
+
+def element_of(number: int | float) -> str:
+    """Returns the element type that holds a number, as specs spell it."""
+    if isinstance(number, float):
+        return "f32"
+    return "i32" if -(1 << 31) <= number < 1 << 31 else "i64"
 
 
 Entry: TypeAlias = tuple[Any, ...]
@@ -130,7 +147,7 @@ class Tape:
             return self.add("float", "constant", repr(value))
         self.numbers.append(value)
         type: Type = "int" if isinstance(value, int) else "float"
-        return self.add(type, "number", len(self.numbers) - 1, type)
+        return self.add(type, "number", len(self.numbers) - 1, element_of(value))
 
     def capture(self, tensor: torch.Tensor, axes: tuple[str, ...]) -> int:
         """Returns the position among the captures of a tensor with these axes."""
@@ -199,7 +216,7 @@ def operands(entry: Entry) -> Iterator[int]:
             yield from indices
         case ("call", _, *arguments):
             yield from arguments
-        case ("index" | "size" | "number" | "constant" | "score", *_):
+        case ("index" | "size" | "number" | "integer" | "constant" | "score", *_):
             return
         case (_, *arguments):
             yield from arguments

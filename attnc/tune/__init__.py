@@ -11,6 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 
+class NothingRuns(RuntimeError):
+    """No config of a kernel runs on this device: there is nothing to choose from."""
+
+
 def in_processes(function: Callable[..., None], jobs: Sequence[tuple[Any, ...]], most: int) -> None:
     """Calls the function with the arguments of every job, in at most so many processes at a time. What kills
     one of them ends the others too: the jobs fill caches, and the measurement meets it again and says so.

@@ -28,7 +28,7 @@ from attnc.runtime.trial import (
     trial,
 )
 from attnc.runtime.watchdog import watched
-from attnc.tune import in_processes
+from attnc.tune import NothingRuns, in_processes
 from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel
 
 #: Kernels whose configs are measured.
@@ -56,9 +56,9 @@ def tune(
     target: str = "triton",
 ) -> tuple[Winner, ...]:
     """Measures these kernels of a spec's variants for a target in every bucket and merges the choices into
-    its tuned file.
+    its tuned file, those of a variant once all of its buckets are measured.
 
-    Raises DiagnosticError for a wrong spec or tuned file, RuntimeError where no config runs. Needs a CUDA
+    Raises DiagnosticError for a wrong spec or tuned file, NothingRuns where no config does. Needs a CUDA
     device.
     """
     tuned_of(path)  # before anything is measured that could not be written
@@ -66,12 +66,14 @@ def tune(
     _compile_all(path, planned, kernels)
     winners: list[Winner] = []
     for module in planned:
+        found: list[Winner] = []
         for bucket in BUCKETS:
             tensors = problem_for(module, _LENGTHS[bucket])
             for kernel in _configs_of(module, kernels):
                 report(f"{module.variant.attention.name} {module.variant.name} n<={bucket or 'any'} {kernel}")
-                winners.append(_tune_kernel(module, kernel, tensors, bucket, rounds))
-    write_text(tuned_path(path), dump_tuned([*tuned_of(path), *(winner.choice for winner in winners)]))
+                found.append(_tune_kernel(module, kernel, tensors, bucket, rounds))
+        write_text(tuned_path(path), dump_tuned([*tuned_of(path), *(winner.choice for winner in found)]))
+        winners += found
     return tuple(winners)
 
 
@@ -85,10 +87,6 @@ def _tune_kernel(
 ) -> Winner:
     configs = _configs_of(module, (kernel,))[kernel].configs
     launches = _launches(module, kernel, tensors, len(configs))
-    if not launches:
-        raise RuntimeError(
-            f"no config of {module.variant.attention.name} {module.variant.name} runs on this device"
-        )
     timings = interleave(launches, rounds)
     default, best = timings[_default(timings)], fastest(timings)
     choice = Choice(
@@ -118,16 +116,22 @@ def _default(timings: Mapping[str, Timing]) -> str:
 
 
 def _launches(module: ir.Module, kernel: Which, tensors: Arguments, count: int) -> dict[str, Launch]:
+    """Returns what launches each config that runs, by position. Raises NothingRuns where none does."""
     launches: dict[str, Launch] = {}
+    last: Exception | None = None
     for position in range(count):
         try:
             launch = _trial(module, kernel, tensors, position)
             with watched(_name(module, kernel, position), "cuda"):
                 launch()
                 synchronize()
-        except Exception:  # too large for this device, or the compiler gave up: not a candidate
+        except Exception as failure:  # too large for this device, or the compiler gave up: not a candidate
+            last = failure
             continue
         launches[str(position)] = launch
+    if not launches:
+        name = f"{module.variant.attention.name} {module.variant.name}"
+        raise NothingRuns(f"no config of {kernel} of {name} runs on this device: {last}") from last
     return launches
 
 

@@ -26,7 +26,7 @@ from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import Layer, device_name, synchronize
 from attnc.target.projection import render_projection
-from attnc.tune import in_processes
+from attnc.tune import NothingRuns, in_processes
 from attnc.tuned.tables import PROJECTION_SIZES, Row, Table, known_tables, merge_tables
 
 #: Times that differ by less are taken for equal.
@@ -115,9 +115,9 @@ class TunedLayer:
 
 
 def tune_projections(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[TunedLayer, ...]:
-    """Measures every projection of a spec whose N and K are fixed, and merges the tables into its file.
+    """Measures every projection of a spec whose N and K are fixed, and merges each table into its file.
 
-    Raises DiagnosticError for a wrong spec or file, RuntimeError where no config runs. Needs a CUDA device.
+    Raises DiagnosticError for a wrong spec or file, NothingRuns where no config does. Needs a CUDA device.
     """
     known_tables(dispatch_path(path))  # before anything is measured that could not be written
     planned = _fixed(path)
@@ -127,7 +127,7 @@ def tune_projections(path: Path, rounds: int, report: Callable[[str], None]) -> 
     for module in planned:
         report(f"{module.name} {module.variant.name}")
         tuned.append(_tune(module, rounds))
-    merge_tables(dispatch_path(path), [layer.table for layer in tuned])
+        merge_tables(dispatch_path(path), [tuned[-1].table])
     return tuple(tuned)
 
 
@@ -152,7 +152,7 @@ def _tune(module: ProjectionModule, rounds: int) -> TunedLayer:
         finalists = _finalists(module, searched[near])
         best[M] = _best(module, _times(layer, finalists, M, rounds))
     if not all(best.values()):
-        raise RuntimeError(f"no config of {module.name} runs on this device")
+        raise NothingRuns(f"no config of {module.name} runs on this device")
     found = crossovers({M: {impl: time for impl, (_, time) in row.items()} for M, row in best.items()})
     return TunedLayer(
         planned=module,

@@ -55,14 +55,16 @@ class TunedSchedules:
 
 
 def tune_schedules(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[TunedSchedules, ...]:
-    """Measures every attention with several Triton schedules, and merges the tables into the spec's file.
+    """Measures every attention with several Triton schedules, and merges each table into the spec's file.
 
     Raises DiagnosticError for a wrong spec or file. Needs a CUDA device.
     """
     known_tables(dispatch_path(path))  # before anything is measured that could not be written
     choices = tuned_of(path)
-    tuned = [_tune(family, choices, rounds, report) for family in families(path)]
-    merge_tables(dispatch_path(path), [found.table for found in tuned])
+    tuned = []
+    for family in families(path):
+        tuned.append(_tune(family, choices, rounds, report))
+        merge_tables(dispatch_path(path), [tuned[-1].table])
     return tuple(tuned)
 
 

@@ -89,7 +89,7 @@ def target_families(path: Path, index: int = 0) -> tuple[tuple[ir.Module, ...], 
 
 
 def tune_targets(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[Table, ...]:
-    """Measures every variant that several targets have, and merges the tables into the spec's file.
+    """Measures every variant that several targets have, and merges each table into the spec's file.
 
     Raises DiagnosticError for a wrong spec or file. Needs a CUDA device.
     """
@@ -107,7 +107,7 @@ def tune_targets(path: Path, rounds: int, report: Callable[[str], None]) -> tupl
             report(f"{name} M = {size.M}, N = {size.N}, B = {size.B}{', gradients' * size.gradients}")
             points.append(_measure(family, choices, size, rounds))
         tables.append(target_table(family, points, device_name()))
-    merge_tables(dispatch_path(path), tables)
+        merge_tables(dispatch_path(path), [tables[-1]])
     return tuple(tables)
 
 

@@ -159,7 +159,7 @@ def read_measured(source: Source, form: int, parse: Callable[[Any], Parsed]) -> 
         if data["format"] != form:
             raise ValueError(f"format {data['format']} is not {form}")
         return parse(data)
-    except (ValueError, KeyError, TypeError, RecursionError) as failure:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as failure:
         line = failure.lineno if isinstance(failure, json.JSONDecodeError) else 1
         start = source.line_start(line)
         span = source.span(start, start + len(source.line_text(line)))

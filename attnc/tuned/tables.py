@@ -30,6 +30,8 @@ ATTENTION_SIZES = ("M", "N", "BH")
 TARGET_SIZES = (*ATTENTION_SIZES, "grad")
 #: The target of a table that picks among targets.
 ANY_TARGET = "any"
+#: What tables look at, and what a row of each has to say; of projections, all knobs of a config.
+_SAYS = {PROJECTION_SIZES: (), ATTENTION_SIZES: ("schedule",), TARGET_SIZES: ("target",)}
 #: The largest sizes that a row admits, and the label of the schedule that it picks.
 LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
 
@@ -247,7 +249,11 @@ def _entry(row: Row) -> dict[str, Any]:
 
 def _table(entry: Mapping[str, Any]) -> Table:
     sizes = tuple(str(size) for size in entry["sizes"])
+    if sizes not in _SAYS:
+        raise ValueError(f"sizes {entry['sizes']!r} are none that a table looks at")
     rows = tuple(_row(row, len(sizes)) for row in entry["rows"])
+    if any(key not in row.choice for row in rows for key in _SAYS[sizes]):
+        raise ValueError(f"a row does not say which {_SAYS[sizes][0]}")
     if not rows or any(limit is not None for limit in rows[-1].limits):
         raise ValueError("the last row does not admit all sizes")
     return Table(

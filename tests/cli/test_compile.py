@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from attnc import output
 from attnc.cli import compile as watch
 from attnc.cli.compile import changes, watch_specs
 from tests.cli.conftest import TINY, Run
@@ -114,6 +115,31 @@ def test_two_specs_with_the_same_attention_are_refused(run: Run, folder: Path) -
     done = run("compile")
     assert done.code == 2
     assert "both make 'tiny/__init__.py'" in done.err
+
+
+def test_a_spec_that_is_named_twice_is_one(run: Run, folder: Path) -> None:
+    done = run("compile", "specs/tiny.attn", "specs/../specs/tiny.attn", str(folder / "specs" / "tiny.attn"))
+    assert done.code == 0, done.err
+
+
+def test_a_file_that_another_process_removes_meanwhile_is_gone(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("compile", "specs")
+    orphans = [folder / "generated" / "old" / "triton" / f"{name}.py" for name in ("first", "second")]
+    for orphan in orphans:
+        orphan.parent.mkdir(parents=True, exist_ok=True)
+        orphan.write_text("# attnc compile", encoding="utf-8")
+    remove = output._remove
+
+    def after_another(path: Path, out: Path) -> None:
+        path.unlink()
+        remove(path, out)
+
+    monkeypatch.setattr(output, "_remove", after_another)
+    done = run("compile")
+    assert done.code == 0, done.err
+    assert not any(orphan.parent.parent.exists() for orphan in orphans)
 
 
 def test_check_writes_nothing(run: Run, folder: Path) -> None:

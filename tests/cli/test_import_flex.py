@@ -83,3 +83,18 @@ def test_a_file_that_does_not_run(run: Run, folder: Path) -> None:
     done = run("import-flex", "broken.py:mod")
     assert done.code == 2
     assert "'broken.py' cannot be run: ZeroDivisionError: division by zero" in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def mod(b, h, q, kv): return q > nothing\n", "a mod raised NameError: name 'nothing'"),
+        ("from torch import maximum as mod\n", "that is no mod: no signature found"),
+    ],
+)
+def test_what_a_mod_raises_is_no_bug_of_ours(text: str, message: str, run: Run, folder: Path) -> None:
+    (folder / "broken.py").write_text(text)
+    done = run("import-flex", "broken.py:mod")
+    assert done.code == 2
+    assert message in done.err
+    assert ("broken.py:1" in done.err) == ("NameError" in message)

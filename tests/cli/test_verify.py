@@ -7,10 +7,14 @@ decides when it is imported which of the two it does.
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from attnc.verify.record import Record, Records, Supported, dump, hash_of, support_hash
+from attnc.cli import verify as command
+from attnc.cli.judge import Judge, Judged
+from attnc.verify.record import Record, Records, Supported, dump, hash_of, read, support_hash
+from attnc.verify.search import Report
 from attnc.verify.simt import available
 from tests.cli.conftest import TINY, Run
 
@@ -96,6 +100,40 @@ def recorded(sha256: str) -> Record:
 def test_large_sizes_need_a_gpu(run: Run) -> None:
     done = run("verify", *VARIANT, "--large")
     assert (done.code, "large sizes need a GPU" in done.err) == (2, True)
+
+
+def test_records_are_written_as_modules_are_verified(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("compile")
+    verify, done = Judge.verify, list[str]()
+
+    def interrupted(judge: Judge, *given: Any, **limits: Any) -> Judged:
+        if done:
+            raise KeyboardInterrupt
+        done.append(judge.path)
+        return verify(judge, None, 2, 60.0)
+
+    def made(sha256: str, target: str, report: Report) -> Record:
+        return Record(sha256=sha256, device="", toolchain="", cases=report.examples, worst=0.0, where="")
+
+    monkeypatch.setattr(command, "read_committed", lambda name: "")
+    monkeypatch.setattr(command, "record_of", made)
+    monkeypatch.setattr(Judge, "verify", interrupted)
+    assert run("verify", "--record").code == 130
+    assert list(read(folder / "generated").verified) == done
+
+
+def test_a_malformed_record_is_refused_before_anything_is_run(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("compile")
+    (folder / "generated" / "verified.json").write_text("{", encoding="utf-8")
+    monkeypatch.setattr(command, "read_committed", lambda name: "")
+    monkeypatch.setattr(Judge, "verify", lambda *given, **limits: pytest.fail("it was run"))
+    done = run("verify", "--record")
+    assert done.code == 2
+    assert "restore it from version control" in done.err
 
 
 def test_a_case_that_is_none(run: Run) -> None:

@@ -7,8 +7,10 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnc.api import compile as api
 from attnc.compat import call, compiled, flash_attn
@@ -133,6 +135,9 @@ REFUSED: list[tuple[Any, str, dict[str, Any]]] = [
     (flash_attn_func, "dropout_p: expected a number, got None", {"dropout_p": None}),
     (flash_attn_func, "softmax_scale: expected a number, got 'small'", {"softmax_scale": "small"}),
     (flash_attn_func, "softcap: expected a number", {"softcap": [30.0]}),
+    (flash_attn_func, "softcap: expected a finite number", {"softcap": float("nan")}),
+    (flash_attn_func, "softmax_scale: expected a finite number", {"softmax_scale": float("inf")}),
+    (flash_attn_func, "softmax_scale: expected a finite number of float32", {"softmax_scale": 1e39}),
     (flash_attn_func, "window_size", {"window_size": 5}),
     (flash_attn_func, "window_size", {"window_size": (1.5, 0)}),
     (flash_attn_func, "alibi_slopes: expected a tensor, got list", {"alibi_slopes": [1.0] * 4}),
@@ -214,6 +219,20 @@ def test_new_keys_that_do_not_fit_are_written_nowhere(new: dict[str, Any], messa
         flash_attn_with_kvcache(q, k, v, **given)
     assert torch.equal(k, kept[0])
     assert torch.equal(v, kept[1])
+
+
+def test_a_call_with_fake_tensors_leaves_no_fake_numbers() -> None:
+    with FakeTensorMode():
+        fake = call.number(0.375, torch.float32, torch.device("cpu"))
+    found = call.number(0.375, torch.float32, torch.device("cpu"))
+    assert type(fake) is not type(found) is torch.Tensor
+
+
+def test_one_length_of_all_sequences_may_be_a_number_of_numpys() -> None:
+    q, k, v = tensors(rows=1)
+    length: Any = np.int64(5)
+    found = flash_attn_with_kvcache(q, k, v, cache_seqlens=length)
+    assert torch.equal(found, flash_attn_with_kvcache(q, k, v, cache_seqlens=5))
 
 
 def test_the_order_of_flash_attn_2() -> None:

@@ -5,6 +5,7 @@ float64 reference of the whole by the bound that the plan of the ranks promises.
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -199,6 +200,60 @@ def test_a_rank_with_other_rows_is_an_error_on_all() -> None:
     assert "q: expected" in found[1]
     assert "on rank 1, as the plan says" in found[1]
     assert found[0] == found[2] == "RuntimeError: rank 1 cannot call small: see its error"
+
+
+def test_any_failure_of_a_rank_is_an_error_on_all() -> None:
+    """A disk that is full on one host, such as where kernels are kept."""
+
+    def work(group: Thread) -> str:
+        cp = ContextParallel(SPECS["causal"], group)
+        q, k, v = cp.shard(*whole())
+        if group.rank == 1:
+            cp.kernels_for = Mock(side_effect=OSError("no space left on device"))  # type: ignore[method-assign]  # its own
+        try:
+            cp(q, k, v)
+        except (OSError, RuntimeError) as failure:
+            return f"{type(failure).__name__}: {failure}"
+        return "no error"
+
+    assert on_ranks(2, work) == [
+        "RuntimeError: rank 1 cannot call small: see its error",
+        "OSError: no space left on device",
+    ]
+
+
+def test_a_rank_that_fails_in_a_later_call_does_not_wait_for_the_others() -> None:
+    """They exchange rows by then, and would answer with those."""
+
+    def work(group: Thread) -> str:
+        cp = ContextParallel(SPECS["causal"], group)
+        q, k, v = cp.shard(*whole())
+        cp(q, k, v)
+        if group.rank == 0:
+            return "no error"
+        group.gather = lambda x: pytest.fail("a collective that nobody else is in")  # type: ignore[method-assign]  # of this rank
+        try:
+            cp(q[:, :-1], k, v)
+        except ValueError as failure:
+            return str(failure)
+        return "no error"
+
+    assert "as the plan says" in on_ranks(2, work)[1]
+
+
+def test_one_plan_serves_tensors_of_several_types() -> None:
+    spec = (
+        SPECS["causal"]
+        .replace(": f32[B, M", ": T[B, M")
+        .replace("v: f32", "v: T")
+        .replace("{", "{\n  param T in {f16, f32}", 1)
+    )
+    cp = ContextParallel(spec, Alone())
+    q, k, v = cp.shard(*whole())
+    o, _ = cp(q, k, v)
+    half, _ = cp(q.half(), k.half(), v.half())
+    assert half.dtype is torch.float16
+    torch.testing.assert_close(half.float(), o, rtol=5e-3, atol=5e-3)
 
 
 @pytest.mark.parametrize("other", ["plan", "spec"])

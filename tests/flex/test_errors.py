@@ -101,3 +101,25 @@ def test_what_a_mod_raises_itself_is_left_alone() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         to_spec(broken)
+
+
+def test_a_package_whose_name_begins_like_torchs_is_the_users() -> None:
+    """Its file lies at a path that begins with that of torch."""
+    path = f"{Path(torch.__file__).parent}titan/mods.py"
+    text = "def sine(score, b, h, q_idx, kv_idx):\n    return torch.sin(score)\n"
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(text, path, "exec"), names)
+    with pytest.raises(FlexError) as caught:
+        to_spec(names["sine"])
+    assert caught.value.diagnostics[0].primary.span.source.path.endswith("titan/mods.py")
+
+
+def test_a_mod_is_refused_where_the_current_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FlexError, match="'sin' cannot be written"):
+        to_spec(sine)

@@ -144,6 +144,21 @@ def test_what_is_read_of_a_tensor_is_remembered_with_its_version() -> None:
     assert tape.facts_of(document[1:]) == (False, False)
 
 
+def test_integers_of_inference_mode_are_looked_at_at_every_call() -> None:
+    """torch does not count how often they change."""
+    q = torch.randn(1, 1, 64, 16, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        document = torch.arange(64) // 16
+
+        def same(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return document[q_idx] == document[kv_idx]
+
+        flex_attention(q, q, q, mask_mod=same)
+        document.copy_(torch.arange(64) % 3)
+        found = flex_attention(q, q, q, mask_mod=same)
+    torch.testing.assert_close(found.double(), torch_flex(q, q, q, None, same), rtol=1e-4, atol=1e-5)
+
+
 def test_order_that_is_lost_is_noticed() -> None:
     q, document = made(1, 1, 24, 16), torch.arange(24, dtype=torch.int32) // 9
 

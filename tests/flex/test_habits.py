@@ -153,3 +153,11 @@ def test_transforms_of_functions_are_refused_by_name(transform: Callable[..., An
     x = Q[None] if transform is torch.vmap else Q
     with pytest.raises(RuntimeError, match=r"torch\.vmap or torch\.func"):
         transform(attend)(x)
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 16), (16, 0)])
+def test_rows_without_elements_are_refused_by_name(sizes: tuple[int, int]) -> None:
+    q, v = (torch.ones(1, 2, 8, size) for size in sizes)
+    name = "query" if not sizes[0] else "value"
+    with pytest.raises(ValueError, match=f"{name}: expected rows of at least one element, got"):
+        flex_attention(q, q, v)

@@ -20,6 +20,7 @@ from attnc.source import Source
 from attnc.support.by_target import Needs
 from attnc.target.dispatch import needs_of
 from tests.flex.mods import causal
+from tests.flex.oracle import torch_flex
 
 # --- whose kernels ------------------------------------------------------------------------------------------
 
@@ -150,3 +151,39 @@ def test_kernels_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
     others[0].join()
     (program,) = programs._PROGRAMS.values()
     assert len(program.kernels) == 2
+
+
+# --- numbers ------------------------------------------------------------------------------------------------
+
+
+def test_a_number_that_varies_later_becomes_an_argument_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_PROGRAMS", {})
+    q = torch.randn(1, 1, 4, 16, generator=torch.Generator().manual_seed(0))
+
+    def attend(factor: float, slope: float) -> None:
+        def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return score * factor + kv_idx * slope
+
+        found = flex_attention(q, q, q, mod)
+        torch.testing.assert_close(found.double(), torch_flex(q, q, q, mod, None), rtol=1e-4, atol=1e-5)
+
+    for step in range(6):
+        attend(1.0 + step, 0.5)
+    (program,) = programs._PROGRAMS.values()
+    assert program.varying == {0}
+    for step in range(6):
+        attend(1.0, 1.5 + step)
+    assert program.varying == {0, 1}
+    assert len(program.kernels) == 1
+
+
+def test_integers_that_vary_may_have_more_than_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_PROGRAMS", {})
+    q = torch.randn(1, 1, 8, 16, generator=torch.Generator().manual_seed(0))
+    for step in range(6):
+
+        def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any, large: int = (3 << 30) + step) -> Any:
+            return kv_idx * large <= q_idx * large + 7
+
+        found = flex_attention(q, q, q, mask_mod=mask)
+        torch.testing.assert_close(found.double(), torch_flex(q, q, q, None, causal), rtol=1e-4, atol=1e-5)

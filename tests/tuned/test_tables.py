@@ -90,6 +90,10 @@ def test_rows_are_embedded(module: ProjectionModule) -> None:
     )
 
 
+def _open_row(count: int, **said: object) -> dict[str, object]:
+    return {"limits": [None] * count, "microseconds": 1.0, **said}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -98,6 +102,10 @@ def test_rows_are_embedded(module: ProjectionModule) -> None:
         lambda data: data["tables"][0]["rows"][0].update(limits=["x"]),
         lambda data: data["tables"][0].update(rows=[]),
         lambda data: data["tables"][0].pop("device"),
+        lambda data: data["tables"][0].update(sizes=["K"]),
+        lambda data: data["tables"][0].update(sizes=["M", "N", "BH"], rows=[_open_row(3, choice={})]),
+        lambda data: data["tables"][0].update(sizes=["M", "N", "BH", "grad"], rows=[_open_row(4, choice={})]),
+        lambda data: data["tables"][0]["rows"][0].update(microseconds=10**400),
     ],
 )
 def test_other_files_are_refused(module: ProjectionModule, change: object) -> None:
