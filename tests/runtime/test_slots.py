@@ -63,7 +63,7 @@ def test_rows_go_into_8_bits_by_their_scales(dtype: torch.dtype, element: torch.
     k, v = (100 * x.to(element) for x in (k, v))
     k[2, 1, 3] = torch.nan
     caches = [torch.zeros(7, PAGE, H, size, dtype=torch.uint8).view(dtype) for size in (D, Dv)]
-    scales = torch.tensor(0.7), torch.tensor([0.3, 1e-4, 2.0])
+    scales = torch.tensor(0.002), torch.tensor([0.3, 1e-4, 2.0])
     slots = [9, -1, 0, 27, 13]
     store(k, v, *caches, torch.tensor(slots), scales)
     for x, cache, scale in zip((k, v), caches, scales, strict=True):
