@@ -87,14 +87,14 @@ class Runner:
         k, v = torch.randn(2, tokens, HEADS, SIZE, **self.made)
         starts = torch.tensor([0, *counts]).cumsum(0)
         slots: list[int] = []
-        kept = [k, v]
+        kept_k, kept_v = k, v
         if self.cache is not None:
-            kept = [
+            kept_k, kept_v = (
                 meant(coded(x, self.cache, scale), scale)
                 for x, scale in zip((k, v), self.scales, strict=True)
-            ]
+            )
         for (request, count), at in zip(scheduled, starts.tolist(), strict=False):
-            slots += request.append(*(x[at : at + count] for x in kept), PAGE, self.free)
+            slots += request.append(kept_k[at : at + count], kept_v[at : at + count], PAGE, self.free)
         table = torch.full((len(counts), 8), 1 << 20, dtype=torch.int32)
         for b, (request, _) in enumerate(scheduled):
             table[b, : len(request.pages)] = torch.tensor(request.pages)
