@@ -208,7 +208,7 @@ def attend(
     if cache is not None:
         given = {"k_descale": k_descale, "v_descale": v_descale}
         shape = (len(seqused_k), k.shape[2])
-        scales = {name: _expanded(name, x, shape) for name, x in given.items() if x is not None}
+        scales = {name: expanded(name, x, shape) for name, x in given.items() if x is not None}
     made = _kernel(
         dtype,
         cache,
@@ -241,7 +241,7 @@ def _dtypes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.dt
     return dtype, None if k.dtype == dtype else k.dtype
 
 
-def _expanded(name: str, x: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+def expanded(name: str, x: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Returns the scales of each sequence and K/V head, a view. ValueError for what is not of that shape."""
     try:
         return x.detach().expand(shape)
