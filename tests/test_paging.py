@@ -254,6 +254,26 @@ def test_keys_alone() -> None:
         cache.write(cache.view([sequence]).slots, keys, keys)
 
 
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_pools_of_8_bits_keep_what_is_written(layout: Layout, dtype: torch.dtype) -> None:
+    cache = PagedCache(
+        pages=6, page=4, kv_heads=2, head_dim=8, sequences=3, max_length=12, layout=layout, dtype=dtype
+    )
+    assert cache.k().dtype == dtype
+    codes = torch.arange(2 * 9 * 16).to(torch.uint8).view(2, 9, 2, 8).view(dtype)  # NaN and infinities too
+    parent = cache.allocate()
+    cache.write(cache.append([parent], 7).slots, *codes[:, :7])
+    child = cache.fork(parent)
+    cache.write(cache.append([child], 2).slots, *codes[:, 7:])  # copies the page that both have
+    for sequence, count in ((parent, 7), (child, 9)):
+        for found, written in zip(cache.read(sequence), codes, strict=True):
+            assert found.dtype == dtype
+            assert torch.equal(found.view(torch.uint8), written[:count].view(torch.uint8))
+    with pytest.raises(TypeError, match=f"k: expected dtype {dtype}, got torch.bfloat16"):
+        cache.write(cache.append([child], 1).slots, *torch.zeros(2, 1, 2, 8, dtype=torch.bfloat16))
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="page: expected at least 1, got 0"):
         small(page=0)

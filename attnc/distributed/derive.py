@@ -103,9 +103,21 @@ def derive(
     "keys" o is f32, and no sink is above `sink_most`, which is minus infinity where it does not count.
     Raises DiagnosticError.
     """
+    if form == "rows":
+        _refuse_narrow(attention, point)
     maker = _Maker(attention, form)
     schedule = _schedule(program, attention, target, form)
     return maker.derived(point, schedule, target)
+
+
+def _refuse_narrow(attention: Attention, point: Mapping[str, ParamValue]) -> None:
+    """DiagnosticError for keys or values of 8 bits, which no rank sends to another."""
+    for tensor in (attention.k, attention.v):
+        dtype, place = DType(str(point.get(tensor.dtype, tensor.dtype))), tensor.span or attention.span
+        if dtype.is_narrow and place is not None:
+            message = f"{tensor.name} of {dtype} is not moved between ranks"
+            hints = ("share out a cache of such keys by 'SpreadKeys', whose ranks keep theirs",)
+            raise DiagnosticError([error("E0602", message, place, "of 8 bits", hints=hints)])
 
 
 @dataclass(slots=True)
@@ -268,7 +280,8 @@ class _Maker:
         sink = None if softmax.sink is None else self.expr(softmax.sink)
         if sink is not None and self.form == "keys":
             sink = Call("min", (sink, self.table("sink_most")))
-        arguments = {"sink": sink, **self._dropout()}
+        scale = None if softmax.v_scale is None else self.expr(softmax.v_scale)
+        arguments = {"sink": sink, "v_scale": scale, **self._dropout()}
         given = {name: value for name, value in arguments.items() if value is not None}
         lengths = self._own_lengths()
         exprs = [score, mask, *given.values(), *lengths.values()]

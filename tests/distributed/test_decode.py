@@ -25,7 +25,8 @@ ensure_interpreter()
 SPEC = """
 attention token {{
   input q: {dtype}[B, M, Hkv * G, 16]
-  input k, v: {dtype}[B, N, Hkv, 16]{storage}
+  input k: {k_type}[B, N, Hkv, 16]{storage}
+  input v: {v_type}[B, N, Hkv, 16]{storage}
   input kv_len: i32[B]
   {more}
   length N = kv_len[b]
@@ -42,15 +43,29 @@ schedule token for triton {{
 """
 
 
-def spec(dtype: str = "f32", mask: str = "causal", sink: bool = False, page: int = 0) -> str:
+def spec(
+    dtype: str = "f32",
+    mask: str = "causal",
+    sink: bool = False,
+    page: int = 0,
+    narrow: tuple[str, str] = ("", ""),
+) -> str:
+    """narrow: types of k and v, where these have 8 bits; v has a scale then."""
     more = ["input sink: f32[Hkv * G]"] if sink else []
+    more += ["input vs: f32[Hkv]"] if any(narrow) else []
     more += ["input table: i32[B, P]"] if page else []
     return SPEC.format(
         dtype=dtype,
+        k_type=narrow[0] or dtype,
+        v_type=narrow[1] or dtype,
         storage=f" via paged(table, page = {page})" if page else "",
         more="\n  ".join(more),
         mask=mask,
-        normalize="softmax(sink = sink[h])" if sink else "softmax",
+        normalize="softmax(v_scale = vs[h // G])"
+        if any(narrow)
+        else "softmax(sink = sink[h])"
+        if sink
+        else "softmax",
     )
 
 
@@ -138,6 +153,7 @@ def run(text: str, dims: dict[str, int], ranks: int, block: int, seed: int = 0, 
         (spec("bf16", sink=True), {"B": 3, "M": 2, "N": 50, "Hkv": 1, "G": 3}, 2, 16),
         (spec(mask="window(20, 0)", sink=True), {"B": 2, "M": 1, "N": 90, "Hkv": 2, "G": 1}, 4, 1),
         (spec(), {"B": 2, "M": 1, "N": 3, "Hkv": 1, "G": 1}, 4, 8),  # ranks without a key
+        (spec("bf16", narrow=("e4m3", "i8")), {"B": 2, "M": 1, "N": 60, "Hkv": 2, "G": 2}, 3, 8),
     ],
 )
 def test_keys_on_many_ranks(text: str, dims: dict[str, int], ranks: int, block: int) -> None:
@@ -147,6 +163,12 @@ def test_keys_on_many_ranks(text: str, dims: dict[str, int], ranks: int, block: 
 
 def test_pages_of_many_ranks() -> None:
     verdict = run(spec(page=8, sink=True), {"B": 2, "M": 1, "N": 60, "Hkv": 1, "G": 2}, 2, 8, page=8)
+    assert verdict.ok, verdict.message
+
+
+def test_pages_of_8_bits_of_many_ranks() -> None:
+    text = spec("bf16", page=8, narrow=("e5m2", "e5m2"))
+    verdict = run(text, {"B": 2, "M": 1, "N": 60, "Hkv": 1, "G": 2}, 2, 8, page=8)
     assert verdict.ok, verdict.message
 
 
