@@ -88,7 +88,7 @@ def _calibrate(
         except (KeyError, ValueError) as misfit:
             misfits.append(f"{attention.name} {module.variant.name}: {misfit}")
             continue
-        types.add(DType(attention.v.dtype))
+        types.add(attention.element)
         seen += maxima
     if not any(map(len, seen)):
         raise ValueError("; ".join(misfits) or "no row of the samples sees a key")

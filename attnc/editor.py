@@ -41,7 +41,7 @@ _STATEMENTS: Mapping[str, str] = {
     "length": "`length N = kv_len[b]`: the rows that exist in sequence `b`",
     "score": "`score = expression`: a number for each (query, key); there is no implicit scale",
     "mask": "`mask = condition`: true where a key is kept; all keys if left out",
-    "normalize": "`normalize = softmax`, or `softmax(sink = ..., dropout = ..., seed = ...)`",
+    "normalize": "`normalize = softmax`, or `softmax(sink = ..., dropout = ..., seed = ..., v_scale = ...)`",
     "output": "`output o: ...` and, if wanted, `output lse: f32[...]`",
     "grad": "`grad NAMES`: inputs to differentiate by; `grad NAMES: f32` gives them in float32",
     "where": "`where condition`: configs that it does not hold for are left out",

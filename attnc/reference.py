@@ -2,7 +2,7 @@
 
     s_ij   = score(q_i . k_j, indices, loads)            for the keys j that row i may see, else -inf
     lse_i  = log(sum_j exp(s_ij) + exp(sink))            no sink term when the spec has none
-    o_id   = sum_j keep_ij / (1 - p) * exp(s_ij - lse_i) * v_jd
+    o_id   = scale_i * sum_j keep_ij / (1 - p) * exp(s_ij - lse_i) * v_jd   with a scale of v, else 1
 
 This module shares nothing with the planner, the interval analysis or the templates, so that it cannot be
 wrong together with them.
@@ -267,6 +267,13 @@ class Head:
         return -np.inf if sink is None else float(self.value(sink).item())
 
     @cached_property
+    def v_scale(self) -> Floats:
+        """[M, 1]: the scale of v for each row, 1 where the spec has none."""
+        scale = self.attention.softmax.v_scale
+        value = np.float64(1) if scale is None else self.value(scale)
+        return np.broadcast_to(value.astype(np.float64), (self.shape[0], 1))
+
+    @cached_property
     def dropout(self) -> tuple[float, Bools]:
         """(p, keep [M, N]); (0, all true) without dropout."""
         softmax = self.attention.softmax
@@ -297,6 +304,13 @@ def reference(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, F
 
 def softmax(head: Head) -> tuple[Floats, Floats]:
     """Returns (o [M, Dv], lse [M]) of one head."""
+    o, lse = unscaled(head)
+    with np.errstate(all="ignore"):
+        return o * head.v_scale, lse
+
+
+def unscaled(head: Head) -> tuple[Floats, Floats]:
+    """Returns `softmax` without the scale of v."""
     scores, sink, (p, kept) = head.scores, head.sink, head.dropout
     with np.errstate(all="ignore"):
         m = np.fmax(scores.max(axis=1, initial=-np.inf), sink)

@@ -9,6 +9,7 @@ from typing import Any
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.ir import Module
 from attnc.plan.layout import Which
+from attnc.plan.triton.resources import unreadable
 from attnc.runtime.loader import load_file, program_of
 from attnc.runtime.nvrtc import Cubin, compile_cubin
 from attnc.runtime.toolchains import toolchain_of, usage_of
@@ -38,7 +39,8 @@ def _each(module: Module) -> Iterator[tuple[Which, int, Device]]:
     for name, kernel in module.kernels.items():
         for position in range(len(kernel.configs)):
             for arch in archs:
-                yield name, position, DEVICES[arch]
+                if not unreadable(module.variant.attention, DEVICES[arch]):
+                    yield name, position, DEVICES[arch]
 
 
 def compile_configs(module: Path, arch: str, name: str | None = None) -> Iterator[tuple[Any, Cubin]]:

@@ -109,6 +109,11 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
         "normalize": "normalize = softmax(dropout = 0.1, seed = seed)",
         "more": "input seed: i64[]",
     },
+    "`softmax(v_scale = ...)`": {
+        "normalize": "normalize = softmax(v_scale = s[h])",
+        "more": "input s: f32[H]",
+    },
+    "`k` and `v` of `e4m3`, `e5m2` or `i8`": {name: _PLAIN[name].replace("f16", "e4m3") for name in "kv"},
     "`length M`, `length N`": {"more": f"{_LENGTHS}\nlength M = lens[b]"},
     "`via ragged(...)`": _PACKED,
     "its gradients": {**_PACKED, "more": f"{_PACKED['more']}\ngrad q, k, v"},

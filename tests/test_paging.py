@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from attnc.paging import Layout, OutOfPages, OutOfRows, PagedCache, Step
+from attnc.paging import Layout, OutOfPages, OutOfRows, PagedCache, Spread, Step
 
 HEADS, SIZES = 2, (3, 2)
 
@@ -254,11 +254,41 @@ def test_keys_alone() -> None:
         cache.write(cache.view([sequence]).slots, keys, keys)
 
 
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_pools_of_8_bits_keep_what_is_written(layout: Layout, dtype: torch.dtype) -> None:
+    cache = PagedCache(
+        pages=6, page=4, kv_heads=2, head_dim=8, sequences=3, max_length=12, layout=layout, dtype=dtype
+    )
+    assert cache.k().dtype == dtype
+    codes = torch.arange(2 * 9 * 16).to(torch.uint8).view(2, 9, 2, 8).view(dtype)  # NaN and infinities too
+    parent = cache.allocate()
+    cache.write(cache.append([parent], 7).slots, *codes[:, :7])
+    child = cache.fork(parent)
+    cache.write(cache.append([child], 2).slots, *codes[:, 7:])  # copies the page that both have
+    for sequence, count in ((parent, 7), (child, 9)):
+        for found, written in zip(cache.read(sequence), codes, strict=True):
+            assert found.dtype == dtype
+            assert torch.equal(found.view(torch.uint8), written[:count].view(torch.uint8))
+    with pytest.raises(TypeError, match=f"k: expected dtype {dtype}, got torch.bfloat16"):
+        cache.write(cache.append([child], 1).slots, *torch.zeros(2, 1, 2, 8, dtype=torch.bfloat16))
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="page: expected at least 1, got 0"):
         small(page=0)
     with pytest.raises(ValueError, match="layout: expected 'NHD' or 'HND', got 'DHN'"):
         small("DHN")  # type: ignore[arg-type]  # what a program without types might say
+    with pytest.raises(ValueError, match="expected blocks that divide pages of 1 rows"):
+        PagedCache(
+            pages=1,
+            page=1,
+            kv_heads=1,
+            head_dim=1,
+            sequences=1,
+            max_length=1,
+            spread=Spread(ranks=1, block=0),
+        )
     cache = small()
     sequence = cache.allocate()
     step = cache.append([sequence], 3)
@@ -303,6 +333,17 @@ def test_mistakes_are_named() -> None:
         with pytest.raises(TypeError, match=told):
             mistyped()
     assert cache.length(sequence) == 3
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_what_is_written_brings_no_graph_of_autograd(layout: Layout) -> None:
+    """The pool would hold what every step was computed from."""
+    cache = small(layout)
+    step = cache.append([cache.allocate()], 3)
+    k, v = (rows([1, 2, 3], 0, part).requires_grad_() for part in (0, 1))
+    cache.write(step.slots, k * 1, v * 1)
+    assert not cache.k().requires_grad
+    assert not cache.v().requires_grad
 
 
 def test_numbers_of_tensors_are_those_of_one_sequence() -> None:

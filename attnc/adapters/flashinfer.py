@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, number_of, refuse
+from attnc.adapters.specs import NARROW, Kernel, Wanted, dtype_of, expanded, kernel, number_of, refuse
 
 # --- what both wrappers share -------------------------------------------------------------------------------
 
@@ -47,8 +47,14 @@ def dense_tables(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """What `run` calls. cache: dtype of k and v where they have 8 bits, whose scales the kernel takes; one:
+    the scale that is none.
+    """
+
     kernel: Kernel
     dtype: torch.dtype
+    cache: torch.dtype | None
+    one: torch.Tensor
     block_table: torch.Tensor
     kv_len: torch.Tensor
     heads: tuple[int, int]
@@ -100,7 +106,10 @@ class PagedWrapper(ABC):
         """Plans the calls that follow; what a captured graph reads changes only if nothing is refused."""
         made = kernel(wanted)
         block_table, kv_len = self._tables(tables)
-        self._planned = Plan(made, wanted.dtype, block_table, kv_len, heads, window_left)
+        one = torch.ones((), device=self._device)
+        if self._planned is not None:
+            one = self._planned.one
+        self._planned = Plan(made, wanted.dtype, wanted.cache, one, block_table, kv_len, heads, window_left)
 
     def _tables(self, tables: Pages) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns dense tables on the device, with CUDA graphs always in the tensors that the graph reads."""
@@ -140,8 +149,8 @@ class PagedWrapper(ABC):
         paged_kv_cache: Cache,
         *,
         q_scale: float | None = None,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
+        k_scale: float | torch.Tensor | None = None,
+        v_scale: float | torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
@@ -153,19 +162,28 @@ class PagedWrapper(ABC):
         is B.
 
         paged_kv_cache: (K, V), each [pages, page, Hkv, D] or [pages, Hkv, page, D] as kv_layout says, or one
-        tensor with an axis of two after that of pages. ValueError or TypeError names an argument that differs
-        from the plan or is not supported.
+        tensor with an axis of two after that of pages. k_scale, v_scale: what K and V of 8 bits are to be
+        multiplied by, a number, or f32 of one element or for each K/V head. ValueError or TypeError names an
+        argument that differs from the plan or is not supported.
         """
-        scales: dict[str, object] = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-        plan, k, v = self._check_run(q, paged_kv_cache, scales, window_left, **unsupported)
+        given: dict[str, object] = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        plan, k, v = self._check_run(q, paged_kv_cache, given, window_left, **unsupported)
         o = torch.empty_like(q) if out is None else out
         found = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        self._launch(plan, (q, k, v), (o, found))
+        scales: tuple[torch.Tensor, ...] = ()
+        if plan.cache is not None:
+            shape = (len(plan.kv_len), plan.heads[1])
+            scales = (_scale("k_scale", k_scale, plan, shape), _scale("v_scale", v_scale, plan, shape))
+        self._launch(plan, (q, k, v), scales, (o, found))
         return (o, torch.mul(found, _LOG2E, out=lse)) if return_lse else o
 
     @abstractmethod
-    def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Writes o: [T, Hq, D] and lse: f32[T, Hq] in base e, for q: [T, Hq, D] and the pools of K and V."""
+    def _launch(
+        self, plan: Plan, qkv: QKV, scales: tuple[torch.Tensor, ...], out: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        """Writes o: [T, Hq, D] and lse: f32[T, Hq] in base e, for q: [T, Hq, D] and the pools of K and V.
+        scales: of K and V, f32[B, Hkv], where the kernel takes them.
+        """
 
     def _check_run(
         self,
@@ -180,13 +198,20 @@ class PagedWrapper(ABC):
             raise RuntimeError("run: expected a call of plan() before")
         refuse("run", **rest)
         for name, scale in scales.items():
-            if isinstance(scale, torch.Tensor) or scale not in (None, 1):
-                raise ValueError(f"run: {name}: expected None or 1.0 (no quantised caches), got {scale!r}")
+            is_taken = plan.cache is not None and name != "q_scale"
+            if not is_taken and (isinstance(scale, torch.Tensor) or scale not in (None, 1)):
+                what = "of queries" if name == "q_scale" else "of a cache of 16 bits"
+                raise ValueError(f"run: {name}: expected None or 1.0 {what}, got {scale!r}")
         if window_left not in (None, plan.window_left):
             raise ValueError(f"run: window_left: expected {plan.window_left}, as planned, got {window_left}")
         if dtype_of("q", q) != plan.dtype:
             raise TypeError(f"q: expected dtype {plan.dtype}, as planned, got {q.dtype}")
         k, v = (cache[:, 0], cache[:, 1]) if isinstance(cache, torch.Tensor) else cache
+        for x in (k, v):
+            if x.dtype != (plan.cache or plan.dtype):
+                raise TypeError(
+                    f"paged_kv_cache: expected dtype {plan.cache or plan.dtype}, as planned, got {x.dtype}"
+                )
         found = q.shape[1], k.shape[2 if self._layout == "NHD" else 1]
         if found != plan.heads:
             raise ValueError(f"q, paged_kv_cache: expected {plan.heads} heads, as planned, got {found}")
@@ -200,17 +225,36 @@ def refuse_rotation(pos_encoding_mode: str, **rope: object) -> None:
     refuse("plan", **rope)
 
 
-def dtype_planned(planned: DType, kv: DType | None, o: DType | None) -> torch.dtype:
-    """Returns the one dtype of q, K, V and o. ValueError where they are to differ."""
+def _scale(name: str, scale: float | torch.Tensor | None, plan: Plan, shape: tuple[int, int]) -> torch.Tensor:
+    """Returns a scale of each sequence and K/V head."""
+    if isinstance(scale, torch.Tensor):
+        return expanded(f"run: {name}", scale, shape)
+    if scale is None:
+        return plan.one.expand(shape)
+    return torch.full_like(plan.one, number_of(f"run: {name}", scale)).expand(shape)
+
+
+def dtypes_planned(
+    planned: DType, kv: DType | None, o: DType | None
+) -> tuple[torch.dtype, torch.dtype | None]:
+    """Returns the dtype of q and o, and that of K and V where it has 8 bits. ValueError where they are to
+    differ otherwise.
+    """
     given = (planned, kv or planned, o or planned)
     made = [getattr(torch, x, x) if isinstance(x, str) else x for x in given]
     if not isinstance(made[0], torch.dtype):
         raise TypeError(f"plan: q_data_type: expected a dtype, got {planned!r}")
-    for name, dtype in zip(("kv_data_type", "o_data_type"), made[1:], strict=True):
-        if dtype != made[0]:
-            raise ValueError(f"plan: {name}: expected {made[0]}, like q_data_type, got {dtype}")
     found: torch.dtype = made[0]
-    return found
+    cache = made[1] if made[1] in NARROW and found in (torch.float16, torch.bfloat16) else None
+    for name, dtype in zip(("kv_data_type", "o_data_type"), made[1:], strict=True):
+        if dtype != found and not (name == "kv_data_type" and dtype is cache):
+            raise ValueError(f"plan: {name}: expected {found}, like q_data_type, got {dtype}")
+    return found, cache
+
+
+def _of_cache(cache: torch.dtype | None) -> dict[str, Any]:
+    """Returns what a kernel that reads a cache of this dtype is asked for besides."""
+    return {} if cache is None else {"cache": cache, "k_scale": "k_scale", "v_scale": "v_scale"}
 
 
 # --- one query for each sequence ----------------------------------------------------------------------------
@@ -283,9 +327,10 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         split_size = (fixed_split_size or 0) * page_size
         if split_size % 16 or split_size < 0:
             raise ValueError(f"plan: fixed_split_size: expected a multiple of 16 keys, got {split_size}")
+        dtype, cache = dtypes_planned(data_type or q_data_type, kv_data_type, o_data_type)
         wanted = Wanted(
             name="batch_decode",
-            dtype=dtype_planned(data_type or q_data_type, kv_data_type, o_data_type),
+            dtype=dtype,
             head_dim=head_dim,
             scale=number_of("plan: sm_scale", sm_scale, head_dim**-0.5),
             q="[B, M, Hkv * G, D]",
@@ -299,15 +344,18 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             decode=True,
             split=not disable_split_kv,
             split_size=split_size,
+            **_of_cache(cache),
         )
         tables = Pages(indptr, indices, last_page_len, page_size)
         self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)
 
-    def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def _launch(
+        self, plan: Plan, qkv: QKV, scales: tuple[torch.Tensor, ...], out: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
         """Launches decoding: a sequence's one query is its row of q."""
         q, k, v = qkv
         o, lse = (x.unsqueeze(1) for x in out)
-        plan.kernel(q.unsqueeze(1), k, v, plan.block_table, plan.kv_len, out=(o, lse))
+        plan.kernel(q.unsqueeze(1), k, v, plan.block_table, plan.kv_len, *scales, out=(o, lse))
 
 
 # --- any number of queries ----------------------------------------------------------------------------------
@@ -368,9 +416,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         )
         refuse_rotation(pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta)
         _check_head_dims(head_dim_qk, head_dim_vo)
+        dtype, cache = dtypes_planned(q_data_type, kv_data_type, o_data_type)
         wanted = Wanted(
             name="batch_prefill",
-            dtype=dtype_planned(q_data_type, kv_data_type, o_data_type),
+            dtype=dtype,
             head_dim=head_dim_qk,
             scale=number_of("plan: sm_scale", sm_scale, head_dim_qk**-0.5),
             q="[T, Hkv * G, D] via ragged(qo_indptr)",
@@ -381,14 +430,17 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             length="kv_len",
             mask=_mask(causal, window_left),
             softcap=number_of("plan: logits_soft_cap", logits_soft_cap, 0.0),
+            **_of_cache(cache),
         )
         tables = Pages(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         self._keep(wanted, tables, (num_qo_heads, num_kv_heads), window_left)
         self._qo_indptr = qo_indptr.to(self._device, torch.int32)
 
-    def _launch(self, plan: Plan, qkv: QKV, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def _launch(
+        self, plan: Plan, qkv: QKV, scales: tuple[torch.Tensor, ...], out: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
         """Launches a prefill: queries lie end to end, as the kernel takes them."""
-        plan.kernel(*qkv, self._qo_indptr, plan.block_table, plan.kv_len, out=out)
+        plan.kernel(*qkv, self._qo_indptr, plan.block_table, plan.kv_len, *scales, out=out)
 
 
 def _check_head_dims(qk: int, vo: int | None) -> None:

@@ -15,6 +15,10 @@ import torch
 Kernel: TypeAlias = Callable[..., Any]
 
 _DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+#: Of caches, beside queries of 16 bits.
+NARROW = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "i8"}
+#: The first compute capability for which Triton compiles e4m3.
+READS_E4M3 = (8, 9)
 
 # f32 takes twice the shared memory, and three tf32 products for one.
 _PREFILL = {
@@ -41,6 +45,8 @@ class Wanted:
     grad: names of inputs that get a gradient
     decode: for few queries: the heads of a group share a tile, and programs share the keys
     split: by the device and shapes; split_size: instead, this many keys for each, a multiple of 16
+    cache: dtype of k and v where they have 8 bits, else None; k_scale, v_scale: names of f32[B, Hkv] inputs
+    that they are multiplied by, "" for none
     """
 
     name: str
@@ -61,12 +67,17 @@ class Wanted:
     decode: bool = False
     split: bool = True
     split_size: int = 0
+    cache: torch.dtype | None = None
+    k_scale: str = ""
+    v_scale: str = ""
 
     @property
     def text(self) -> str:
         """The spec; save it to a file to compile it ahead of time, tune or verify it."""
         dtype, size = _DTYPES[self.dtype], self.dtype.itemsize
         score = f"dot(q, k) * {self.scale!r}"
+        if self.k_scale:
+            score += f" * {self.k_scale}[b, h // G]"
         if self.softcap > 0:
             score = f"softcap({score}, {self.softcap!r})"
         if self.slopes:
@@ -74,13 +85,14 @@ class Wanted:
         lines = [
             f"param D in {{{self.head_dim}}}",
             f"input q: {dtype}{self.q}",
-            f"input k, v: {dtype}{self.kv}",
+            f"input k, v: {dtype if self.cache is None else NARROW[self.cache]}{self.kv}",
             *(f"input {line}" for line in self.inputs),
+            *(f"input {name}: f32[B, Hkv]" for name in (self.k_scale, self.v_scale) if name),
             *(f"input {name}: f32[Hkv * G]" for name in (self.slopes, self.sink) if name),
             f"length N = {self.length}[b]",
             f"score = {score}",
             f"mask = {self.mask}",
-            f"normalize = softmax{f'(sink = {self.sink}[h])' if self.sink else ''}",
+            f"normalize = softmax{self._normalization}",
             f"output o: {dtype}{self.o}",
             *([f"output lse: f32{self.lse}"] if self.lse else []),
             *([f"grad {', '.join(self.grad)}"] if self.grad else []),
@@ -99,6 +111,12 @@ class Wanted:
         body = "\n  ".join(lines)
         attention = f"attention {self.name} {{\n  {body}\n}}\n"
         return f"{attention}\nschedule {self.name} for triton {{\n  {knobs}\n}}\n"
+
+    @property
+    def _normalization(self) -> str:
+        given = [f"sink = {self.sink}[h]"] if self.sink else []
+        given += [f"v_scale = {self.v_scale}[b, h // G]"] if self.v_scale else []
+        return f"({', '.join(given)})" if given else ""
 
 
 @lru_cache(maxsize=256)
@@ -168,6 +186,8 @@ def attend(
     softcap: float,
     by_head: Mapping[str, torch.Tensor | None],
     decode: bool,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
 ) -> None:
     """Writes the attention of every token to `out`: causal, a sequence's last token at its last key.
 
@@ -176,13 +196,23 @@ def attend(
     left: keys before a query that it sees, -1 for all; softcap: 0 or less for none
     by_head: "alibi_slopes" and "sinks", f32[Hq] or None
     decode: token b is that of sequence b, and the keys of a sequence are split among programs
+    k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv]; None for 1.
+    Of other caches they are not looked at
 
     scale, left and softcap are part of the kernel, so a new value of one compiles once. ValueError or
     TypeError names the argument, what was expected and what came. Never waits for the device.
     """
     vectors = {name: x.float() for name, x in by_head.items() if x is not None}
+    dtype, cache = _dtypes(q, k, v)
+    scales: dict[str, torch.Tensor] = {}
+    if cache is not None:
+        given = {"k_descale": k_descale, "v_descale": v_descale}
+        shape = (len(seqused_k), k.shape[2])
+        scales = {name: expanded(name, x, shape) for name, x in given.items() if x is not None}
     made = _kernel(
-        _dtype(q, k, v),
+        dtype,
+        cache,
+        frozenset(scales),
         q.shape[-1],
         k.shape[1],
         float(scale),
@@ -191,28 +221,49 @@ def attend(
         frozenset(vectors),
         decode,
     )
-    tables = (block_table, seqused_k, *vectors.values())
+    tables = (block_table, seqused_k, *scales.values(), *vectors.values())
     if decode:
         made(q.unsqueeze(1), k, v, *tables, out=out.unsqueeze(1))
     else:
         made(q, k, v, cu_seqlens_q, *tables, out=out)
 
 
-def _dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype:
-    """Returns the element type of q and of the cache. TypeError where they differ."""
+def _dtypes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.dtype, torch.dtype | None]:
+    """Returns the element type of q, and that of the cache where it has 8 bits. TypeError where they do not
+    go together.
+    """
     dtype = dtype_of("q", q)
-    for name, cache in (("k", k), ("v", v)):
-        if cache.dtype != dtype:
-            raise TypeError(
-                f"{name}: expected dtype {dtype}, like q, got {cache.dtype}: quantised caches and"
-                f" {name}_descale are not supported"
-            )
-    return dtype
+    known = (dtype,) if dtype is torch.float32 else (dtype, *NARROW)
+    if k.dtype not in known:
+        raise TypeError(f"k: expected dtype {' or '.join(map(str, known))} beside q, got {k.dtype}")
+    if v.dtype != k.dtype:
+        raise TypeError(f"v: expected dtype {k.dtype}, like k, got {v.dtype}")
+    return dtype, None if k.dtype == dtype else k.dtype
+
+
+def expanded(name: str, x: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Returns the scales of each sequence and K/V head, a view. ValueError for what is not of that shape."""
+    try:
+        return x.detach().expand(shape)
+    except RuntimeError:
+        raise ValueError(f"{name}: expected one, or shape {list(shape)}, got {list(x.shape)}") from None
+
+
+def readable(cache: torch.dtype, capability: tuple[int, int]) -> str:
+    """Returns why no kernel reads a cache of this dtype on a GPU of this compute capability; "" if one
+    does.
+    """
+    if cache is not torch.float8_e4m3fn or capability >= READS_E4M3:
+        return ""
+    first, here = (f"{major}.{minor}" for major, minor in (READS_E4M3, capability))
+    return f"{cache} needs compute capability {first} or newer, and this GPU has {here}"
 
 
 @lru_cache(maxsize=256)
 def _kernel(
     dtype: torch.dtype,
+    cache: torch.dtype | None,
+    scales: frozenset[str],
     head_dim: int,
     page: int,
     scale: float,
@@ -245,5 +296,8 @@ def _kernel(
             slopes="alibi_slopes" if "alibi_slopes" in vectors else "",
             sink="sinks" if "sinks" in vectors else "",
             decode=decode,
+            cache=cache,
+            k_scale="k_descale" if "k_descale" in scales else "",
+            v_scale="v_descale" if "v_descale" in scales else "",
         )
     )

@@ -110,8 +110,8 @@ _NAMES = {
     ),
     "E0211": CodeInfo(
         "unknown element type",
-        "Elements are f16, bf16, f32, i32, i64 or bool, or a param over such types: 'param T in "
-        "{f16, bf16}'.",
+        "Elements are f16, bf16, f32, i32, i64 or bool, those of k and v also e4m3, e5m2 or i8; or a param "
+        "over such types: 'param T in {f16, bf16}'.",
     ),
     "E0212": CodeInfo(
         "unknown adjective of an input",
@@ -119,7 +119,8 @@ _NAMES = {
     ),
     "E0213": CodeInfo(
         "unknown normalization or argument of it",
-        "'normalize = softmax', or softmax with any of the arguments sink, dropout, seed and first_head.",
+        "'normalize = softmax', or softmax with any of the arguments sink, dropout, seed, first_head and "
+        "v_scale.",
     ),
     "W0201": CodeInfo(
         "name that is never used",
@@ -157,7 +158,7 @@ _TYPES = {
     "E0307": CodeInfo(
         "choices of a param that do not fit together",
         "All choices are element types of one kind, or numbers, or true and false, each listed "
-        "once. Sizes are positive integers.",
+        "once; types of 8 bits stand beside floats as well. Sizes are positive integers.",
     ),
     "E0308": CodeInfo(
         "axis that is not a size",
@@ -184,7 +185,8 @@ _TYPES = {
     ),
     "E0313": CodeInfo(
         "element type that does not fit",
-        "q, k and v have one float type; o has a float type; lse is f32.",
+        "q, k and v have one float type; o has a float type; lse is f32. Beside q of f16 or bf16, k and v "
+        "may each be of 8 bits instead: e4m3, e5m2 or i8. No other tensor is.",
     ),
     "E0314": CodeInfo(
         "output that differs from its inputs",
@@ -202,7 +204,8 @@ _TYPES = {
     "E0317": CodeInfo(
         "argument of softmax that does not fit",
         "The sink is an f32 number for each head; dropout is one probability and comes with a seed, "
-        "an input 'i64[]'.",
+        "an input 'i64[]'. The scale of v is a factor of o: a number of b, h and the query, the same for all "
+        "keys.",
     ),
     "E0318": CodeInfo(
         "length that does not fit",
@@ -211,7 +214,8 @@ _TYPES = {
     ),
     "E0319": CodeInfo(
         "gradient that does not exist",
-        "Gradients are of float inputs that the score or the sink reads.",
+        "Gradients are of float inputs that the score or the sink reads. Keys and values of 8 bits have "
+        "none, and beside them, or a scale of v, nothing has.",
     ),
     "E0320": CodeInfo(
         "division by zero",

@@ -36,7 +36,7 @@ from attnc.plan.ir.kernel import UnifiedMax
 from attnc.plan.layout import DeviceMemory, Estimate, Traffic
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
-from attnc.plan.signature import feature
+from attnc.plan.signature import feature, key_bytes
 from attnc.plan.targets import target_of
 from attnc.source import Span, visible
 
@@ -174,6 +174,12 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
         found.append((_unified(unified), place_of(knobs["softmax"].span)))
     if e.kernel.softmax.sink is not None:
         found.append(("the sink joins the denominator", place_of(attention.softmax.span)))
+    if e.kernel.softmax.v_scale is not None:
+        found.append(("v is scaled where o is: before it is rounded", place_of(attention.softmax.span)))
+    for tensor in (attention.k, attention.v):
+        if DType(tensor.dtype).is_narrow:
+            what = f"{tensor.name} of {tensor.dtype} is converted to {attention.element}, exactly"
+            found.append((what, place_of(tensor.span)))
     knob_lines = {
         key: place_of(knobs[key].span) for key in ("tile.q", "tile.kv", "warps", "stages") if key in knobs
     }
@@ -202,9 +208,8 @@ def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
     """
     attention, kernel = module.variant.attention, module.kernel
     d, dv = feature(attention.q), feature(attention.v)
-    dtype = DType(attention.q.dtype)
-    of_key = d if attention.v.storage.is_part else d + dv
-    moved = float(dtype.bytes * (p.queries * (d + dv) + p.keys_read * of_key))
+    dtype = attention.element
+    moved = float(dtype.bytes * p.queries * (d + dv) + p.keys_read * key_bytes(attention))
     heads = "heads" if ir.pack_of(kernel) is None else "K/V heads"
     return roofline_of(d, device, p, dtype=dtype, columns=d + dv, moved=moved, of=heads)
 

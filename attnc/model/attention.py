@@ -28,13 +28,21 @@ class Softmax:
 
     sink: f32 logit that joins the denominator only (gpt-oss); dropout: drop probability p with its i64
     `seed`; keep-mask of (seed, b, h, q_idx, kv_idx), see `reference.keep`; first_head: added to h there.
+    v_scale: what v is to be multiplied by, the same for all keys: a factor of o.
     """
 
     sink: Expr | None = None
     dropout: Expr | None = None
     seed: Expr | None = None
     first_head: Expr | None = None
+    v_scale: Expr | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        """The arguments that are given."""
+        optional = (self.sink, self.dropout, self.seed, self.first_head, self.v_scale)
+        return tuple(expr for expr in optional if expr is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +91,7 @@ class Attention:
                 dropout=softmax.dropout and expr(softmax.dropout),
                 seed=softmax.seed and expr(softmax.seed),
                 first_head=softmax.first_head and expr(softmax.first_head),
+                v_scale=softmax.v_scale and expr(softmax.v_scale),
             ),
         )
 
@@ -112,6 +121,11 @@ class Attention:
     @property
     def lse(self) -> Tensor | None:
         return next((t for t in self.outputs if t.name == "lse"), None)
+
+    @property
+    def element(self) -> DType:
+        """The type of a variant's products: that of q, to which k and v of 8 bits are converted."""
+        return DType(self.q.dtype)
 
     @property
     def batch(self) -> Expr:

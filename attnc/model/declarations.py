@@ -41,7 +41,7 @@ def resolve_param(tree: ast.Param, report: Report) -> Param | Wrong:
     values = tuple(choices.values())
     if len({kind for kind, _ in choices}) > 1:
         report.error("E0307", f"choices of param '{name}' are of different kinds", tree.span, "mixed")
-    elif len({value.is_float for value in values if isinstance(value, DType)}) > 1:
+    elif len({value.is_float for value in values if isinstance(value, DType) and not value.is_narrow}) > 1:
         report.error("E0307", f"choices of param '{name}' mix floats and integers", tree.span, "mixed")
     elif name in DIMS and not all(type(value) is int and value > 0 for value in values):
         report.error("E0307", f"'{name}' is a size", tree.span, "its choices must be positive integers")
@@ -160,6 +160,12 @@ class Sizes:
 
 FACTS = ("sorted",)
 _QKV = ("q", "k", "v")
+#: What to write where a type of 8 bits cannot be.
+_INSTEAD_OF_NARROW = {
+    DType.E4M3: "write 'bf16' or 'f16', and convert before the call",
+    DType.E5M2: "write 'bf16' or 'f16', and convert before the call",
+    DType.I8: "write 'i32', or 'bool' for a flag",
+}
 _HEADS = {"H": "the heads of q", "Hkv": "the heads of k", "G": "the heads of q over those of k"}
 
 
@@ -212,23 +218,44 @@ class Declarations:
             roles: tuple[Role, ...] | None = ()
             if name.id in _QKV:
                 roles = infer_roles(name, shape, tree.shape, ragged=self._is_ragged(tree), report=self.report)
-                if not self._is_float(dtype):
-                    self.report.error(
-                        "E0313",
-                        f"{name.id} must be of a float type",
-                        tree.dtype.span,
-                        f"this is {tree.dtype.id}",
-                    )
-                    continue
+            if not self._fits(name.id, dtype, tree.dtype):
+                continue
             if roles is not None:
                 self.scope.tensors[name.id] = Tensor(
                     name=name.id, dtype=dtype, shape=shape, roles=roles, is_sorted=is_sorted, span=tree.span
                 )
 
+    def _fits(self, name: str, dtype: DType | str, tree: ast.Name) -> bool:
+        """Returns whether an input may have this type; reports why not. tree: the type as it is written."""
+        choices = self._choices(dtype)
+        narrow = next((choice for choice in choices if choice.is_narrow), None)
+        if narrow is not None and name not in ("k", "v"):
+            self.report.error(
+                "E0313",
+                f"'{name}' cannot be of type {narrow}",
+                tree.span,
+                "k and v alone are stored in 8 bits",
+                hints=(_INSTEAD_OF_NARROW[narrow],),
+            )
+            return False
+        if name in _QKV and not all(choice.is_float or choice.is_narrow for choice in choices):
+            label = f"this is {tree.id}"
+            self.report.error("E0313", f"{name} must be of a float type", tree.span, label)
+            return False
+        return True
+
+    def _choices(self, dtype: DType | str) -> tuple[DType, ...]:
+        """Returns the type, or the choices of the param that it is."""
+        if isinstance(dtype, DType):
+            return (dtype,)
+        param = self.scope.params[dtype]
+        assert isinstance(param, Param), "a tensor whose dtype param is wrong is wrong itself"
+        return tuple(DType(str(choice)) for choice in param.choices)
+
     def _dtype(self, tree: ast.Name) -> DType | str | None:
-        if tree.id in list(DType):
-            return DType(tree.id)
         param = self.scope.params.get(tree.id)
+        if param is None and tree.id in list(DType):
+            return DType(tree.id)
         if isinstance(param, Param) and isinstance(param.choices[0], DType):
             return tree.id
         if not isinstance(param, Wrong):
@@ -265,10 +292,7 @@ class Declarations:
         return any(fact.id == "sorted" for fact in tree.facts)
 
     def _is_float(self, dtype: DType | str) -> bool:
-        if isinstance(dtype, DType):
-            return dtype.is_float
-        param = self.scope.params[dtype]
-        return isinstance(param, Param) and DType(str(param.choices[0])).is_float
+        return all(choice.is_float for choice in self._choices(dtype))
 
     def _is_ragged(self, tree: ast.Input) -> bool:
         """Returns whether the rows follow each other, directly or as the prefix of an input whose rows do."""
@@ -298,9 +322,13 @@ class Declarations:
         q, k, v = (self._known(name) for name in _QKV)
         for other in (k, v):
             first = q or k
-            if first and other and first is not other and first.dtype != other.dtype:
+            if first and other and first is not other and not self._goes_with(other, first):
                 self._report_pair(
-                    "E0313", f"{first.name} and {other.name} differ in element type", other, first
+                    "E0313",
+                    f"{first.name} and {other.name} differ in element type",
+                    other,
+                    first,
+                    hints=self._narrow_hints(other),
                 )
         if q and k and not same_size(q.shape[-1], k.shape[-1]):
             self._report_pair("E0311", "q and k differ in head dimension", k, q)
@@ -319,6 +347,24 @@ class Declarations:
                     f"{dim} always means this size",
                     hints=(f"write '{dim}' here, or give the param another name",),
                 )
+
+    def _goes_with(self, other: Tensor, first: Tensor) -> bool:
+        """Returns whether k or v is of the type of q, which then has 16 bits, wherever it is not of 8."""
+        if other.dtype == first.dtype:
+            return True
+        choices, of_q = self._choices(other.dtype), self._choices(first.dtype)
+        if first.name != "q":  # without q, which has been reported
+            return any(choice.is_narrow for choice in (*choices, *of_q))
+        is_narrow = any(choice.is_narrow for choice in choices)
+        wide = {choice for choice in choices if not choice.is_narrow}
+        return is_narrow and DType.F32 not in of_q and (not wide or wide == set(of_q) == {of_q[0]})
+
+    def _narrow_hints(self, tensor: Tensor) -> tuple[str, ...]:
+        if not any(choice.is_narrow for choice in self._choices(tensor.dtype)):
+            return ()
+        name = tensor.name
+        hint = f"q is of f16 or bf16 beside {name} of 8 bits; types of {name} that are not are that of q"
+        return (hint,)
 
     def _known(self, name: str) -> Tensor | None:
         tensor = self.scope.tensors.get(name)
@@ -387,7 +433,7 @@ class Declarations:
         if dtype is None or shape is None or q is None or v is None:
             return None
         if not self._is_float(dtype) or (name.id == "lse" and dtype is not DType.F32):
-            label = "lse is always f32" if name.id == "lse" else "o must be of a float type"
+            label = "lse is always f32" if name.id == "lse" else "o is of f16, bf16 or f32"
             self.report.error(
                 "E0313", f"'{tree.dtype.id}' is not a type for {name.id}", tree.dtype.span, label
             )

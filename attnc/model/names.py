@@ -3,7 +3,8 @@ of Python, PyTorch and CUDA.
 
 A name means one thing: nothing declared may reuse a reserved word or a name that is already taken in its
 attention. Names of `def`s are looser: an attention's own names hide them, and a file may redefine a def
-of the prelude. So are `SOFT` names, which came to the language when specs were already using them. What
+of the prelude. So are `SOFT` names, and element types of 8 bits, which came to the language when specs were
+already using them. What
 the functions of generated modules have or read (`INTERFACE`) is no name for an input.
 """
 
@@ -51,6 +52,9 @@ _TYPES: Mapping[str, str] = {
     "i32": "int int32 s32 u32",
     "i64": "long int64 s64",
     "bool": "bool_ boolean i1 b1",
+    "e4m3": "fp8 float8 f8 float8_e4m3fn float8_e4m3 fp8_e4m3 fp8e4nv f8e4m3 e4m3fn",
+    "e5m2": "float8_e5m2 fp8_e5m2 fp8e5 f8e5m2",
+    "i8": "int8 s8 char",
 }
 _TYPE_OF = {theirs: ours for ours, names in _TYPES.items() for theirs in names.split()}
 
@@ -94,7 +98,7 @@ RESERVED: dict[str, str] = (
     dict.fromkeys(INDICES, "an index")
     | dict.fromkeys(DIMS, "a dimension")
     | dict.fromkeys((name for name in FUNCTIONS if name not in SOFT), "an intrinsic function")
-    | dict.fromkeys(DType, "an element type")
+    | dict.fromkeys((dtype for dtype in DType if not dtype.is_narrow), "an element type")
     | dict.fromkeys((*INPUTS, *OUTPUTS), "one of the tensors q, k, v, o, lse")
     | {"dot": "the product of q and k", "softmax": "a normalization"}
     | dict(PYTHON)

@@ -10,10 +10,12 @@ from attnc.model.scope import Scope
 from attnc.model.tensors import DType, Tensor
 from attnc.syntax import ast
 
-ARGUMENTS = ("sink", "dropout", "seed", "first_head")
+ARGUMENTS = ("sink", "dropout", "seed", "first_head", "v_scale")
 #: What other libraries say to their softmax, and where it belongs here.
 _ELSEWHERE = {
     **dict.fromkeys(("scale", "temperature", "sm_scale"), "multiply the score: score = dot(q, k) * scale"),
+    **dict.fromkeys(("v_descale", "descale_v", "value_scale"), "write softmax(v_scale = ...)"),
+    **dict.fromkeys(("k_scale", "k_descale"), "multiply the score: score = dot(q, k) * k_scale"),
     **dict.fromkeys(("mask", "causal", "is_causal"), "write 'mask = ...', a statement of its own"),
     **dict.fromkeys(("bias", "softcap"), "it is a part of the score"),
     **dict.fromkeys(("p", "dropout_p", "rate"), "write softmax(dropout = p, seed = seed)"),
@@ -58,9 +60,12 @@ def resolve_softmax(
                 "declare 'input p: f32[]' and 'input seed: i64[]', write 'softmax(dropout = p, seed = seed)'",
             ),
         )
+    v_scale = _v_scale(arguments["v_scale"], elaborator, report) if "v_scale" in arguments else None
     if report.errors > before:
         return None
-    return Softmax(sink=sink, dropout=dropout, seed=seed, first_head=first_head, span=tree.span)
+    return Softmax(
+        sink=sink, dropout=dropout, seed=seed, first_head=first_head, v_scale=v_scale, span=tree.span
+    )
 
 
 def _arguments(call: ast.Call, report: Report) -> dict[str, ast.Expr]:
@@ -105,6 +110,28 @@ def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) 
             )
             return None
     return Const(float(sink.value), span=sink.span) if isinstance(sink, Const) else sink
+
+
+def _v_scale(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:
+    """Returns a factor of the rows of o: what v is multiplied by, of a query and head, the same for all
+    keys.
+    """
+    scale = elaborator.typed(tree, "float", "the scale of v")
+    if scale is None:
+        return None
+    if any(isinstance(node, Dot) for node in walk(scale)):
+        report.error("E0317", "the scale of v reads the score", tree.span, "may depend on b, h and the query")
+        return None
+    if "kv_idx" in uses(scale):
+        report.error(
+            "E0317",
+            "the scale of v differs from key to key",
+            tree.span,
+            "may depend on b, h and the query: it multiplies the rows of o",
+            hints=("scale the rows of v where they are stored, and give all keys of a head one scale here",),
+        )
+        return None
+    return Const(float(scale.value), span=scale.span) if isinstance(scale, Const) else scale
 
 
 def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:

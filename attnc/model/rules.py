@@ -82,15 +82,47 @@ def check_paged_has_length(tree: ast.Attention, attention: Attention, report: Re
 def check_grads_are_float(tree: ast.Attention, attention: Attention, report: Report) -> None:
     """Reports gradients of what is no float."""
     for name in _grad_names(tree):
-        dtype = attention.tensor(name.id).dtype
-        choices = [dtype] if isinstance(dtype, DType) else _choices(attention, dtype)
-        if not all(DType(str(choice)).is_float for choice in choices):
+        choices = _dtypes(attention, attention.tensor(name.id))
+        if not all(choice.is_float or choice.is_narrow for choice in choices):
             report.error(
                 "E0319",
                 f"'{name.id}' has no gradient",
                 name.span,
                 f"its elements are {choices[0]}, not floats",
             )
+
+
+def check_grads_of_narrow(tree: ast.Attention, attention: Attention, report: Report) -> None:
+    """Reports gradients beside k or v of 8 bits, or beside a scale of v, which no backward knows."""
+    names = _grad_names(tree)
+    if not names:
+        return
+    for tensor in (attention.k, attention.v):
+        narrow = next((dtype for dtype in _dtypes(attention, tensor) if dtype.is_narrow), None)
+        if narrow is not None:
+            own = next((name for name in names if name.id == tensor.name), names[0])
+            is_own = own.id == tensor.name
+            message = f"'{own.id}' has no gradient" + ("" if is_own else f" beside {tensor.name} of {narrow}")
+            related = (
+                () if tensor.span is None else (Label(tensor.span, f"'{tensor.name}' is declared here"),)
+            )
+            report.error(
+                "E0319",
+                message,
+                own.span,
+                f"its elements are {narrow}" if is_own else "no backward reads such elements",
+                related=related,
+                hints=("train with keys and values of 16 bits, in an attention of its own",),
+            )
+            return
+    if attention.softmax.v_scale is not None:
+        report.error(
+            "E0319",
+            f"'{names[0].id}' has no gradient beside a scale of v",
+            names[0].span,
+            "no backward knows the factor",
+            hints=("multiply v, or o, by it outside of the kernel, where autograd sees it",),
+        )
 
 
 def check_grads_are_used(tree: ast.Attention, attention: Attention, report: Report) -> None:
@@ -101,7 +133,7 @@ def check_grads_are_used(tree: ast.Attention, attention: Attention, report: Repo
     for expr in (attention.score, attention.softmax.sink):
         used |= {node.tensor for node in walk(expr) if isinstance(node, Load)} if expr else set()
     for name in _grad_names(tree):
-        if name.id not in used and _is_float(attention, attention.tensor(name.id)):
+        if name.id not in used and _dtypes(attention, attention.tensor(name.id))[0].is_float:
             label = "neither the score nor the sink reads it"
             report.error("E0319", f"the gradient of '{name.id}' is zero", name.span, label)
 
@@ -185,6 +217,7 @@ ATTENTION_RULES: tuple[AttentionRule, ...] = (
     check_sizes_are_known,
     check_paged_has_length,
     check_grads_are_float,
+    check_grads_of_narrow,
     check_grads_are_used,
     check_unused,
 )
@@ -206,9 +239,11 @@ def _choices(attention: Attention, param: str) -> Sequence[DType | bool | int | 
     return next(p.choices for p in attention.params if p.name == param)
 
 
-def _is_float(attention: Attention, tensor: Tensor) -> bool:
-    dtype = tensor.dtype if isinstance(tensor.dtype, DType) else _choices(attention, tensor.dtype)[0]
-    return DType(str(dtype)).is_float
+def _dtypes(attention: Attention, tensor: Tensor) -> tuple[DType, ...]:
+    """Returns the element type, or those that a param has for it."""
+    if isinstance(tensor.dtype, DType):
+        return (tensor.dtype,)
+    return tuple(DType(str(choice)) for choice in _choices(attention, tensor.dtype))
 
 
 def _grad_names(tree: ast.Attention) -> list[ast.Name]:

@@ -137,14 +137,23 @@ class Storages:
             )
         elif tensor is not None and isinstance(k, Tensor):
             rows = (tensor.roles, *tensor.shape[:-1]), (k.roles, *k.shape[:-1])
-            if rows[0] == rows[1]:
+            if rows[0] != rows[1]:
+                self._error(
+                    call,
+                    "v differs from k in more than its head dimension",
+                    "a prefix has the rows of k",
+                    related=_declared(k),
+                )
+            elif tensor.dtype != k.dtype:
+                self._error(
+                    call,
+                    "v differs from k in its element type",
+                    "a prefix has the elements of k",
+                    related=_declared(k),
+                    hint=f"declare v of type {k.dtype}",
+                )
+            else:
                 return Prefix(of="k", span=call.span)
-            self._error(
-                call,
-                "v differs from k in more than its head dimension",
-                "a prefix has the rows of k",
-                related=_declared(k),
-            )
         return None
 
     def _table(self, call: ast.Call, expected: str) -> Tensor | None:

@@ -59,14 +59,27 @@ class DType(StrEnum):
     I32 = "i32"
     I64 = "i64"
     BOOL = "bool"
+    E4M3 = "e4m3"
+    E5M2 = "e5m2"
+    I8 = "i8"
 
     @property
     def is_float(self) -> bool:
         return self in (DType.F16, DType.BF16, DType.F32)
 
     @property
+    def is_narrow(self) -> bool:
+        """Whether k and v alone are stored so: in 8 bits, each number of which f16 and bf16 hold exactly.
+
+        e4m3 is torch.float8_e4m3fn: NaN and no infinity, up to 448. e5m2 has both, up to 57344. i8: integers.
+        """
+        return self in (DType.E4M3, DType.E5M2, DType.I8)
+
+    @property
     def bytes(self) -> int:
-        return {DType.BOOL: 1, DType.F16: 2, DType.BF16: 2, DType.F32: 4, DType.I32: 4, DType.I64: 8}[self]
+        if self is DType.BOOL or self.is_narrow:
+            return 1
+        return {DType.F16: 2, DType.BF16: 2, DType.F32: 4, DType.I32: 4, DType.I64: 8}[self]
 
     @property
     def unit_roundoff(self) -> float:

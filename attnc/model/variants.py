@@ -221,7 +221,4 @@ def _check_slopes(attention: Attention, place: Span, note: str, report: Report) 
 
 
 def _expressions(attention: Attention) -> Iterator[Expr]:
-    softmax = attention.softmax
-    yield from (attention.score, attention.mask, *attention.lengths.values())
-    optional = (softmax.sink, softmax.dropout, softmax.seed, softmax.first_head)
-    yield from (expr for expr in optional if expr is not None)
+    yield from (attention.score, attention.mask, *attention.lengths.values(), *attention.softmax.expressions)

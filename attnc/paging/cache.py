@@ -82,6 +82,11 @@ def _check_rows(name: str, given: Any, dtype: torch.dtype) -> None:
         raise TypeError(f"{name}: expected dtype {dtype}, got {given.dtype}")
 
 
+def _movable(x: torch.Tensor) -> torch.Tensor:
+    """Returns the elements, of 8 bits as bytes: torch moves no rows of its float8."""
+    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
+
+
 def _integers(name: str, given: Any) -> list[int]:
     """Returns numbers as Python's own, which nobody changes in place. TypeError for what is none."""
     try:
@@ -97,6 +102,8 @@ class PagedCache:
     kv_heads, head_dim, v_head_dim: sizes of K and V; v_head_dim None: as head_dim; 0: no V (`via prefix(k)`)
     sequences: rows of the block table; max_length: tokens that one sequence may have, hence its columns
     layout: "NHD" pages are [page, Hkv, D], "HND" pages are [Hkv, page, D]
+    dtype: of the pools; one of 8 bits too (torch.float8_e4m3fn, float8_e5m2, int8), of which `write` takes
+    what it stores: nothing is scaled or rounded here
     spread, rank: which rows of each sequence this cache has where ranks share them (`SpreadKeys`), else None.
     Every rank's cache is told the same, of whole sequences, and decides the same: a page of `page` rows on
     each of them holds ranks * page tokens, has one number, and is shared, copied and missing on all of them.
@@ -139,7 +146,7 @@ class PagedCache:
         if layout not in ("NHD", "HND"):
             raise ValueError(f"layout: expected 'NHD' or 'HND', got {layout!r}")
         self.spread = Spread(1, page) if spread is None else spread
-        if page % self.spread.block or not 0 <= rank < self.spread.ranks:
+        if self.spread.block < 1 or page % self.spread.block or not 0 <= rank < self.spread.ranks:
             raise ValueError(
                 f"spread: expected blocks that divide pages of {page} rows and ranks beyond {rank}, "
                 f"got {self.spread}"
@@ -226,7 +233,8 @@ class PagedCache:
     def write(
         self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None = None, layer: int = 0
     ) -> None:
-        """Stores keys [T, Hkv, D] and values [T, Hkv, Dv] of a layer at slots: i64[T].
+        """Stores keys [T, Hkv, D] and values [T, Hkv, Dv] of a layer at slots: i64[T]. No gradients flow
+        through it.
 
         TypeError for a dtype that is not the cache's, or slots that are not i64. ValueError for another
         shape, for missing values, and for values where the cache has none.
@@ -239,10 +247,12 @@ class PagedCache:
             raise ValueError(f"v: expected {'a tensor' if v is None else 'None'}, as the cache was made")
         for name, pool, rows in zip("kv", self._pools, given, strict=False):
             _check_rows(name, rows, pool.dtype)
+            pool, rows = _movable(pool), _movable(rows)
             slot_major = pool[layer] if self.layout == "NHD" else pool[layer].transpose(1, 2)
             wanted = (len(slots), *slot_major.shape[2:])
             if rows.shape != wanted:
                 raise ValueError(f"{name}: expected shape {list(wanted)}, got {list(rows.shape)}")
+            rows = rows.detach()  # or the pool would hold all that they were computed from
             if self.layout == "NHD":
                 slot_major.flatten(0, 1).index_copy_(0, slots, rows)
             else:
@@ -256,8 +266,10 @@ class PagedCache:
         index = torch.arange(self.spread.count(held.length, self.rank), device=self.device)
         pages = self.block_table[held.row][index // self.page].long()
         heads_last = self.layout == "NHD"
-        views = (pool[layer] if heads_last else pool[layer].transpose(1, 2) for pool in self._pools)
-        return tuple(view[pages, index % self.page] for view in views)
+        layers = (_movable(pool)[layer] for pool in self._pools)
+        views = (pool if heads_last else pool.transpose(1, 2) for pool in layers)
+        found = (view[pages, index % self.page] for view in views)
+        return tuple(rows.view(pool.dtype) for rows, pool in zip(found, self._pools, strict=True))
 
     def last_slots(self) -> torch.Tensor:
         """Computes the slot of every row's last token, i64[sequences]; in the spare page for a row without a
@@ -306,7 +318,7 @@ class PagedCache:
             self.block_table[row, column] = page.int()
         if growth.copies:
             source, target = copied.view(-1, 2).unbind(1)
-            for pool in self._pools:
+            for pool in map(_movable, self._pools):
                 pool[:, target] = pool[:, source]
         kv_len = lengths.int()
         if growth.slots:

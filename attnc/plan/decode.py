@@ -170,7 +170,11 @@ def _per_row(attention: Attention) -> Attention:
         attention,
         score=substitute(attention.score, head),
         mask=substitute(attention.mask, head),
-        softmax=replace(softmax, sink=softmax.sink and substitute(softmax.sink, head)),
+        softmax=replace(
+            softmax,
+            sink=softmax.sink and substitute(softmax.sink, head),
+            v_scale=softmax.v_scale and substitute(softmax.v_scale, head),
+        ),
     )
 
 

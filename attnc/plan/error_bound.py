@@ -31,7 +31,7 @@ from __future__ import annotations
 from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
 from attnc.model.schedule import TileConfig
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import DType
 from attnc.plan.ir import ErrorBound, Softmax
 from attnc.plan.ir.kernel import UnifiedMax
 from attnc.plan.signature import feature
@@ -59,14 +59,14 @@ def error_bound(
     splits: the most results of parts of a row's keys that are joined. columns, columns_factor, tail: as in
     `ErrorBound`.
     """
-    shift = shift_of(softmax, unified, _dtype(attention.v))
+    element = attention.element
+    shift = shift_of(softmax, unified, element)
     tiles = [config.tile_kv for config in configs]
-    element = _dtype(attention.q)
     return ErrorBound(
         head_dim=feature(attention.q),
         input_dtype=element,
-        p_dtype=_dtype(attention.v),
-        o_dtype=_dtype(attention.o),
+        p_dtype=element,
+        o_dtype=DType(attention.o.dtype),
         tile_kv=max(tiles),
         min_tile_kv=min(tiles),
         product_error=TF32X3_PRODUCT_ERROR if element is DType.F32 else 0.0,
@@ -81,9 +81,3 @@ def error_bound(
         columns_factor=columns_factor,
         tail=tail,
     )
-
-
-def _dtype(tensor: Tensor) -> DType:
-    if not isinstance(tensor.dtype, DType):
-        raise ValueError(f"the dtype of {tensor.name} is still the param {tensor.dtype}")
-    return tensor.dtype

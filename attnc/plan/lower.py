@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, Label
+from attnc.expr.nodes import uses
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import schedule_of
 from attnc.model.knobs import KEYS
@@ -71,6 +72,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     knobs = knobs_of(schedule, "forward")
     yield from _sizes(variant)
     yield from _of_others(schedule, knobs)
+    yield from _narrow(variant, target)
     yield from target.check(variant, schedule)
     if combine := knobs_of(schedule, "combine"):
         for knob in combine.values():
@@ -89,6 +91,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     loops = knobs.get("loops")
     if loops and ("kv", "q") in loops.choices:
         yield from _storages(variant)
+        yield from _row_scale(variant)
 
 
 def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -100,6 +103,24 @@ def _gradient_types(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
             q.span,
             f"is {q.dtype}, and its gradient wanted in f32",
             "write a Triton schedule, or 'grad q' without a type",
+        )
+
+
+def _narrow(variant: Variant, target: Target) -> Iterator[Diagnostic]:
+    """Yields a refusal of keys and values of 8 bits, and of a scale of v, by targets that have neither."""
+    attention = variant.attention
+    if target.reads_narrow:
+        return
+    instead = "write a schedule for the target 'triton'"
+    for tensor in (attention.k, attention.v):
+        if DType(tensor.dtype).is_narrow:
+            label = "these kernels multiply it as it was copied"
+            message = f"{tensor.name} of {tensor.dtype} is not lowered to {target.name}"
+            yield unsupported(message, tensor.span, label, instead)
+    if attention.softmax.v_scale is not None:
+        label = "o leaves as it is divided by the row's sum"
+        yield unsupported(
+            f"a scale of v is not lowered to {target.name}", attention.softmax.span, label, instead
         )
 
 
@@ -246,6 +267,17 @@ def _storages(variant: Variant) -> Iterator[Diagnostic]:
                 "of this input",
                 "write 'loops = [q, kv]'",
             )
+
+
+def _row_scale(variant: Variant) -> Iterator[Diagnostic]:
+    softmax = variant.attention.softmax
+    if softmax.v_scale is not None and "q_idx" in uses(softmax.v_scale):
+        yield unsupported(
+            "loops = [kv, q] needs one scale of v for all queries of a head",
+            softmax.v_scale.span or softmax.span,
+            "differs from query to query",
+            "write 'loops = [q, kv]'",
+        )
 
 
 def _names(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:

@@ -315,6 +315,12 @@ def parts(attention: Attention) -> tuple[Part, ...]:
     return (Part(first=0, width=d),)
 
 
+def key_bytes(attention: Attention) -> int:
+    """Returns bytes of a key of one head in memory: of its row of k, and of v where that has its own."""
+    stored = (t for t in (attention.k, attention.v) if not t.storage.is_part)
+    return sum(feature(tensor) * DType(tensor.dtype).bytes for tensor in stored)
+
+
 def tile_columns(attention: Attention) -> int:
     """Returns the columns of a tile of q or k, those of all parts."""
     return sum(block(part.width) for part in parts(attention))

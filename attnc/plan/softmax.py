@@ -113,7 +113,7 @@ def plan_softmax(
     headroom = 0.0
     if isinstance(maximum := choice.args.get("maximum"), Choice):
         (value,) = maximum.args.values()
-        most = _F16_HEADROOM if attention.v.dtype is DType.F16 else math.inf
+        most = _F16_HEADROOM if attention.element is DType.F16 else math.inf
         headroom = min(value, most) if isinstance(value, float) else 0.0
     wanted = attention.softmax
     softmax = Softmax(
@@ -125,6 +125,7 @@ def plan_softmax(
         sink=None if wanted.sink is None else scale_by(names.replace(wanted.sink), LOG2E),
         dropout=plan_dropout(attention, names),
         headroom=headroom,
+        v_scale=None if wanted.v_scale is None else names.replace(wanted.v_scale),
     )
     return softmax, None if isinstance(raw, Dot) else names.replace(raw)
 
@@ -194,7 +195,7 @@ def safe_range(dtype: DType) -> tuple[float, float]:
 
 def check_bounds(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
     """Yields E0604 where the bounds that a schedule gives are not safe for the type of P and V."""
-    dtype = DType(variant.attention.v.dtype)
+    dtype = variant.attention.element
     low, high = safe_range(dtype)
     for choice in knob.choices:
         if isinstance(choice, Choice) and choice.name == "unified_max" and knob.span is not None:

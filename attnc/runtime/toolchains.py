@@ -25,6 +25,7 @@ from attnc.plan.ir import Module, split_of
 from attnc.plan.layout import Which
 from attnc.plan.signature import block, feature
 from attnc.plan.targets import target_of
+from attnc.plan.triton.resources import unreadable
 from attnc.runtime.loader import load_file, load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin, compile_ptx
 from attnc.support.cache import store_bytes
@@ -187,7 +188,11 @@ class TritonCompiler(Toolchain):
 
 
 def _triton_kernel(module: ir.Module, kernel: Which, position: int, device: Device) -> TritonKernel:
-    """Returns a kernel of a planned module at one of its configs."""
+    """Returns a kernel of a planned module at one of its configs. ValueError for a device that cannot read
+    its keys.
+    """
+    if because := unreadable(module.variant.attention, device):
+        raise ValueError(because)
     planned = module.kernels[kernel]
     config = planned.configs[position]
     constants: dict[str, object] = {
@@ -247,6 +252,9 @@ _TYPES = {
     DType.I32: "i32",
     DType.I64: "i64",
     DType.BOOL: "i1",
+    DType.E4M3: "fp8e4nv",
+    DType.E5M2: "fp8e5",
+    DType.I8: "i8",
 }
 
 

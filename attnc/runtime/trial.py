@@ -149,8 +149,9 @@ def _draw(arg: ir.Arg, dims: Mapping[str, int], generator: torch.Generator) -> t
     shape = [dims[PAGES.name] if size == PAGES else _size(bind, dims) for size, bind in axes]
     dtype = DTYPES[arg.tensor.dtype]
     device = generator.device
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    if dtype.is_floating_point or dtype is torch.int8:
+        drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+        return (drawn if dtype.is_floating_point else 16 * drawn).to(dtype)
     if arg.tensor.is_sorted:
         row = torch.arange(shape[-1], device=device) // _DOCUMENT
         return row.expand(shape).to(dtype).contiguous()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnc.expr.nodes import TRUE, show
 from attnc.model.attention import Attention
-from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
+from attnc.model.tensors import DType, Paged, Prefix, Ragged, Tensor
 from attnc.plan.ir import Module, unified_of
 
 
@@ -58,7 +58,8 @@ class Signature:
         self.returns = self.result if len(self.results) == 1 else f"({self.result})"
         self.has_scalars = any(not tensor.shape for tensor in self.inputs)
         masked = "" if attention.mask == TRUE else ", masked"
-        self.summary = f"Attention of the spec's score{masked}: o = softmax(score) v."
+        scaled = "" if attention.softmax.v_scale is None else "v_scale * "
+        self.summary = f"Attention of the spec's score{masked}: o = {scaled}softmax(score) v."
 
     @property
     def tensor_parameters(self) -> list[Parameter]:
@@ -118,6 +119,7 @@ class Signature:
     def notes(self) -> list[str]:
         notes = [f"{t.name}[b] is ascending." for t in self.inputs if t.is_sorted]
         notes += storage_notes(self.module.variant.attention)
+        notes += narrow_notes(self.module.variant.attention)
         if self.has_scalars:
             notes.append("Scalars may be Python numbers or 0-d tensors.")
         return notes
@@ -151,6 +153,18 @@ class Signature:
         if self.counts_fallbacks:
             left = "splits whose scores left the bounds of the unified maximum"
             yield f"fallbacks: i32[1] that is increased by the number of {left}."
+
+
+def narrow_notes(attention: Attention) -> list[str]:
+    """Returns what becomes of keys and values of 8 bits."""
+    narrow = [tensor for tensor in (attention.k, attention.v) if DType(tensor.dtype).is_narrow]
+    if not narrow:
+        return []
+    names = " and ".join(tensor.name for tensor in narrow)
+    notes = [f"The numbers of {names} are converted to {attention.element}, which holds them exactly."]
+    if any(tensor.dtype is DType.E4M3 for tensor in narrow):
+        notes.append("Of e4m3 they need a GPU of compute capability 8.9 or newer.")
+    return notes
 
 
 def storage_notes(attention: Attention) -> list[str]:

@@ -12,13 +12,13 @@ from typing import TypeAlias
 
 from attnc.expr.nodes import Const, Load, show
 from attnc.model.schedule import DkDvConfig
-from attnc.model.tensors import DType, Role, group_size, is_static
+from attnc.model.tensors import Role, group_size, is_static
 from attnc.plan.access import Section
 from attnc.plan.decode import MOST_SPLITS, has_fixed_splits, keys_of_split
 from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, Part
 from attnc.plan.ir.kernel import IDLE_GAIN, PARTIAL_TRIPS, Split
-from attnc.plan.signature import feature, is_plain, longest
+from attnc.plan.signature import feature, is_plain, key_bytes, longest
 from attnc.target.quote import literal
 from attnc.tuned.choices import Buckets, Tuned
 
@@ -231,12 +231,11 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
     keys = show(longest(attention, Role.KEY))
     most_visible = split.max_visible_keys
     visited = keys if most_visible is None else f"min({keys}, {most_visible} + BLOCK_M)"
-    d, dv = feature(attention.q), feature(attention.v)
-    columns = d + (0 if kernel.rows["v"].tensor == "k" else dv)
+    dv = feature(attention.v)
     fields: dict[str, Value] = {
         "tiles": quoted(tiles(module, kernel)),
         "key_tiles": quoted(f"cdiv({visited}, BLOCK_N)"),
-        "key_bytes": str(columns * DType(attention.q.dtype).bytes),
+        "key_bytes": str(key_bytes(attention)),
         "width": str(dv + 1),
     }
     if keys != "N":

@@ -31,6 +31,9 @@ TORCH_DTYPES = {
     DType.I32: "torch.int32",
     DType.I64: "torch.int64",
     DType.BOOL: "torch.bool",
+    DType.E4M3: "torch.float8_e4m3fn",
+    DType.E5M2: "torch.float8_e5m2",
+    DType.I8: "torch.int8",
 }
 
 

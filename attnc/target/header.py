@@ -113,6 +113,6 @@ def module_numbers(module: Module) -> Iterator[Number]:
     if module.backward is not None:
         yield from ROW_NUMBERS
     attention = module.variant.attention
-    exprs = (attention.score, attention.mask, *([attention.softmax.sink] if attention.softmax.sink else []))
+    exprs = (attention.score, attention.mask, *attention.softmax.expressions)
     if any(isinstance(node, Call) and node.function == "tanh" for expr in exprs for node in walk(expr)):
         yield "TWO_LOG2E", repr(2 * LOG2E), "exp(2 x) = exp2(2 log2(e) x)"

@@ -52,7 +52,8 @@ _COMPARISONS: Mapping[str, Function] = {
 _LOGIC: Mapping[str, Function] = {"__and__": np.bitwise_and, "__or__": np.bitwise_or}
 _INTEGERS = frozenset({"int32", "int64"})
 _NUMBERS = _INTEGERS | {"fp32"}
-_STORED = _NUMBERS | {"fp16", "bf16"}
+_AS_BITS = frozenset({"bf16", "fp8e4nv", "fp8e5"})
+_STORED = _NUMBERS | _AS_BITS | {"fp16", "int8"}
 _SHORT = range(-(2**31), 2**31)
 #: Options of loads and stores that change no value.
 _HINTS = frozenset({"cache_modifier", "eviction_policy", "volatile"})
@@ -219,7 +220,7 @@ class Language:
             if found is None or alone or (filler is not None and filler.__class__ not in (int, float)):
                 return long_way(pointer, mask, other, **named)
             element = pointer.dtype.element_ty
-            if filler and element.name == "bf16":
+            if filler and element.name in _AS_BITS:
                 return long_way(pointer, mask, other, **named)
             addresses, active = found
             WATCH.load(addresses, active, filler is not None)

@@ -1,11 +1,12 @@
-"""Triton's interpreter, made trustworthy: exact bf16, the GPU's NaN rules, tf32, and checkers.
+"""Triton's interpreter, made trustworthy: exact bf16 and numbers of 8 bits, the GPU's NaN rules, tf32, and
+checkers.
 
 Triton runs a kernel on NumPy when TRITON_INTERPRET=1 was set before it was imported. As shipped (3.6), its
-bf16 casts truncate, `tl.dot` multiplies bf16 bit patterns, `tl.maximum` differs from the GPU on NaN,
-libdevice and inline assembly are missing, and a stray address reads whatever lies there.
-`ensure_interpreter` replaces the parts concerned, so that the *unmodified* kernel means here what it means
-on a GPU. Besides, every access to memory is checked (`memory`), and precision that is lost on the way is a
-fault (`PrecisionFault`).
+bf16 casts truncate, NaN and infinities of 8 bits become finite, `tl.dot` multiplies bf16 bit patterns,
+`tl.maximum` differs from the GPU on NaN, libdevice and inline assembly are missing, and a stray address reads
+whatever lies there. `ensure_interpreter` replaces the parts concerned, so that the *unmodified* kernel means
+here what it means on a GPU. Besides, every access to memory is checked (`memory`), and precision that is lost
+on the way is a fault (`PrecisionFault`).
 """
 
 from __future__ import annotations
@@ -104,11 +105,16 @@ class _Patch:
         #: which it may be held already.
         self.launching = threading.RLock()
         self.language = Language(tl, interpreter)
+        #: By type of 8 bits PyTorch's, and the numbers of its 256 codes.
+        self.narrow = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+        codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+        self.codes = {ours: codes.view(theirs).float().numpy() for ours, theirs in self.narrow.items()}
 
     def install(self) -> None:
         builder, executor = self.interpreter.InterpreterBuilder, self.interpreter.GridExecutor
         for owner, name, wrap in (
             (builder, "cast_impl", self.wrap_cast),
+            (builder, "create_fp_to_fp", self.wrap_cast_of_floats),
             (builder, "binary_op", self.wrap_binary),
             (builder, "unary_op", self.wrap_unary),
             (builder, "create_dot", self.wrap_dot),
@@ -141,12 +147,19 @@ class _Patch:
         self.interpreter.ATTNC_PATCHED = True
 
     def values(self, handle: Any) -> Array:
-        """Returns the numbers of a handle; those of bf16, which are kept as bits, in float32."""
-        return bf16_to_f32(handle.data) if handle.dtype.scalar == self.tl.bfloat16 else handle.data
+        """Returns the numbers of a handle, in float32 those of types that are kept as bits."""
+        dtype = handle.dtype.scalar
+        if dtype in self.codes:
+            numbers: Array = self.codes[dtype][handle.data]
+            return numbers
+        return bf16_to_f32(handle.data) if dtype == self.tl.bfloat16 else handle.data
 
     def handle(self, values: Array, dtype: Any) -> Any:
-        """Returns a handle of this dtype; bf16 is rounded to nearest even."""
-        if dtype.scalar == self.tl.bfloat16:
+        """Returns a handle of this dtype; bf16, and floats of 8 bits, are rounded to nearest even."""
+        if dtype.scalar in self.narrow:
+            rounded = torch.from_numpy(values.astype(np.float32)).to(self.narrow[dtype.scalar])
+            values = rounded.view(torch.uint8).numpy()
+        elif dtype.scalar == self.tl.bfloat16:
             values = f32_to_bf16(values.astype(np.float32))
         else:
             values = values.astype(self.interpreter._get_np_dtype(dtype), copy=False)
@@ -159,7 +172,8 @@ class _Patch:
                 if self.tl.bfloat16 in (src.dtype.scalar, dst_type.scalar)
                 else original(builder, src, dst_type)
             )
-            if self.is_half(dst_type) and src.dtype.is_floating() and not self.is_half(src.dtype):
+            is_wide = src.dtype.is_floating() and src.dtype.scalar.primitive_bitwidth > 16
+            if self.is_half(dst_type) and is_wide:
                 made.is_rounded = True
             elif getattr(src, "is_rounded", False) and dst_type.scalar == self.tl.float32:
                 raise PrecisionFault("a float32 was rounded to 16 bits and used as float32 again")
@@ -167,13 +181,31 @@ class _Patch:
 
         return cast_impl
 
+    def wrap_cast_of_floats(self, original: Any) -> Any:
+        """Replaces what makes finite numbers of NaN and infinities in conversions from and to 8 bits. A GPU
+        makes 65536 and more of them where Triton converts e5m2 to bf16.
+        """
+
+        def create_fp_to_fp(builder: Any, src: Any, dst_type: Any, rounding: Any) -> Any:
+            kinds = src.dtype.scalar, dst_type.scalar
+            if not any(kind in self.narrow for kind in kinds):
+                return original(builder, src, dst_type, rounding)
+            values = self.values(src)
+            if kinds == (self.tl.float8e5, self.tl.bfloat16):
+                finite = self.codes[self.tl.float8e5][src.data & 0xBF] * np.float32(2.0**16)
+                values = np.where(np.isfinite(values), values, finite)
+            return self.handle(values, dst_type)
+
+        return create_fp_to_fp
+
     def is_half(self, dtype: Any) -> bool:
         return dtype.scalar in (self.tl.float16, self.tl.bfloat16)
 
     def wrap_binary(self, original: Any) -> Any:
         def binary_op(builder: Any, lhs: Any, rhs: Any, op: Any) -> Any:
-            if op in _ARITHMETIC and self.is_half(lhs.dtype):
-                raise PrecisionFault(f"arithmetic in 16 bits: {op.__name__} of {lhs.dtype.scalar}")
+            bits = lhs.dtype.scalar.primitive_bitwidth
+            if op in _ARITHMETIC and lhs.dtype.is_floating() and bits < 32:
+                raise PrecisionFault(f"arithmetic in {bits} bits: {op.__name__} of {lhs.dtype.scalar}")
             if lhs.dtype.scalar != self.tl.bfloat16:
                 made = original(builder, lhs, rhs, op)
                 # A comparison is left with the type of its operands; a splat of it would hold 0 and 1.

@@ -30,6 +30,8 @@ from attnc.verify.data import (
 from attnc.verify.memory import untouched
 from attnc.verify.storage import (
     LENGTHS,
+    SMALL,
+    WHOLE,
     Lengths,
     draw_lengths,
     draw_table,
@@ -37,6 +39,8 @@ from attnc.verify.storage import (
     kv_lengths,
     memory_dims,
     pack,
+    stored,
+    unused_of,
     unused_value,
 )
 from attnc.verify.strategies import all_dims, size
@@ -103,7 +107,7 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
         if not tensor.shape and case.seed % 2:
             inputs[tensor.name] = value.item()
             continue
-        data = torch.from_numpy(np.array(value)).to(DTYPES[tensor.dtype])
+        data = stored(torch.from_numpy(np.array(value)), DType(tensor.dtype))
         made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device)
         inputs[tensor.name] = made.view
         guarded.append(made)
@@ -147,8 +151,8 @@ def place_tensor(
 def _fill(count: int, dtype: torch.dtype, fill: str, device: str) -> torch.Tensor:
     as_float, as_int, as_bool = FILLS[fill]
     filler = as_float if dtype.is_floating_point else as_bool if dtype == torch.bool else as_int
-    if dtype == torch.float16 and fill == "large":
-        filler = 6e4
+    if dtype in SMALL:
+        filler = unused_of(SMALL[dtype], fill)
     return torch.full((count,), filler, dtype=dtype, device=device)
 
 
@@ -179,7 +183,12 @@ def draw_values(
     at = _sizes(attention, case, dims)
     values = draw_extras(attention, case, dims, lengths, at)
     styles = {"logits": case.logits, "values": case.values, "special": case.special}
-    canonical = draw_qkv(at, dtype=DType(attention.q.dtype), seed=case.seed, **styles)
+    canonical = draw_qkv(at, dtype=attention.element, seed=case.seed, **styles)
+    for tensor, others in ((attention.k, ("q",)), (attention.v, ())):
+        if tensor.dtype is DType.I8 and not tensor.storage.is_part:
+            canonical[tensor.name] *= WHOLE
+            for other in others:
+                canonical[other] /= WHOLE
     if attention.k.storage.is_paged:
         canonical |= _in_pages(attention, case, dims, canonical, values, fill)
     for tensor in (attention.q, attention.k, attention.v):

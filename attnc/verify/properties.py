@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from attnc.expr.nodes import Dim, Expr, Index, Load, children, uses, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import Role, Tensor
+from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir.kernel import UnifiedMax
 from attnc.plan.softmax import LOG2E
@@ -25,7 +26,7 @@ from attnc.verify.check import same_bits
 from attnc.verify.gradient_properties import gradient_violations
 from attnc.verify.problem import Value, build
 from attnc.verify.rerun import Outputs, Run, excluded_keys_are_invisible, may_exclude
-from attnc.verify.storage import lengths_for
+from attnc.verify.storage import altered, lengths_for
 from attnc.verify.strategies import all_dims, free_dims, size
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import Expected, expect, to_float64
@@ -39,8 +40,13 @@ def is_dense(attention: Attention) -> bool:
 
 
 def has_values(attention: Attention) -> bool:
-    """Returns whether v has memory of its own."""
-    return not attention.v.storage.is_part
+    """Returns whether v has memory of its own, of a type that holds the double of most of its numbers."""
+    return not attention.v.storage.is_part and not DType(attention.v.dtype).is_narrow
+
+
+def moves_values(attention: Attention) -> bool:
+    """Returns whether a value can become larger by 64 or nearly so."""
+    return is_dense(attention) and attention.v.dtype is not DType.I8
 
 
 def sized_axes(tensor: Tensor, extent: Expr) -> list[int]:
@@ -49,14 +55,8 @@ def sized_axes(tensor: Tensor, extent: Expr) -> list[int]:
 
 
 def _expressions(attention: Attention) -> tuple[Expr, ...]:
-    softmax = attention.softmax
-    optional = (softmax.sink, softmax.dropout, softmax.seed, softmax.first_head)
-    return (
-        attention.score,
-        attention.mask,
-        *attention.lengths.values(),
-        *(e for e in optional if e is not None),
-    )
+    lengths = attention.lengths.values()
+    return (attention.score, attention.mask, *lengths, *attention.softmax.expressions)
 
 
 def _positions(expr: Expr) -> Iterator[str]:
@@ -192,15 +192,19 @@ def masked_keys_are_invisible(run: Run) -> str | None:
     for tensor, junk in ((run.attention.k, torch.nan), (run.attention.v, 1e4)):
         axis = tensor.axis(Role.KEY)
         assert axis is not None
-        changed = run.tensor(tensor.name).clone()
-        changed.index_fill_(axis, torch.tensor(chosen, device=changed.device), junk)
-        inputs[tensor.name] = changed
+        value = run.tensor(tensor.name)
+        places = torch.tensor(chosen, device=value.device)
+        inputs[tensor.name] = altered(value, partial(_fill_at, axis, places, junk))
     outputs = run.again(inputs)
     for name, rows in blind.items():
         where = torch.from_numpy(rows).to(outputs[name].device)
         if not same_bits(outputs[name][where], run.outputs[name][where]):
             return f"'{name}' of rows that do not see keys {chosen[:4]} depends on them"
     return None
+
+
+def _fill_at(axis: int, places: torch.Tensor, junk: float, values: torch.Tensor) -> torch.Tensor:
+    return values.index_fill_(axis, places, junk)
 
 
 def _blind_rows(run: Run) -> tuple[list[int], dict[str, Bools]]:
@@ -231,20 +235,25 @@ def visible_keys_count(run: Run) -> str | None:
     if not pieces or run.attention.softmax.dropout is not None:
         return None
     chosen = int(np.argmax(pieces[0].scores[-1]))
-    heavy = empty_outputs(run.attention, arrays)["o"] * 0
+    heavy, scale = (empty_outputs(run.attention, arrays)["o"] * 0 for _ in range(2))
     for head in pieces:
         if chosen < head.shape[1]:
             _, lse = softmax(head)
             with np.errstate(invalid="ignore"):
                 head.place(run.attention.o, {"o": heavy})[...] = np.exp(head.scores[:, chosen] - lse)[:, None]
+            head.place(run.attention.o, {"o": scale})[...] = head.v_scale
     axis = run.attention.v.axis(Role.KEY)
     assert axis is not None
-    moved = run.tensor("v").clone()
-    moved.select(axis, chosen).add_(64.0)
+    moved = altered(run.tensor("v"), partial(_move, axis, chosen))
     outputs = run.again({**run.inputs, "v": moved})
-    change = to_float64(outputs["o"]) - to_float64(run.outputs["o"])
-    deaf = int(((heavy > 0.5) & (change < 16)).sum())
+    change = (to_float64(outputs["o"]) - to_float64(run.outputs["o"])) * np.sign(scale)
+    deaf = int(((heavy > 0.5) & (change < 16 * np.abs(scale))).sum())
     return f"{deaf} elements ignore key {chosen}" if deaf else None
+
+
+def _move(axis: int, place: int, values: torch.Tensor) -> torch.Tensor:
+    values.select(axis, place).add_(64.0)
+    return values
 
 
 def keys_permute(run: Run) -> str | None:
@@ -424,7 +433,7 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     Property(name="masked keys are invisible", applies=is_dense, holds=masked_keys_are_invisible),
     Property(name="excluded keys are invisible", applies=may_exclude, holds=excluded_keys_are_invisible),
-    Property(name="visible keys count", applies=is_dense, holds=visible_keys_count),
+    Property(name="visible keys count", applies=moves_values, holds=visible_keys_count),
     Property(
         name="keys permute",
         applies=lambda attention: is_dense(attention) and ignores_key_order(attention),

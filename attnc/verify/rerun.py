@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from attnc.reference import Array, Bools, Head, Integers, heads, rows, to_arrays
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.problem import Value, build
+from attnc.verify.storage import altered
 from attnc.verify.subject import Subject
 
 Inputs: TypeAlias = Mapping[str, Value]
@@ -143,9 +145,12 @@ def _with_junk(
         order = [attention.k.roles.index(role) for role in tensor.roles[:-1]]
         value = inputs[tensor.name]
         assert isinstance(value, torch.Tensor)
-        changed = value.detach().clone()
-        where = torch.from_numpy(chosen.transpose(order).copy()).to(changed.device)
-        junk = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=changed.dtype, device=changed.device)
-        changed[where] = junk[torch.arange(int(where.sum()), device=changed.device) % 3][:, None]
-        made[tensor.name] = changed.requires_grad_(value.requires_grad)
+        where = torch.from_numpy(chosen.transpose(order).copy()).to(value.device)
+        made[tensor.name] = altered(value, partial(_fill_rows, where)).requires_grad_(value.requires_grad)
     return made
+
+
+def _fill_rows(where: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    junk = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=values.dtype, device=values.device)
+    values[where] = junk[torch.arange(int(where.sum()), device=values.device) % 3][:, None]
+    return values

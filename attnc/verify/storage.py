@@ -11,18 +11,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Dim
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Paged, Ragged, Role, Tensor
 from attnc.reference import Array, Floats
+from attnc.support.arguments import DTYPES
 from attnc.verify.data import Rng, generator
 
 _STREAM = 1000
 #: Integers that surround a table's entries must not be page numbers.
 _NOWHERE = {"nan": -(2**31), "zero": 2**30, "large": 2**31 - 1}
 _UNUSED = {"nan": np.nan, "zero": 0.0, "large": 1e30}
+#: The largest numbers of types that hold less than these, and such types of PyTorch.
+LARGEST = {DType.F16: 6e4, DType.E4M3: 448.0, DType.E5M2: 57344.0, DType.I8: 127.0}
+SMALL = {DTYPES[dtype]: dtype for dtype in LARGEST}
+#: Units of the styles' numbers in integers: theirs are about 1.
+WHOLE = 16
+#: Stands for NaN in a type that has none: the number that spoils most.
+_NO_NAN = -128.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,4 +187,33 @@ def pack(rows: Floats, lengths: Array, tail: int, unused: float) -> Floats:
 
 
 def unused_value(tensor: Tensor, fill: str) -> float:
-    return 6e4 if fill == "large" and tensor.dtype == DType.F16 else _UNUSED[fill]
+    """Returns what rows hold that no sequence has, as `stored` takes it."""
+    return unused_of(DType(tensor.dtype), fill)
+
+
+def unused_of(dtype: DType, fill: str) -> float:
+    if dtype is DType.I8 and fill == "nan":
+        return _NO_NAN
+    return LARGEST.get(dtype, _UNUSED[fill]) if fill == "large" else _UNUSED[fill]
+
+
+def stored(given: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """Returns numbers as a tensor of this type: rounded, and in 8 bits the largest for what is larger and
+    finite. What has no infinities has NaN for them, and what has no NaN the least integer.
+    """
+    if dtype is DType.I8:
+        given = given.nan_to_num(_NO_NAN).round().clamp(_NO_NAN, LARGEST[dtype])
+    elif dtype.is_narrow:
+        infinite = given if dtype is DType.E5M2 else given * torch.nan
+        given = torch.where(given.isinf(), infinite, given.clamp(-LARGEST[dtype], LARGEST[dtype]))
+    return given.to(DTYPES[dtype])
+
+
+def altered(value: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Returns change(a copy), of the same type; numbers of 8 bits, which torch does not compute with, are
+    float32 on the way.
+    """
+    dtype = SMALL.get(value.dtype)
+    if dtype is None or not dtype.is_narrow:
+        return change(value.detach().clone())
+    return stored(change(value.float()), dtype)

@@ -17,7 +17,9 @@ sums), for any score expression:
 The sums' 2u are one for the denominator and one for o. Where all keys pass through one sum of the tensor
 cores (`plan.error_bound`), o has, in place of u tile_kv, the larger of that and 3/2 u min(2n, N + 4), for n
 visible keys among N from the first to the last of them. The denominator, and with it L, is summed by
-ordinary additions tile by tile.
+ordinary additions tile by tile. A scale c of v, itself wrong by d, multiplies the row once more:
+|c| B + (d + u |c|) (|R| + B) is in the place of B's terms but the last two, which are of c R. Keys and values
+of 8 bits add nothing: their conversion to the type of q is exact.
 
 u = 2^-24; u_p, u_o: unit roundoff of the types of P and O; T: number of KV tiles; delta: half the smallest
 subnormal, at least 2^-126 because GPUs may flush float32 subnormals. The sink takes part in m and in the
@@ -32,11 +34,12 @@ bound of 0. All others have a bound; where it turns out to be none, the element 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
 
+from attnc.expr.nodes import Expr
 from attnc.model.attention import Attention
 from attnc.model.tensors import DType, Role, Tensor
 from attnc.plan.ir import ErrorBound
@@ -50,8 +53,8 @@ from attnc.reference import (
     empty_outputs,
     f32_to_bf16,
     heads,
-    softmax,
     to_arrays,
+    unscaled,
 )
 from attnc.verify.running_error import FLUSHED, HUGE, Approx, RunningError, U
 
@@ -193,7 +196,7 @@ def expect(attention: Attention, tensors: Mapping[str, Input], bound: ErrorBound
 
 def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     """Returns the rows of one head: o [M, Dv] and lse [M, 1]."""
-    o, lse = softmax(head)
+    o, lse = unscaled(head)
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
         score = RunningError.of(head, dot, bound).analyse(head.attention.score)
@@ -229,8 +232,10 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         p_max = np.fmax(p.max(axis=1, initial=0.0, keepdims=True), p_sink)
         cut_off = (chain_error(bound, seen) - U * bound.tile_kv).clip(0)
         weights = _Weights(head, bound, p, exponents, sums + cut_off[:, None], p_max, seen, judged)
+        factor = head.attention.softmax.v_scale
+        found = Approx(head.v_scale, np.zeros(())) if factor is None else _scale(head, dot, bound, factor)
         return {
-            "o": weights.expected(o, row_open, _eager(head, DType(bound.input_dtype))),
+            "o": weights.expected(o, found, row_open, _eager(head, DType(bound.input_dtype))),
             "lse": Expected(
                 value=lse[:, None],
                 allowed=SLACK * lse_allowed,
@@ -239,6 +244,12 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
                 eager=lse[:, None],
             ),
         }
+
+
+def _scale(head: Head, dot: Approx, bound: ErrorBound, factor: Expr) -> Approx:
+    """Returns the scale of v of each row, [M, 1], with what multiplying by it adds to its error."""
+    found = replace(RunningError.of(head, dot, bound), columns=0).analyse(factor)
+    return Approx(head.v_scale, found.error + U * np.abs(head.v_scale) + FLUSHED, found.overflows)
 
 
 def exponential_error(p: Floats, exponent: Floats, error: Floats) -> Floats:
@@ -296,7 +307,8 @@ class _Weights:
     seen: Bools
     judged: Bools
 
-    def expected(self, o: Floats, row_open: Bools, eager: Floats) -> Expected:
+    def expected(self, o: Floats, factor: Approx, row_open: Bools, eager: Floats) -> Expected:
+        """Returns what o is times the factor [M, 1]; without one that is 1."""
         bound, v = self.bound, self.head.v
         p_dtype, o_dtype = DType(bound.p_dtype), DType(bound.o_dtype)
         u_p = p_dtype.unit_roundoff
@@ -309,15 +321,20 @@ class _Weights:
         delta_p = max(p_dtype.smallest_subnormal / 2, FLUSHED) * scale
         lost = delta_p / bound.least_probability * _bound(self.p_max, self.judged) * (self.seen @ v_size)
         size = np.where(np.isfinite(o), np.abs(o), 0.0)
-        b = w @ v_size + lost + o_dtype.unit_roundoff * size
+        b = w @ v_size + lost
         if bound.tail:
             largest = np.where(self.seen[:, :, None], v_size, 0.0).max(axis=1, initial=0.0)
             b = b + bound.tail * (largest + size) * scale
+        may_overflow = np.asarray(factor.overflows | (size + b > _LARGEST[DType.F32])) & (factor.error > 0)
+        b = factor.size * b + factor.error * (size + b)
+        o = o * factor.value
+        b = b + o_dtype.unit_roundoff * np.where(np.isfinite(o), np.abs(o), 0.0)
         b = np.where(np.isnan(b), np.inf, b)
+        flushed = np.where(factor.error > 0, FLUSHED * factor.size, 0.0)
         return Expected(
             value=o,
-            allowed=SLACK * b + 2 * max(o_dtype.smallest_subnormal / 2, FLUSHED),
-            open=row_open | self._open(v) | np.isinf(b),
+            allowed=SLACK * b + 2 * (max(o_dtype.smallest_subnormal / 2, FLUSHED) + flushed),
+            open=row_open | self._open(v) | np.isinf(b) | may_overflow,
             overflow=np.abs(o) + b > _LARGEST[o_dtype] * (1 - o_dtype.unit_roundoff),
             eager=eager,
         )
@@ -345,7 +362,7 @@ def _eager(head: Head, dtype: DType) -> Floats:
     total = weights.sum(axis=1, keepdims=True) + np.exp(sink - m)
     drop, kept = head.dropout
     p = round_to(dtype, np.where(kept, weights / np.where(total == 0, 1.0, total) / (1 - drop), 0.0))
-    return round_to(dtype, p @ head.v)
+    return round_to(dtype, (p @ head.v) * head.v_scale)
 
 
 def round_to(dtype: DType, values: Array) -> Floats:

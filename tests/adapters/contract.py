@@ -63,9 +63,9 @@ WANTED: Mapping[str, Wanted] = {
         },
         "sglang.srt.layers.radix_attention": {
             "RadixAttention": (
-                "attn_type", "is_cross_attention", "layer_id", "logit_cap", "logit_capping_method",
+                "attn_type", "is_cross_attention", "k_scale", "layer_id", "logit_cap", "logit_capping_method",
                 "pos_encoding_mode", "qk_head_dim", "scaling", "sliding_window_size", "tp_k_head_num",
-                "tp_q_head_num", "v_head_dim", "xai_temperature_len",
+                "tp_q_head_num", "v_head_dim", "v_scale", "xai_temperature_len",
             ),
             "AttentionType": None,
         },

@@ -61,6 +61,21 @@ class Request:
         return Request(self.pages[: tokens // page], self.keys[:tokens], self.values[:tokens])
 
 
+#: The largest number of each type of 8 bits.
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+
+
+def coded(x: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor) -> torch.Tensor:
+    """What a cache of 8 bits has for x, [T, Hkv, D]; scale: one, or [Hkv]."""
+    scaled = (x.float() / scale.reshape(-1, 1)).clamp(-LARGEST[dtype], LARGEST[dtype])
+    return (scaled.round() if dtype is torch.int8 else scaled).to(dtype)
+
+
+def meant(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The numbers that codes stand for."""
+    return codes.float() * scale.reshape(-1, 1)
+
+
 def check(found: torch.Tensor, q: torch.Tensor, request: Request, **options: Any) -> None:
     """The attention of a request's last tokens against float64, on the CPU."""
     assert request.keys is not None

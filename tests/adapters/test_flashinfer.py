@@ -13,6 +13,7 @@ from attnc.adapters.flashinfer import (
     BatchPrefillWithPagedKVCacheWrapper,
     dense_tables,
 )
+from tests.adapters.engines import LARGEST, coded, meant
 from tests.adapters.oracle import attend, pages
 
 HEADS, GROUP, SIZE, PAGE = 2, 2, 16, 4
@@ -93,6 +94,61 @@ def test_prefill(causal: bool, window_left: int, layout: str) -> None:
     )
     for rows, key, value, part, part_lse in parts:
         compare(part, part_lse, attend(rows, key, value, scale=SIZE**-0.5, left=window_left, causal=causal))
+
+
+@pytest.mark.parametrize("cache", LARGEST, ids=str)
+@pytest.mark.parametrize("form", ["NHD-apart", "HND-together"])
+@pytest.mark.parametrize(
+    "scales",
+    [
+        {},
+        {"k_scale": 0.25, "v_scale": 3},
+        {"k_scale": torch.tensor([0.1, 0.4]), "v_scale": torch.tensor(0.5)},
+    ],
+    ids=["none", "numbers", "tensors"],
+)
+def test_caches_of_8_bits(cache: torch.dtype, form: str, scales: dict[str, Any]) -> None:
+    lengths, queries, step = [9, 6, 17], [9, 0, 3], torch.tensor(0.05)
+    k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
+    codes = [coded(x.nan_to_num(), cache, step) for x in (k, v)]
+    if form == "HND-together":
+        codes = [x.view(torch.uint8) for x in codes]
+    pools = stored(codes[0], codes[1], form)
+    pools = pools.view(cache) if isinstance(pools, torch.Tensor) else pools
+    factors = [torch.as_tensor(scales.get(name, 1.0)).float() for name in ("k_scale", "v_scale")]
+    sizes = SIZES | {"q_data_type": torch.bfloat16, "kv_data_type": cache}
+    tables = csr(lengths, table)
+    prefill = BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, form[:3])
+    indptr = torch.tensor([0, 9, 9, 12], dtype=torch.int32)
+    prefill.plan(indptr, *tables, head_dim_qk=SIZE, causal=True, logits_soft_cap=3.0, **sizes)
+    decode = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, form[:3])
+    decode.plan(*tables, head_dim=SIZE, logits_soft_cap=3.0, **sizes)
+    for wrapper, counts in ((prefill, queries), (decode, [1, 1, 1])):
+        q = torch.randn(sum(counts), HEADS * GROUP, SIZE).bfloat16()
+        o, lse = wrapper.run(q, pools, return_lse=True, **scales)
+        parts = (torch.split(x, counts) for x in (q, o, lse))
+        for rows, part, part_lse, *own in zip(*parts, keys, values, strict=True):
+            numbers = [meant(coded(x, cache, step), factor) for x, factor in zip(own, factors, strict=True)]
+            expected, wanted = attend(rows, *numbers, scale=SIZE**-0.5, softcap=3.0)
+            size = expected.abs().max().item() if expected.numel() else 0.0
+            torch.testing.assert_close(part.double(), expected, rtol=2e-2, atol=1e-2 * size)
+            torch.testing.assert_close(part_lse.double(), wanted / math.log(2), rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_of_8_bits_is_as_planned() -> None:
+    k, v, table, *_ = pages([3], PAGE, HEADS, SIZE)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    sizes = SIZES | {"q_data_type": "float16", "kv_data_type": "float8_e5m2"}
+    wrapper.plan(*csr([3], table), head_dim=SIZE, **sizes)
+    q, pools = torch.zeros(1, HEADS * GROUP, SIZE).half(), (k.to(torch.float8_e5m2), v.to(torch.float8_e5m2))
+    with pytest.raises(TypeError, match=r"paged_kv_cache: expected dtype torch.float8_e5m2, as planned, got"):
+        wrapper.run(q, (k.half(), v.half()))
+    with pytest.raises(ValueError, match=r"k_scale: expected one, or shape \[1, 2\], got \[3\]"):
+        wrapper.run(q, pools, k_scale=torch.ones(3))
+    with pytest.raises(ValueError, match="v_scale: expected a finite number, got inf"):
+        wrapper.run(q, pools, v_scale=math.inf)
+    with pytest.raises(ValueError, match=r"q_scale: expected None or 1.0 of queries, got 0.5"):
+        wrapper.run(q, pools, q_scale=0.5)
 
 
 def test_results_go_where_they_are_asked() -> None:
@@ -199,7 +255,7 @@ def test_prefills_that_are_refused(changed: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"k_scale": 0.5}, r"k_scale: expected None or 1.0 \(no quantised caches\), got 0.5"),
+        ({"k_scale": 0.5}, r"k_scale: expected None or 1.0 of a cache of 16 bits, got 0.5"),
         ({"v_scale": torch.ones(1)}, "v_scale: expected None or 1.0"),
         ({"window_left": 8}, "window_left: expected -1, as planned, got 8"),
         ({"sinks": torch.zeros(4)}, r"sinks: expected None, as it is not supported, got a tensor \[4\]"),

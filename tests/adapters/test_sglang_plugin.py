@@ -15,7 +15,7 @@ import torch
 
 from attnc.adapters import sglang as plugin
 from tests.adapters.contract import mismatches, snapshot
-from tests.adapters.engines import Request, check, engine
+from tests.adapters.engines import Request, check, coded, engine, meant
 
 HEADS, GROUP, SIZE, CONTEXT = 2, 2, 16, 96
 READ = snapshot("sglang")["modules"]
@@ -64,7 +64,7 @@ class Pool:
     """As much of MHATokenToKVPool as the backend uses: a row for each slot."""
 
     def __init__(self, slots: int, **made: Any) -> None:
-        self.k: torch.Tensor = torch.full((slots, HEADS, SIZE), torch.nan, **made)
+        self.k = torch.full((slots, HEADS, SIZE), torch.nan, device=made["device"]).to(made["dtype"])
         self.v: torch.Tensor = self.k.clone()
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
@@ -84,7 +84,10 @@ class Pool:
         layer_id_override: int | None = None,
         dcp_kv_mask: torch.Tensor | None = None,
     ) -> None:
-        self.k[loc_info.loc], self.v[loc_info.loc] = cache_k, cache_v
+        for pool, rows, scale in ((self.k, cache_k, k_scale), (self.v, cache_v, v_scale)):
+            if rows.dtype != pool.dtype and scale is not None:
+                rows.div_(scale)  # as SGLang's does, in place
+            pool.view(torch.uint8)[loc_info.loc] = rows.to(pool.dtype).view(torch.uint8)
 
 
 def test_what_stands_in_for_sglang_fits_it_too() -> None:
@@ -105,6 +108,7 @@ class Runner:
         *,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        cache: torch.dtype | None = None,
         **changed: Any,
     ) -> None:
         torch.manual_seed(0)
@@ -115,11 +119,11 @@ class Runner:
         self.rows: dict[int, int] = {}
         given = {
             "model_config": SimpleNamespace(is_encoder_decoder=False, context_len=CONTEXT),
-            "token_to_kv_pool": Pool(192, **self.made),
+            "token_to_kv_pool": Pool(192, device=device, dtype=cache or dtype),
             "req_to_token_pool": SimpleNamespace(req_to_token=self.table),
             "page_size": page,
             "device": device,
-            "kv_cache_dtype": dtype,
+            "kv_cache_dtype": cache or dtype,
             "use_mla_backend": False,
             "attention_chunk_size": None,
             "spec_algorithm": SimpleNamespace(is_none=lambda: True),
@@ -129,6 +133,7 @@ class Runner:
         assert given.keys() == wanted.keys()
         self.backend = backend.AttncAttnBackend(SimpleNamespace(**given | changed))
         self.layer = layer_of() if layer is None else layer
+        self.cache = cache
 
     def step(
         self, scheduled: list[tuple[Request, int]], mode: str, *, graph: bool = False, sinks: Any = None
@@ -139,8 +144,18 @@ class Runner:
         q = torch.randn(sum(counts), HEADS * GROUP, SIZE, **self.made)
         k, v = torch.randn(2, sum(counts), HEADS, SIZE, **self.made)
         slots: list[int] = []
+        kept = [k, v]
+        if self.cache is not None:
+            scales = [
+                torch.ones(()) if scale is None else scale
+                for scale in (self.layer.k_scale, self.layer.v_scale)
+            ]
+            kept = [
+                meant(coded(x.clone().div_(scale), self.cache, torch.ones(())), scale)
+                for x, scale in zip((k, v), scales, strict=True)
+            ]
         for (request, count), own_k, own_v in zip(
-            scheduled, torch.split(k, counts), torch.split(v, counts), strict=True
+            scheduled, *(torch.split(x, counts) for x in kept), strict=True
         ):
             new = request.append(own_k, own_v, self.page, self.free)
             row = self.rows.setdefault(id(request), 1 + len(self.rows))
@@ -193,6 +208,8 @@ def layer_of(**changed: Any) -> Any:
         "pos_encoding_mode": "NONE",
         "xai_temperature_len": -1,
         "is_cross_attention": False,
+        "k_scale": None,
+        "v_scale": None,
         "attn_type": SimpleNamespace(value="decoder"),
     }
     known = READ["sglang.srt.layers.radix_attention"]["RadixAttention"]["members"]
@@ -235,6 +252,23 @@ def test_requests_are_served(backend: ModuleType, page: int, layer: dict[str, An
     runner.step([(third, 1), (first, 1)], "DECODE", graph=True, sinks=sinks)
 
 
+@pytest.mark.parametrize("cache", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize(
+    "scales", [(None, None), (torch.tensor(0.25), torch.tensor(0.0625)), (torch.tensor([3.0]), None)]
+)
+def test_caches_of_8_bits_are_read(
+    backend: ModuleType, cache: torch.dtype, scales: tuple[torch.Tensor | None, torch.Tensor | None]
+) -> None:
+    layer = layer_of(k_scale=scales[0], v_scale=scales[1], logit_cap=3.0)
+    runner = Runner(backend, 16, layer, dtype=torch.bfloat16, cache=cache)
+    first, second = Request(), Request()
+    runner.step([(first, 35), (second, 5)], "EXTEND")
+    runner.step([(first, 1), (second, 14)], "MIXED")
+    runner.step([(first, 1), (second, 1)], "DECODE")
+    runner.backend.init_cuda_graph_state(5, 5)
+    runner.step([(first, 1), (second, 1)], "DECODE", graph=True)
+
+
 def test_a_captured_step_reads_the_same_tensors(backend: ModuleType) -> None:
     runner = Runner(backend, 16)
     requests = [Request(), Request()]
@@ -259,8 +293,8 @@ def test_a_captured_step_reads_the_same_tensors(backend: ModuleType) -> None:
             "is_encoder_decoder: expected False, as cross attention is not supported",
         ),
         (
-            {"kv_cache_dtype": torch.float8_e5m2},
-            "kv_cache_dtype: expected one of torch.float16, .*, got torch.float8_e5m2",
+            {"kv_cache_dtype": torch.float8_e4m3fnuz},
+            "kv_cache_dtype: expected one of torch.float16, .*, got torch.float8_e4m3fnuz",
         ),
         ({"attention_chunk_size": 8192}, "attention_chunk_size: expected None, .*, got 8192"),
         ({"spec_algorithm": SimpleNamespace(is_none=lambda: False)}, "spec_algorithm: expected none"),

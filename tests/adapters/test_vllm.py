@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnc.adapters.specs import readable
 from attnc.adapters.vllm import unified_attention
+from tests.adapters.engines import LARGEST, coded, meant
 from tests.adapters.oracle import attend, pages
 
 HEADS, GROUP, SIZE, PAGE = 2, 3, 16, 8
@@ -160,12 +162,73 @@ def test_what_is_not_supported_is_refused(changed: dict[str, Any], said: str) ->
     assert arguments["out"].isnan().all()
 
 
-def test_quantised_caches_are_refused() -> None:
+SCALES: list[dict[str, torch.Tensor | None]] = [
+    {"k_descale": None, "v_descale": None},
+    {"k_descale": torch.tensor(0.25), "v_descale": torch.tensor([3.0])},
+    {"k_descale": torch.tensor([0.125, 0.5]).expand(3, 2), "v_descale": torch.tensor([[0.5, 7.0]])},
+    {"k_descale": torch.rand(3, 2) + 0.1, "v_descale": None},
+]
+
+
+@pytest.mark.parametrize("cache", LARGEST, ids=str)
+@pytest.mark.parametrize("scales", SCALES, ids=["none", "of all", "of heads", "of sequences"])
+@pytest.mark.parametrize("queries", [[1, 1, 1], [7, 1, 12]], ids=["decode", "mixed"])
+def test_caches_of_8_bits(
+    cache: torch.dtype, scales: dict[str, torch.Tensor | None], queries: list[int]
+) -> None:
+    lengths = [20, 1, 33]
+    arguments, sequences = problem(queries, lengths)
+    codes = {name: coded(arguments[name].nan_to_num(), cache, torch.tensor(0.05)) for name in "kv"}
+    changed: dict[str, Any] = {"q": arguments["q"].bfloat16(), "out": arguments["out"].bfloat16()}
+    changed |= codes | scales | {"softcap": 3.0, "sinks": torch.linspace(-1, 2, HEADS * GROUP)}
+    unified_attention(**arguments | changed)
+    found, at = torch.split(changed["out"], queries), torch.split(changed["q"], queries)
+    for b, (o, q, (_, k, v)) in enumerate(zip(found, at, sequences, strict=True)):
+        own = [
+            meant(coded(x, cache, torch.tensor(0.05)), torch.ones(2) if s is None else s.expand(3, 2)[b])
+            for x, s in ((k, scales["k_descale"]), (v, scales["v_descale"]))
+        ]
+        expected, _ = attend(q, *own, scale=SIZE**-0.5, softcap=3.0, sinks=changed["sinks"])
+        size = expected.abs().max().item()
+        torch.testing.assert_close(o.double(), expected, rtol=2e-2, atol=1e-2 * size)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"k": torch.float8_e4m3fn}, "k: expected dtype torch.float32 beside q, got torch.float8_e4m3fn"),
+        (
+            {"q": torch.bfloat16, "k": torch.uint8},
+            "k: expected dtype torch.bfloat16 or .*int8 .*, got torch.uint8",
+        ),
+        (
+            {"q": torch.float16, "k": torch.int8, "v": torch.float8_e5m2},
+            "v: expected dtype torch.int8, like k, got torch.float8_e5m2",
+        ),
+        ({"q": torch.float64}, r"q: expected dtype torch.float16, .*, got torch.float64"),
+    ],
+    ids=str,
+)
+def test_types_that_do_not_go_together_are_named(changed: dict[str, torch.dtype], said: str) -> None:
     arguments, _ = problem([1], [9])
-    arguments["k"] = arguments["k"].to(torch.float8_e4m3fn)
-    with pytest.raises(
-        TypeError, match=r"k: expected dtype torch.float32, like q, got torch.float8_e4m3fn: quantised"
-    ):
+    arguments |= {name: arguments[name].nan_to_num().to(dtype) for name, dtype in changed.items()}
+    with pytest.raises(TypeError, match=said):
         unified_attention(**arguments)
-    with pytest.raises(TypeError, match=r"q: expected dtype torch.float16, .*, got torch.float64"):
-        unified_attention(**arguments | {"q": arguments["q"].double()})
+
+
+def test_scales_of_another_shape_are_named() -> None:
+    arguments, _ = problem([1], [9])
+    narrow = {name: arguments[name].to(torch.float8_e5m2) for name in "kv"}
+    narrow |= {name: arguments[name].half() for name in ("q", "out")}
+    with pytest.raises(ValueError, match=r"v_descale: expected one, or shape \[1, 2\], got \[3\]"):
+        unified_attention(**arguments | narrow | {"v_descale": torch.ones(3)})
+    with pytest.raises(TypeError, match=r"k_descale: expected dtype torch.float32, got torch.float64"):
+        unified_attention(**arguments | narrow | {"k_descale": torch.ones(1, 2).double()})
+
+
+@pytest.mark.parametrize("cache", LARGEST, ids=str)
+def test_which_gpus_read_a_cache(cache: torch.dtype) -> None:
+    old = readable(cache, (8, 6))
+    assert bool(old) == (cache is torch.float8_e4m3fn)
+    assert "compute capability 8.9 or newer, and this GPU has 8.6" in old or not old
+    assert readable(cache, (8, 9)) == readable(cache, (12, 0)) == ""

@@ -14,7 +14,7 @@ import torch
 
 from attnc.adapters import vllm as plugin
 from tests.adapters.contract import mismatches, snapshot
-from tests.adapters.engines import Request, check, engine
+from tests.adapters.engines import Request, check, coded, engine, meant
 
 HEADS, GROUP, SIZE, PAGE = 2, 2, 16, 16
 READ = snapshot("vllm")["modules"]
@@ -56,11 +56,14 @@ class Runner:
         heads_outside: bool = True,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        scales: tuple[torch.Tensor, torch.Tensor] = (torch.tensor(0.25), torch.tensor(0.05)),
         **layer: Any,
     ) -> None:
         torch.manual_seed(0)
         self.made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.layer = layer
+        self.cache = QUANTISED.get(layer.get("kv_cache_dtype", "auto"))
+        self.scales = [scale.to(device) for scale in scales]
         self.backend = backend.AttncBackend
         given = {"head_size": SIZE, "head_size_v": SIZE}
         assert given.keys() == READ["vllm.v1.kv_cache_interface"]["AttentionSpec"]["members"].keys()
@@ -71,6 +74,8 @@ class Runner:
             self.pool = torch.full((12, HEADS, PAGE, 2 * SIZE), torch.nan, **self.made)
         else:
             self.pool = torch.full((12, PAGE, HEADS, 2 * SIZE), torch.nan, **self.made).transpose(1, 2)
+        if self.cache is not None:  # vLLM's caches of 8 bits are bytes; these are NaN
+            self.pool = torch.full(self.pool.shape, 0x7F, dtype=torch.uint8, device=device)
         self.free: list[int] = torch.randperm(12).tolist()
 
     def step(self, scheduled: list[tuple[Request, int]], padding: int = 3, **common: Any) -> None:
@@ -82,8 +87,14 @@ class Runner:
         k, v = torch.randn(2, tokens, HEADS, SIZE, **self.made)
         starts = torch.tensor([0, *counts]).cumsum(0)
         slots: list[int] = []
+        kept_k, kept_v = k, v
+        if self.cache is not None:
+            kept_k, kept_v = (
+                meant(coded(x, self.cache, scale), scale)
+                for x, scale in zip((k, v), self.scales, strict=True)
+            )
         for (request, count), at in zip(scheduled, starts.tolist(), strict=False):
-            slots += request.append(k[at : at + count], v[at : at + count], PAGE, self.free)
+            slots += request.append(kept_k[at : at + count], kept_v[at : at + count], PAGE, self.free)
         table = torch.full((len(counts), 8), 1 << 20, dtype=torch.int32)
         for b, (request, _) in enumerate(scheduled):
             table[b, : len(request.pages)] = torch.tensor(request.pages)
@@ -102,7 +113,7 @@ class Runner:
         )
         metadata = self.builder.build(0, given)
         output = torch.full_like(q, torch.nan)
-        layer = torch.nn.Module()
+        layer = SimpleNamespace(_k_scale=self.scales[0], _v_scale=self.scales[1])
         self.impl.do_kv_cache_update(layer, k, v, self.pool, metadata.slot_mapping)
         returned = self.impl.forward(layer, q, k, v, self.pool, metadata, output=output)
         assert returned is output
@@ -122,6 +133,11 @@ class Runner:
             )
 
 
+QUANTISED = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
 LAYERS: list[dict[str, Any]] = [
     {},
     {"sliding_window": 9, "logits_soft_cap": 3.0},
@@ -139,6 +155,21 @@ def test_requests_are_served(backend: ModuleType, layer: dict[str, Any]) -> None
     third = first.fork(32, PAGE)
     runner.step([(first, 1), (second, 14), (third, 3)], padding=0)
     runner.step([(first, 1), (second, 1), (third, 1)], padding=0)
+
+
+@pytest.mark.parametrize("cache", QUANTISED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_caches_of_8_bits_are_written_and_read(backend: ModuleType, cache: str, dtype: torch.dtype) -> None:
+    """What vLLM divides by a layer's scales, and rounds, is multiplied by them again."""
+    for scales in (
+        (torch.tensor(0.25), torch.tensor([0.05])),
+        (torch.tensor([0.002, 0.5]), torch.tensor([1.0, 0.001])),  # of which the small ones saturate
+    ):
+        runner = Runner(backend, dtype=dtype, scales=scales, kv_cache_dtype=cache, sliding_window=30)
+        first, second = Request(), Request()
+        runner.step([(first, 35), (second, 5)])
+        runner.step([(first, 1), (second, 14)], padding=0)
+        runner.step([(first, 1), (second, 1)], padding=0)
 
 
 def test_a_step_may_pad_its_requests(backend: ModuleType) -> None:
@@ -170,7 +201,7 @@ def test_without_metadata_the_output_is_zero(backend: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype: expected one of auto, .*, got 'fp8_e4m3'"),
+        ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype: expected one of auto, .*, got 'nvfp4'"),
         (
             {"attn_type": "encoder_decoder"},
             "attn_type: expected a decoder's self-attention, got 'encoder_dec",
@@ -232,6 +263,16 @@ def test_what_vllm_asks_of_the_backend(backend: ModuleType) -> None:
     assert ours.supports_combination(64, torch.bfloat16, "bfloat16", *rest) is None
     said = ours.supports_combination(64, torch.float16, "bfloat16", *rest)
     assert said == "kv_cache_dtype bfloat16 with a model of torch.float16"
+    assert set(QUANTISED) <= set(ours.supported_kv_cache_dtypes)
+    for cache in QUANTISED:
+        assert ours.supports_combination(64, torch.bfloat16, cache, *rest) is None
+        said = ours.supports_combination(64, torch.float32, cache, *rest)
+        assert said == f"kv_cache_dtype {cache} with a model of torch.float32"
+        ada, ampere = (SimpleNamespace(major=8, minor=minor) for minor in (9, 0))
+        assert ours.supports_combination(64, torch.bfloat16, cache, *rest[:-1], ada) is None
+        said = ours.supports_combination(64, torch.bfloat16, cache, *rest[:-1], ampere)
+        assert (said is None) == (cache == "fp8_e5m2")
+        assert said is None or "needs compute capability 8.9 or newer, and this GPU has 8.0" in said
 
 
 class Registry:

@@ -1,6 +1,7 @@
 """One token, or a few, against keys spread over ranks by blocks: joined by lse, sinks counted once."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ ensure_interpreter()
 SPEC = """
 attention token {{
   input q: {dtype}[B, M, Hkv * G, 16]
-  input k, v: {dtype}[B, N, Hkv, 16]{storage}
+  input k: {k_type}[B, N, Hkv, 16]{storage}
+  input v: {v_type}[B, N, Hkv, 16]{storage}
   input kv_len: i32[B]
   {more}
   length N = kv_len[b]
@@ -41,15 +43,29 @@ schedule token for triton {{
 """
 
 
-def spec(dtype: str = "f32", mask: str = "causal", sink: bool = False, page: int = 0) -> str:
+def spec(
+    dtype: str = "f32",
+    mask: str = "causal",
+    sink: bool = False,
+    page: int = 0,
+    narrow: tuple[str, str] = ("", ""),
+) -> str:
+    """narrow: types of k and v, where these have 8 bits; v has a scale then."""
     more = ["input sink: f32[Hkv * G]"] if sink else []
+    more += ["input vs: f32[Hkv]"] if any(narrow) else []
     more += ["input table: i32[B, P]"] if page else []
     return SPEC.format(
         dtype=dtype,
+        k_type=narrow[0] or dtype,
+        v_type=narrow[1] or dtype,
         storage=f" via paged(table, page = {page})" if page else "",
         more="\n  ".join(more),
         mask=mask,
-        normalize="softmax(sink = sink[h])" if sink else "softmax",
+        normalize="softmax(v_scale = vs[h // G])"
+        if any(narrow)
+        else "softmax(sink = sink[h])"
+        if sink
+        else "softmax",
     )
 
 
@@ -137,6 +153,7 @@ def run(text: str, dims: dict[str, int], ranks: int, block: int, seed: int = 0, 
         (spec("bf16", sink=True), {"B": 3, "M": 2, "N": 50, "Hkv": 1, "G": 3}, 2, 16),
         (spec(mask="window(20, 0)", sink=True), {"B": 2, "M": 1, "N": 90, "Hkv": 2, "G": 1}, 4, 1),
         (spec(), {"B": 2, "M": 1, "N": 3, "Hkv": 1, "G": 1}, 4, 8),  # ranks without a key
+        (spec("bf16", narrow=("e4m3", "i8")), {"B": 2, "M": 1, "N": 60, "Hkv": 2, "G": 2}, 3, 8),
     ],
 )
 def test_keys_on_many_ranks(text: str, dims: dict[str, int], ranks: int, block: int) -> None:
@@ -146,6 +163,12 @@ def test_keys_on_many_ranks(text: str, dims: dict[str, int], ranks: int, block: 
 
 def test_pages_of_many_ranks() -> None:
     verdict = run(spec(page=8, sink=True), {"B": 2, "M": 1, "N": 60, "Hkv": 1, "G": 2}, 2, 8, page=8)
+    assert verdict.ok, verdict.message
+
+
+def test_pages_of_8_bits_of_many_ranks() -> None:
+    text = spec("bf16", page=8, narrow=("e5m2", "e5m2"))
+    verdict = run(text, {"B": 2, "M": 1, "N": 60, "Hkv": 1, "G": 2}, 2, 8, page=8)
     assert verdict.ok, verdict.message
 
 
@@ -233,3 +256,24 @@ def test_what_has_no_length_is_refused() -> None:
     text = spec().replace("length N = kv_len[b]", "").replace("causal", "causal and kv_idx < kv_len[b]")
     found = refused(on_ranks, 1, lambda group: SpreadKeys(text, group))
     assert "need the length of each sequence" in found.message
+
+
+def test_inputs_that_the_spec_does_not_have_are_refused() -> None:
+    def work(group: Thread) -> None:
+        keys = SpreadKeys(spec(), group)
+        q, k, lengths = torch.ones(1, 1, 2, 16), torch.ones(1, 16, 1, 16), torch.ones(1, dtype=torch.int32)
+        for given, named, error, message in (
+            ((lengths, 0.5), {}, TypeError, "inputs: expected kv_len, got 2"),
+            ((), {"kv_len": lengths, "scale": 0.5}, TypeError, "scale: not an input; the spec has kv_len"),
+            ((lengths,), {"kv_len": lengths}, TypeError, "kv_len: expected one value, got one by place"),
+            ((), {}, ValueError, "kv_len: expected an input, none was given"),
+        ):
+            with pytest.raises(error, match=message):
+                keys(q, k, k, *given, **named)
+
+    on_ranks(1, work)
+
+
+def test_what_has_no_module_is_no_source() -> None:
+    with pytest.raises(TypeError, match="source: expected a generated function, a spec or its path"):
+        spec_of(partial(print, 1))

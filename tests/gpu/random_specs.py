@@ -48,7 +48,7 @@ LONGEST, AREA = 300, 1 << 16
 PATIENCE = 60
 #: Words and signs of the language whose use is counted, besides the types of inputs.
 WORDS = re.compile(
-    r"\b(?:bf16|f16|f32|i32|i64|bool|ragged|paged|prefix|grad|dropout|sink|length|lse|mask|sorted|persistent"
+    r"\b(?:bf16|f16|f32|i32|i64|bool|e4m3|e5m2|i8|v_scale|ragged|paged|prefix|grad|dropout|sink|length|lse|mask|sorted|persistent"
     r"|longest_first|two_pass|every_step|unified_max|sequential|atomic|fixed|pack|where|min|max"
     r"|abs|exp|exp2|log|log2|sqrt|tanh|sigmoid|erf|clamp|floor|q_pos|and|or|not|causal|window|first)\b"
     r"|//|%|==|!=|<=|>=|loops = \[[a-z, ]+\]|split\.kv|warp_split = \w+|(?:rescale|maximum) = lazy"

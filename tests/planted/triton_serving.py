@@ -125,4 +125,52 @@ BUGS: tuple[TritonBug, ...] = (
         anchor='((highest < LOW) & (highest > -float("inf")))',
         patch="(highest > HIGH)",
     ),
+    # Keys and values of 8 bits
+    TritonBug(
+        name="e4m3 read with another bias",
+        attention="kv8_decode",
+        story="there are several formats of 4 and 3 bits, and their numbers differ by powers of two",
+        anchor="v = _load_paged(V, page, kv_lo, N, stride_vp, stride_vn, MASKED, BLOCK_N, 16, 128)"
+        ".to(tl.bfloat16)",
+        patch="v = _load_paged(V, page, kv_lo, N, stride_vp, stride_vn, MASKED, BLOCK_N, 16, 128)"
+        ".to(tl.float8e4b15, bitcast=True).to(tl.bfloat16)",
+    ),
+    TritonBug(
+        name="codes taken for integers",
+        attention="kv8_decode",
+        story="a cache of fp8 is handed around as bytes, and was converted as such",
+        anchor="k = _load_paged(K, page, kv_lo, N, stride_kp, stride_kn, MASKED, BLOCK_N, 16, 128)"
+        ".to(tl.bfloat16)",
+        patch="k = _load_paged(K, page, kv_lo, N, stride_kp, stride_kn, MASKED, BLOCK_N, 16, 128)"
+        ".to(tl.int8, bitcast=True).to(tl.bfloat16)",
+    ),
+    TritonBug(
+        name="the scale of the values forgotten in splits",
+        attention="kv8_decode",
+        story="the kernel that joins splits was to apply it, and did not",
+        anchor="o = o * v_scale_q[:, None]",
+        patch="o = o if SPLIT else o * v_scale_q[:, None]",
+    ),
+    TritonBug(
+        name="the scale of the values applied twice",
+        attention="kv8_decode",
+        story="where a sequence is not split the result was scaled when it was stored, too",
+        anchor="tl.store(o_at[:, None] + d[None, :], o.to(tl.bfloat16), mask=exists[:, None])",
+        patch="o *= v_scale_q[:, None]; "
+        "tl.store(o_at[:, None] + d[None, :], o.to(tl.bfloat16), mask=exists[:, None])",
+    ),
+    TritonBug(
+        name="the scale of the values applied to the lse",
+        attention="kv8_decode",
+        story="the factor was put into the denominator, whose logarithm leaves too",
+        anchor="o = o * v_scale_q[:, None]",
+        patch="o = o * v_scale_q[:, None]; l = l / v_scale_q",
+    ),
+    TritonBug(
+        name="scales of another head",
+        attention="kv8_decode",
+        story="there is a scale for each KV head, and rows of a tile are of query heads",
+        anchor="tl.load(k_scale_ptr + (h // G).to(tl.int64) * stride_k_scale_0, mask=h // G < Hkv, other=0)",
+        patch="tl.load(k_scale_ptr + (h % Hkv).to(tl.int64) * stride_k_scale_0, mask=h // G < Hkv, other=0)",
+    ),
 )

@@ -9,7 +9,7 @@ from attnc.verify.interpreter import ensure_interpreter
 
 ensure_interpreter()
 
-from attnc.runtime.slots import store  # noqa: E402  # Triton's interpreter has to be chosen first
+from attnc.runtime.slots import LARGEST, store  # noqa: E402  # Triton's interpreter has to be chosen first
 
 H, D, Dv, PAGE = 3, 8, 5, 4
 
@@ -54,3 +54,34 @@ def test_wrong_arguments_are_named() -> None:
         store(k.half(), v, k_cache, v_cache, slots)
     with pytest.raises(ValueError, match="slots: expected at most 6, got 7"):
         store(k, v, k_cache, v_cache, torch.arange(7))
+
+
+@pytest.mark.parametrize("dtype", LARGEST, ids=str)
+@pytest.mark.parametrize("element", [torch.bfloat16, torch.float32], ids=str)
+def test_rows_go_into_8_bits_by_their_scales(dtype: torch.dtype, element: torch.dtype) -> None:
+    k, v, _, _ = made()
+    k, v = (100 * x.to(element) for x in (k, v))
+    k[2, 1, 3] = torch.nan
+    k_cache, v_cache = (torch.zeros(7, PAGE, H, size, dtype=torch.uint8).view(dtype) for size in (D, Dv))
+    scales = torch.tensor(0.002), torch.tensor([0.3, 1e-4, 2.0])
+    slots = [9, -1, 0, 27, 13]
+    store(k, v, k_cache, v_cache, torch.tensor(slots), scales)
+    for x, cache, scale in zip((k, v), (k_cache, v_cache), scales, strict=True):
+        wanted = (x.float() / scale.reshape(-1, 1)).clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
+        for slot, row in enumerate(cache.flatten(0, 1)):
+            expected = wanted[slots.index(slot)] if slot in slots else torch.zeros_like(row)
+            assert torch.equal(row.float().nan_to_num(-1), expected.float().nan_to_num(-1))
+
+
+def test_scales_that_do_not_fit_are_named() -> None:
+    k, v, _, _ = made()
+    k_cache, v_cache = (torch.zeros(7, PAGE, H, size).to(torch.float8_e5m2) for size in (D, Dv))
+    slots, one = torch.arange(6), torch.ones(())
+    with pytest.raises(
+        TypeError, match=r"scales: expected those of k and v, for a cache of torch\.float8_e5m2"
+    ):
+        store(k, v, k_cache, v_cache, slots)
+    with pytest.raises(ValueError, match=r"scales: expected f32 of one element or \[3\] for v, got .* \[2\]"):
+        store(k, v, k_cache, v_cache, slots, (one, torch.ones(2)))
+    with pytest.raises(ValueError, match=r"scales: expected f32 .* for k, got torch\.float64"):
+        store(k, v, k_cache, v_cache, slots, (one.double(), one))

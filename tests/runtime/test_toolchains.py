@@ -87,8 +87,8 @@ print(json.dumps(found))
 """
 KIND = """attention sizes {{
   input q: {dtype}[{q}, {d}]{q_via}
-  input k: {dtype}[{k}, {d}]{k_via}
-  input v: {dtype}[{k}, {dv}]{v_via}
+  input k: {k_type}[{k}, {d}]{k_via}
+  input v: {v_type}[{k}, {dv}]{v_via}
   {inputs}
   score = {score}
   mask = {mask}
@@ -120,6 +120,7 @@ IN_MEMORY = """backward {{
     accumulate.dq = {}
     dkdv {{ tile.q = {}, tile.kv = {}, stages = 2, warps = {} }}
   }}"""
+EIGHT: dict[str, object] = {"k_type": "e5m2", "v_type": "i8"}
 GRADS: dict[str, object] = {"grads": "grad q, k, v"}
 KINDS: dict[str, dict[str, object]] = {
     "f32, pages, two passes": {
@@ -157,6 +158,32 @@ KINDS: dict[str, dict[str, object]] = {
         "v_via": " via ragged(f)",
         "inputs": "input e, f: i32[B + 1]",
     },
+    "8 bits": {**EIGHT, "forward": "tile.q = 128, tile.kv = 64, stages = 3"},
+    "8 bits, wide, one stage": {
+        **EIGHT, "d": 128, "dv": 128, "forward": "tile.q = 64, tile.kv = 64, stages = 1",
+    },
+    "8 bits, v alone": {
+        "v_type": "i8", "d": 128, "dv": 128, "forward": "tile.q = 64, tile.kv = 32, stages = 2",
+    },
+    "8 bits, pages": {**PAGES, **EIGHT},
+    "8 bits, decode": {
+        **PAGES, **EIGHT, "d": 128, "dv": 128, "q": "B, M, Hkv * G", "k": "B, N, Hkv",
+        "forward": "loops = [kv], pack = gqa, tile.q = 16, tile.kv = 64, stages = 3",
+    },
+    "8 bits, decode, one stage": {
+        **PAGES, **EIGHT, "d": 128, "dv": 128, "q": "B, M, Hkv * G", "k": "B, N, Hkv",
+        "forward": "loops = [kv], pack = gqa, tile.q = 16, tile.kv = 64, stages = 1",
+    },
+    "8 bits, compressed keys": {
+        **PAGES, "k_type": "e5m2", "v_type": "e5m2", "d": 576, "dv": 512, "q": "B, M, G", "k": "B, N, 1",
+        "v_via": " via prefix(k)",
+        "forward": "loops = [kv], pack = gqa, tile.q = 16, tile.kv = 32, stages = 2",
+    },
+    "8 bits, compressed keys by queries": {
+        **PAGES, "k_type": "i8", "v_type": "i8", "d": 576, "dv": 512, "q": "B, M, G", "k": "B, N, 1",
+        "v_via": " via prefix(k)",
+        "forward": "loops = [kv], pack = gqa, tile.q = 64, tile.kv = 32, stages = 2, warps = 8",
+    },
 }  # fmt: skip
 
 
@@ -165,12 +192,58 @@ KINDS: dict[str, dict[str, object]] = {
 def test_no_kernel_takes_more_shared_memory_than_estimated(arch: str) -> None:
     if tool("cuobjdump") is None:
         pytest.skip("no cuobjdump in Triton's wheel")
-    cases = [(name, arch, KIND.format(**{**PLAIN, **kind})) for name, kind in KINDS.items()]
+    whole = {name: {**PLAIN, **kind} for name, kind in KINDS.items()}
+    types = {name: {"k_type": kind["dtype"], "v_type": kind["dtype"]} for name, kind in whole.items()}
+    cases = [(name, arch, KIND.format(**{**types[name], **kind})) for name, kind in whole.items()]
     run = compiling(SIZES, stdin=json.dumps(cases))
     found = json.loads(run.stdout)
     assert len(found) >= 13
     assert [case for case in found if case[2] < case[3]] == []
     assert [case for case in found if case[2] > 2.5 * case[3] and "f32" not in case[0]] == []
+
+
+EIGHT_ON = {"e4m3": ("sm_90", "sm_100", "sm_120"), "e5m2": ("sm_80", "sm_90"), "i8": ("sm_80",)}
+CONVERSIONS = """
+import json, re, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from attnc.build import plan_program
+from attnc.model.resolve import resolve
+from attnc.plan.device import DEVICES
+from attnc.runtime import toolchains
+from attnc.source import Source
+from attnc.syntax.parser import parse, prelude
+found = {}
+for name, arch, text in json.load(sys.stdin):
+    (module,) = plan_program(resolve(parse(Source(name, text)), prelude())).modules
+    kernel = toolchains._triton_kernel(module, "forward", 0, DEVICES[arch])
+    target = GPUTarget("cuda", kernel.capability, 32)
+    ptx = triton.compile(kernel._source(), target=target, options=kernel.options).asm["ptx"]
+    used = re.findall(r"(?:cvt|mul|fma)[.][a-z0-9.]*(?:e4m3|e5m2|s8|bf16x2)[a-z0-9]*", ptx)
+    found[f"{name} {arch}"] = sorted(set(used))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_8_bits_are_converted_by_instructions_that_know_their_infinities() -> None:
+    """e4m3 has an instruction; of e5m2, which is half of f16, none of bf16 may make a number."""
+    if tool("cuobjdump") is None:
+        pytest.skip("no cuobjdump in Triton's wheel")
+    cases = [
+        (dtype, arch, KIND.format(**{**PLAIN, "k_type": dtype, "v_type": dtype}))
+        for dtype, archs in (
+            ("e4m3", ("sm_90", "sm_100", "sm_120")),
+            ("e5m2", ("sm_80", "sm_90")),
+            ("i8", ("sm_80",)),
+        )
+        for arch in archs
+    ]
+    found = json.loads(compiling(CONVERSIONS, stdin=json.dumps(cases)).stdout)
+    for name, instructions in found.items():
+        if name.startswith("e4m3"):
+            assert "cvt.rn.f16x2.e4m3x2" in instructions, name
+        assert not any(text.startswith(("mul", "fma")) for text in instructions), (name, instructions)
 
 
 COMBINE = """

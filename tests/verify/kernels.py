@@ -15,6 +15,13 @@ def cast(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def double(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i)
+    tl.store(y_ptr + i, x + x)
+
+
+@triton.jit
 def dot(a_ptr, b_ptr, c_ptr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     at = i[:, None] * BLOCK + i[None, :]

@@ -40,9 +40,11 @@ _SHAPES = (
 )  # fmt: skip
 _HEADS = (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2 * Hkv", "Hkv"))
 #: Rows of CUDA kernels are copied in pieces of 8 elements; products of wgmma are 16 deep.
-_WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 96, 128)
-_HOPPER_WIDTHS, _HOPPER_VALUES = (16, 16, 32, 48, 64, 80, 128, 192, 256), (16, 32, 64, 128, 208, 256)
+_WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 72, 96, 128)
+_HOPPER_WIDTHS = (16, 16, 32, 64, 80, 128, 192, 256, 8, 24, 40, 72, 72, 88, 136, 200, 248)
+_HOPPER_VALUES = (16, 32, 64, 128, 208, 256, 8, 40, 72, 72, 120, 136, 200)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
+_OF_A_HEAD = frozenset({"b", "h"})
 _UNIFIED = "unified_max(phi = 0.5, bounds = [-4, 4], fallback = online)"
 _BOTTOM_UP = "online(rescale = every_step)"
 
@@ -113,7 +115,7 @@ def specs(
     with_gradients: bool = False,
 ) -> str:
     """The text of a file with one attention and its schedule for each of the targets; for `HOPPER` where it
-    lowers the attention.
+    lowers the attention, and of what has keys or values of 8 bits, or a scale of v, for Triton alone.
 
     wide: heads and tiles as large as those of models, for a GPU; widest: columns of a head of Hopper's;
     with_gradients: of whatever has some.
@@ -128,7 +130,7 @@ def specs(
     decodes = not never_decodes and draw(st.integers(0, 4)) == 0
     widths = _WIDE if wide else _HOPPER_WIDTHS if hopper else _CUDA_WIDTHS if on_cuda else _WIDTHS
     d = draw(st.sampled_from([n for n in widths if n <= widest]))
-    values = (64, 96, 128) if wide else _HOPPER_VALUES if hopper else (8, 16, 24)
+    values = (64, 72, 96, 128) if wide else _HOPPER_VALUES if hopper else (8, 16, 24)
     most = d if storage.prefix else widest
     dv = draw(st.sampled_from([n for n in values if n <= most] or [d]))
     extras = _extras(draw, heads, on_cuda)
@@ -137,10 +139,18 @@ def specs(
     v_axes = kv_axes if storage.prefix else draw(st.permutations(kv_axes))
     via = storage.kv_via(draw(st.sampled_from((1, 3, 16, 40))))
     score, softmax = words.float_expr(depth, _EVERYWHERE, dot=True), _softmax(words, dropout=not decodes)
+    of_k = of_v = dtype
+    may_be_narrow = "triton" in targets and not with_gradients
+    if may_be_narrow and dtype != "f32" and draw(st.integers(0, 5)) == 0:
+        of_k, of_v = (draw(st.sampled_from(("e4m3", "e5m2", "i8", dtype))) for _ in "kv")
+        of_v = of_k if storage.prefix else of_v
+    if may_be_narrow and draw(st.integers(0, 7)) == 0:
+        softmax = _scaled(softmax, words.float_expr(1, _OF_A_HEAD, dot=False))
+    on_triton_alone = {of_k, of_v} != {dtype} or "v_scale" in softmax
     lines = [
         f"input q: {dtype}[{_drawn(draw, storage.q_axes(heads))}, {d}]{storage.q_via}",
-        f"input k: {dtype}[{', '.join(kv_axes)}, {d}]{via}",
-        f"input v: {dtype}[{', '.join(v_axes)}, {dv}]{' via prefix(k)' if storage.prefix else via}",
+        f"input k: {of_k}[{', '.join(kv_axes)}, {d}]{via}",
+        f"input v: {of_v}[{', '.join(v_axes)}, {dv}]{' via prefix(k)' if storage.prefix else via}",
         *storage.inputs,
         *(extra.declaration for extra in extras),
         *(f"input {name}" for name in ("rate: f32[]", "draws: i64[]") if "rate" in softmax),
@@ -163,6 +173,7 @@ def specs(
         lines.append(f"output lse: f32[{_drawn(draw, storage.q_axes(heads))}]")
     lines.append(f"normalize = {softmax}")
     may_grad = storage.has_gradients and not decodes and (with_gradients or draw(st.booleans()))
+    may_grad = may_grad and not on_triton_alone
     grads = _grads(draw, words, score + softmax) if may_grad else []
     if grads:
         lines.append(f"grad {', '.join(grads)}")
@@ -170,7 +181,7 @@ def specs(
     text = f"attention spec {{\n  {statements}\n}}\n"
     joins_bools = "rate" in softmax and any(": bool[" in extra.declaration for extra in extras)
     schedules = {}
-    for target in targets:
+    for target in ("triton",) if on_triton_alone else targets:
         shape = Shape(
             target=target,
             storage=storage,
@@ -228,6 +239,11 @@ def _softmax(words: Words, *, dropout: bool) -> str:
     if dropout and words.draw(st.integers(0, 7)) == 0:
         arguments += ["dropout = rate", "seed = draws"]
     return f"softmax({', '.join(arguments)})" if arguments else "softmax"
+
+
+def _scaled(softmax: str, factor: str) -> str:
+    """The softmax with a scale of v."""
+    return f"{softmax[:-1]}, v_scale = {factor})" if softmax.endswith(")") else f"softmax(v_scale = {factor})"
 
 
 def _grads(draw: st.DrawFn, words: Words, text: str) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from attnc.reference import philox
-from attnc.verify.interpreter import ensure_interpreter, is_interpreting
+from attnc.verify.interpreter import PrecisionFault, ensure_interpreter, is_interpreting
 from attnc.verify.memory import MemoryFault, guarding
 from tests.verify import kernels
 
@@ -52,6 +54,70 @@ def test_widening_equals_torch(dtype: torch.dtype) -> None:
     assert got[x.isnan()].isnan().all()
     other = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
     assert torch.equal(convert(x, other)[~x.isnan()], x.to(other)[~x.isnan()])
+
+
+def number_of(code: int, exponent_bits: int) -> float:
+    """What a code of 8 bits means (Micikevicius et al., FP8 formats for deep learning, arXiv 2209.05433)."""
+    digits = 7 - exponent_bits
+    bias = 2 ** (exponent_bits - 1) - 1
+    sign, exponent, rest = code >> 7, code >> digits & 2**exponent_bits - 1, code & 2**digits - 1
+    if exponent == 2**exponent_bits - 1 and exponent_bits == 5:
+        size = math.inf if rest == 0 else math.nan
+    elif code & 0x7F == 0x7F:
+        size = math.nan
+    elif exponent == 0:
+        size = rest * 2.0 ** (1 - bias - digits)
+    else:
+        size = (1 + rest / 2**digits) * 2.0 ** (exponent - bias)
+    return -size if sign else size
+
+
+def same_numbers(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether bits are the same, but for those of NaN."""
+    numbers = ~expected.isnan()
+    bits = got[numbers].view(torch.int16), expected[numbers].view(torch.int16)
+    return torch.equal(*bits) and bool(got[~numbers].isnan().all())
+
+
+@pytest.mark.parametrize("element", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dtype", "exponent_bits"), [(torch.float8_e4m3fn, 4), (torch.float8_e5m2, 5)])
+def test_every_code_of_8_bits_is_converted_exactly(
+    dtype: torch.dtype, exponent_bits: int, element: torch.dtype
+) -> None:
+    codes = torch.arange(256).to(torch.uint8)
+    exact = torch.tensor([number_of(code, exponent_bits) for code in range(256)], dtype=torch.float64)
+    largest = exact[exact.isfinite()].max().item()
+    assert largest == (448 if exponent_bits == 4 else 57344)
+    halfway = convert(codes.view(dtype), torch.float16)  # as kernels convert e5m2
+    got = convert(halfway, element)
+    assert torch.equal(got[~exact.isnan()].double(), exact[~exact.isnan()])
+    assert same_numbers(got, exact.to(element))
+    if dtype == torch.float8_e4m3fn:
+        assert same_numbers(convert(codes.view(dtype), element), exact.to(element))
+
+
+def test_e5m2_becomes_bf16_as_it_does_on_a_gpu() -> None:
+    """Triton's own conversion has no infinities: kernels go by way of f16."""
+    codes = torch.arange(256).to(torch.uint8)
+    got = convert(codes.view(torch.float8_e5m2), torch.bfloat16).float()
+    for code, value in enumerate(got.tolist()):
+        exact = number_of(code, 5)
+        if not math.isfinite(exact):
+            exact = math.copysign(65536 * (1 + (code & 3) / 4), -1 if code > 127 else 1)
+        assert value == exact
+
+
+@pytest.mark.parametrize("element", [torch.bfloat16, torch.float16])
+def test_every_integer_of_8_bits_is_converted_exactly(element: torch.dtype) -> None:
+    x = torch.arange(-128, 128).to(torch.int8)
+    assert torch.equal(convert(x, element).double(), x.double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_numbers_of_8_bits_are_not_computed_with(dtype: torch.dtype) -> None:
+    x = torch.ones(64).to(dtype)
+    with pytest.raises(PrecisionFault, match="arithmetic in 8 bits: add of"):
+        kernels.double[(1,)](x, x.clone(), 64)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -14,9 +14,10 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from attnc.adapters.specs import attend, refuse
+from attnc.adapters.specs import attend, readable, refuse
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2)
 _NAME = "attnc's attention backend"
 
 
@@ -42,6 +43,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         _refuse_runner(model_runner)
         self.req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self.is_quantised = model_runner.kv_cache_dtype in _QUANTISED
         self.page: int = model_runner.page_size
         self.max_context_len: int = model_runner.model_config.context_len
         self.device = model_runner.device
@@ -149,8 +151,10 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
             self._known_layers.add(layer.layer_id)
         pool, metadata = self.token_to_kv_pool, self.forward_metadata
         assert metadata is not None, "init_forward_metadata comes first"
+        # SGLang's pool divides by them what it stores in 8 bits; None is 1.
+        scales = (layer.k_scale, layer.v_scale) if self.is_quantised else (None, None)
         if save_kv_cache and k is not None:
-            pool.set_kv_buffer(layer, KVWriteLoc.for_layer(batch, layer), k, v)
+            pool.set_kv_buffer(layer, KVWriteLoc.for_layer(batch, layer), k, v, *scales)
         heads, size = layer.tp_q_head_num, layer.qk_head_dim
         out = q.new_empty(q.shape[0], heads * size)
         attend(
@@ -166,6 +170,8 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
             softcap=max(layer.logit_cap, 0.0),
             by_head={"sinks": sinks},
             decode=decode,
+            k_descale=scales[0],
+            v_descale=scales[1],
         )
         return out
 
@@ -181,9 +187,17 @@ def _refuse_runner(runner: Any) -> None:
         raise ValueError("attention_arch: expected MHA, as multi-head latent attention is not supported")
     if config.is_encoder_decoder:
         raise ValueError("is_encoder_decoder: expected False, as cross attention is not supported")
-    if runner.kv_cache_dtype not in _DTYPES:
-        expected = ", ".join(map(str, _DTYPES))
-        raise ValueError(f"kv_cache_dtype: expected one of {expected}, got {runner.kv_cache_dtype}")
+    cache = runner.kv_cache_dtype
+    if cache not in (*_DTYPES, *_QUANTISED):
+        expected = ", ".join(map(str, (*_DTYPES, *_QUANTISED)))
+        raise ValueError(f"kv_cache_dtype: expected one of {expected}, got {cache}")
+    device = torch.device(runner.device)
+    if device.type == "cuda" and (why := readable(cache, torch.cuda.get_device_capability(device))):
+        raise ValueError(f"kv_cache_dtype: {why}")
+    if hasattr(pool, "get_kv_scale_buffer"):
+        raise ValueError(
+            "kv_cache_dtype: expected one scale for a layer, as those of blocks are not supported"
+        )
     if runner.attention_chunk_size is not None:
         raise ValueError(
             "attention_chunk_size: expected None, as chunks are not supported,"

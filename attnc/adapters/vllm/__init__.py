@@ -51,12 +51,14 @@ def unified_attention(
     """Writes the attention of every token to `out`.
 
     q, out: [T, Hq, D]; k, v: [num_blocks, block_size, Hkv, D], any strides but a contiguous last axis; all of
-        float16, bfloat16 or float32
+        float16, bfloat16 or float32, or k and v of float8_e4m3fn, float8_e5m2 or int8 beside 16 bits
+    k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], or None;
+        other caches are taken as they are, whatever their scales, as vLLM's kernels do
     cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], with the new tokens; block_table: i32[B, P]
     softmax_scale, window_size (left, right; -1 for none), softcap (0 for none): part of the kernel, so a new
     value of one compiles once. alibi_slopes, sinks: [Hq], or None.
-    max_seqlen_k, seq_threshold_3D and what follows it steer vLLM's own kernels, and k_descale and v_descale
-    apply to quantised caches, which are refused. unsupported: taken as long as it asks for nothing.
+    max_seqlen_k, seq_threshold_3D and what follows it steer vLLM's own kernels. unsupported: taken as long as
+    it asks for nothing.
 
     With max_seqlen_q = 1 and as many tokens as sequences, token b is that of sequence b (sequences without a
     token, as graphs are padded with, come last), and the keys of a sequence are split among programs.
@@ -78,6 +80,8 @@ def unified_attention(
         softcap=number_of("softcap", softcap, 0.0),
         by_head={"alibi_slopes": alibi_slopes, "sinks": sinks},
         decode=max_seqlen_q == 1 and len(q) == len(seqused_k),
+        k_descale=k_descale,
+        v_descale=v_descale,
     )
 
 

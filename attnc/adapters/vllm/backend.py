@@ -20,18 +20,24 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from attnc.adapters.specs import refuse
+from attnc.adapters.specs import readable, refuse
 from attnc.adapters.vllm import unified_attention
 from attnc.runtime.slots import store
 
 _UNQUANTISED = ("auto", "float16", "bfloat16")
+#: By vLLM's names of a cache of 8 bits the type of its elements.
+_QUANTISED = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
 
 
 class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be there
     """attnc to vLLM, as the backend CUSTOM."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = [*_UNQUANTISED]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = [*_UNQUANTISED, *_QUANTISED]
     forward_includes_kv_cache_update: bool = False
 
     @staticmethod
@@ -79,7 +85,12 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Returns why not, or None. A cache has the type of the model."""
+        """Returns why not, or None. A cache has the type of the model, or 8 bits beside one of 16."""
+        if kv_cache_dtype in _QUANTISED and dtype in (torch.float16, torch.bfloat16):
+            if device_capability is None:
+                return None
+            here = (int(device_capability.major), int(device_capability.minor))
+            return readable(_QUANTISED[kv_cache_dtype], here) or None
         if kv_cache_dtype in (None, "auto") or kv_cache_dtype == str(dtype).removeprefix("torch."):
             return None
         return f"kv_cache_dtype {kv_cache_dtype} with a model of {dtype}"
@@ -185,10 +196,9 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
         """
         if attn_type != AttentionType.DECODER:
             raise ValueError(f"attn_type: expected a decoder's self-attention, got {attn_type!r}")
-        if kv_cache_dtype not in _UNQUANTISED:
-            raise ValueError(
-                f"kv_cache_dtype: expected one of {', '.join(_UNQUANTISED)}, got {kv_cache_dtype!r}"
-            )
+        if kv_cache_dtype not in (*_UNQUANTISED, *_QUANTISED):
+            known = ", ".join((*_UNQUANTISED, *_QUANTISED))
+            raise ValueError(f"kv_cache_dtype: expected one of {known}, got {kv_cache_dtype!r}")
         if chunk_lookback != -1:
             raise ValueError(
                 f"chunk_lookback: expected -1, as chunks are not supported, got {chunk_lookback}"
@@ -202,6 +212,7 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
         self.scale = float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype = kv_cache_dtype
+        self.quantised = _QUANTISED.get(kv_cache_dtype)
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.sinks = sinks
@@ -223,7 +234,8 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
         """Returns `output` with the attention of the tokens that are not padding.
 
         query, output: [T, H, D]; kv_cache: [num_blocks, Hkv, block, 2 D], in any order in memory, which has
-        key and value already. Without metadata vLLM looks how much memory it takes: output is 0.
+        key and value already; of 8 bits, layer._k_scale and _v_scale, f32 of one element or a K/V head, say
+        what they are multiplied by. Without metadata vLLM looks how much memory it takes: output is 0.
         """
         if attn_metadata is None:
             return output.fill_(0)
@@ -244,8 +256,7 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
             attn_metadata.block_table,
             self.logits_soft_cap,
             None,
-            None,
-            None,
+            *((layer._k_scale, layer._v_scale) if self.quantised else (None, None)),
             alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,
             output_scale=output_scale,
@@ -261,10 +272,16 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Writes key and value, [T, Hkv, D], to the slots of the tokens, i64[T]; -1 is that of padding."""
-        store(key, value, *self._split(kv_cache), slot_mapping)
+        """Writes key and value, [T, Hkv, D], to the slots of the tokens, i64[T]; -1 is that of padding. Into
+        8 bits they go divided by the layer's scales.
+        """
+        scales = (layer._k_scale, layer._v_scale) if self.quantised else None
+        store(key, value, *self._split(kv_cache), slot_mapping, scales)
 
     def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys and values as kernels take pages: [num_blocks, block, Hkv, D]."""
+        """Returns keys and values as kernels take pages: [num_blocks, block, Hkv, D]. vLLM hands 8 bits over
+        as bytes.
+        """
+        kv_cache = kv_cache if self.quantised is None else kv_cache.view(self.quantised)
         k, v = torch.split(kv_cache.transpose(1, 2), self.head_size, -1)
         return k, v

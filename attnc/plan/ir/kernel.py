@@ -286,7 +286,7 @@ class Softmax(Probabilities):
     exponents subtract lies so far (in base-2 units) above it that p says when it has grown by more.
     safe_everywhere: a full tile may consist of -inf scores too, so every step guards the subtraction of
     maxima.
-    sink: base-2 logit that joins the denominator.
+    sink: base-2 logit that joins the denominator. v_scale: factor of the rows of o.
     """
 
     kind: Literal["online", "two_pass"]
@@ -295,11 +295,12 @@ class Softmax(Probabilities):
     safe_everywhere: bool
     sink: Expr | None
     headroom: float = 0.0
+    v_scale: Expr | None = None
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
         """What is evaluated once for each row."""
-        return () if self.sink is None else (self.sink,)
+        return tuple(expr for expr in (self.sink, self.v_scale) if expr is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

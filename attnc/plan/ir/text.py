@@ -266,6 +266,8 @@ def _softmax(softmax: Softmax) -> Iterator[str]:
     yield _list("softmax", told)
     if softmax.sink is not None:
         yield f"sink = {show(softmax.sink)}"
+    if softmax.v_scale is not None:
+        yield f"o = o * {show(softmax.v_scale)}"
     yield from _dropout(softmax)
 
 

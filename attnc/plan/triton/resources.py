@@ -9,7 +9,7 @@ explain`). Non-goal: ranking the configs that fit; that is measured (`attnc tune
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from attnc.effort import spend
@@ -46,8 +46,9 @@ class SharedMemory:
         for name in self._staying:
             yield _buffer(name, tiles[name], size, 2 if is_f32 else 1)
         copies = self._stages - 1 if is_f32 else self._stages if self._by_mma else self._copies
-        for name in self._streamed:
-            yield _buffer(name, tiles[name], size, copies)
+        streamed = [_buffer(name, tiles[name], self._stored(name), copies) for name in self._streamed]
+        yield from streamed
+        yield from self._converted(tiles, streamed)
         if is_f32:  # the tile at hand, in two numbers of 11 bits
             largest = max(self._streamed, key=lambda name: tiles[name][0] * tiles[name][1])
             yield _buffer(f"{largest} now", tiles[largest], size, 2)
@@ -81,6 +82,26 @@ class SharedMemory:
     @property
     def _dtype(self) -> DType:
         return DType(self.attention.q.dtype)
+
+    def _converted(
+        self, tiles: Mapping[str, tuple[int, int]], streamed: Iterable[Buffer]
+    ) -> Iterator[Buffer]:
+        """Yields the tile at hand of k or v of 8 bits, in the type of q: where tensor cores read it, or where
+        it passes to the threads that multiply it, for which the buffers of such tiles serve too.
+        """
+        narrow = [name for name in self._streamed if self._stored(name) != self._dtype.bytes]
+        if not narrow:
+            return
+        largest = max(narrow, key=lambda name: tiles[name][0] * tiles[name][1])
+        made = _buffer(f"{largest} converted", tiles[largest], self._dtype.bytes, 1)
+        there = 0 if self._by_mma else sum(buffer.bytes for buffer in streamed)
+        yield replace(made, bytes=max(0, made.bytes - there))
+
+    def _stored(self, name: str) -> int:
+        """Returns bytes of an element of a matrix where it comes from."""
+        if name in ("k", "v"):
+            return DType(self.attention.tensor(name).dtype).bytes
+        return self._dtype.bytes
 
     @property
     def _inner(self) -> Axis:
@@ -270,6 +291,15 @@ def misfit(
     config: TileConfig, variant: Variant, device: Device, kernel: Which = "forward"
 ) -> Rejection | None:
     """Returns why the config cannot run on the device; None if it can."""
+    if because := unreadable(variant.attention, device):
+        return Rejection(
+            config=config,
+            what="compute capability",
+            needs=_READS_E4M3,
+            limit=device.capability,
+            unit="tenths",
+            because=because,
+        )
     if (summed := _summed(config, kernel)) < _SHORTEST and _joins_narrow_words(variant.attention):
         return Rejection(
             config=config,
@@ -294,6 +324,20 @@ def misfit(
             unit="words",
         )
     return None
+
+
+#: Capability, ten times the number, of the first devices that convert e4m3: Triton compiles it for no others.
+_READS_E4M3 = 89
+
+
+def unreadable(attention: Attention, device: Device) -> str:
+    """Returns why Triton compiles nothing that reads these keys and values for the device; "" if it does."""
+    of_e4m3 = [t.name for t in (attention.k, attention.v) if t.dtype is DType.E4M3]
+    if not of_e4m3 or device.capability >= _READS_E4M3:
+        return ""
+    first, here = (f"{number // 10}.{number % 10}" for number in (_READS_E4M3, device.capability))
+    names = " and ".join(of_e4m3)
+    return f"{names} of e4m3 need a GPU of compute capability {first} or newer, and this has {here}"
 
 
 #: Elements that `tl.dot` sums over below which Triton lays an operand out wrongly that was computed from

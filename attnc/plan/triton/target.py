@@ -175,6 +175,7 @@ class Triton(Target):
     always_fills: ClassVar = True
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
+    reads_narrow: ClassVar = True
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER
 

@@ -178,7 +178,7 @@ class DecodeText(KernelText):
             load_k=self._load_kv("k", part.width, part.first),
         )
 
-    def _load_kv(self, name: str, width: int, first: int = 0) -> str:
+    def _load_stored(self, name: str, width: int, first: int) -> str:
         rows = self.rows(name)
         of = rows.tensor
         x = f"{MATRICES[of]} + {first}" if first else MATRICES[of]

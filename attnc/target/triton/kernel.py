@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnc.expr.nodes import Index, walk
+from attnc.expr.nodes import Binary, Index, Ref, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Arg, Decode, Forward, Loop, Module
 from attnc.plan.signature import block, feature
 from attnc.target.declaration import Record, Table, Value, Words, in_words, quoted
 from attnc.target.kernel_view import KernelView, OutputView
-from attnc.target.triton.printer import TL_DTYPES, offset, scalar, transposed
+from attnc.target.triton.printer import TL_DTYPES, converted, offset, scalar, tiled, transposed
 
 
 def triton_kernel(
@@ -160,7 +160,12 @@ class KernelText(ProgramText, OutputView):
         return self._load_kv("v", self.dv)
 
     def _load_kv(self, name: str, width: int, first: int = 0) -> str:
-        """Returns a tile of rows of k or v: `width` columns from column `first` on."""
+        """Returns a tile of rows of k or v, in the type of q: `width` columns from column `first` on."""
+        attention = self.module.variant.attention
+        stored = DType(attention.tensor(self.rows(name).tensor).dtype)
+        return self._load_stored(name, width, first) + converted(stored, attention.element)
+
+    def _load_stored(self, name: str, width: int, first: int) -> str:
         rows = self.rows(name)
         of = rows.tensor
         if not rows.page:
@@ -342,6 +347,12 @@ class KernelText(ProgramText, OutputView):
     @property
     def persistent_note(self) -> str:
         return ", tile after tile: one program per SM" if self.kernel.grid.persistent else ""
+
+    @property
+    def v_scale(self) -> str:
+        """The factor of the rows of o; empty where there is none."""
+        factor = self.kernel.softmax.v_scale
+        return "" if factor is None else tiled(Binary("*", Ref("o", "float", ("q", "kv")), factor))
 
     @property
     def row_mask(self) -> str:

@@ -10,11 +10,11 @@ from functools import cache
 import jinja2
 
 from attnc.expr.nodes import Binary, Call, Expr, Index, Search, show, walk
-from attnc.model.tensors import DType, Role
+from attnc.model.tensors import Role
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Forward, Kernel, Module, split_of
 from attnc.plan.ir.kernel import expressions_within
-from attnc.plan.signature import longest
+from attnc.plan.signature import key_bytes, longest
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import (
     BackwardDeclaration,
@@ -244,10 +244,8 @@ def _grid(module: Module, kernel: Forward | Decode, text: KernelText) -> str:
 def _section(module: Module, text: KernelText) -> str:
     attention = module.variant.attention
     keys = show(longest(attention, Role.KEY))
-    row_bytes = (text.d + text.dv) * DType(attention.q.dtype).bytes
-    return section(
-        text.kernel.grid.section, text.all_heads, "N" if keys == "N" else f"{keys} // B", row_bytes
-    )
+    longest_keys = "N" if keys == "N" else f"{keys} // B"
+    return section(text.kernel.grid.section, text.all_heads, longest_keys, key_bytes(attention))
 
 
 class TritonBackward(BackwardDeclaration):

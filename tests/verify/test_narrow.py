@@ -1,0 +1,186 @@
+"""Keys and values of 8 bits: the kernel has the bits of that of 16 bits on the same numbers, in every kind of
+storage and loop; and a scale of v, which is a factor of o.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import pytest
+import torch
+
+from attnc.model.tensors import DType
+from attnc.support.arguments import DTYPES
+from attnc.verify.case import Case
+from attnc.verify.check import same_bits
+from attnc.verify.problem import FILLS, Value, build
+from attnc.verify.rerun import Run
+from attnc.verify.storage import altered, stored
+from attnc.verify.subject import Subject
+from tests.verify.judging import right, spec, subject_of_text
+
+NARROW = tuple(dtype for dtype in DType if dtype.is_narrow)
+DECODE = "loops = [kv], pack = gqa\n  tile.q = 16, tile.kv = 32\n  split.kv = 3"
+TILES = "tile.q = 16, tile.kv in {32, 16}"
+#: By name the axes of q, those of k and v, what is stored where, and the schedule.
+KINDS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
+    "forward": ("B, M, Hkv * G", "B, N, Hkv", (), f"{TILES}\n  loops = [q, kv]"),
+    "heads first": ("B, Hkv * G, M", "B, Hkv, N", (), f"{TILES}\n  loops = [q, kv]"),
+    "two passes": ("B, M, Hkv * G", "B, N, Hkv", (), f"{TILES}\n  softmax = two_pass"),
+    "every step": ("B, M, Hkv * G", "B, N, Hkv", (), f"{TILES}\n  softmax = online(rescale = every_step)"),
+    "keys first": (
+        *("B, M, Hkv * G", "B, N, Hkv", ()),
+        f"{TILES}\n  loops = [kv, q]\n  softmax = online(rescale = every_step)",
+    ),
+    "persistent": ("B, M, Hkv * G", "B, N, Hkv", (), f"{TILES}\n  persistent = true"),
+    "packed": (
+        *("T, Hkv * G", "S, Hkv", ("via ragged(q_ends)", "via ragged(k_ends)")),
+        f"{TILES}\n  loops = [q, kv]",
+    ),
+    "pages": ("T, Hkv * G", "B, N, Hkv", ("via ragged(q_ends)", "via paged(slots, page = 8)"), TILES),
+    "decode": ("B, M, Hkv * G", "B, N, Hkv", (), DECODE),
+    "decode pages": ("B, M, Hkv * G", "B, N, Hkv", ("", "via paged(slots, page = 8)"), DECODE),
+    "unified maximum": (
+        *("B, M, Hkv * G", "B, N, Hkv", ()),
+        f"{DECODE}\n  softmax = unified_max(phi = 0.5, bounds = [-4, 4], fallback = online)",
+    ),
+    "prefix": ("B, M, Hkv * G", "B, N, Hkv", ("", "", "prefix"), TILES),
+    "decode prefix": ("B, M, Hkv * G", "B, N, Hkv", ("", "via paged(slots, page = 8)", "prefix"), DECODE),
+}
+#: Types of k and v; those of a prefix are alike.
+PAIRS = (("e4m3", "e4m3"), ("e5m2", "i8"), ("i8", "bf16"), ("bf16", "e5m2"))
+DIMS = {"B": 2, "M": 37, "N": 75, "Hkv": 2, "G": 2}
+
+
+def text_of(kind: str, k: str, v: str, *, q: str = "bf16", scaled: bool = True, also: str = "") -> str:
+    """A spec of this kind: a scale for each head of k, and of v one for each sequence and head."""
+    rows, keys, (of_q, of_k, *prefix), schedule = _kind(kind)
+    d, dv = (48, 32) if prefix else (24, 40)
+    lines = [
+        f"input q: {q}[{rows}, {d}] {of_q}",
+        f"input k: {k}[{keys}, {d}] {of_k}",
+        f"input v: {v}[{keys}, {dv}] {'via prefix(k)' if prefix else of_k}",
+        "input ks: f32[Hkv]",
+        "score = dot(q, k) * ks[h // G] / sqrt(D)",
+        "mask = causal" if "loops = [kv, q]" not in schedule else "mask = window(40, 3)",
+        f"output o: {q}[{rows}, {dv}]",
+        f"output lse: f32[{rows}]",
+        also,
+    ]
+    if scaled:
+        lines.append("input vs: f32[B, H]")
+    lines.append(f"normalize = softmax{'(v_scale = vs[b, h])' if scaled else ''}")
+    lines += ["input q_ends: i32[B + 1]"] if "q_ends" in of_q else []
+    lines += ["input k_ends: i32[B + 1]"] if "k_ends" in of_k else []
+    if "slots" in of_k:
+        lines += ["input slots: i32[B, P]", "input lens: i32[B]", "length N = lens[b]"]
+    return spec(lines, schedule)
+
+
+def _kind(kind: str) -> tuple[str, str, tuple[str, ...], str]:
+    rows, keys, storage, schedule = KINDS[kind]
+    return rows, keys, (*storage, *("", "")[len(storage) :]), schedule
+
+
+@cache
+def subject(kind: str, k: str, v: str, q: str = "bf16") -> Subject:
+    return subject_of_text(text_of(kind, k, v, q=q))
+
+
+def case(made: Subject, **changes: object) -> Case:
+    sizes = dict(DIMS)
+    if made.plan is not None and made.plan.kernel.structure == "decode":
+        sizes["M"] = 3
+    return Case(**{"dims": sizes, "seed": 3, **changes})  # type: ignore[arg-type]  # fields of a case
+
+
+def types_of(kind: str, pair: tuple[str, str]) -> tuple[str, str]:
+    return (pair[0], pair[0]) if "prefix" in kind else pair
+
+
+def widened(value: Value, dtype: torch.dtype) -> Value:
+    """Numbers of 8 bits in another type; its strides stay as they are, as far as they can."""
+    is_narrow = isinstance(value, torch.Tensor) and value.dtype in [DTYPES[narrow] for narrow in NARROW]
+    return value.to(dtype) if is_narrow and isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pair", PAIRS[:3], ids=str)
+def test_the_bits_are_those_of_the_same_numbers_in_16_bits(kind: str, pair: tuple[str, str]) -> None:
+    for q in ("bf16", "f16"):
+        k, v = (q if dtype == "bf16" else dtype for dtype in types_of(kind, pair))
+        narrow, wide = subject(kind, k, v, q), subject(kind, q, q, q)
+        for number in range(len(narrow.configs)):
+            run = Run.of(narrow, case(narrow, config=number, logits=("random", "spike")[number % 2]))
+            same = Run.of(wide, run.case)
+            inputs = {name: widened(value, DTYPES[q]) for name, value in run.inputs.items()}
+            outputs = same.again(inputs)
+            for name, output in run.outputs.items():
+                assert same_bits(output, outputs[name]), (name, q, number)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_outputs_are_within_the_bound(kind: str, pair: tuple[str, str]) -> None:
+    made = subject(kind, *types_of(kind, pair))
+    for number, (values, special) in enumerate(
+        (("random", "none"), ("cancelling", "nan_v"), ("ones", "inf_k"))
+    ):
+        right(made, case(made, seed=number, values=values, special=special), fills=tuple(FILLS))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_numbers_that_are_stored_are_those_of_the_type(dtype: DType) -> None:
+    given = torch.tensor(
+        [0.0, -0.0, 1.0, -3.0, 1e9, -1e9, torch.nan, torch.inf, -torch.inf], dtype=torch.float64
+    )
+    numbers = stored(given, dtype).double().tolist()
+    most = {DType.E4M3: 448, DType.E5M2: 57344, DType.I8: 127}[dtype]
+    assert numbers[:5] == [0, 0, 1, -3, most]
+    match dtype:
+        case DType.E4M3:
+            assert numbers[5] == -448
+            assert all(number != number for number in numbers[6:])
+        case DType.E5M2:
+            assert numbers[5] == -57344
+            assert numbers[6] != numbers[6]
+            assert numbers[7:] == [torch.inf, -torch.inf]
+        case _:
+            assert numbers[5:] == [-128, -128, 127, -128]
+    kept = stored(given, dtype)
+    assert torch.equal(altered(kept, lambda x: x).view(torch.uint8), kept.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", ["forward", "decode", "every step", "packed"])
+@pytest.mark.parametrize(
+    "scale", ["0.25", "vs[b, q_idx]", "vs[h, q_pos - 1] * 2", "exp(vs[h, b]) + 0.5 * h - q_idx"]
+)
+def test_a_scale_of_v_may_depend_on_the_query(kind: str, scale: str) -> None:
+    also = "" if "vs" not in scale else "input vs: f32[X, Y]"
+    text = text_of(kind, "bf16", "bf16", scaled=False, also=also)
+    made = subject_of_text(text.replace("normalize = softmax\n", f"normalize = softmax(v_scale = {scale})\n"))
+    dims = {**case(made).dims, **({"X": 4, "Y": 70} if also else {})}
+    for seed in range(2):
+        right(made, case(made, dims=dims, seed=seed), fills=tuple(FILLS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lse_is_without_the_scale_of_v(kind: str) -> None:
+    scaled = Run.of(subject(kind, "e4m3", "e4m3"), case(subject(kind, "e4m3", "e4m3")))
+    ones = torch.ones_like(scaled.tensor("vs"))
+    plain = scaled.again({**scaled.inputs, "vs": ones})
+    assert same_bits(scaled.outputs["lse"], plain["lse"])
+    twice = scaled.again({**scaled.inputs, "vs": 2 * scaled.tensor("vs")})
+    assert torch.equal(2 * scaled.outputs["o"], twice["o"])
+
+
+def test_padding_of_every_type_is_hostile() -> None:
+    """What lies between rows and in unused pages spoils a result that reads it."""
+    for dtype in NARROW:
+        made = subject("decode pages", dtype, dtype)
+        attention = made.variant.attention
+        found = {fill: build(attention, case(made), fill=fill).inputs["k"] for fill in FILLS}
+        assert isinstance(found["nan"], torch.Tensor)
+        spoiled = found["nan"].double()
+        assert (spoiled.isnan() | (spoiled == -128)).any()
