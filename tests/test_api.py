@@ -7,6 +7,8 @@ import pickle
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,36 @@ def test_a_folder_that_others_may_have_prepared_is_refused(
     prepared.symlink_to(prepared.with_name("elsewhere"))
     with pytest.raises(PermissionError, match="is a link"):
         attnc.compile(SPEC)
+
+
+@pytest.mark.parametrize("names", [("keep_package",), ("find_package", "keep_package")])
+def test_a_full_disk_costs_the_cache_alone(
+    names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the user has named a folder, that it is full is an error."""
+
+    def failing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(folder: Path, *package: Any) -> Any:
+            if folder.is_relative_to(tmp_path):
+                raise OSError(ENOSPC, "No space left on device")
+            return original(folder, *package)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(compiling, name, failing(getattr(compiling, name)))
+    with pytest.raises(OSError, match="No space left"):
+        attnc.compile(SPEC)
+    monkeypatch.delenv("ATTNC_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.warns(UserWarning, match=r"cannot be written \(No space left on device\)"):
+        made = attnc.compile(SPEC)
+    assert not made.folder.is_relative_to(tmp_path)
+    assert attnc.compile(SPEC) is made
+
+
+def test_a_text_may_begin_with_the_mark_of_an_editor() -> None:
+    assert attnc.compile("\ufeff" + SPEC).spec == attnc.compile(SPEC).spec
 
 
 def test_another_folder_and_none(cache: Path, tmp_path: Path) -> None:

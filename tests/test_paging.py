@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from attnc.paging import Layout, OutOfPages, OutOfRows, PagedCache, Step
+from attnc.paging import Layout, OutOfPages, OutOfRows, PagedCache, Spread, Step
 
 HEADS, SIZES = 2, (3, 2)
 
@@ -279,6 +279,16 @@ def test_mistakes_are_named() -> None:
         small(page=0)
     with pytest.raises(ValueError, match="layout: expected 'NHD' or 'HND', got 'DHN'"):
         small("DHN")  # type: ignore[arg-type]  # what a program without types might say
+    with pytest.raises(ValueError, match="expected blocks that divide pages of 1 rows"):
+        PagedCache(
+            pages=1,
+            page=1,
+            kv_heads=1,
+            head_dim=1,
+            sequences=1,
+            max_length=1,
+            spread=Spread(ranks=1, block=0),
+        )
     cache = small()
     sequence = cache.allocate()
     step = cache.append([sequence], 3)
@@ -323,6 +333,17 @@ def test_mistakes_are_named() -> None:
         with pytest.raises(TypeError, match=told):
             mistyped()
     assert cache.length(sequence) == 3
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_what_is_written_brings_no_graph_of_autograd(layout: Layout) -> None:
+    """The pool would hold what every step was computed from."""
+    cache = small(layout)
+    step = cache.append([cache.allocate()], 3)
+    k, v = (rows([1, 2, 3], 0, part).requires_grad_() for part in (0, 1))
+    cache.write(step.slots, k * 1, v * 1)
+    assert not cache.k().requires_grad
+    assert not cache.v().requires_grad
 
 
 def test_numbers_of_tensors_are_those_of_one_sequence() -> None:

@@ -86,15 +86,49 @@ def family_of(
         with making():
             family = _FAMILIES.get(folder)
             if family is None:
-                package = find_package(folder)
+                package = _find(folder, cache)
+                place = folder
                 if package is None:
                     try:
                         package = _package(text, tuned, dispatch, target, attention)
                     except DiagnosticError as failure:
                         raise SpecError(failure.diagnostics) from None
-                    keep_package(folder, package)
-                family = _FAMILIES[folder] = _imported(folder, package)
+                    place = _keep(folder, package, cache)
+                family = _FAMILIES[folder] = _imported(place, package)
     return family
+
+
+def _is_named(cache: Cache) -> bool:
+    """Returns whether somebody said where packages are kept, and gets an error where that cannot be."""
+    return cache is not True or bool(os.environ.get("ATTNC_CACHE_DIR"))
+
+
+def _find(folder: Path, cache: Cache) -> Package | None:
+    """Returns the package that is kept there, if it can be read. OSError where the folder is named."""
+    try:
+        return find_package(folder)
+    except OSError:
+        if _is_named(cache):
+            raise
+        return None
+
+
+def _keep(folder: Path, package: Package, cache: Cache) -> Path:
+    """Writes a package, and returns where: in a folder of this process where the user's has no room. OSError
+    where the folder is named.
+    """
+    try:
+        keep_package(folder, package)
+    except OSError as failure:
+        if _is_named(cache):
+            raise
+        reason = failure.strerror or str(failure)
+        warnings.warn(
+            f"{folder} cannot be written ({reason}); until it can, every process compiles anew", stacklevel=2
+        )
+        folder = _cache_folder(False) / "packages" / folder.name
+        keep_package(folder, package)
+    return folder
 
 
 _FAMILIES: dict[Path, Family] = {}
@@ -121,7 +155,8 @@ def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
     """Returns the spec, and what was measured for a file of it. OSError where it cannot be read."""
     if isinstance(source, str) and ("\n" in source or "{" in source):
         found = _NAME.search(source)
-        return Source(f"{found[1] if found else 'spec'}.attn", source), None, None
+        name = f"{found[1] if found else 'spec'}.attn"
+        return Source(name, source.removeprefix("\ufeff")), None, None  # the mark of some editors
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source: expected the text of a spec or a path, got {type(source).__name__}")
     if source == "":

@@ -30,7 +30,7 @@ def _is_taken(x: torch.Tensor) -> bool:
     """Returns whether TMA takes a tensor of 16 bits."""
     outer = zip(x.shape[:-1], x.stride(), strict=False)
     return (
-        x.shape[-1] % 16 == 0
+        x.shape[-1] % 8 == 0
         and x.shape[-1] <= 256
         and all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
     )

@@ -320,20 +320,23 @@ _SECONDS = 0.25
 def changes(
     find: Callable[[], Iterable[Path]], wait: Callable[[], None] = lambda: time.sleep(_SECONDS)
 ) -> Iterator[tuple[tuple[Path, ...], tuple[Path, ...]]]:
-    """Yields (written, removed) each time that files are, without end.
+    """Returns (written, removed) each time that files are from now on, without end.
 
     find: the files as they are now; wait: returns when it is time to look again. A file that is being
     replaced, as editors do, counts when it is whole: what cannot be read is not there.
     """
-    before = _stamps(find())
-    while True:
-        wait()
-        now = _stamps(find())
-        written = tuple(path for path, stamp in now.items() if before.get(path) != stamp)
-        removed = tuple(path for path in before if path not in now)
-        before = now
-        if written or removed:
-            yield written, removed
+
+    def since(before: dict[Path, _Stamp]) -> Iterator[tuple[tuple[Path, ...], tuple[Path, ...]]]:
+        while True:
+            wait()
+            now = _stamps(find())
+            written = tuple(path for path, stamp in now.items() if before.get(path) != stamp)
+            removed = tuple(path for path in before if path not in now)
+            before = now
+            if written or removed:
+                yield written, removed
+
+    return since(_stamps(find()))
 
 
 def _stamps(paths: Iterable[Path]) -> dict[Path, _Stamp]:
@@ -363,10 +366,11 @@ def watch_specs(specs: Sequence[Path] | None, compile_again: Callable[[tuple[Pat
         except Mistake:  # between the removal of a file and its return
             return ()
 
+    found = changes(lambda: [file for path in present() for file in belonging(path)])
     compile_again(find_specs(specs or []))
     note("watching; Ctrl-C ends it")
     try:
-        for written, removed in changes(lambda: [file for path in present() for file in belonging(path)]):
+        for written, removed in found:
             touched = tuple(path for path in present() if removed or set(belonging(path)) & set(written))
             if touched:
                 compile_again(touched)

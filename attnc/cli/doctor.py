@@ -140,11 +140,14 @@ def _interpreter() -> Iterator[Finding]:
     from attnc.runtime.loader import store
 
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, str(store(_INTERPRETED))]
     try:
+        command = [sys.executable, str(store(_INTERPRETED))]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
+    except PermissionError as failure:
+        yield Finding(name="interpreter", state="missing", detail=str(failure), fix=_CACHE_FIX)
+        return
     except (OSError, subprocess.TimeoutExpired) as failure:
         yield Finding(name="interpreter", state="missing", detail=str(failure), fix=_INTERPRETER_FIX)
         return
@@ -155,6 +158,7 @@ def _interpreter() -> Iterator[Finding]:
         yield Finding(name="interpreter", state="missing", detail=reason, fix=_INTERPRETER_FIX)
 
 
+_CACHE_FIX = "point ATTNC_CACHE_DIR to a folder of yours"
 _INTERPRETER_FIX = "reinstall triton 3.6 with numpy below 2.4"
 
 
@@ -203,8 +207,7 @@ def _caches() -> Iterator[Finding]:
     try:
         yield Finding(name="cache", state="ok", detail=str(kept_folder()))
     except OSError as failure:
-        fix = "point ATTNC_CACHE_DIR to a folder of yours"
-        yield Finding(name="cache", state="missing", detail=str(failure), fix=fix)
+        yield Finding(name="cache", state="missing", detail=str(failure), fix=_CACHE_FIX)
 
 
 def _targets(device: str | None) -> Iterator[Finding]:

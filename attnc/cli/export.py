@@ -39,7 +39,7 @@ def export(
             hint = "".join(did_you_mean(dtype, DTYPES)) or f"known are {', '.join(DTYPES)}"
             raise Mistake(f"there is no type '{dtype}' to export", hint)
     heads = split_commas(sizes)
-    if not heads or not wanted or not all(size.isdigit() and 1 <= int(size) <= 1024 for size in heads):
+    if not heads or not wanted or not all(size.isdecimal() and 1 <= int(size) <= 1024 for size in heads):
         raise Mistake(
             "--sizes and --dtypes are lists, such as 64,128 and bf16", "head dimensions are 1 to 1024"
         )

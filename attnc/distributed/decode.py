@@ -20,7 +20,7 @@ import torch
 from attnc.diagnostics import DiagnosticError, error
 from attnc.distributed.derive import View
 from attnc.distributed.group import Group, Ranks
-from attnc.distributed.kernels import Kernels, Spec, spec_of
+from attnc.distributed.kernels import Kernels, Spec, name_inputs, spec_of
 from attnc.expr.construct import number
 from attnc.expr.nodes import Index, Load
 from attnc.model.attention import Attention
@@ -76,7 +76,7 @@ class SpreadKeys:
         No gradients.
         """
         kernels = self.kernels_for(q)
-        given = self._name_inputs(inputs, named)
+        given = name_inputs(self.spec.attention, inputs, named, whole=True)
         attention = kernels.attention
         if counts is None:
             counts = self.spread.counts(given[self._lengths], self.group.rank)
@@ -124,14 +124,6 @@ class SpreadKeys:
             return o
         rows = attention.o.roles[:-1]
         return o, lse.permute([rows.index(role) for role in attention.lse.roles])
-
-    def _name_inputs(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-        names = [tensor.name for tensor in self.spec.attention.extras]
-        found = dict(zip(names, inputs, strict=False)) | dict(named)
-        missing = [name for name in names if name not in found]
-        if missing:
-            raise ValueError(f"{missing[0]}: expected an input, none was given")
-        return found
 
     def _rows(self, attention: Attention, k: torch.Tensor, given: Mapping[str, Any]) -> int:
         """Returns how many rows this rank has room for."""

@@ -191,11 +191,7 @@ class _Maker:
     def _load(self, load: Load) -> Expr:
         tensor = self.attention.tensor(load.tensor)
         kinds = tuple(map(self._kind, load.indices))
-        view = self.views.get((tensor.name, kinds))
-        if view is None:
-            count = sum(name == tensor.name for name, _ in self.views)
-            name = f"{tensor.name}_{count + 1}" if count else tensor.name
-            view = self.views[tensor.name, kinds] = View(name=name, tensor=tensor.name, kinds=kinds)
+        view = self._view(tensor.name, kinds)
         indices = tuple(
             self._within(self.expr(index), extent)
             if kind == "whole"
@@ -203,6 +199,19 @@ class _Maker:
             for index, extent, kind in zip(load.indices, load.extents, kinds, strict=True)
         )
         return replace(load, tensor=view.name, indices=indices)
+
+    def _view(self, tensor: str, kinds: tuple[Kind, ...]) -> View:
+        """Returns what is read of an input: called like it, where neither a table, another input nor another
+        view is.
+        """
+        view = self.views.get((tensor, kinds))
+        if view is None:
+            taken = {*TABLES, *(known.name for known in self.views.values())}
+            taken |= {extra.name for extra in self.attention.extras} - {tensor}
+            tried = (tensor, *(f"{tensor}_{number}" for number in range(2, len(taken) + 3)))
+            name = next(name for name in tried if name not in taken)
+            view = self.views[tensor, kinds] = View(name=name, tensor=tensor, kinds=kinds)
+        return view
 
     def _kind(self, index: Expr) -> Kind:
         """Returns what a rank needs of an axis with this index."""
@@ -305,9 +314,8 @@ class _Maker:
         for tensor in (self.attention.q, self.attention.k, self.attention.v):
             match tensor.storage:
                 case Paged(block_table=table, page=page, param=param):
-                    storage = f" via paged({table}, page = {param or page})"
-                    kinds: tuple[Kind, ...] = ("whole", "whole")
-                    self.views.setdefault((table, kinds), View(name=table, tensor=table, kinds=kinds))
+                    pages = self._view(table, ("whole", "whole"))
+                    storage = f" via paged({pages.name}, page = {param or page})"
                 case Prefix(of=of):
                     storage = f" via prefix({of})"
                 case _:

@@ -26,7 +26,7 @@ from torch._compile import _disable_dynamo
 from attnc.distributed.dtensors import is_dtensor, like, local, local_input, whole_shape
 from attnc.distributed.estimate import STRATEGIES, Rates, Strategy, rates_of
 from attnc.distributed.group import Group, Ranks
-from attnc.distributed.kernels import Kernels, Spec, spec_of
+from attnc.distributed.kernels import Kernels, Spec, name_inputs, spec_of
 from attnc.distributed.moves import places
 from attnc.distributed.plan import Plan, Planner, widths_of
 from attnc.distributed.spans import Sizes
@@ -295,14 +295,8 @@ class ContextParallel:
         return self._plan
 
     def _name_inputs(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns inputs besides q, k and v by name. Raises TypeError for one too many, or unknown."""
-        names = [tensor.name for tensor in self.spec.attention.extras]
-        if len(inputs) > len(names):
-            raise TypeError(f"inputs: expected {', '.join(names) or 'none'}, got {len(inputs)}")
-        found = dict(zip(names, inputs, strict=False)) | dict(named)
-        unknown = [name for name in found if name not in names]
-        if unknown:
-            raise TypeError(f"{unknown[0]}: not an input; the spec has {', '.join(names) or 'none'}")
+        """Returns this rank's part of inputs besides q, k and v, by name."""
+        found = name_inputs(self.spec.attention, inputs, named)
         return {name: local_input(x, name, self.group) for name, x in found.items()}
 
     def _sizes(self, kernels: Kernels, q: torch.Size, k: torch.Size, named: Mapping[str, Any]) -> Sizes:

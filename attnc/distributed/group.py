@@ -185,6 +185,8 @@ def on_processes(
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _join(running: Any, deadline: float | None) -> None:

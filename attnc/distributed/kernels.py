@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -69,7 +69,7 @@ def spec_of(source: Any, attention: str | None = None, target: str | None = None
     if isinstance(source, Family):
         text = Source(f"{source.name}.attn", str(source.spec))
         attention, target = source.name, target or source.target
-    elif callable(source) and not getattr(sys.modules.get(source.__module__), "__file__", None):
+    elif callable(source) and not _is_in_file(source):
         raise TypeError(f"source: expected a generated function, a spec or its path, got {source!r}")
     elif callable(source):
         path, target = _path_of(source), target or _target_of(source)
@@ -92,6 +92,12 @@ def spec_of(source: Any, attention: str | None = None, target: str | None = None
     return Spec(program, program.attention(attention), target or "triton", tuned)
 
 
+def _is_in_file(function: Callable[..., Any]) -> bool:
+    """Returns whether it has a name in the module of a file; a `functools.partial` has none."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    return hasattr(function, "__name__") and bool(getattr(module, "__file__", None))
+
+
 def _path_of(function: Callable[..., Any]) -> Path:
     """Returns the spec that a generated function was made from, which stands in the text of its module."""
     module = sys.modules[function.__module__]
@@ -108,6 +114,29 @@ def _path_of(function: Callable[..., Any]) -> Path:
 def _target_of(function: Callable[..., Any]) -> str:
     folder = Path(sys.modules[function.__module__].__file__ or "").parent.name
     return folder.replace("_", ".", 1) if folder.startswith("cuda") else "triton"
+
+
+def name_inputs(
+    attention: Attention, inputs: Sequence[Any], named: Mapping[str, Any], *, whole: bool = False
+) -> dict[str, Any]:
+    """Returns inputs besides q, k and v by name. Raises TypeError for one too many, twice or unknown.
+
+    whole: all of them have to be there; ValueError otherwise.
+    """
+    names = [tensor.name for tensor in attention.extras]
+    if len(inputs) > len(names):
+        raise TypeError(f"inputs: expected {', '.join(names) or 'none'}, got {len(inputs)}")
+    found = dict(zip(names, inputs, strict=False))
+    for name, x in named.items():
+        if name not in names:
+            raise TypeError(f"{name}: not an input; the spec has {', '.join(names) or 'none'}")
+        if name in found:
+            raise TypeError(f"{name}: expected one value, got one by place and one by name")
+        found[name] = x
+    missing = [name for name in names if name not in found]
+    if whole and missing:
+        raise ValueError(f"{missing[0]}: expected an input, none was given")
+    return found
 
 
 class Kernels:

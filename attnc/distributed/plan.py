@@ -219,7 +219,8 @@ class Plan:
         chosen = self.chosen
         state.update(f"{self.sizes.heads};{self.sizes.kv_heads};{chosen.strategy};".encode())
         state.update(f"{chosen.ways};{chosen.groups};{self.widths};".encode())
-        for array in (self.owner, self.key_owner, self.ready, self.runs, self.awaited):
+        ends = (x for x in (self.sizes.ends_q, self.sizes.ends_k) if x is not None)
+        for array in (self.owner, self.key_owner, self.ready, self.runs, self.awaited, *ends):
             state.update(np.ascontiguousarray(array).tobytes())
         return state.digest()
 

@@ -303,14 +303,19 @@ def _flatten(operands: tuple[Expr, ...], kind: type[And] | type[Or]) -> tuple[Ex
 
 
 def negate(operand: Expr) -> Expr:
-    """Returns `not` of a condition, taken into a comparison where there is one."""
+    """Returns `not` of a condition, taken into a comparison where there is one: of floats into == and !=
+    alone, since NaN is neither below nor above anything.
+    """
     match operand:
         case Const():
             return Const(not operand.value)
         case Not():
             return operand.operand
-        case Compare():
-            return Compare(NEGATED[operand.op], operand.left, operand.right)
+        case Compare(op=op, left=left, right=right) if op in ("==", "!=") or "float" not in (
+            left.type,
+            right.type,
+        ):
+            return Compare(NEGATED[op], left, right)
         case _:
             return Not(operand)
 

@@ -26,6 +26,7 @@ from typing import TypeAlias
 from attnc.expr.affine import TILE, Affine, affine, at_least, larger, normalize, relate, smaller
 from attnc.expr.construct import (
     MIRRORED,
+    NEGATED,
     ZERO,
     add,
     compare,
@@ -37,6 +38,7 @@ from attnc.expr.construct import (
     mod,
     mul,
     neg,
+    negate,
     number,
     sub,
     where,
@@ -61,6 +63,8 @@ from attnc.expr.nodes import (
     Or,
     Ref,
     Search,
+    Type,
+    uses,
     walk,
 )
 from attnc.expr.simplify import nnf, substitute
@@ -94,6 +98,8 @@ class Range:
 I32 = Range(-(1 << 31), (1 << 31) - 1)
 I64 = Range(-(1 << 63), (1 << 63) - 1)
 NEAR = Range(-POSITION, POSITION)
+#: What leaves room in 64 bits for what bounds add, and for a change of sign.
+_ROOM = Range(-(1 << 62), 1 << 62)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -176,6 +182,29 @@ def _largest_value(total: Affine, past: int) -> int:
     return total.const + sum(c * (found.hi if c > 0 else found.lo) for c, found in ends)
 
 
+def within_64_bits(total: Affine, besides: str = "") -> Affine:
+    """Returns a sum that is below, at or above 0 wherever this one is, and whose terms can change sides of a
+    comparison, with one more or less, without leaving 64 bits.
+
+    What is in the way of that is one integer that may be as far as its type goes: 2^63 - 1, "no limit". Where
+    it is farther than all other terms reach, it alone decides, so it counts as just as far. besides: an index
+    that it may not depend on, since it is solved for.
+    """
+    if range_of_sum(total).is_within(_ROOM):
+        return total
+    far = [(atom, c) for atom, c in total.terms if not range_of(atom).is_within(_ROOM)]
+    if len(far) != 1:
+        return total
+    ((atom, c),) = far
+    if besides in uses(atom) or bounds_of_atom(atom) == UNKNOWN:
+        return total
+    rest = range_of_sum(total - affine(atom) * c)
+    if not rest.is_within(_ROOM):
+        return total
+    most = max(-rest.lo, rest.hi) // abs(c) + 1
+    return total + (affine(maximum(minimum(atom, Const(most)), Const(-most))) - affine(atom)) * c
+
+
 def _ends(found: Range) -> tuple[int, ...]:
     return (found.lo, found.hi)
 
@@ -235,20 +264,26 @@ def _classify(mask: Expr) -> tuple[Expr, Expr]:
             pairs = [_classify(operand) for operand in operands]
             return disj(*(may for may, _ in pairs)), disj(*(must for _, must in pairs))
         case Compare(op="!=", left=left, right=right):
-            may, must = _classify(compare("==", left, right))
-            return nnf(Not(must)), nnf(Not(may))
+            return _classify_not(compare("==", left, right))
+        case Not(operand=Compare() as operand):
+            return _classify_not(operand)
         case Compare(op=op, left=left, right=right) if "float" in (left.type, right.type):
             return _classify_float(op, bounds(left), bounds(right))
         case Compare(op="==", left=left, right=right):
-            return _classify_equal(affine(left) - affine(right))
+            return _classify_equal(within_64_bits(affine(left) - affine(right)))
         case Compare(op=op, left=left, right=right):
-            interval = bounds_of_sum(affine(left) - affine(right))
+            interval = bounds_of_sum(within_64_bits(affine(left) - affine(right)))
             low, high = (interval.lo, interval.hi) if op in ("<", "<=") else (interval.hi, interval.lo)
             return _relate(op, low, ZERO, unknown=TRUE), _relate(op, high, ZERO, unknown=FALSE)
         case _ if is_scalar(mask):
             return normalize(mask), normalize(mask)
         case _:
             return TRUE, FALSE
+
+
+def _classify_not(mask: Expr) -> tuple[Expr, Expr]:
+    may, must = _classify(mask)
+    return nnf(Not(must)), nnf(Not(may))
 
 
 def _relate(op: CompareOp, left: Expr | None, right: Expr | None, *, unknown: Expr) -> Expr:
@@ -294,8 +329,13 @@ def _classify_float(op: CompareOp, left: Interval, right: Interval) -> tuple[Exp
     if op == "==":
         pairs = [_classify_float("<=", left, right), _classify_float("<=", right, left)]
         return conj(*(may for may, _ in pairs)), conj(*(must for _, must in pairs))
-    may = _relate(op, left.lo, right.hi, unknown=TRUE)
-    return may, _relate(op, left.hi, right.lo, unknown=FALSE)
+    must = _relate(op, left.hi, right.lo, unknown=FALSE)
+    if left.lo is None or right.hi is None or must == TRUE:
+        return TRUE, must
+    if (left.lo, right.lo) == (left.hi, right.hi) or (is_finite(left.lo) and is_finite(right.hi)):
+        return _relate(op, left.lo, right.hi, unknown=TRUE), must
+    # At an end of the tile 0 * inf may be NaN, and elsewhere nothing is: so ask for what no element may be.
+    return negate(_relate(NEGATED[op], left.lo, right.hi, unknown=FALSE)), must
 
 
 def bounds_of_sum(total: Affine) -> Interval:
@@ -356,10 +396,10 @@ def bounds_of_atom(expr: Expr) -> Interval:
             )
         case Call(function="min", args=(left, right)):
             a, b = bounds(left), bounds(right)
-            return Interval(_both(_smaller, a.lo, b.lo), _any(_smaller, a.hi, b.hi))
+            return Interval(_both(_smaller, a.lo, b.lo), _any(_smaller, a.hi, b.hi, expr.type))
         case Call(function="max", args=(left, right)):
             a, b = bounds(left), bounds(right)
-            return Interval(_any(_larger, a.lo, b.lo), _both(_larger, a.hi, b.hi))
+            return Interval(_any(_larger, a.lo, b.lo, expr.type), _both(_larger, a.hi, b.hi))
         case Call(function="where", args=(condition, left, right)):
             may, must = classify(condition)
             a, b = bounds(left), bounds(right)
@@ -438,7 +478,12 @@ def _both(join: Join, a: Expr | None, b: Expr | None) -> Expr | None:
     return None if a is None or b is None else join(a, b)
 
 
-def _any(join: Join, a: Expr | None, b: Expr | None) -> Expr | None:
+def _any(join: Join, a: Expr | None, b: Expr | None, type_: Type) -> Expr | None:
+    """Returns the bound of the lesser, or the larger, of two values, for which one of theirs is enough; not
+    so for floats, of which the other may be NaN, and then is what is chosen.
+    """
+    if type_ == "float":
+        return _both(join, a, b)
     return b if a is None else a if b is None else join(a, b)
 
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from attnc.effort import spend
 from attnc.expr.construct import (
-    NEGATED,
     binary,
     compare,
     conj,
@@ -112,8 +111,8 @@ def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
 
 
 def nnf(mask: Expr) -> Expr:
-    """Returns the negation normal form: `not` only around bool loads; == and != of bools and `where` of bools
-    become and/or.
+    """Returns the negation normal form: `not` only around bool loads and what compares floats by their order;
+    == and != of bools and `where` of bools become and/or.
     """
     return _nnf(mask, positive=True)
 
@@ -131,7 +130,8 @@ def _nnf(mask: Expr, *, positive: bool) -> Expr:
         case Call(function="where", args=(condition, then, other)):
             return _nnf(disj(conj(condition, then), conj(negate(condition), other)), positive=positive)
         case Compare(op=op, left=left, right=right):
-            return compare(op if positive else NEGATED[op], simplify(left), simplify(right))
+            condition = compare(op, simplify(left), simplify(right))
+            return condition if positive else negate(condition)
         case _:
             return simplify(mask) if positive else negate(simplify(mask))
 
@@ -163,6 +163,8 @@ def _reciprocals(expr: Expr) -> Expr:
 
 def _scale(expr: Expr, factor: Const) -> Expr:
     match expr:
+        case _ if expr.type == "int":  # exact, where its scaled parts would be rounded and might cancel
+            return mul(expr, factor)
         case Neg(operand=operand):
             return neg(_scale(operand, factor))
         case Binary(op="+" | "-" as op, left=left, right=right) if _absorbs(left) or _absorbs(right):
@@ -187,6 +189,8 @@ def _absorbs(expr: Expr) -> bool:
     match expr:
         case Const():
             return True
+        case Binary(op="+" | "-") if expr.type == "int":
+            return False
         case Neg(operand=operand):
             return _absorbs(operand)
         case Binary(op="*", left=left, right=right):

@@ -21,7 +21,17 @@ from typing import Literal, TypeAlias
 from attnc.effort import memo
 from attnc.expr.affine import TILE, Affine, affine, at_least, larger, normalize, relate, shift, smaller
 from attnc.expr.construct import MIRRORED, ZERO, compare, conj, disj, floordiv, negate, number, sub, where
-from attnc.expr.interval import Interval, bounds, bounds_of_sum, classify, is_scalar
+from attnc.expr.interval import (
+    I64,
+    Interval,
+    bounds,
+    bounds_of_sum,
+    classify,
+    is_finite,
+    is_scalar,
+    range_of,
+    within_64_bits,
+)
 from attnc.expr.nodes import (
     FALSE,
     TRUE,
@@ -329,6 +339,7 @@ def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
 
 
 def _at_most_zero(d: Affine, var: Var) -> Solution:
+    d = within_64_bits(d, besides=var)
     found = [(atom, c) for atom, c in d.terms if var in uses(atom)]
     if not found:
         may, must = classify(compare("<=", d.expr, ZERO))
@@ -387,7 +398,12 @@ def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Sol
             takes = _solve(nnf(condition), var), _solve(nnf(negate(condition)), var)
             return disjunction(conjunction(takes[0], then), conjunction(takes[1], other), var)
         case Load(is_sorted=True):
-            return solve_sorted(op, atom, x.expr, var)
+            if range_of(x.expr).is_within(I64):
+                return solve_sorted(op, atom, x.expr, var)
+            # x is one off a number that may be the last of its type.
+            if op == "<=":
+                return solve_sorted("<", atom, (x + 1).expr, var)
+            return solve_sorted(">", atom, (x - 1).expr, var)
         case _:
             return unsolved(compare(op, atom, x.expr))
 
@@ -409,12 +425,13 @@ def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
     """Solves T[var + offset] <op> x for ascending T and x free of var: a binary search for the bounds of x.
 
     Positions that fall outside T read 0. They are never in `must`; `may` is widened to them if 0 <op> x may
-    hold.
+    hold. A search for NaN ends at 0, in front of which there is nothing, and behind which nothing must be.
     """
     *prefix, last = load.indices
     size, length = load.extents[-1], TILE[var][2]
     offset = affine(last) - affine(Index(var))
-    if not all(map(is_scalar, (*prefix, offset.expr))):
+    may_be_nan = x.type == "float" and not is_finite(x)
+    if not all(map(is_scalar, (*prefix, offset.expr))) or (may_be_nan and not is_scalar(x)):
         return unsolved(compare(op, load, x))
 
     def first(side: Literal["lower", "upper"], value: Expr | None) -> Expr | None:
@@ -439,7 +456,8 @@ def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
 
     side = "lower" if op == ">=" else "upper"
     may = Run(lo=first(side, limits.lo))
-    must = Run(first(side, limits.hi), None if ends_inside else (affine(size) - offset).expr)
+    is_number = compare("==", limits.hi, limits.hi) if may_be_nan and limits.hi is not None else TRUE
+    must = Run(first(side, limits.hi), None if ends_inside else (affine(size) - offset).expr, is_number)
     if may.lo is not None and limits.lo is not None and not starts_inside:
         reads_zero = conj(relate("<", offset.expr, ZERO), compare(op, _zero(load), limits.lo))
         may = Run(lo=where(reads_zero, ZERO, may.lo))

@@ -71,7 +71,8 @@ def flex_attention(
     query: [B, Hq, M, D]; key: [B or 1, Hkv, N, D]; value: [B or 1, Hkv, N, Dv]; of float16, bfloat16 or
         float32; any strides but a contiguous last axis, without which it is copied
     score_mod(score, b, h, q_idx, kv_idx): the score in place of `score`, the product times `scale`
-    mask_mod(b, h, q_idx, kv_idx): whether the key is kept; block_mask: of torch's, instead: its mask_mod
+    mask_mod(b, h, q_idx, kv_idx): whether the key is kept; block_mask: of torch's, instead: its mask_mod,
+        without a look at its blocks where it has one
     scale: 1 / sqrt(D) if None; enable_gqa: Hq may be a multiple of Hkv
     return_lse: (o, lse) instead of o; return_aux: the same by torch's AuxRequest, lse alone
     kernel_options: BLOCK_M, BLOCK_N, num_warps and num_stages, of the forward kernel

@@ -413,17 +413,17 @@ def _conditions(tape: Tape, name: str, *values: Any) -> list[Scalar]:
     return found
 
 
-@operation("bitwise_and")
+@operation("bitwise_and", "and")
 def bitwise_and(tape: Tape, x: Any, y: Any) -> Scalar:
     return logical_and(tape, *_conditions(tape, "&", x, y))
 
 
-@operation("bitwise_or")
+@operation("bitwise_or", "or")
 def bitwise_or(tape: Tape, x: Any, y: Any) -> Scalar:
     return logical_or(tape, *_conditions(tape, "|", x, y))
 
 
-@operation("bitwise_xor")
+@operation("bitwise_xor", "xor")
 def bitwise_xor(tape: Tape, x: Any, y: Any) -> Scalar:
     return exclusive_or(tape, *_conditions(tape, "^", x, y))
 

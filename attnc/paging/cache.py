@@ -146,7 +146,7 @@ class PagedCache:
         if layout not in ("NHD", "HND"):
             raise ValueError(f"layout: expected 'NHD' or 'HND', got {layout!r}")
         self.spread = Spread(1, page) if spread is None else spread
-        if page % self.spread.block or not 0 <= rank < self.spread.ranks:
+        if self.spread.block < 1 or page % self.spread.block or not 0 <= rank < self.spread.ranks:
             raise ValueError(
                 f"spread: expected blocks that divide pages of {page} rows and ranks beyond {rank}, "
                 f"got {self.spread}"
@@ -233,7 +233,8 @@ class PagedCache:
     def write(
         self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None = None, layer: int = 0
     ) -> None:
-        """Stores keys [T, Hkv, D] and values [T, Hkv, Dv] of a layer at slots: i64[T].
+        """Stores keys [T, Hkv, D] and values [T, Hkv, Dv] of a layer at slots: i64[T]. No gradients flow
+        through it.
 
         TypeError for a dtype that is not the cache's, or slots that are not i64. ValueError for another
         shape, for missing values, and for values where the cache has none.
@@ -251,6 +252,7 @@ class PagedCache:
             wanted = (len(slots), *slot_major.shape[2:])
             if rows.shape != wanted:
                 raise ValueError(f"{name}: expected shape {list(wanted)}, got {list(rows.shape)}")
+            rows = rows.detach()  # or the pool would hold all that they were computed from
             if self.layout == "NHD":
                 slot_major.flatten(0, 1).index_copy_(0, slots, rows)
             else:

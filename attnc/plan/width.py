@@ -65,7 +65,11 @@ def saturated(mask: Expr) -> Expr:
 
     An integer that one comparison wants near is near in all that allow it, so that it has one name.
     """
-    nodes = [node for node in walk(mask) if isinstance(node, Compare) and node.left.type == "int"]
+    nodes = [
+        node
+        for node in walk(mask)
+        if isinstance(node, Compare) and node.left.type == node.right.type == "int"
+    ]
     found = {node: far for node in nodes if (far := _far(node)) is not None}
     costly = {far.load for node, far in found.items() if _is_costly(node)}
     most = {load: max(far.most for far in found.values() if far.load == load) for load in costly}

@@ -226,6 +226,7 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         # where the maximum is rounded, and the product it is subtracted from is not, exp2 leaves float32
         too_large = too_large | (visible & (U * shift >= LARGEST_EXPONENT))
         row_open: Bools = np.asarray(np.broadcast_to(too_large, head.shape).any(axis=1, keepdims=True))
+        row_open = row_open | np.isnan(sink) | np.isposinf(sink)
         judged = ~row_open & np.isfinite(lse[:, None])
         lse_allowed = _bound(mean_e + sums + 2 * U * (np.abs(lse[:, None]) + shift) + bound.tail, judged)
         p_max = np.fmax(p.max(axis=1, initial=0.0, keepdims=True), p_sink)

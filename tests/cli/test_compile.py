@@ -290,6 +290,22 @@ def test_what_is_saved_is_compiled_again(
     assert capsys.readouterr().err == "watching; Ctrl-C ends it\nstopped\n"
 
 
+def test_what_is_saved_during_the_first_compilation_is_compiled_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = folder / "specs" / "tiny.attn"
+    monkeypatch.setattr(watch, "changes", lambda find: changes(find, acting(lambda: None)))
+    compiled: list[str] = []
+
+    def compile_again(paths: tuple[Path, ...]) -> None:
+        compiled.append(tiny.read_text())
+        if len(compiled) == 1:
+            tiny.write_text(TINY + "# saved meanwhile\n")
+
+    watch_specs(None, compile_again)
+    assert compiled == [TINY, TINY + "# saved meanwhile\n"]
+
+
 def test_a_mistake_does_not_end_the_watch(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = folder / "specs" / "tiny.attn"
     steps = acting(

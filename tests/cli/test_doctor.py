@@ -234,3 +234,14 @@ def test_it_is_said_of_every_function_of_this_repository(monkeypatch: pytest.Mon
     assert len(names) > 30
     assert set(found) == {"targets sm_90", *(f"{name} sm_90" for name in names)}
     assert found["causal_gqa sm_90"] == "cuda.sm_90a (the first that runs)"
+
+
+def test_a_cache_that_cannot_be_is_a_finding_like_others(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "file").touch()
+    monkeypatch.setenv("ATTNC_CACHE_DIR", str(folder / "file" / "cache"))
+    done = run("doctor")
+    assert done.code == 1
+    assert done.out.count("point ATTNC_CACHE_DIR to a folder of yours") == 2
+    assert "ok  torch" in done.out

@@ -1,6 +1,7 @@
 """One token, or a few, against keys spread over ranks by blocks: joined by lse, sinks counted once."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -255,3 +256,24 @@ def test_what_has_no_length_is_refused() -> None:
     text = spec().replace("length N = kv_len[b]", "").replace("causal", "causal and kv_idx < kv_len[b]")
     found = refused(on_ranks, 1, lambda group: SpreadKeys(text, group))
     assert "need the length of each sequence" in found.message
+
+
+def test_inputs_that_the_spec_does_not_have_are_refused() -> None:
+    def work(group: Thread) -> None:
+        keys = SpreadKeys(spec(), group)
+        q, k, lengths = torch.ones(1, 1, 2, 16), torch.ones(1, 16, 1, 16), torch.ones(1, dtype=torch.int32)
+        for given, named, error, message in (
+            ((lengths, 0.5), {}, TypeError, "inputs: expected kv_len, got 2"),
+            ((), {"kv_len": lengths, "scale": 0.5}, TypeError, "scale: not an input; the spec has kv_len"),
+            ((lengths,), {"kv_len": lengths}, TypeError, "kv_len: expected one value, got one by place"),
+            ((), {}, ValueError, "kv_len: expected an input, none was given"),
+        ):
+            with pytest.raises(error, match=message):
+                keys(q, k, k, *given, **named)
+
+    on_ranks(1, work)
+
+
+def test_what_has_no_module_is_no_source() -> None:
+    with pytest.raises(TypeError, match="source: expected a generated function, a spec or its path"):
+        spec_of(partial(print, 1))

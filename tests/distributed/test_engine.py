@@ -241,6 +241,32 @@ def test_a_rank_that_fails_in_a_later_call_does_not_wait_for_the_others() -> Non
     assert "as the plan says" in on_ranks(2, work)[1]
 
 
+@pytest.mark.parametrize(
+    ("inputs", "score", "mask"),
+    [
+        (("key_first: i32[]",), "dot(q, k)", "kv_idx >= key_first"),
+        (("row_at: i32[M]",), "dot(q, k)", "kv_idx <= row_at[q_idx]"),
+        (("t: f32[45]", "t_2: f32[45]"), "dot(q, k) + t[q_idx] + t[kv_idx] + t_2[kv_idx]", "causal"),
+        (("t_2: f32[45]", "t: f32[45]"), "dot(q, k) + t_2[kv_idx] + t[q_idx] + t[kv_idx]", "causal"),
+    ],
+)
+def test_inputs_may_be_called_like_what_ranks_add(inputs: tuple[str, ...], score: str, mask: str) -> None:
+    """Tables of positions, and second views of an input."""
+    dims = {"B": 1, "M": 45, "N": 45, "Hkv": 2, "G": 1}
+    verdict = verdict_of(text(mask, score=score, inputs=inputs), dims, 2)
+    assert verdict.ok, verdict.message
+
+
+def test_packed_sequences_that_end_elsewhere_are_another_plan() -> None:
+    def plan(cut: int) -> bytes:
+        cp = ContextParallel(SPECS["packed"], Alone())
+        q, k, _ = (x[0] for x in whole())
+        ends = torch.tensor([0, cut, 45], dtype=torch.int32)
+        return cp.plan(q, k, cu_q=ends, cu_k=ends).hash
+
+    assert plan(10) != plan(11)
+
+
 def test_one_plan_serves_tensors_of_several_types() -> None:
     spec = (
         SPECS["causal"]

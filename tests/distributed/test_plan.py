@@ -105,7 +105,7 @@ def drawn(draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 13
         kv_heads=KV_HEADS,
         ends_q=ends_q,
         ends_k=ends_k,
-        tensors=tensors(rng, batch, HEADS, longest),
+        tensors=tensors(rng, batch, HEADS, max(rows, 1), longest),
     )
     mask = draw(st.one_of(masks(), st.sampled_from(USUAL)))
     return Drawn(mask=mask, lengths=lengths, sizes=sizes, ranks=ranks)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -45,3 +47,13 @@ def _one_dies(rank: int, path: str) -> None:
         except RuntimeError as failure:
             Path(path).write_text(f"{type(failure).__name__}: {failure}", encoding="utf-8")
             os._exit(0)  # the group cannot be left in good order
+
+
+def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that were set to nothing too; processes get what is meant where there is none."""
+    monkeypatch.setattr(sys.modules["torch.multiprocessing.spawn"], "spawn", Mock())
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "")
+    monkeypatch.delenv("NVSHMEM_DISABLE_NVLS", raising=False)
+    before = dict(os.environ)
+    on_processes(1, _one_dies)
+    assert dict(os.environ) == before

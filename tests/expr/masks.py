@@ -76,11 +76,13 @@ def ints(draw: st.DrawFn, depth: int) -> Expr:
 
 @st.composite
 def floats(draw: st.DrawFn) -> Expr:
-    match draw(st.sampled_from(("slope * i", "time", "scalar", "sum"))):
+    match draw(st.sampled_from(("slope * i", "time", "scalar", "bias", "sum"))):
         case "slope * i":
             return Binary("*", spell("slope[h]"), draw(ints(1)))
         case "time":
             return load("time", Index("b"), draw(st.one_of(st.sampled_from(POSITIONS), ints(1))))
+        case "bias":
+            return spell("bias[h, q_idx, kv_idx]")
         case "scalar":
             return draw(st.sampled_from((Const(1.5), spell("slope[h]"), spell("prefix[b] / 2"))))
         case _:
@@ -93,10 +95,41 @@ def floats(draw: st.DrawFn) -> Expr:
             return Binary("+" if function == "+" else "-", left, right)
 
 
+#: What is compared with far integers: sums of positions, and what makes bounds multiply.
+NEAR = tuple(
+    spell(text)
+    for text in (
+        "q_pos - kv_idx", "abs(q_pos - kv_idx)", "kv_idx // 3", "3 * kv_idx", "kv_idx % 4",
+        "min(kv_idx, limit[b])", "doc[b, kv_idx]", "stamp[b, kv_idx]", "stamp[b, q_pos]",
+    )
+)  # fmt: skip
+
+
+@st.composite
+def far(draw: st.DrawFn, depth: int) -> Expr:
+    """One of a few integers, some at the ends of 64 bits: nothing is made of them that has more."""
+    kinds = ("limit", "limit", "stamp", "scalar", "position")
+    match draw(st.sampled_from((*kinds, "min", "max", "where") if depth > 0 else kinds)):
+        case "limit":
+            return spell("limit[b]")
+        case "stamp":
+            return load("stamp", Index("b"), draw(ints(0)))
+        case "scalar":
+            return draw(st.sampled_from(SCALARS))
+        case "position":
+            return draw(st.sampled_from(POSITIONS))
+        case "where":
+            return Call("where", (draw(atoms(0)), draw(far(depth - 1)), draw(far(depth - 1))))
+        case function:
+            return Call(function, (draw(far(depth - 1)), draw(far(depth - 1))))
+
+
 @st.composite
 def atoms(draw: st.DrawFn, depth: int) -> Expr:
     """A mask without connectives: a usual one, a comparison, or a bool load."""
-    kinds = ("compare", "compare", "order", "causal", "window", "same block", "same doc", "load", "float")
+    kinds = (
+        "compare", "compare", "order", "causal", "window", "same block", "same doc", "load", "float", "far",
+    )  # fmt: skip
     match draw(st.sampled_from(kinds)):
         case "compare":
             return Compare(draw(st.sampled_from(COMPARISONS)), draw(ints(depth)), draw(ints(depth)))
@@ -118,6 +151,9 @@ def atoms(draw: st.DrawFn, depth: int) -> Expr:
             tensor = draw(st.sampled_from(("doc", "doc", "time", "tag")))
             left = load(tensor, Index("b"), Index("q_pos"))
             return Compare(op, left, load(tensor, Index("b"), draw(ints(0))))
+        case "far":
+            near = st.one_of(st.sampled_from(NEAR), st.sampled_from(POSITIONS), far(1))
+            return Compare(draw(st.sampled_from(COMPARISONS)), draw(near), draw(far(2)))
         case "load":
             return draw(st.sampled_from((spell("flag[b]"), spell("keep[b, kv_idx]"))))
         case _:
@@ -175,18 +211,29 @@ class Case:
         return np.broadcast_to(evaluate(expr, self.tiles), shape)
 
 
-def tensors(rng: np.random.Generator, batch: int, heads: int, n: int) -> dict[str, npt.NDArray[Any]]:
-    """What masks read: lengths in and out of 0..n, documents that start below, at or above 0."""
+def tensors(rng: np.random.Generator, batch: int, heads: int, m: int, n: int) -> dict[str, npt.NDArray[Any]]:
+    """What masks read: lengths in and out of 0..n, documents that start below, at or above 0, integers at the
+    ends of 64 bits, and floats of which some are no finite numbers.
+    """
+
+    def special(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        none = rng.choice([np.nan, np.inf, -np.inf], numbers.shape)
+        return np.where(rng.random(numbers.shape) < 0.4, none, numbers)
+
+    ends = np.array([-(2**63), -(2**63) + 1, -1, 0, n, 2**63 - 2, 2**63 - 1])
     return {
         "kv_len": rng.integers(-1, n + 3, batch),
         "prefix": rng.integers(-1, n + 2, batch),
         "width": rng.integers(-2, n + 2, heads),
         "doc": np.sort(rng.integers(rng.integers(-3, 3), 4, (batch, n)), axis=-1),
         "tag": rng.integers(-2, 4, (batch, n)),
-        "slope": rng.integers(-4, 5, heads) / 2,
+        "slope": special(rng.integers(-4, 5, heads) / 2),
         "time": np.sort(rng.integers(-6, 7, (batch, n)) / 2, axis=-1),
+        "bias": special(rng.standard_normal((heads, m, n))),
         "flag": rng.random(batch) < 0.5,
         "keep": rng.random((batch, n)) < 0.7,
+        "limit": rng.choice(ends, batch),
+        "stamp": np.sort(rng.choice(ends, (batch, n)), axis=-1),
     }
 
 
@@ -194,7 +241,7 @@ def case(seed: int, m: int, n: int, tile_q: int, tile_kv: int) -> Case:
     """Tensors and a head drawn from a seed."""
     rng = np.random.default_rng(seed)
     batch, heads = 2, 2
-    drawn = tensors(rng, batch, heads, n)
+    drawn = tensors(rng, batch, heads, m, n)
     indices: dict[str, npt.NDArray[np.int64] | int] = {
         "b": int(rng.integers(batch)),
         "h": int(rng.integers(heads)),

@@ -39,7 +39,11 @@ TENSORS: dict[str, tuple[tuple[Expr, ...], Type, bool]] = {
     "bias": ((H, M, N), "float", False),
     "flag": ((B,), "bool", False),
     "keep": ((B, N), "bool", False),
+    "limit": ((B,), "int", False),
+    "stamp": ((B, N), "int", True),
 }
+#: Those of 64 bits.
+WIDE = ("limit", "stamp")
 
 BINARY: dict[type[ast.operator], BinaryOp] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
@@ -93,4 +97,4 @@ def _tree(node: ast.expr) -> Expr:
 
 def load(tensor: str, *indices: Expr) -> Load:
     extents, kind, is_sorted = TENSORS[tensor]
-    return Load(tensor, indices, extents, kind, is_sorted)
+    return Load(tensor, indices, extents, kind, is_sorted, wide=tensor in WIDE)

@@ -83,6 +83,8 @@ def test_substitute_replaces_params_indices_and_dims_in_extents_too() -> None:
         ("not (q_idx < 1 and not kv_idx == 2)", "q_idx >= 1 or kv_idx == 2"),
         ("not (keep[b, kv_idx] or flag[b])", "not keep[b, kv_idx] and not flag[b]"),
         ("(q_idx < 1) == (kv_idx < 1)", "q_idx < 1 and kv_idx < 1 or q_idx >= 1 and kv_idx >= 1"),
+        ("not slope[h] < 1", "not slope[h] < 1"),  # NaN is neither below 1 nor above
+        ("not (slope[h] == 1 or not slope[h] > 2)", "slope[h] != 1 and slope[h] > 2"),
         ("(q_idx < 1) != flag[b]", "(q_idx >= 1 or not flag[b]) and (q_idx < 1 or flag[b])"),
         (
             "not where(flag[b], q_idx < 1, kv_idx < 1)",
@@ -108,6 +110,15 @@ def test_nnf(text: str, normal: str) -> None:
         ("dot(q, k) / sqrt(D)", "dot(q, k) * (2.0 / sqrt(D))"),
         ("-(dot(q, k) * 3.0)", "-(dot(q, k) * 6.0)"),
         ("where(q_idx < 1, dot(q, k), -1)", "where(q_idx < 1, dot(q, k) * 2.0, -2.0)"),
+        ("3 * kv_idx", "6.0 * kv_idx"),
+        # Differences of positions stay integers: multiples of them are rounded in float32, and may cancel.
+        ("slope[h] * (2 * q_pos - 2 * kv_idx)", "slope[h] * 2.0 * (2 * q_pos - 2 * kv_idx)"),
+        ("(2 * q_pos - 2 * kv_idx) * 0.25", "(2 * q_pos - 2 * kv_idx) * 0.5"),
+        ("dot(q, k) / 4 - (8 - 2 * kv_idx)", "dot(q, k) * 0.5 - (8 - 2 * kv_idx) * 2.0"),
+        (
+            "where(flag[b], 2 * q_pos - 2 * kv_idx, 3) + 0.5",
+            "where(flag[b], 2 * q_pos - 2 * kv_idx, 3) * 2.0 + 1.0",
+        ),
     ],
 )
 def test_scale_by(text: str, scaled: str) -> None:

@@ -35,7 +35,8 @@ def on_a_gpu(*, dtype: torch.dtype = torch.bfloat16, d: int = 64) -> torch.Tenso
     [
         ({}, (), (HOPPER, TRITON)),
         ({"d": 80}, (), (HOPPER, TRITON)),
-        ({"d": 72}, (), (TRITON, "")),
+        ({"d": 72}, (), (HOPPER, TRITON)),
+        ({"d": 68}, (), (TRITON, "")),
         ({"d": 512}, (), (TRITON, "")),
         ({"dtype": torch.float32}, (), (TRITON, "")),
         ({}, (("tile.q", 64),), (TRITON, "")),

@@ -22,6 +22,7 @@ I8 = torch.randint(-128, 128, (M,), generator=_DRAW).to(torch.int8)
 I16 = torch.randint(-30000, 30000, (M,), generator=_DRAW).to(torch.int16)
 SIGNED = torch.randint(-5, 5, (M,), generator=_DRAW)
 TABLE = torch.randint(0, 5, (10,), generator=_DRAW)
+HOLDS = torch.tensor(True)
 FLAGS = torch.rand(M, 3, generator=_DRAW) > 0.4
 
 MASKS: dict[str, Callable[..., Any]] = {
@@ -30,8 +31,11 @@ MASKS: dict[str, Callable[..., Any]] = {
     "the sum of conditions": lambda b, h, q, kv: (q >= kv) + (kv == 7),
     "the larger condition": lambda b, h, q, kv: torch.maximum(q >= kv, kv == 7),
     "the smaller condition": lambda b, h, q, kv: torch.minimum(q >= kv, kv != 7),
+    "a captured condition and one": lambda b, h, q, kv: HOLDS & (q >= kv),
+    "a captured condition or one": lambda b, h, q, kv: ~HOLDS | (q >= kv),
+    "a captured condition or one alone": lambda b, h, q, kv: HOLDS ^ (q >= kv),
     "a truncated quotient": lambda b, h, q, kv: ((q - kv) / 4).int() == 0,
-    "truncated by a negative number": lambda b, h, q, kv: ((q - kv) / -3).long() == 1,
+    "truncated by a negative number": lambda b, h, q, kv: ((q - kv) / -3).long() == 0,
     "truncated by name": lambda b, h, q, kv: torch.div(q - kv, 3, rounding_mode="trunc") == -1,
     "rounded down": lambda b, h, q, kv: torch.floor((q - kv) / 4).int() == 0,
     "a difference of uint8": lambda b, h, q, kv: U8[q] - U8[kv] < 100,
@@ -39,7 +43,7 @@ MASKS: dict[str, Callable[..., Any]] = {
     "a number less": lambda b, h, q, kv: U8[kv] - 200 < 100,
     "minus uint8": lambda b, h, q, kv: -U8[kv] < 100,
     "all bits of uint8": lambda b, h, q, kv: ~U8[kv] < 100,
-    "the size of int8": lambda b, h, q, kv: torch.abs(I8[kv]) < 100,
+    "the size of int8": lambda b, h, q, kv: torch.abs(I8[kv] // 64 * 64) < 100,
     "uint8 times int8": lambda b, h, q, kv: U8[q] * I8[kv] < 100,
     "int16": lambda b, h, q, kv: I16[q] * 3 < I16[kv] * 2,
     "int8 and a position": lambda b, h, q, kv: I8[kv] + q < 100,

@@ -1,5 +1,6 @@
 """Schedules for Hopper that no committed module has, judged on the GPU as `attnc verify` judges modules:
-clusters, ping-pong, pages of any size, values that are columns of the keys, and slopes that read the product.
+clusters, ping-pong, pages of any size, values that are columns of the keys, slopes that read the product, and
+rows of a multiple of 8 columns.
 """
 
 from __future__ import annotations
@@ -26,16 +27,21 @@ def hopper(device: torch.device) -> None:
         pytest.skip("needs a GPU of compute capability 9.0")
 
 
-def prompts(d: int, mask: str, score: str = "", *, values: str = "", grads: bool = False) -> list[str]:
-    """Queries of whole prompts. values: the storage of v, if it has one."""
+def prompts(
+    d: int, mask: str, score: str = "", *, dv: int = 0, values: str = "", grads: bool = False
+) -> list[str]:
+    """Queries of whole prompts. dv: columns of values, 0: as many; values: the storage of v, if it has
+    one.
+    """
+    dv = dv or d
     return [
         f"input q: bf16[B, M, Hkv * G, {d}]",
         f"input k: bf16[B, N, Hkv, {d}]",
-        f"input v: bf16[B, N, Hkv, {d}]{values}",
+        f"input v: bf16[B, N, Hkv, {dv}]{values}",
         f"score = {score or f'dot(q, k) / sqrt({d})'}",
         f"mask = {mask}",
         "normalize = softmax",
-        f"output o: bf16[B, M, Hkv * G, {d}]",
+        f"output o: bf16[B, M, Hkv * G, {dv}]",
         *(["grad q, k, v"] if grads else []),
     ]
 
@@ -93,7 +99,41 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield f"{score}, d{d} {way}", spec(lines, knobs, target=TARGET)
 
 
-TEXTS = dict(texts())
+def padded() -> Iterator[tuple[str, str]]:
+    """Yields those of rows that are narrower than products."""
+    decode = "loops = [kv], pack = gqa, split.kv = auto"
+    for d, dv in ((8, 8), (40, 40), (72, 72), (72, 64), (64, 72), (136, 136), (192, 136), (248, 248)):
+        for way in ("two_pass", "ordered", "atomic")[: 3 if d >= dv and d <= 128 else 1]:
+            knobs = f"{LAZY}\n  backward {{ accumulate.dq = {way} }}"
+            yield f"d{d} dv{dv} {way}", spec(prompts(d, "causal", dv=dv, grads=True), knobs, target=TARGET)
+    for d in (40, 72, 136):
+        for knobs in ("cluster = 2", "pingpong = true, overlap = false"):
+            yield f"d{d} {knobs}", spec(prompts(d, "causal"), f"{LAZY}, {knobs}", target=TARGET)
+        for page in (4, 16):
+            yield f"prompts d{d}, pages of {page}", spec(pages(page, d), LAZY, target=TARGET)
+            yield f"decoding d{d}, pages of {page}", spec(pages(page, d), decode, target=TARGET)
+    alibi = [
+        "input slope: f32[Hkv * G]",
+        *prompts(72, "causal", "dot(q, k) / 8 - slope[h] * (q_pos - kv_idx)"),
+    ]
+    yield "d72 alibi", spec(alibi, LAZY, target=TARGET)
+    yield "prefix d72", spec(prompts(72, "causal", dv=40, values=" via prefix(k)"), LAZY, target=TARGET)
+    for d, dv in ((264, 256), (528, 512)):
+        yield f"latent d{d}", spec(pages(1, d, dv=dv), f"{decode}, consumers = 2", target=TARGET)
+    lines = [
+        "input q, k: bf16[T, H, 72] via ragged(cu)",
+        "input v: bf16[T, H, 40] via ragged(cu)",
+        "input cu: i32[B + 1]",
+        "score = dot(q, k) / 8",
+        "mask = causal",
+        "normalize = softmax",
+        "output o: bf16[T, H, 40]",
+        "grad q, k, v",
+    ]
+    yield "packed d72 dv40", spec(lines, LAZY, target=TARGET)
+
+
+TEXTS = dict([*texts(), *padded()])
 
 
 @pytest.mark.parametrize("name", TEXTS)

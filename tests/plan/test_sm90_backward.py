@@ -35,7 +35,7 @@ def is_by_wgmma(module: Module, kernel: KernelName = "dkdv") -> bool:
     return found
 
 
-@pytest.mark.parametrize("d", [16, 64, 80, 96, 128])
+@pytest.mark.parametrize("d", [16, 40, 64, 72, 80, 96, 128])
 def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> None:
     module = planned(d=d)
     assert is_by_wgmma(module)
@@ -53,7 +53,8 @@ def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("d", "keys", "tiles"), [(64, 128, (2, 2)), (128, 96, (2, 2)), (192, 80, (1, 2)), (256, 64, (1, 1))]
+    ("d", "keys", "tiles"),
+    [(64, 128, (2, 2)), (72, 96, (2, 2)), (128, 96, (2, 2)), (192, 80, (1, 2)), (256, 64, (1, 1))],
 )
 def test_the_kernel_over_queries_fits_too(d: int, keys: int, tiles: tuple[int, int]) -> None:
     module = planned(d=d, accumulate="two_pass")

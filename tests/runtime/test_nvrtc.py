@@ -270,6 +270,9 @@ LAZY, DECODE = "softmax = online(maximum = lazy(20))", "loops = [kv], pack = gqa
         (PAGED, 256, 20, KEYS, DECODE),
         (LATENT, 512, 1, CAUSAL, DECODE),
         (LATENT, 512, 4, CAUSAL, DECODE),
+        (PAGED, 72, 4, CAUSAL, LAZY),
+        (PAGED, 40, 1, CAUSAL, DECODE),
+        (LATENT.replace("{d} + 64", "264"), 256, 1, CAUSAL, f"{DECODE}, consumers = 2"),
     ],
 )
 def test_who_copies_rows_has_the_registers_for_it(
@@ -282,6 +285,36 @@ def test_who_copies_rows_has_the_registers_for_it(
         (tmp_path / name).write_text(content, encoding="utf-8")
     for _, cubin in compile_configs(tmp_path / "default.py", "sm_90a"):
         assert (cubin.spills, cubin.warnings) == (0, ()), cubin.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("d", "dv", "way"),
+    [(40, 40, "atomic"), (72, 72, "ordered"), (72, 40, "two_pass"), (136, 200, "two_pass")],
+)
+def test_rows_narrower_than_products_leave_no_remark(d: int, dv: int, way: str, tmp_path: Path) -> None:
+    """Nobody that multiplies spills, no product waits for another, and no constant is left unused."""
+    lines = [
+        f"input q: bf16[B, M, H, {d}]",
+        f"input k: bf16[B, N, H, {d}]",
+        f"input v: bf16[B, N, H, {dv}]",
+        f"score = dot(q, k) / sqrt({d})",
+        "mask = causal",
+        "normalize = softmax",
+        f"output o: bf16[B, M, H, {dv}]",
+        "grad q, k, v",
+    ]
+    (module,) = modules_of(
+        spec(lines, f"{LAZY}\n  backward {{ accumulate.dq = {way} }}", target="cuda.sm_90a")
+    )
+    for name, content in render_files(module, path="a.attn", sha256="").items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    path = tmp_path / "default.py"
+    for number, name in enumerate(program_of(load_file(path)).kernels):
+        copied = NEGLIGIBLE if number or max(d, dv) > 128 else 0  # by who copies, of 24 registers
+        for _, cubin in compile_configs(path, "sm_90a", name):
+            assert cubin.warnings == (), cubin.log
+            assert cubin.spills <= copied, cubin.log
 
 
 def test_a_front_end_alone_sees_names_that_nothing_declares() -> None:

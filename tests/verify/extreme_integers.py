@@ -65,6 +65,17 @@ MASKS: Mapping[str, tuple[tuple[str, ...], str, Mapping[str, tuple[int, ...]]]] 
         ("x: i32[B]", "doc: i32[B, N] is sorted"), "doc[b, kv_idx] + 1 <= x[b] - q_pos",
         {"x": (MOST, LEAST, 25)}
     ),
+    "one of two": (
+        ("x, y: i64[B]",), "kv_idx <= where(y[b] > 3, x[b], q_pos) and kv_idx - q_pos <= max(x[b], y[b])",
+        {"x": (2**63 - 1, -(2**63)), "y": (2**63 - 1, 3)},
+    ),
+    "sorted, of 64 bits": (
+        ("x: i64[B]", "t: i64[B, N] is sorted"), "t[b, kv_idx] < x[b] or t[b, kv_idx] > t[b, q_pos]",
+        {"t": (2**63 - 1, -(2**63)), "x": (2**63 - 1, -(2**63), 0)},
+    ),
+    "beside floats": (
+        ("x: i32[B]",), "kv_idx < x[b] + inf and kv_idx <= 0.5 * x[b] + 2.5", {"x": (MOST, LEAST, 9)}
+    ),
     "a length": (("n_len: i32[B]",), "causal", {"n_len": (LEAST, -1, MOST, 11)}),
 }  # fmt: skip
 

@@ -40,8 +40,9 @@ _SHAPES = (
 )  # fmt: skip
 _HEADS = (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2 * Hkv", "Hkv"))
 #: Rows of CUDA kernels are copied in pieces of 8 elements; products of wgmma are 16 deep.
-_WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 96, 128)
-_HOPPER_WIDTHS, _HOPPER_VALUES = (16, 16, 32, 48, 64, 80, 128, 192, 256), (16, 32, 64, 128, 208, 256)
+_WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 72, 96, 128)
+_HOPPER_WIDTHS = (16, 16, 32, 64, 80, 128, 192, 256, 8, 24, 40, 72, 72, 88, 136, 200, 248)
+_HOPPER_VALUES = (16, 32, 64, 128, 208, 256, 8, 40, 72, 72, 120, 136, 200)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
 _OF_A_HEAD = frozenset({"b", "h"})
 _UNIFIED = "unified_max(phi = 0.5, bounds = [-4, 4], fallback = online)"
@@ -129,7 +130,7 @@ def specs(
     decodes = not never_decodes and draw(st.integers(0, 4)) == 0
     widths = _WIDE if wide else _HOPPER_WIDTHS if hopper else _CUDA_WIDTHS if on_cuda else _WIDTHS
     d = draw(st.sampled_from([n for n in widths if n <= widest]))
-    values = (64, 96, 128) if wide else _HOPPER_VALUES if hopper else (8, 16, 24)
+    values = (64, 72, 96, 128) if wide else _HOPPER_VALUES if hopper else (8, 16, 24)
     most = d if storage.prefix else widest
     dv = draw(st.sampled_from([n for n in values if n <= most] or [d]))
     extras = _extras(draw, heads, on_cuda)

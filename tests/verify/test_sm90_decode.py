@@ -124,3 +124,15 @@ def test_wide_values_are_summed_in_parts() -> None:
     (module,) = modules_of(spec(lines, "loops = [kv], pack = gqa, tile.kv = 32", target="cuda.sm_90a"))
     found = check(subject_of(module), Case(dims={"B": 1, "G": 3, "M": 2, "N": 70}), fills=("nan",))
     assert found.ok, found.message
+
+
+@pytest.mark.parametrize("splits", ["3", "1"])
+def test_rows_that_a_sequence_has_not_are_zeros_beside_values_that_are_nan(splits: str) -> None:
+    """Splits are joined without them, with a weight of 0, and 0 * NaN is NaN."""
+    more = ("input rows: i32[B]", "length M = rows[b]")
+    (module,) = modules_of(text_of("kv_idx < N", splits=splits, more=more))
+    made = subject_of(module)
+    for lengths in ("tiles", "full"):  # as many rows as keys, at most: fewer than five
+        case = Case(dims={"B": 3, "M": 5, "G": 2, "N": 2, "Hkv": 2}, special="nan_v", lengths=lengths)
+        found = check(made, case, fills=("nan",))
+        assert found.ok, found.message

@@ -252,6 +252,16 @@ def test_scores_that_may_be_no_number_are_open_not_exact() -> None:
     assert not judge(spec, expected, outputs).ok
 
 
+def test_rows_of_an_infinite_sink_are_open() -> None:
+    """inf - inf is NaN where keys are seen; kernels that visit no tile have nothing to subtract."""
+    spec = sinking(DType.BF16)
+    tensors = problem(spec, DType.BF16, SIZES[0], 1)
+    tensors["sink"] = np.array([np.inf, np.nan, -np.inf, 1.0])
+    expected = expect(spec, tensors, error_bound(DType.BF16, 16, 16))
+    for head, is_open in enumerate((True, True, False, False)):
+        assert expected["o"].open[:, :, head].all() == expected["o"].open[:, :, head].any() == is_open
+
+
 @pytest.mark.parametrize(("size", "is_open"), [(1e9, False), (1e10, True)])
 def test_a_row_is_open_where_its_maximum_is_rounded_by_more_than_float32_can_hold(
     size: float, is_open: bool

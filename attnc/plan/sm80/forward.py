@@ -18,7 +18,7 @@ from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy, sever
 from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.signature import feature
-from attnc.plan.sm80.layout import GRANULE, MMA, CudaLayout, Swizzle, chunk_of
+from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swizzle, chunk_of, multiplied
 
 PREFIX = "cuda."
 #: Columns of o that split-K sums at once: as many as keep its buffer below the tiles' own size.
@@ -70,7 +70,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             yield unsupported(
                 f"the head dimension {size} is not a multiple of {GRANULE}",
                 tensor.span,
-                "rows are copied in pieces of 16 bytes",
+                UNALIGNED_ROWS,
                 "pad the last axis",
             )
     knobs = knobs_of(schedule, "forward")
@@ -124,20 +124,20 @@ def cuda_layout(variant: Variant, config: TileConfig, schedule: Schedule) -> Cud
     decodes = is_decode(schedule)
     d, dv = feature(variant.attention.q), feature(variant.attention.v)
     element = DType(variant.attention.q.dtype)
-    v = Swizzle(width=_padded(dv), chunk=chunk_of(element))
+    v = Swizzle(width=multiplied(dv), chunk=chunk_of(element))
     split = config.warp_split
     return CudaLayout(
         arch=schedule.target.removeprefix(PREFIX),
         element=element,
         d=d,
         dv=dv,
-        qk=Swizzle(width=_padded(d), chunk=chunk_of(element)),
+        qk=Swizzle(width=multiplied(d), chunk=chunk_of(element)),
         v=v,
         warp_split=split,
         streamed="q" if config.loops == ("kv", "q") else "kv",
         exchange=gcd(_EXCHANGE, v.width) if split == "kv" else 0,
         v_in_k=variant.attention.v.storage.is_part,
-        merge="end" if decodes and max(_padded(d), v.width) <= _WIDEST else "step",
+        merge="end" if decodes and max(multiplied(d), v.width) <= _WIDEST else "step",
     )
 
 
@@ -201,7 +201,3 @@ def _registers(layout: CudaLayout, config: TileConfig) -> dict[str, int]:
     """Registers of a thread by value, and an allowance for the rest."""
     other = _FREE_REGISTERS_F32 if layout.is_f32 else _FREE_REGISTERS
     return {**layout.registers(config), "other": other}
-
-
-def _padded(size: int) -> int:
-    return -(-size // MMA) * MMA

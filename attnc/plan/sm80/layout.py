@@ -33,12 +33,19 @@ from attnc.plan.picture import Picture
 
 #: Bytes that one asynchronous copy moves and one row of an ldmatrix piece has: a chunk.
 CHUNK_BYTES = 16
-#: Head dimensions are multiples of it: the width of an mma.
+#: Head dimensions are multiples of it: the width of an mma, and elements of 16 bits in a chunk.
 GRANULE = 8
+#: Why rows of another size are refused.
+UNALIGNED_ROWS = "rows are copied in pieces of 16 bytes"
 #: Floats between the rows of a partial product, so that those of a fragment lie in different banks.
 PADDING = 8
 #: Rows of an mma; with 16-bit operands also its depth.
 MMA = 16
+
+
+def multiplied(size: int) -> int:
+    """Returns how many columns products have of so many that rows have in memory: whole depths of an mma."""
+    return -(-size // MMA) * MMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +74,9 @@ class Swizzle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaLayout:
-    """arch: the oldest architecture it compiles for, "sm_80". element: of q, k, v. d, dv: head dimensions;
-    qk, v: the tiles of Q and K, and of V, whose widths are d and dv rounded up to a multiple of 16.
+    """arch: the oldest architecture it compiles for, "sm_80". element: of q, k, v. d, dv: head dimensions,
+    the columns of rows as they are stored; qk, v: the tiles of Q and K, and of V, at least as wide as they
+    are multiplied (`d_multiplied`, `dv_multiplied`).
 
     warp_split: "q", a warp has rows of the query tile and walks over all keys (FlashAttention-2); "kv", a
     warp has keys of every tile and all query rows, and the partial products are summed through shared
@@ -88,6 +96,21 @@ class CudaLayout:
     exchange: int = 0
     v_in_k: bool = False
     merge: Literal["step", "end"] = "step"
+
+    @property
+    def d_multiplied(self) -> int:
+        """Columns of q and k in products; those past d are zeros."""
+        return multiplied(self.d)
+
+    @property
+    def dv_multiplied(self) -> int:
+        """Columns of v and o in products; those of o past dv are not stored."""
+        return multiplied(self.dv)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether more columns are multiplied than are stored."""
+        return (self.d, self.dv) != (self.d_multiplied, self.dv_multiplied)
 
     @property
     def is_f32(self) -> bool:

@@ -278,12 +278,13 @@ class Sm90Backward(CudaBackward):
             return CudaBackward.registers(self, config, kernel)
         rows, keys = self.tile(kernel)
         if over_rows(kernel):
-            return {"dq": self.layout.d // 2, "s": keys // 2, "dp": keys // 2}
+            return {"dq": self.layout.d_multiplied // 2, "s": keys // 2, "dp": keys // 2}
         if self.gives_p:  # of the warpgroup with the wider sums
-            return {"dk or dv": max(self.layout.d, self.layout.dv) // 2, "p": rows // 2, "dp": rows // 2}
+            widest = max(self.layout.d_multiplied, self.layout.dv_multiplied)
+            return {"dk or dv": widest // 2, "p": rows // 2, "dp": rows // 2}
         registers = {
-            "dk": self.layout.d // 2 if kernel != "dv" else 0,
-            "dv": self.layout.dv // 2 if kernel != "dk" else 0,
+            "dk": self.layout.d_multiplied // 2 if kernel != "dv" else 0,
+            "dv": self.layout.dv_multiplied // 2 if kernel != "dk" else 0,
             "s": rows // 2,
             "dp": rows // 2 if kernel != "dv" else 0,
             "dq": DQ_COLUMNS // 2 if self.adds_dq else 0,

@@ -20,7 +20,7 @@ from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import feature, normalise
-from attnc.plan.sm80.layout import MMA, Swizzle, chunk_of
+from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, Swizzle, chunk_of
 from attnc.plan.sm90.decode import check_sm90_decode, copies_of, page_of
 from attnc.plan.sm90.layout import (
     FREE_REGISTERS,
@@ -93,11 +93,11 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         yield from check_sm90_decode(variant, schedule)
         return
     for size, tensor in {feature(tensor): tensor for tensor in (attention.v, attention.q)}.items():
-        if size % MMA or size > WIDEST:
+        if size % GRANULE or size > WIDEST:
             yield unsupported(
-                f"the head dimension {size} is not a multiple of {MMA} up to {WIDEST}",
+                f"the head dimension {size} is not a multiple of {GRANULE} up to {WIDEST}",
                 tensor.span,
-                "as wide as a wgmma can be" if size > WIDEST else "the depth of a wgmma",
+                "as wide as a wgmma can be" if size > WIDEST else UNALIGNED_ROWS,
                 portable if size > WIDEST else "pad the last axis",
             )
     for knob in knobs.values():

@@ -30,7 +30,7 @@ from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.signature import feature
-from attnc.plan.sm80.layout import MMA, CudaLayout, Swizzle, chunk_of
+from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swizzle, chunk_of
 from attnc.plan.sm90.layout import (
     FREE_REGISTERS,
     PIECE,
@@ -97,7 +97,7 @@ class Sm90DecodeLayout(CudaLayout):
 
     def columns(self, config: TileConfig) -> int:
         """Of o, that one warpgroup has."""
-        return self.dv // self.consumers // self.sharers(config)
+        return self.dv_multiplied // self.consumers // self.sharers(config)
 
     @property
     def rows_at_once(self) -> int:
@@ -108,6 +108,11 @@ class Sm90DecodeLayout(CudaLayout):
     def rest(self) -> int:
         """Pieces of the columns of K that are not in V."""
         return self.qk_pieces - self.v_pieces if self.v_in_k else 0
+
+    @property
+    def rest_steps(self) -> int:
+        """Products of wgmma over these columns, where V ends with a piece."""
+        return (self.d_multiplied - self.dv) // MMA if self.rest else 0
 
     @property
     def groups(self) -> int:
@@ -154,7 +159,7 @@ class Sm90DecodeLayout(CudaLayout):
     def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
         tile_kv = config.tile_kv
-        kept = {"q": 16 * self.rest} if self.consumers == 2 and self.rest else {}
+        kept = {"q": 4 * self.rest_steps} if self.consumers == 2 and self.rest else {}
         return {"acc": self.columns(config) // 2, "s": tile_kv // 2, "p": tile_kv // 4, **kept}
 
 
@@ -173,11 +178,11 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
             "a schedule for 'cuda.sm_80' runs on this architecture too",
         )
     for size, tensor in {dv: attention.v, d: attention.q}.items():
-        if size % MMA:
+        if size % GRANULE:
             yield unsupported(
-                f"the head dimension {size} is not a multiple of {MMA}",
+                f"the head dimension {size} is not a multiple of {GRANULE}",
                 tensor.span,
-                "the depth of a wgmma",
+                UNALIGNED_ROWS,
                 "pad the last axis",
             )
     layout = sm90_decode_layout(variant, schedule)

@@ -238,7 +238,7 @@ class Sm90Layout(CudaLayout):
         """32-bit registers of a thread that multiplies, those that live through a step."""
         tile_kv = config.tile_kv
         p = {"p": tile_kv // 4} if hopper(config).overlap else {}
-        return {"acc": self.dv // 2, "s": tile_kv // 2, **p}
+        return {"acc": self.dv_multiplied // 2, "s": tile_kv // 2, **p}
 
     def _buffers(self, config: TileConfig, q_tiles: int, o_tiles: int) -> dict[str, int]:
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages

@@ -23,7 +23,7 @@ from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Whic
 from attnc.plan.signature import feature
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout
-from attnc.plan.sm80.layout import CudaBackward
+from attnc.plan.sm80.layout import CudaBackward, CudaLayout
 from attnc.plan.sm90.backward import (
     SECTIONS,
     SECTIONS_OF_TURNS,
@@ -158,6 +158,7 @@ class Sm90a(Target):
     def roles(self, kernel: OutputKernel, config: TileConfig) -> Iterator[str]:
         if isinstance(kernel.layout, Sm90DecodeLayout):
             yield from sm90_decode_roles(kernel.layout, config)
+            yield from _multiplying(kernel.layout)
             return
         layout = layout_of(kernel)
         shape, barriers = layout.shape(config), layout.barriers(config)
@@ -182,6 +183,14 @@ class Sm90a(Target):
         if shape.pingpong:
             turns = f"the turn of a warpgroup each, {TURN_THREADS} threads"
             yield f"  {shape.consumers} named barriers: {turns}"
+        yield from _multiplying(layout)
+
+
+def _multiplying(layout: CudaLayout) -> Iterator[str]:
+    """Yields what is multiplied besides what is stored, if something is."""
+    if layout.is_padded:
+        columns = f"{layout.d_multiplied} columns of q and k, of which {layout.d} are stored"
+        yield f"  products have {columns}, and {layout.dv_multiplied} of v, of which {layout.dv} are"
 
 
 def _sharing(layout: Sm90Layout, config: TileConfig) -> Iterator[str]:

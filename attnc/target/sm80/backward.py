@@ -72,7 +72,7 @@ class CudaFileText(ElementText):
         self.plan = backward_layout_of(module.backward)
         self.layout = self.plan.layout
         self.element = self.ptx = STORED[self.layout.element]
-        self.padded = (self.layout.d, self.layout.dv) != (self.layout.qk.width, self.layout.v.width)
+        self.padded = self.layout.is_padded
         self.d_tile, self.dv_tile = ("D_TILE", "DV_TILE") if self.padded else ("D", "DV")
         self.dtypes = arguments.dtypes
         self.places = BackwardPlaces(arguments)

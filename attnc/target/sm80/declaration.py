@@ -81,7 +81,7 @@ def cuda_files(module: Module) -> dict[str, Value]:
 
 def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
     """Returns how the keys of a sequence are split, and the memory for what comes of its splits."""
-    size = quoted(f"SPLIT_ROWS * {text.layout.dv + 1}")
+    size = quoted(f"SPLIT_ROWS * {text.split_columns + 1}")
     kernel = text.kernel
     assert kernel.split is not None
     return {"split": split_record(module, kernel, kernel.split, None), "scratch": Table({"splits": size})}
@@ -89,7 +89,7 @@ def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
 
 def parts_addresses(text: CudaDecodeText) -> list[str]:
     """Returns where o of the splits is kept, and behind it lse."""
-    return ["splits", f"splits+SPLIT_ROWS*{4 * text.layout.dv}"]
+    return ["splits", f"splits+SPLIT_ROWS*{4 * text.split_columns}"]
 
 
 def fixed_split_size(text: CudaText) -> dict[str, str]:

@@ -450,6 +450,11 @@ class CudaDecodeText(CudaText):
         return [*self.kernel.dims, *(splits if self.is_split else [])]
 
     @property
+    def split_columns(self) -> int:
+        """Columns of o of a split, as they are kept for the kernel that joins them."""
+        return self.layout.dv
+
+    @property
     def end(self) -> str:
         return "split_hi" if self.is_split else "hi"
 

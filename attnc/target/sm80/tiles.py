@@ -86,7 +86,7 @@ class TileText(OutputView, ElementText):
         }
         self.h_kv = scalar(kernel.kv_head)
         self.v_in_k = layout.v_in_k
-        self.padded = (layout.d, layout.dv) != (layout.qk.width, layout.v.width)
+        self.padded = layout.is_padded
 
     # -- who copies tiles ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90.backward import DS_TILES, P_TILES, TURNS, Sm90Backward
 from attnc.plan.steps import of_a_head
+from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import FinishText, RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 
@@ -128,6 +129,10 @@ class Sm90FinishText(FinishText):
     """Text of the kernel that rounds dq: what `templates/sm90/backward_finish.cu.jinja` prints."""
 
     plan: Sm90Backward
+
+    def __init__(self, module: Module, arguments: Arguments) -> None:
+        super().__init__(module, arguments)
+        self.width = f"D = {self.layout.d}"
 
     @property
     def constants(self) -> Iterator[str]:

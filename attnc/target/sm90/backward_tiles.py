@@ -17,7 +17,7 @@ from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
-from attnc.target.sm90.tiles import coordinates, wgmma
+from attnc.target.sm90.tiles import ColumnsText, coordinates, wgmma
 
 #: Queries of a tile, at most, whose p lies in registers both rounded and as a factor of ds.
 _QUERIES_BESIDE_P = 64
@@ -43,7 +43,7 @@ class Sm90Arguments(Arguments):
         yield from super().fields
 
 
-class Sm90TileText(CudaBackwardText):
+class Sm90TileText(ColumnsText, CudaBackwardText):
     """Attribute by attribute what `templates/sm90/backward_d*.cu.jinja` and their parts print; scores, masks
     and derivatives are as for `cuda.sm_80`.
 
@@ -65,8 +65,9 @@ class Sm90TileText(CudaBackwardText):
         super().__init__(module, arguments, planned)
         self.exchange, self.first_query, self.first_column = False, "0", ""  # each warp has its own rows
         self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
-        width = {"dv": self.layout.dv}
-        self.sum_columns = list(dict.fromkeys(width.get(name, self.layout.d) for name in planned.makes))
+        width = {"dv": self.layout.dv_multiplied}
+        others = self.layout.d_multiplied
+        self.sum_columns = list(dict.fromkeys(width.get(name, others) for name in planned.makes))
         # p is rounded at once where a slope stands between it and ds, if there are registers for that
         self.packs_p = planned.chain.slope is not None and {"dk", "dv"} <= set(planned.makes)
         has_room = not self.packs_p or self.plan.tile(planned.kind)[0] <= _QUERIES_BESIDE_P
@@ -108,6 +109,20 @@ class Sm90TileText(CudaBackwardText):
     def coordinates(self, name: str, row: str) -> str:
         """Row, head and batch of a box."""
         return coordinates(self.row_zero(name), row)
+
+    def multiplied(self, name: str) -> str:
+        """Returns how many columns of a gradient are summed."""
+        return "DV" if name == "dv" else "D"
+
+    def stored(self, name: str) -> str:
+        """Returns how many of them are stored."""
+        return self.dv_stored if name == "dv" else self.d_stored
+
+    def stored_sums(self, name: str) -> str:
+        """Returns the sums of those."""
+        columns = self.stored(name)
+        is_part = self.multiplied(name) != columns
+        return f"(const float (&)[{columns} / 8][4]){name}" if is_part else name
 
     @property
     def end_of_own(self) -> str:

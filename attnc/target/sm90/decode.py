@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 from attnc.expr.construct import ZERO
 from attnc.plan.ir import Arg, Decode, Let, Module
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
-from attnc.plan.sm90.layout import widest_product
+from attnc.plan.sm90.layout import PIECE, widest_product
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.printer import scalar
 from attnc.target.sm90.tiles import BoxText, parts_of
@@ -59,6 +59,25 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     @property
     def sum_columns(self) -> list[int]:
         return list(dict.fromkeys(columns for parts in self.all_parts for _, columns in parts))
+
+    @property
+    def split_columns(self) -> int:
+        return self.layout.dv_multiplied
+
+    @property
+    def stored_columns(self) -> str:
+        """Columns of o that a warpgroup stores."""
+        return self.dv_stored if self.stores_half else "COLUMNS"
+
+    @property
+    def stores_half(self) -> bool:
+        """Whether the last 8 of the columns that a product has are not stored."""
+        return self.layout.dv < self.layout.dv_multiplied
+
+    @property
+    def rest_steps(self) -> str:
+        """Products over the columns of K that are in no V."""
+        return "(D - DV) / 16" if self.layout.d % PIECE else "4 * REST"
 
     @property
     def first_column(self) -> str:

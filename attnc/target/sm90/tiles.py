@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from attnc.model.tensors import Role
 from attnc.plan.signature import RowZero
+from attnc.plan.sm80.layout import MMA, CudaLayout
 from attnc.plan.sm90.layout import PIECE
 from attnc.target.sm80.kernel import CudaText
 
@@ -102,7 +103,23 @@ def coordinates(place: RowZero, row: str, page: str = "") -> str:
     return f"{first + ' + ' if first else ''}{row}, {head or '0'}, {page or batch or '0'}"
 
 
-class BoxText(CudaText):
+class ColumnsText:
+    """Columns of rows where a kernel's D and DV are those of products (`CudaLayout.d_multiplied`)."""
+
+    layout: CudaLayout
+
+    @property
+    def d_stored(self) -> str:
+        """Of q and k."""
+        return "D" if self.layout.d == self.layout.d_multiplied else str(self.layout.d)
+
+    @property
+    def dv_stored(self) -> str:
+        """Of v and o."""
+        return "DV" if self.layout.dv == self.layout.dv_multiplied else str(self.layout.dv)
+
+
+class BoxText(ColumnsText, CudaText):
     """Attribute by attribute what templates of prefill and of decoding print of tiles and their copies.
 
     sum_parts: of the columns of o that a warpgroup sums in registers, those of each product.
@@ -119,6 +136,16 @@ class BoxText(CudaText):
     @abstractmethod
     def copies_rows(self) -> bool:
         """Whether keys come row by row, by cp.async."""
+
+    @property
+    def copied_columns(self) -> str:
+        """Columns of a tile that are written, where keys come row by row: as many as are multiplied."""
+        return f"(COLUMNS + {MMA - 1}) / {MMA} * {MMA}" if self.padded else "COLUMNS"
+
+    @property
+    def is_copied(self) -> str:
+        """Whether a chunk of a row comes from memory, and is not zeros."""
+        return f"from != 0{' && column_of(piece) + 8 * chunk < COLUMNS' if self.padded else ''}"
 
     @property
     def fields(self) -> Iterator[str]:
