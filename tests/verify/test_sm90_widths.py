@@ -216,6 +216,29 @@ def test_gradients_of_a_capped_score(d: int, dv: int) -> None:
     is_right(subject_of_text(dense(d, dv, score="softcap(dot(q, k) / 8, 2)", grads=True)), {**PROMPT, "H": 1})
 
 
+@pytest.mark.parametrize(("d", "dv"), [(72, 40), (136, 200)])
+def test_gradients_in_f32(d: int, dv: int) -> None:
+    """They leave from registers. Some keys are seen by nobody."""
+    text = dense(d, dv, mask="window(40, 0)", grads=True).replace("grad q, k, v", "grad q\n  grad k, v: f32")
+    is_right(subject_of_text(text), {"B": 1, "H": 1, "M": 70, "N": 200})
+
+
+@pytest.mark.parametrize("gap", [8, 5])
+def test_rows_anywhere(gap: int) -> None:
+    """What TMA does not take, for its address or its strides, is copied first."""
+    layouts = {
+        "q": Layout(order=(0, 2, 1, 3), gaps=(0, 0, 0, gap)),
+        "k": Layout(order=(2, 0, 1, 3), gaps=(0, 3, 0, 0), offset=gap),
+        "v": Layout(order=(0, 1, 2, 3), gaps=(0, 0, 1, gap)),
+        "o": Layout(order=(0, 2, 1, 3), gaps=(1, 0, 0, gap)),
+    }
+    for text in (dense(72, 40, SMALL), grouped(72, 40, DECODE)):
+        heads = {"Hkv": 2, "G": 1} if "Hkv" in text else {"H": 2}
+        case = Case(dims={"B": 2, "M": 5, "N": 70, **heads}, layouts=layouts)
+        found = check(subject_of_text(text), case, fills=("nan",))
+        assert found.ok, found.message
+
+
 @pytest.mark.parametrize(("d", "dv"), [(72, 40), (40, 136)])
 def test_packed_sequences(d: int, dv: int) -> None:
     is_right(subject_of_text(packed(d, dv)), {"B": 3, "H": 2, "M": 70, "N": 90}, apart=())
