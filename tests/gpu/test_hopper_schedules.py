@@ -106,6 +106,9 @@ def padded() -> Iterator[tuple[str, str]]:
         for way in ("two_pass", "ordered", "atomic")[: 3 if d >= dv and d <= 128 else 1]:
             knobs = f"{LAZY}\n  backward {{ accumulate.dq = {way} }}"
             yield f"d{d} dv{dv} {way}", spec(prompts(d, "causal", dv=dv, grads=True), knobs, target=TARGET)
+    for d in (72, 136):
+        *lines, _ = prompts(d, "causal", grads=True)
+        yield f"d{d} f32", spec([*lines, "grad q", "grad k, v: f32"], LAZY, target=TARGET)
     for d in (40, 72, 136):
         for knobs in ("cluster = 2", "pingpong = true, overlap = false"):
             yield f"d{d} {knobs}", spec(prompts(d, "causal"), f"{LAZY}, {knobs}", target=TARGET)
