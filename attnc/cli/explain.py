@@ -47,7 +47,9 @@ def explain(
     ] = False,
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="Show instead how so many GPUs would share one call (context parallelism)."),
+        typer.Option(
+            min=1, max=1024, help="Show instead how so many GPUs would share one call (context parallelism)."
+        ),
     ] = None,
     size: Annotated[
         str, typer.Option(help="With --ranks: sizes of the call, such as M=65536,N=65536,H=32,Hkv=8.")

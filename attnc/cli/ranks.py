@@ -45,6 +45,11 @@ def explain_ranks(
     if unknown := next((name for name in dims if name not in sizes_known(chosen)), None):
         known = ", ".join(sizes_known(chosen))
         raise Mistake(f"'{chosen.name}' has no size '{unknown}'", f"its sizes are {known}")
+    if ranks * max(dims.get("M", 1), dims.get("N", 1)) > _MOST:
+        raise Mistake(
+            f"a plan of so many rows for {ranks} ranks takes too much memory",
+            f"ranks times M, and times N, is {_MOST} at most",
+        )
     sizes, remarks = example(chosen, dims)
     try:
         planner = Planner(visibility, widths_of(visibility), ranks, rates_of(target))
@@ -145,13 +150,21 @@ def _verify_one(
     }  # fmt: skip
 
 
+#: Ranks times rows, or keys, of a plan that is shown: each takes some numbers.
+_MOST = 1 << 27
+#: What sizes stay below, how many digits are read as a number, and how much of what is none is shown.
+_LARGEST, _DIGITS, _SHOWN = 1 << 30, 20, 40
+
+
 def sizes_of(text: str) -> dict[str, int]:
     """Returns `M=65536,N=65536` as numbers. Raises Mistake."""
     sizes: dict[str, int] = {}
     for part in split_commas(text):
         name, _, value = part.partition("=")
-        if not name.strip().isidentifier() or not value.strip().isdecimal() or int(value) < 1:
-            raise Mistake(f"'{part}' is no size", "sizes are written M=65536,N=65536,H=32,Hkv=8")
+        is_number = value.strip().isdecimal() and len(value) <= _DIGITS and 1 <= int(value) < _LARGEST
+        if not name.strip().isidentifier() or not is_number:
+            hint = "sizes are written M=65536,N=65536,H=32,Hkv=8, and stay below 2^30"
+            raise Mistake(f"'{part[:_SHOWN]}' is no size", hint)
         sizes[name.strip()] = int(value)
     return sizes
 

@@ -103,21 +103,9 @@ def derive(
     "keys" o is f32, and no sink is above `sink_most`, which is minus infinity where it does not count.
     Raises DiagnosticError.
     """
-    if form == "rows":
-        _refuse_narrow(attention, point)
     maker = _Maker(attention, form)
     schedule = _schedule(program, attention, target, form)
     return maker.derived(point, schedule, target)
-
-
-def _refuse_narrow(attention: Attention, point: Mapping[str, ParamValue]) -> None:
-    """DiagnosticError for keys or values of 8 bits, which no rank sends to another."""
-    for tensor in (attention.k, attention.v):
-        dtype, place = DType(str(point.get(tensor.dtype, tensor.dtype))), tensor.span or attention.span
-        if dtype.is_narrow and place is not None:
-            message = f"{tensor.name} of {dtype} is not moved between ranks"
-            hints = ("share out a cache of such keys by 'SpreadKeys', whose ranks keep theirs",)
-            raise DiagnosticError([error("E0602", message, place, "of 8 bits", hints=hints)])
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from attnc.expr.construct import number
 from attnc.model.attention import Attention, ParamValue, Variant
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
+from attnc.model.tensors import DType
 from attnc.model.variants import variants
 from attnc.plan import ir
 from attnc.source import Source, Span
@@ -211,6 +212,14 @@ def _problems(attention: Attention) -> Iterator[Diagnostic]:
                 f"the pages of {tensor.name} are not shared out over ranks by rows",
                 tensor.storage.span,
                 "pages lie where a serving engine put them",
+                "for one new token against keys on many ranks use attnc.distributed.SpreadKeys",
+            )
+        if DType(tensor.dtype).is_narrow:
+            yield _problem(
+                attention,
+                f"{tensor.name} of {tensor.dtype} is not shared out over ranks by rows",
+                tensor.span,
+                "rows of 8 bits are not sent",
                 "for one new token against keys on many ranks use attnc.distributed.SpreadKeys",
             )
         if tensor.storage.is_part:

@@ -319,7 +319,7 @@ def _load(node: Load) -> Function:
 
 def _search(node: Search) -> Function:
     """Compiles a search in a sorted axis to a bisection."""
-    sought, extents = function_of(node.value), function_of(node.extents[-1])
+    sought, extents = function_of(node.value), function_of(node.length)
     place = _place(node.prefix, node.extents[:-1])
     side: Literal["left", "right"] = "left" if node.side == "lower" else "right"
 

@@ -236,6 +236,17 @@ def at_least(left: Expr, right: Expr, given: Expr = TRUE) -> bool:
             return left.type == right.type == "int" and _is_natural(affine(left) - affine(right))
 
 
+def lies_inside(index: Expr, size: Expr) -> bool:
+    """Returns whether an index is in 0 .. size - 1 by what the two are, wherever a kernel has something to
+    do.
+    """
+    match index, size:
+        case Const(value=at), Const(value=extent):
+            return 0 <= at < extent
+        case _:
+            return (index, size) in ((Index("b"), Dim("B")), (Index("h"), Dim("H")))
+
+
 def _slack(fact: Expr) -> Affine | None:
     """Returns a sum that is >= 0 because an int comparison holds."""
     match fact:

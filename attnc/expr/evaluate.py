@@ -191,7 +191,7 @@ def _read(tensor: Array, indices: list[Array], extents: tuple[Expr, ...], env: E
 def _search(expr: Search, env: Env) -> Array:
     """Counts the elements below `value`: on a sorted axis that is where a binary search ends."""
     prefix = [_value(index, env) for index in expr.prefix]
-    value, extent = _value(expr.value, env), _value(expr.extents[-1], env)
+    value, extent = _value(expr.value, env), _value(expr.length, env)
     if extent.ndim == 0 and all(index.ndim == 0 for index in prefix):  # one row, all of it at once
         row = _read(env.tensors[expr.tensor], [*prefix, np.arange(int(extent))], expr.extents, env)
         below = row < value[..., None] if expr.side == "lower" else row <= value[..., None]

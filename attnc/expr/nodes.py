@@ -244,8 +244,9 @@ class Search(Node):
 
     The first position whose value is >= (`lower`) or > (`upper`) `value`.
     Lies in 0..extent; reads outside the tensor give 0, as in a Load. Appears only in tile bounds, where it
-    turns `doc[b, kv_idx] == x` into a range of kv_idx. `row` names a pointer to the tensor at `prefix`, once
-    a plan has made one.
+    turns `doc[b, kv_idx] == x` into a range of kv_idx. `row` names a pointer to the tensor at the first
+    `done` indices of `prefix`, once a plan has made one. limit: how many elements are looked at; None: as
+    many as the axis has.
     """
 
     side: Literal["lower", "upper"]
@@ -254,7 +255,14 @@ class Search(Node):
     extents: tuple[Expr, ...]
     value: Expr
     row: str | None = None
+    done: int = 0
+    limit: Expr | None = None
     type: Literal["int"] = "int"
+
+    @property
+    def length(self) -> Expr:
+        """How many elements are looked at."""
+        return self.extents[-1] if self.limit is None else self.limit
 
 
 @_hashed_once
@@ -289,8 +297,8 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     match expr:
         case Load(indices=indices):
             return indices
-        case Search(prefix=prefix, value=value):
-            return (*prefix, value)
+        case Search(prefix=prefix, value=value, limit=limit):
+            return (*prefix, value) if limit is None else (*prefix, value, limit)
         case Neg(operand=operand) | Not(operand=operand):
             return (operand,)
         case Binary(left=left, right=right) | Compare(left=left, right=right):
@@ -315,8 +323,11 @@ def rebuild(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
     match expr:
         case Load():
             return replace(expr, indices=operands)
-        case Search():
-            return replace(expr, prefix=operands[:-1], value=operands[-1])
+        case Search(prefix=prefix):
+            value, *limit = operands[len(prefix) :]
+            return replace(
+                expr, prefix=operands[: len(prefix)], value=value, limit=limit[0] if limit else None
+            )
         case Neg() | Not():
             return replace(expr, operand=operands[0])
         case Binary() | Compare():

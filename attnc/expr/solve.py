@@ -19,7 +19,18 @@ from functools import reduce
 from typing import Literal, TypeAlias
 
 from attnc.effort import memo
-from attnc.expr.affine import TILE, Affine, affine, at_least, larger, normalize, relate, shift, smaller
+from attnc.expr.affine import (
+    TILE,
+    Affine,
+    affine,
+    at_least,
+    larger,
+    lies_inside,
+    normalize,
+    relate,
+    shift,
+    smaller,
+)
 from attnc.expr.construct import MIRRORED, ZERO, compare, conj, disj, floordiv, negate, number, sub, where
 from attnc.expr.interval import (
     I64,
@@ -434,12 +445,28 @@ def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
     if not all(map(is_scalar, (*prefix, offset.expr))) or (may_be_nan and not is_scalar(x)):
         return unsolved(compare(op, load, x))
 
+    rows = tuple(map(normalize, prefix))
+    is_row = conj(
+        *(
+            conj(relate(">=", row, ZERO), relate("<", row, extent))
+            for row, extent in zip(rows, load.extents[:-1], strict=True)
+            if not lies_inside(row, extent)
+        )
+    )
+
     def first(side: Literal["lower", "upper"], value: Expr | None) -> Expr | None:
-        """Returns the first position with T >= value (lower) or T > value (upper)."""
+        """Returns the first position with T >= value (lower) or T > value (upper). Of a row outside of T,
+        which reads 0, nothing is looked at.
+        """
         if value is None:
             return None
-        search = Search(side, load.tensor, tuple(map(normalize, prefix)), load.extents, value)
-        return (affine(search) - offset).expr
+        search = Search(side, load.tensor, rows, load.extents, value)
+        if is_row == TRUE:
+            return (affine(search) - offset).expr
+        passes_zeros = compare("<" if side == "lower" else "<=", _zero(load), value)
+        none_outside = replace(search, limit=where(is_row, size, ZERO))
+        found = where(is_row, none_outside, where(passes_zeros, size, ZERO))
+        return (affine(found) - offset).expr
 
     limits = bounds(x)
     starts_inside = at_least(offset.expr, ZERO)

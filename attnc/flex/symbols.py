@@ -326,7 +326,7 @@ def load(tape: Tape, tensor: torch.Tensor, indices: tuple[Scalar, ...]) -> Scala
     dtype = tensor.dtype
     if dtype not in CAPTURED:
         hint = f"convert it outside of the mod: {', '.join(str(known) for known in CAPTURED)} are read"
-        raise refused("E0903", f"a captured tensor of {dtype}", "no spec has this type", hint)
+        raise refused("E0903", f"a captured tensor of {dtype}", "not a type that mods read", hint)
     if tensor.dim() == 0 and tape.is_learned(tensor):  # scalars of a spec have no gradient, rows of one have
         tensor, indices = tape.select(tensor, 0, 0), (Scalar(tape, tape.add("int", "integer", 0), 0, 0),)
     axes = []

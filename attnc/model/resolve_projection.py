@@ -20,7 +20,7 @@ SIZES = ("M", "N", "K")
 EQUATION = "y = dot(x, w)"
 _RESERVED: Mapping[str, str] = {
     **dict.fromkeys(SHAPES, "a tensor of the projection"),
-    **dict.fromkeys(DType, "an element type"),
+    **dict.fromkeys((dtype for dtype in DType if not dtype.is_narrow), "an element type"),
     **dict.fromkeys(("M", "m", "n", "k", "dot"), "a word of projections"),
     **PYTHON,
 }
@@ -109,10 +109,10 @@ class _Resolver:
 
     def _dtype(self, tree: ast.Name) -> DType | str | None:
         param = self.params.get(tree.id)
-        choices = (tree.id,) if tree.id in list(DType) else param.choices if param else ()
+        choices = param.choices if param else (tree.id,)
         types = [DType(str(choice)) for choice in choices if choice in list(DType)]
         if types and all(dtype.is_float for dtype in types):
-            return types[0] if tree.id in list(DType) else tree.id
+            return tree.id if param else types[0]
         self.report.error(
             "E0211",
             f"'{tree.id}' is not an element type of a projection",

@@ -69,11 +69,11 @@ def named_bounds(loops: Regions, names: LoadNames) -> Regions:
         expr = names.replace(substitute(expr, mapping))
         for node in walk(expr):
             if isinstance(node, Search) and node not in searches:
-                row = names.row(node.tensor, (*node.prefix, node.value))
+                row = names.row(node.tensor, (*node.prefix, Index("kv_idx")))  # or any other along its axis
                 side = "from" if node.side == "lower" else "to"
                 found = Let(
                     name=names.free_name(own_name(f"{node.tensor}_{side}")),
-                    value=replace(node, row=row.name if row else None),
+                    value=node if row is None else replace(node, row=row.name, done=len(row.indices)),
                 )
                 searches[node] = found
         found_at: dict[Expr, Expr] = {

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from .arguments import (
@@ -176,7 +177,8 @@ class Attention(ABC):
 
     def _runner(self, *, traces: bool) -> Callable[..., Any]:
         """Returns the call itself: a closure, whose variables are found faster than attributes. traces:
-        whether it is an operator while torch compiles something, which may be another thread's.
+        whether it is an operator while torch compiles something, which may be another thread's, and of
+        tensors without memory.
         """
         layouts, prepared, repeated = self.layouts, self.prepared, self.repeated
         has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
@@ -205,6 +207,8 @@ class Attention(ABC):
             if is_plain and repeated.guard is not None:
                 call = repeated.call(inputs)
             if call is None:
+                if traces and inputs and isinstance(inputs[0], FakeTensor):
+                    return self.traced(inputs, out, config, backward_config, extras)
                 refuse_transforms(name, inputs)
                 if has_backward:
                     if is_grad_enabled():

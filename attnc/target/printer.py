@@ -66,7 +66,7 @@ class Syntax:
     true: str
     false: str
     infinity: str
-    search: Callable[[Search, Callable[[Expr], str]], str]
+    search: Callable[[Search, Printer], str]
     number: Callable[[int | float], str] = repr
     to_float: str = ""
     keep_nan: str = ""

@@ -23,6 +23,9 @@ def test_explain_shows_the_plan(run: Run) -> None:
     [
         (("--size", "M"), "'M' is no size"),
         (("--size", "M=0"), "'M=0' is no size"),
+        (("--size", "M=1073741824"), "'M=1073741824' is no size"),
+        (("--size", f"M={'9' * 5000}"), f"'M={'9' * 38}' is no size"),
+        (("--size", "M=999999999"), "a plan of so many rows for 4 ranks takes too much memory"),
         (("--size", "M=64,Q=3"), "'tiny' has no size 'Q'\n   = help: its sizes are B, M, N, H, Hkv, G"),
         (("--strategy", "ring"), "there is no strategy 'ring'"),
         (("--strategy", "heads", "--size", "H=3"), "3 K/V heads cannot be shared out to 4 ranks"),

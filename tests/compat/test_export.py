@@ -92,6 +92,7 @@ def test_metadata_names_the_package(folder: Path) -> None:
     [
         (["--sizes", "64,x"], "--sizes"),
         (["--sizes", "2000"], "--sizes"),
+        (["--sizes", "²"], "--sizes"),
         (["--dtypes", "f61"], "did you mean 'f16'?"),
         (["--name", "My Kernels"], "no name of a package"),
     ],

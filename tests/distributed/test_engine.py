@@ -455,3 +455,20 @@ def test_cases_are_of_every_strategy() -> None:
     cp = on_ranks(1, lambda group: ContextParallel(SPECS["causal"], group))[0]
     found = list(cases(cp.spec.variants[0].attention, 10))
     assert {made.strategy for made in found} == {None, "need", "gather", "heads", "mixed"}
+
+
+def test_keys_of_8_bits_are_refused() -> None:
+    narrow = text(dtype="bf16").replace("input k, v: bf16", "input k, v: e4m3").replace("grad q, k, v", "")
+    cp = ContextParallel(narrow, Alone())
+    q, k = torch.zeros(1, 8, 2, 16, dtype=torch.bfloat16), torch.zeros(1, 8, 2, 16).to(torch.float8_e4m3fn)
+    with pytest.raises(DiagnosticError) as failure:
+        cp.shard(q, k, k)
+    assert [d.code for d in failure.value.diagnostics] == ["E0602", "E0602"]
+    assert failure.value.diagnostics[0].message == "k of e4m3 is not shared out over ranks by rows"
+
+
+@pytest.mark.parametrize("strategy", [None, "gather", "heads"])
+def test_a_scale_of_v_is_applied_once(strategy: Strategy | None) -> None:
+    scaled = text(normalize="softmax(v_scale = vs[h] - q_idx)", inputs=("vs: f32[H]",))
+    verdict = verdict_of(scaled.replace("grad q, k, v", ""), dims_of("causal"), 2, strategy)
+    assert verdict.ok, verdict.message

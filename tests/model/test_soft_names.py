@@ -6,6 +6,7 @@ import pytest
 
 from attnc.expr.nodes import show
 from attnc.model.names import CALLABLE, RESERVED, SOFT
+from attnc.model.tensors import DType
 from tests.model.resolving import plain, resolve_text
 from tests.refusals import refused
 
@@ -57,3 +58,15 @@ def test_mistakes() -> None:
     assert code("let erf = 3", "erf(dot(q, k)) + erf") == "E0207"
     assert code("", "where((kv_idx < 3) < (q_idx < 4), dot(q, k), 0)") == "E0303"
     assert code("", "where((kv_idx < 3) == 1, dot(q, k), 0)") == "E0303"
+
+
+@pytest.mark.parametrize("name", [dtype for dtype in DType if dtype.is_narrow])
+def test_element_types_of_8_bits_give_way_too(name: str) -> None:
+    assert name not in RESERVED
+    assert score(f"input {name}: f32[]", f"dot(q, k) + {name}") == f"dot(q, k) + {name}"
+    assert score(f"param {name} in {{1.5, 2}}", f"dot(q, k) * {name}") == f"dot(q, k) * {name}"
+    assert score(f"input x: f32[{name}]", "dot(q, k) + x[kv_idx]") == "dot(q, k) + x[kv_idx]"
+    assert code("", f"dot(q, k) + {name}") == "E0203"
+    text = plain(f"param {name} in {{f16, bf16}}\n  input x: {name}[H]", score="dot(q, k) + x[h]")
+    (attention,) = resolve_text(text).attentions
+    assert attention.tensor("x").dtype == name  # the param

@@ -32,6 +32,7 @@ TOLD = (
     ("varlen", "d128", "triton"),  # packed sequences
     ("speculative", "d128", "triton"),  # a tree of queries, against paged keys
     ("paged_decode", "d128", "triton"),  # split keys in pages
+    ("kv8_decode", "e4m3", "triton"),  # keys and values of 8 bits, a scale of v
     ("mla_decode", "d576_dv512", "cuda.sm_80"),  # values that are columns of keys
     ("unified_decode", "d128", "cuda.sm_80"),  # one maximum for all rows
 )

@@ -44,6 +44,13 @@ def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int) -> None:
     assert layout.qk.width % 64 == 0
 
 
+@pytest.mark.parametrize(("d", "line"), [(72, "80 columns of q and k, of which 72 are stored"), (80, "")])
+def test_what_is_multiplied_besides_what_is_stored_is_said(d: int, line: str) -> None:
+    kernel = planned(d=d).kernel
+    said = [text for text in SM90A.roles(kernel, kernel.configs[0]) if "columns of q and k" in text]
+    assert said == ([f"  products have {line}, and 80 of v, of which 72 are"] if line else [])
+
+
 @pytest.mark.parametrize("consumers", [2, 3, 4])
 def test_registers_of_both_roles_are_those_that_the_launch_holds(consumers: int) -> None:
     """setmaxnreg would wait for ever for more."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
 from attnc.runtime.loader import load_text
@@ -142,6 +143,19 @@ def test_gradients_of_lazily_negated_views_and_cotangents(
     assert all(bool(x.any()) for x in plain)
     for found, wanted in zip(gradients([*map(negated, qkv)], negated(weights)), plain, strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_tensors_without_memory_have_results_without_memory(full: ModuleType) -> None:
+    """As estimators of memory call it; and real ones are computed with before and after."""
+    q = drawn(1, 16, 2, 64)
+    plain = full.full(q, q, q)
+    with FakeTensorMode():
+        made = torch.empty(3, 40, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+        o, lse = full.full(made, made, made)
+        (gradient,) = torch.autograd.grad(o.sum() + lse.sum(), made)
+    assert (o.shape, lse.shape, gradient.shape) == ((3, 40, 2, 64), (3, 2, 40), (3, 40, 2, 64))
+    assert all(isinstance(x, FakeTensor) for x in (o, lse, gradient))
+    assert torch.equal(full.full(q, q, q)[0], plain[0])
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # which torch loads for them

@@ -125,13 +125,15 @@ class Words:
         if not found or not {"q_idx", "kv_idx"} <= places:
             return None
         extra = self.draw(st.sampled_from(found))
-        leading = "".join(
-            "h, " if size == self.heads else f"{_HOME.get(size, '0')}, " for size in extra.shape[:-1]
-        )
+        homes = ("h" if size == self.heads else _HOME.get(size, "0") for size in extra.shape[:-1])
+        leading = "".join(f"{self.one_of(home, home, f'{home} + 1', '1 - h')}, " for home in homes)
         q, kv = (f"{extra.name}[{leading}{at}]" for at in (self.one_of("q_idx", "q_pos"), "kv_idx"))
         op = self.one_of("==", "==", "!=", "<=", ">", ">=")
         return self.one_of(
-            f"({q} {op} {kv})", f"({kv} {op} 2)", f"({kv} % 2 {op} {q} % 2)", f"({kv} + 1 {op} {q})"
+            f"({q} {op} {kv})",
+            f"({kv} {op} {self.one_of('2', 'b', 'h')})",
+            f"({kv} % 2 {op} {q} % 2)",
+            f"({kv} + 1 {op} {q})",
         )
 
     def _bound(self, places: frozenset[str]) -> str | None:

@@ -10,7 +10,13 @@ from functools import cache
 import pytest
 import torch
 
+import attnc
+from attnc.diagnostics import DiagnosticError
 from attnc.model.tensors import DType
+from attnc.plan.device import DEVICES
+from attnc.plan.signature import key_bytes
+from attnc.plan.triton.resources import estimate, misfit, unreadable
+from attnc.runtime.toolchains import usage_of
 from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
@@ -18,7 +24,7 @@ from attnc.verify.problem import FILLS, Value, build
 from attnc.verify.rerun import Run
 from attnc.verify.storage import altered, stored
 from attnc.verify.subject import Subject
-from tests.verify.judging import right, spec, subject_of_text
+from tests.verify.judging import modules_of, right, spec, subject_of_text
 
 NARROW = tuple(dtype for dtype in DType if dtype.is_narrow)
 DECODE = "loops = [kv], pack = gqa\n  tile.q = 16, tile.kv = 32\n  split.kv = 3"
@@ -184,3 +190,104 @@ def test_padding_of_every_type_is_hostile() -> None:
         assert isinstance(found["nan"], torch.Tensor)
         spoiled = found["nan"].double()
         assert (spoiled.isnan() | (spoiled == -128)).any()
+
+
+TEXT = """attention kv {{
+  {params}
+  input q: {q}[B, M, H, 16]
+  input k: {k}[B, N, H, 16]
+  input v: {v}[B, N, H, 16]
+  score = dot(q, k) / 4
+  normalize = softmax
+  output o: {o}[B, M, H, 16]
+}}
+schedule kv for triton {{
+  tile.q = 16, tile.kv = 16
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("params", "q", "k", "v", "count"),
+    [
+        ("", "bf16", "e4m3", "bf16", 1),
+        ("", "f16", "i8", "e5m2", 1),
+        ("param KV in {bf16, e4m3, i8}", "bf16", "KV", "KV", 3),
+        ("param K in {i8, e5m2}\n  param V in {f16, e4m3}", "f16", "K", "V", 4),
+        ("param T in {f16, bf16}", "T", "e4m3", "T", 2),
+        ("param T in {f16, bf16}\n  param KV in {e4m3, i8}", "T", "KV", "KV", 4),
+    ],
+)
+def test_types_that_go_together(params: str, q: str, k: str, v: str, count: int) -> None:
+    modules = modules_of(TEXT.format(params=params, q=q, k=k, v=v, o=q))
+    assert len({module.variant.name for module in modules}) == len(modules) == count
+    for module in modules:
+        bound = module.kernel.bound
+        assert bound.p_dtype == bound.input_dtype == module.variant.attention.q.dtype
+
+
+@pytest.mark.parametrize(
+    ("params", "q", "k", "v", "o"),
+    [
+        ("", "f32", "e4m3", "f32", "f32"),
+        ("", "i8", "i8", "i8", "bf16"),
+        ("", "bf16", "bf16", "f16", "bf16"),
+        ("", "bf16", "i32", "bf16", "bf16"),
+        ("", "bf16", "e4m3", "e4m3", "e4m3"),
+        ("param KV in {f16, e4m3}", "bf16", "KV", "KV", "bf16"),
+        ("param KV in {bf16, f16, e4m3}", "bf16", "KV", "KV", "bf16"),
+        ("param T in {f16, bf16}\n  param KV in {bf16, e4m3}", "T", "KV", "KV", "T"),
+        ("param T in {f16, f32}", "T", "e4m3", "T", "T"),
+        ("param T in {bf16, e4m3}", "T", "T", "T", "bf16"),
+    ],
+)
+def test_types_that_do_not_are_refused(params: str, q: str, k: str, v: str, o: str) -> None:
+    with pytest.raises(DiagnosticError) as failure:
+        modules_of(TEXT.format(params=params, q=q, k=k, v=v, o=o))
+    assert {diagnostic.code for diagnostic in failure.value.diagnostics} == {"E0313"}
+
+
+def test_a_family_calls_the_kernel_of_the_cache() -> None:
+    """By the dtype of each of two caches, as of one."""
+    text = TEXT.format(
+        params="param K in {bf16, e4m3}\n  param V in {i8, bf16}", q="bf16", k="K", v="V", o="bf16"
+    )
+    family = attnc.compile(text)
+    q = torch.randn(1, 5, 2, 16, dtype=torch.bfloat16)
+    k, v = (torch.randint(-9, 10, (1, 20, 2, 16)).to(torch.int8) for _ in range(2))
+    found = [
+        family(q, k.to(of_k), v.to(of_v))
+        for of_k in (torch.bfloat16, torch.float8_e4m3fn)
+        for of_v in (torch.int8, torch.bfloat16)
+    ]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    with pytest.raises(ValueError, match=r"was not compiled for K = torch\.float8_e5m2"):
+        family(q, k.to(torch.float8_e5m2), v)
+
+
+def test_what_keys_take_is_counted_in_their_bytes() -> None:
+    estimates = {}
+    for dtype in ("bf16", "e4m3"):
+        (module,) = modules_of(text_of("decode", dtype, dtype))
+        needs = estimate(module.kernel.configs[0], module.variant, DEVICES["sm_90"])
+        estimates[dtype] = {buffer.name: buffer.bytes for buffer in needs.buffers}
+        assert key_bytes(module.variant.attention) == (24 + 40) * (2 if dtype == "bf16" else 1)
+    assert 2 * estimates["e4m3"]["k"] == estimates["bf16"]["k"]
+    assert 2 * estimates["e4m3"]["v"] == estimates["bf16"]["v"]
+
+
+def test_gpus_that_do_not_read_e4m3_are_named() -> None:
+    for dtype, wanted in (
+        ("e4m3", "k and v of e4m3 need a GPU of compute capability 8.9 or newer"),
+        ("e5m2", ""),
+    ):
+        (module,) = modules_of(text_of("forward", dtype, dtype))
+        said = unreadable(module.variant.attention, DEVICES["sm_80"])
+        assert said.startswith(wanted)
+        assert bool(said) == bool(wanted)
+        assert unreadable(module.variant.attention, DEVICES["sm_89"]) == ""
+        rejection = misfit(module.kernel.configs[0], module.variant, DEVICES["sm_80"])
+        assert (rejection is None) == (not wanted)
+        if wanted:
+            with pytest.raises(ValueError, match=wanted):
+                usage_of(module, 0, DEVICES["sm_80"])

@@ -22,7 +22,8 @@ SIZES = {"B": 2, "M": 70, "N": 75, "H": 2, "Hkv": 2, "G": 2}
 #: One of each kind, see `_kind`; the others are held to the rules every night.
 BY_DAY = (
     *("prefix_lm", "causal_gqa", "softcap", "chunked_prefill", "full", "decode", "dropout", "fa1"),
-    *("local_sink", "mla_decode", "neighborhood", "padding", "shared_prefix", "varlen", "warp_split"),
+    *("kv8_decode", "local_sink", "mla_decode", "neighborhood", "padding", "shared_prefix", "varlen"),
+    *("warp_split",),
 )
 #: Queries of a sequence that is decoded: each has a program that joins its splits, under each of 20 configs.
 DECODED = 3

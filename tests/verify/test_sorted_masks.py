@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
-from attnc.expr.nodes import Compare, Index, walk
+from attnc.expr.nodes import Compare, Expr, Index, Search, walk
 from attnc.plan.ir import Decode, Forward, Let, Loop, Statement, statement_expressions
 from attnc.plan.verify import verify_module
 from attnc.verify.case import Case
+from attnc.verify.problem import build
+from attnc.verify.subject import subject_of
+from attnc.verify.tolerance import expect, judge
 from tests.plan.planning import planned
-from tests.targets import skip_without_compiler, small_tiles
+from tests.targets import EACH, skip_without_compiler, small_tiles
 from tests.verify.judging import modules_of, right, spec, subject_of_text
 
 _SAME = "doc[b, q_pos] == doc[b, kv_idx]"
@@ -24,6 +29,7 @@ MASKS = (
     f"q_idx < 4 or {_SAME}",
     f"not ({_SAME}) and kv_idx % 3 != 0",
     "ages[b, doc[b, kv_idx]] % 2 == ages[b, doc[b, q_pos]] % 2",
+    "doc[doc[b, 9], kv_idx] == doc[b, q_pos] % 2 or kv_idx < 5",
 )
 _LINES = (
     "input q: f16[B, M, H, 16]",
@@ -69,6 +75,39 @@ def test_cuda(mask: str, order: str) -> None:
     right(subject_of_text(_text(mask, order, "cuda.sm_80")), Case(dims=_SIZES, seed=5))
 
 
+def _right_in_rows_of_their_own(mask: str, target: str) -> None:
+    """The outputs, where each row of `doc` ascends at another pace."""
+    lines = (*_LINES, "input at: i32[B]", f"mask = {mask}")
+    (module,) = modules_of(spec(lines, small_tiles(target), target=target))
+    assert any(isinstance(node, Search) for item in module.kernel.regions.bounds for node in _nodes(item))
+    made = subject_of(module)
+    problem = build(made.variant.attention, Case(dims={**_SIZES, "B": 3}, seed=5), device=made.device)
+    doc = torch.arange(50) // torch.tensor([[3], [10], [17]])
+    at = torch.tensor([2, 7, -1])
+    inputs = {**problem.inputs, "doc": doc.to(torch.int32), "at": at.to(torch.int32)}
+    made.run(inputs, problem.outputs)
+    verdict = judge(
+        made.variant.attention, expect(made.variant.attention, inputs, made.bound), problem.outputs
+    )
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("target", EACH)
+@pytest.mark.parametrize("value", ["3", "h + 1", "b + 1", "q_idx // 8"])
+def test_each_sequence_searches_its_own_row(value: str, target: str) -> None:
+    skip_without_compiler(target)
+    _right_in_rows_of_their_own(f"doc[b, kv_idx] >= {value}", target)
+
+
+@pytest.mark.parametrize("target", EACH)
+@pytest.mark.parametrize("row", ["b + 1", "b - 900", "at[b]", "(b + 1) % 3", "h"])
+def test_rows_by_other_indices(row: str, target: str) -> None:
+    """Rows outside of the tensor read 0. They are not searched: that would be memory of something else."""
+    skip_without_compiler(target)
+    for mask in (f"doc[{row}, kv_idx] <= q_idx % 2 - 1", f"doc[{row}, kv_idx] >= q_idx - 20"):
+        _right_in_rows_of_their_own(mask, target)
+
+
 _LENGTHS = (
     *("input x: i32[N] is sorted", "input y: i32[M] is sorted", "input n, m: i32[B]"),
     *("length N = n[b]", "length M = m[b]"),
@@ -109,9 +148,12 @@ def test_what_a_tile_test_reads_is_loaded_with_the_tile(mask: str, order: str) -
     assert not any(_indices(item) & inner for item in (*kernel.program, *kernel.regions.bounds))
 
 
+def _nodes(item: Statement) -> Iterator[Expr]:
+    return (node for expr in statement_expressions(item) for node in walk(expr))
+
+
 def _indices(item: Statement) -> set[str]:
-    nodes = (node for expr in statement_expressions(item) for node in walk(expr))
-    return {node.name for node in nodes if isinstance(node, Index)}
+    return {node.name for node in _nodes(item) if isinstance(node, Index)}
 
 
 @pytest.mark.parametrize("name", ["kv_lo", "kv_hi", "q_hi", "kv_idx"])

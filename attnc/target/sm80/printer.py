@@ -9,7 +9,7 @@ block reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -105,11 +105,13 @@ _BINDING = {
 }  # fmt: skip
 
 
-def _search(node: Search, show: Callable[[Expr], str]) -> str:
+def _search(node: Search, show: Printer) -> str:
     row = node.row or f"args.{node.tensor}_ptr"
+    if node.done < len(node.prefix):
+        row = f"&{address(row, node.tensor, node.prefix, show, done=node.done)}"
     stride = f"args.stride_{node.tensor}_{len(node.prefix)}"
     kind = "_real" if node.value.type == "float" else ""  # an integer would cut off its fraction
-    return f"{node.side}_bound{kind}({row}, {stride}, {show(node.extents[-1])}, {show(node.value)})"
+    return f"{node.side}_bound{kind}({row}, {stride}, {show(node.length)}, {show(node.value)})"
 
 
 def _number(value: int | float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
@@ -37,10 +36,10 @@ _BINDING = {
 }  # fmt: skip
 
 
-def _search(node: Search, show: Callable[[Expr], str]) -> str:
-    row = node.row or f"{node.tensor}_ptr"
+def _search(node: Search, show: Printer) -> str:
+    row = address(node.row or f"{node.tensor}_ptr", node.tensor, node.prefix, show, done=node.done)
     stride = f"stride_{node.tensor}_{len(node.prefix)}"
-    return f"_{node.side}_bound({row}, {stride}, {show(node.extents[-1])}, {show(node.value)})"
+    return f"_{node.side}_bound({row}, {stride}, {show(node.length)}, {show(node.value)})"
 
 
 SYNTAX = Syntax(
