@@ -184,8 +184,8 @@ def _length(level: str, tile: int, rng: random.Random) -> int:
 
 
 def edges(space: Space) -> Iterator[Case]:
-    """Yields cases of rows gigabytes apart, and nothing: no queries, no keys, no sequences; and groups of heads
-    beside each other.
+    """Yields cases of rows gigabytes apart; of nothing: no queries, no keys, no sequences; and of several
+    groups of heads.
     """
     attention, names = space.attention, free_dims(space.attention)
     few = {name: {"M": 5, "N": 7}.get(name, 1) for name in names}
