@@ -205,7 +205,8 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     """Yields the point above each boundary that only thin cases reach: one head, and hardly a key for a row,
     or hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds. Scores that
     rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys; gradients with
-    three tiles each way, whose sum tells in which order they came.
+    three tiles each way, whose sum tells in which order they came. Of sorted inputs several rows, in which a
+    search ends at other tiles.
     """
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
@@ -259,6 +260,11 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         for case in found:
             if limits.cost(case.dims, config) <= limits.most:
                 yield replace(case, seed=4, config=config, extras=extras)
+    if any(tensor.is_sorted and len(tensor.shape) > 1 for tensor in space.attention.extras):
+        sizes = {"B": 3, "H": 2, "Hkv": 2, "M": 3, "N": 4 * space.configs[config].BLOCK_N + 1}
+        dims = {name: sizes.get(name, 1) for name in names}
+        for seed in (7, 8):
+            yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
 
 
 def _diagonal(space: Space, config: int) -> dict[str, int]:
