@@ -184,7 +184,9 @@ def _length(level: str, tile: int, rng: random.Random) -> int:
 
 
 def edges(space: Space) -> Iterator[Case]:
-    """Yields cases of rows gigabytes apart, and nothing: no queries, no keys, no sequences."""
+    """Yields cases of rows gigabytes apart; of nothing: no queries, no keys, no sequences; and of several
+    groups of heads.
+    """
     attention, names = space.attention, free_dims(space.attention)
     few = {name: {"M": 5, "N": 7}.get(name, 1) for name in names}
     for tensor in (attention.q, attention.k, attention.v):
@@ -194,6 +196,9 @@ def edges(space: Space) -> Iterator[Case]:
     for change in ({"M": 0}, {"N": 0}, {"B": 0}):
         if change.keys() <= few.keys():
             yield Case(dims={**few, **change})
+    groups = {"Hkv": 2, "G": 3}  # with fewer of either h // G is h % Hkv, or h
+    if groups.keys() <= few.keys():
+        yield Case(dims={**few, **groups}, seed=1, lengths=_full(space))
 
 
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
