@@ -15,7 +15,17 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.adapters.specs import NARROW, Kernel, Wanted, dtype_of, expanded, kernel, number_of, refuse
+from attnc.adapters.specs import (
+    NARROW,
+    Kernel,
+    Wanted,
+    dtype_of,
+    expanded,
+    kernel,
+    made_for,
+    number_of,
+    refuse,
+)
 
 # --- what both wrappers share -------------------------------------------------------------------------------
 
@@ -227,24 +237,21 @@ def refuse_rotation(pos_encoding_mode: str, **rope: object) -> None:
 
 def _scale(name: str, scale: float | torch.Tensor | None, plan: Plan, shape: tuple[int, int]) -> torch.Tensor:
     """Returns a scale of each sequence and K/V head."""
-    if isinstance(scale, torch.Tensor):
-        return expanded(f"run: {name}", scale, shape)
-    if scale is None:
-        return plan.one.expand(shape)
-    return torch.full_like(plan.one, number_of(f"run: {name}", scale)).expand(shape)
+    given = plan.one if scale is None else scale
+    return expanded(f"run: {name}", given, shape, plan.one.device)
 
 
 def dtypes_planned(
     planned: DType, kv: DType | None, o: DType | None
 ) -> tuple[torch.dtype, torch.dtype | None]:
-    """Returns the dtype of q and o, and that of K and V where it has 8 bits. ValueError where they are to
-    differ otherwise.
+    """Returns the dtype of q and o, and that of K and V where it has 8 bits. TypeError for one that no kernel
+    has queries of, ValueError where they are to differ otherwise.
     """
     given = (planned, kv or planned, o or planned)
     made = [getattr(torch, x, x) if isinstance(x, str) else x for x in given]
     if not isinstance(made[0], torch.dtype):
         raise TypeError(f"plan: q_data_type: expected a dtype, got {planned!r}")
-    found: torch.dtype = made[0]
+    found = made_for("plan: q_data_type", made[0])
     cache = made[1] if made[1] in NARROW and found in (torch.float16, torch.bfloat16) else None
     for name, dtype in zip(("kv_data_type", "o_data_type"), made[1:], strict=True):
         if dtype != found and not (name == "kv_data_type" and dtype is cache):

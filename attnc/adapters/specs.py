@@ -139,9 +139,14 @@ def kernel(wanted: Wanted) -> Kernel:
 
 def dtype_of(name: str, x: torch.Tensor) -> torch.dtype:
     """Returns the dtype of a tensor, if kernels are made for it. TypeError naming the argument otherwise."""
-    if x.dtype not in _DTYPES:
-        raise TypeError(f"{name}: expected dtype {', '.join(map(str, _DTYPES))}, got {x.dtype}")
-    return x.dtype
+    return made_for(name, x.dtype)
+
+
+def made_for(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Returns this dtype of q, if kernels are made for it. TypeError naming the argument otherwise."""
+    if dtype not in _DTYPES:
+        raise TypeError(f"{name}: expected dtype {', '.join(map(str, _DTYPES))}, got {dtype}")
+    return dtype
 
 
 def number_of(name: str, value: Any, otherwise: float | None = None) -> float:
@@ -186,8 +191,8 @@ def attend(
     softcap: float,
     by_head: Mapping[str, torch.Tensor | None],
     decode: bool,
-    k_descale: torch.Tensor | None = None,
-    v_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | float | None = None,
+    v_descale: torch.Tensor | float | None = None,
 ) -> None:
     """Writes the attention of every token to `out`: causal, a sequence's last token at its last key.
 
@@ -196,8 +201,8 @@ def attend(
     left: keys before a query that it sees, -1 for all; softcap: 0 or less for none
     by_head: "alibi_slopes" and "sinks", f32[Hq] or None
     decode: token b is that of sequence b, and the keys of a sequence are split among programs
-    k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv]; None for 1.
-    Of other caches they are not looked at
+    k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], or a number,
+    which a captured graph keeps; None for 1. Of other caches they are not looked at
 
     scale, left and softcap are part of the kernel, so a new value of one compiles once. ValueError or
     TypeError names the argument, what was expected and what came. Never waits for the device.
@@ -208,7 +213,7 @@ def attend(
     if cache is not None:
         given = {"k_descale": k_descale, "v_descale": v_descale}
         shape = (len(seqused_k), k.shape[2])
-        scales = {name: expanded(name, x, shape) for name, x in given.items() if x is not None}
+        scales = {name: expanded(name, x, shape, q.device) for name, x in given.items() if x is not None}
     made = _kernel(
         dtype,
         cache,
@@ -235,14 +240,21 @@ def _dtypes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.dt
     dtype = dtype_of("q", q)
     known = (dtype,) if dtype is torch.float32 else (dtype, *NARROW)
     if k.dtype not in known:
-        raise TypeError(f"k: expected dtype {' or '.join(map(str, known))} beside q, got {k.dtype}")
+        hint = ": bytes of fp8 are passed by k.view(torch.float8_e4m3fn)" if k.dtype is torch.uint8 else ""
+        raise TypeError(f"k: expected dtype {' or '.join(map(str, known))} beside q, got {k.dtype}{hint}")
     if v.dtype != k.dtype:
         raise TypeError(f"v: expected dtype {k.dtype}, like k, got {v.dtype}")
     return dtype, None if k.dtype == dtype else k.dtype
 
 
-def expanded(name: str, x: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Returns the scales of each sequence and K/V head, a view. ValueError for what is not of that shape."""
+def expanded(
+    name: str, x: torch.Tensor | float, shape: tuple[int, int], device: torch.device
+) -> torch.Tensor:
+    """Returns the scales of each sequence and K/V head: a view of a tensor, or a number on the device.
+    TypeError for what is neither, ValueError for a tensor of another shape and numbers that are not finite.
+    """
+    if not isinstance(x, torch.Tensor):
+        return torch.full((), number_of(name, x), device=device).expand(shape)
     try:
         return x.detach().expand(shape)
     except RuntimeError:

@@ -72,8 +72,8 @@ class SpreadKeys:
         collective.
 
         k, v: this rank's rows, or its pool of pages (then the block table is this rank's too); other inputs:
-        those of the whole. counts: `spread.counts` of the lengths and this rank, if they are there already.
-        No gradients.
+        those of the whole, lengths no longer than what all ranks have room for. counts: `spread.counts` of
+        the lengths and this rank, if they are there already. No gradients.
         """
         kernels = self.kernels_for(q)
         given = name_inputs(self.spec.attention, inputs, named, whole=True)
@@ -137,10 +137,11 @@ class SpreadKeys:
         if key not in self._tables:
             if len(self._tables) > 64:
                 self._tables.clear()
+            longest = self.spread.longest(rows, self.group.rank)
             most = math.inf if self.group.rank == 0 else -math.inf
             self._tables[key] = {
                 "key_at": self.spread.positions(rows, self.group.rank, device),
-                "keys_all": torch.full((), rows * self.group.size, dtype=torch.int32, device=device),
+                "keys_all": torch.full((), longest, dtype=torch.int32, device=device),
                 "head_first": torch.zeros((), dtype=torch.int32, device=device),
                 "sink_most": torch.full((), most, dtype=torch.float32, device=device),
             }

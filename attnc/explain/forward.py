@@ -305,7 +305,8 @@ def _accuracy(e: Explanation) -> Iterator[str]:
     bound = e.kernel.bound
     sums = sum_terms(bound, 4096)
     yield "error bound, first order (Blanchard, Higham, Higham; arXiv 1909.03469), per element"
-    yield "  |o - exact| <= sum_j P_ij (e_ij + sum_j P_ij e_ij + sums + u_p) |v_j| + u_o |o|"
+    scale = "" if e.kernel.softmax.v_scale is None else "|v_scale| "
+    yield f"  |o - exact| <= {scale}sum_j P_ij (e_ij + sum_j P_ij e_ij + sums + u_p) |v_j| + u_o |o|"
     yield f"  u_p = {bound.p_dtype.unit_roundoff:.2g} ({bound.p_dtype}: p is rounded before it meets v)"
     yield f"  u_o = {bound.o_dtype.unit_roundoff:.2g} ({bound.o_dtype}: the result is rounded once)"
     splits = f"{bound.splits} split{'s' * (bound.splits > 1)}"
@@ -313,7 +314,7 @@ def _accuracy(e: Explanation) -> Iterator[str]:
     per_score = bound.dot_error(bound.head_dim)
     yield f"  e_ij <= {per_score:.2g} |q_i||k_j| scale + {UNIT:.2g} (2 (m_i - s_ij) + 2 |m_i| + 4)"
     total = bound.p_dtype.unit_roundoff + sums + bound.o_dtype.unit_roundoff
-    yield f"  for scores of moderate size: about {total:.2g} of the largest |v|"
+    yield f"  for scores of moderate size: about {total:.2g} of the largest {scale}|v|"
 
 
 def _because(e: Explanation) -> Iterator[str]:

@@ -3,9 +3,9 @@ of Python, PyTorch and CUDA.
 
 A name means one thing: nothing declared may reuse a reserved word or a name that is already taken in its
 attention. Names of `def`s are looser: an attention's own names hide them, and a file may redefine a def
-of the prelude. So are `SOFT` names, and element types of 8 bits, which came to the language when specs were
-already using them. What
-the functions of generated modules have or read (`INTERFACE`) is no name for an input.
+of the prelude. So are `SOFT` names and element types of 8 bits, which came to the language when specs were
+already using them. What the functions of generated modules have or read (`INTERFACE`) is no name for an
+input.
 """
 
 from __future__ import annotations

@@ -45,6 +45,10 @@ class Spread:
         round_ = self.block * self.ranks
         return lengths // round_ * self.block + (lengths % round_ - rank * self.block).clamp(0, self.block)
 
+    def longest(self, rows: int, rank: int) -> int:
+        """Returns the length of the longest sequence of which a rank has no more than these rows."""
+        return (rows // self.block * self.ranks + rank) * self.block + rows % self.block
+
     def positions(self, rows: int, rank: int, device: torch.device) -> torch.Tensor:
         """Returns the positions of a rank's first rows, ascending, i32."""
         row = torch.arange(rows, dtype=torch.int32, device=device)

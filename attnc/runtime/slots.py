@@ -68,7 +68,9 @@ def store(
                 f"{name}: expected rows of shape {list(cache.shape[2:])} for a cache"
                 f" {list(k_cache.shape)}, got {list(rows.shape[1:])}"
             )
-        if rows.dtype != cache.dtype and not (quantised and cache.dtype == k_cache.dtype):
+        if quantised and cache.dtype != k_cache.dtype:
+            raise TypeError(f"{name}: expected a cache of {k_cache.dtype}, as of k, got {cache.dtype}")
+        if rows.dtype != cache.dtype and not quantised:
             raise TypeError(f"{name}: expected dtype {cache.dtype}, that of the cache, got {rows.dtype}")
         if rows.stride(-1) != 1 or cache.stride(-1) != 1:
             raise ValueError(f"{name}: expected a contiguous last axis, got strides {rows.stride()}")
@@ -79,10 +81,14 @@ def store(
     steps = [0, 0]
     for at, (name, scale) in enumerate((("k", first), ("v", second))):
         if quantised:
-            if scale.dtype != torch.float32 or scale.numel() not in (1, heads):
+            if scale.dtype != torch.float32 or not (scale.numel() == 1 or scale.shape == (heads,)):
                 raise ValueError(
                     f"scales: expected f32 of one element or [{heads}] for {name},"
                     f" got {scale.dtype} {list(scale.shape)}"
+                )
+            if scale.device != k_cache.device:
+                raise ValueError(
+                    f"scales: expected device {k_cache.device}, of the cache, for {name}, got {scale.device}"
                 )
             steps[at] = 0 if scale.numel() == 1 else scale.stride(0)
     width = v_cache.shape[3]

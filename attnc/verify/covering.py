@@ -184,7 +184,9 @@ def _length(level: str, tile: int, rng: random.Random) -> int:
 
 
 def edges(space: Space) -> Iterator[Case]:
-    """Yields cases of rows gigabytes apart, and nothing: no queries, no keys, no sequences."""
+    """Yields cases of rows gigabytes apart; of nothing: no queries, no keys, no sequences; and of several
+    groups of heads.
+    """
     attention, names = space.attention, free_dims(space.attention)
     few = {name: {"M": 5, "N": 7}.get(name, 1) for name in names}
     for tensor in (attention.q, attention.k, attention.v):
@@ -194,13 +196,17 @@ def edges(space: Space) -> Iterator[Case]:
     for change in ({"M": 0}, {"N": 0}, {"B": 0}):
         if change.keys() <= few.keys():
             yield Case(dims={**few, **change})
+    groups = {"Hkv": 2, "G": 3}  # with fewer of either h // G is h % Hkv, or h
+    if groups.keys() <= few.keys():
+        yield Case(dims={**few, **groups}, seed=1, lengths=_full(space))
 
 
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     """Yields the point above each boundary that only thin cases reach: one head, and hardly a key for a row,
     or hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds. Scores that
     rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys; gradients with
-    three tiles each way, whose sum tells in which order they came.
+    three tiles each way, whose sum tells in which order they came. Of sorted inputs several rows, in which a
+    search ends at other tiles.
     """
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
@@ -254,6 +260,11 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         for case in found:
             if limits.cost(case.dims, config) <= limits.most:
                 yield replace(case, seed=4, config=config, extras=extras)
+    if any(tensor.is_sorted and len(tensor.shape) > 1 for tensor in space.attention.extras):
+        sizes = {"B": 3, "H": 2, "Hkv": 2, "M": 3, "N": 4 * space.configs[config].BLOCK_N + 1}
+        dims = {name: sizes.get(name, 1) for name in names}
+        for seed in (7, 8):
+            yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
 
 
 def _diagonal(space: Space, config: int) -> dict[str, int]:

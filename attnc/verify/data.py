@@ -271,6 +271,20 @@ def draw_ids(rng: Rng, shape: tuple[int, ...]) -> Array:
     return np.asarray(ends[ids]) if rng.random() < 0.125 else ids
 
 
+def ascending(array: Array, rng: Rng) -> Array:
+    """Returns the rows of an input that is sorted. Each goes through its numbers at a pace of its own, soon
+    at the last ones or long at the first, so that what a search finds in one is not what it finds in the
+    next.
+    """
+    found: Array = np.sort(array, axis=-1)
+    if array.ndim < 2 or not array.size:
+        return found
+    count = array.shape[-1]
+    pace = rng.choice([0.25, 1.0, 4.0], (*array.shape[:-1], 1))
+    at = (count * (np.arange(count) / count) ** pace).astype(np.int64)
+    return np.take_along_axis(found, at, axis=-1)
+
+
 # --- inputs besides these -----------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from attnc.verify.case import Case, Layout
 from attnc.verify.data import (
     Rng,
     Sizes,
+    ascending,
     draw_counts,
     draw_ids,
     draw_integers,
@@ -239,7 +240,7 @@ def draw_extras(
         else:
             drawn = np.asarray(_draw_extra(attention, tensor, shape, at, rng))
             array = restyled(attention, tensor, drawn, case.extras, rng)
-        values[tensor.name] = np.sort(array, axis=-1) if tensor.is_sorted else array
+        values[tensor.name] = ascending(array, rng) if tensor.is_sorted else array
         is_drawn = _is_length(attention, tensor) and case.lengths == "drawn"
         if is_drawn and attention.k.storage.is_paged:  # a number for all sequences has one too
             values[tensor.name].reshape(-1)[:1] = case.dims["N"]

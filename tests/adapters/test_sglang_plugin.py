@@ -147,7 +147,7 @@ class Runner:
         kept = [k, v]
         if self.cache is not None:
             scales = [
-                torch.ones(()) if scale is None else scale
+                torch.as_tensor(1.0 if scale is None else scale)
                 for scale in (self.layer.k_scale, self.layer.v_scale)
             ]
             kept = [
@@ -254,10 +254,16 @@ def test_requests_are_served(backend: ModuleType, page: int, layer: dict[str, An
 
 @pytest.mark.parametrize("cache", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize(
-    "scales", [(None, None), (torch.tensor(0.25), torch.tensor(0.0625)), (torch.tensor([3.0]), None)]
+    "scales",
+    [
+        (None, None),
+        (torch.tensor(0.25), torch.tensor(0.0625)),
+        (torch.tensor([3.0]), None),
+        (0.25, 0.125),  # as a model's load_kv_cache_scales leaves them
+    ],
 )
 def test_caches_of_8_bits_are_read(
-    backend: ModuleType, cache: torch.dtype, scales: tuple[torch.Tensor | None, torch.Tensor | None]
+    backend: ModuleType, cache: torch.dtype, scales: tuple[torch.Tensor | float | None, ...]
 ) -> None:
     layer = layer_of(k_scale=scales[0], v_scale=scales[1], logit_cap=3.0)
     runner = Runner(backend, 16, layer, dtype=torch.bfloat16, cache=cache)

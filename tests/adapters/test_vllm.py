@@ -199,7 +199,7 @@ def test_caches_of_8_bits(
         ({"k": torch.float8_e4m3fn}, "k: expected dtype torch.float32 beside q, got torch.float8_e4m3fn"),
         (
             {"q": torch.bfloat16, "k": torch.uint8},
-            "k: expected dtype torch.bfloat16 or .*int8 .*, got torch.uint8",
+            r"k: expected dtype torch.bfloat16 or .*int8 .*, got torch.uint8: .*k.view\(torch.float8_e4m3fn",
         ),
         (
             {"q": torch.float16, "k": torch.int8, "v": torch.float8_e5m2},
@@ -224,6 +224,8 @@ def test_scales_of_another_shape_are_named() -> None:
         unified_attention(**arguments | narrow | {"v_descale": torch.ones(3)})
     with pytest.raises(TypeError, match=r"k_descale: expected dtype torch.float32, got torch.float64"):
         unified_attention(**arguments | narrow | {"k_descale": torch.ones(1, 2).double()})
+    with pytest.raises(TypeError, match="v_descale: expected a number, got 'one'"):
+        unified_attention(**arguments | narrow | {"v_descale": "one"})
 
 
 @pytest.mark.parametrize("cache", LARGEST, ids=str)

@@ -154,10 +154,19 @@ def run(text: str, dims: dict[str, int], ranks: int, block: int, seed: int = 0, 
         (spec(mask="window(20, 0)", sink=True), {"B": 2, "M": 1, "N": 90, "Hkv": 2, "G": 1}, 4, 1),
         (spec(), {"B": 2, "M": 1, "N": 3, "Hkv": 1, "G": 1}, 4, 8),  # ranks without a key
         (spec("bf16", narrow=("e4m3", "i8")), {"B": 2, "M": 1, "N": 60, "Hkv": 2, "G": 2}, 3, 8),
+        (spec("bf16", narrow=("i8", "e5m2")), {"B": 3, "M": 3, "N": 50, "Hkv": 1, "G": 2}, 2, 16),
     ],
 )
 def test_keys_on_many_ranks(text: str, dims: dict[str, int], ranks: int, block: int) -> None:
     verdict = run(text, dims, ranks, block, seed=3)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mask", ["causal", "window(20, 0)"])
+def test_several_queries_see_the_same_keys_on_ranks_with_fewer_rows(mask: str, seed: int) -> None:
+    """24, 20 and 16 of 60 rows: where the queries stand follows from the whole length, not from a rank's."""
+    verdict = run(spec(mask=mask), {"B": 2, "M": 3, "N": 60, "Hkv": 1, "G": 2}, 3, 8, seed=seed)
     assert verdict.ok, verdict.message
 
 

@@ -141,6 +141,14 @@ def test_a_window_spares_a_decode_step_the_keys_before_it(tmp_path: Path) -> Non
     assert as_dict(e)["roofline"]["bytes"] == 32 * 2 * (2 * read * 128 + 2 * 128)
 
 
+def test_a_scale_of_v_is_part_of_the_bound() -> None:
+    text, plain = (as_text(explained(name)) for name in ("kv8_decode", "paged_decode"))
+    assert "\n  |o - exact| <= |v_scale| sum_j P_ij (e_ij" in text
+    assert " of the largest |v_scale| |v|\n" in text
+    assert "\n  |o - exact| <= sum_j P_ij (e_ij" in plain
+    assert "v_scale" not in plain
+
+
 def test_another_device_has_other_limits() -> None:
     here, there = as_dict(explained(arch="sm_90")), as_dict(explained(arch="sm_86"))
     assert here["shared_memory"]["limit"] == 232448

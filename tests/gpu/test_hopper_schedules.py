@@ -106,6 +106,9 @@ def padded() -> Iterator[tuple[str, str]]:
         for way in ("two_pass", "ordered", "atomic")[: 3 if d >= dv and d <= 128 else 1]:
             knobs = f"{LAZY}\n  backward {{ accumulate.dq = {way} }}"
             yield f"d{d} dv{dv} {way}", spec(prompts(d, "causal", dv=dv, grads=True), knobs, target=TARGET)
+    for d in (72, 136):
+        *lines, _ = prompts(d, "causal", grads=True)
+        yield f"d{d} f32", spec([*lines, "grad q", "grad k, v: f32"], LAZY, target=TARGET)
     for d in (40, 72, 136):
         for knobs in ("cluster = 2", "pingpong = true, overlap = false"):
             yield f"d{d} {knobs}", spec(prompts(d, "causal"), f"{LAZY}, {knobs}", target=TARGET)
@@ -118,8 +121,15 @@ def padded() -> Iterator[tuple[str, str]]:
     ]
     yield "d72 alibi", spec(alibi, LAZY, target=TARGET)
     yield "prefix d72", spec(prompts(72, "causal", dv=40, values=" via prefix(k)"), LAZY, target=TARGET)
-    for d, dv in ((264, 256), (528, 512)):
-        yield f"latent d{d}", spec(pages(1, d, dv=dv), f"{decode}, consumers = 2", target=TARGET)
+    for consumers in (2, 3):  # o leaves through q, and from registers
+        knobs = f"{LAZY}, consumers = {consumers}, tile.kv = 64, stages = 2"
+        yield f"d136 {consumers} consumers", spec(prompts(136, "causal"), knobs, target=TARGET)
+    for d, dv in ((264, 256), (520, 512), (528, 512), (568, 512), (584, 512)):  # 8 to 72 columns in no value
+        for page in (1, 64):
+            text = spec(pages(page, d, dv=dv), f"{decode}, consumers = 2", target=TARGET)
+            yield f"latent d{d}, pages of {page}", text
+    for page in (4, 64):
+        yield f"latent d72 dv40, pages of {page}", spec(pages(page, 72, dv=40), decode, target=TARGET)
     lines = [
         "input q, k: bf16[T, H, 72] via ragged(cu)",
         "input v: bf16[T, H, 40] via ragged(cu)",

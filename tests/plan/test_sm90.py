@@ -32,6 +32,15 @@ def planned(schedule: str = "", **options: Any) -> Module:
     return planning.planned(schedule=f"  {schedule}", target="cuda.sm_90a", **options)
 
 
+@pytest.mark.parametrize("d", range(8, 256, 16))
+def test_rows_narrower_than_products_get_the_tiles_of_whole_ones(d: int) -> None:
+    narrow, whole = planned(d=d).kernel, planned(d=d + 8).kernel
+    (few,), (many,) = narrow.configs, whole.configs
+    assert replace(few, tile_d=many.tile_d) == many
+    assert layout_of(narrow).shared_memory(few) == layout_of(whole).shared_memory(many)
+    assert layout_of(narrow).registers(few) == layout_of(whole).registers(many)
+
+
 @pytest.mark.parametrize("d", [8, 16, 64, 72, 80, 96, 128, 136, 192, 256])
 def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int) -> None:
     kernel = planned(d=d).kernel

@@ -69,6 +69,13 @@ BUGS: tuple[TritonBug, ...] = (
         anchor="other=0) <= value",
         patch="other=0) < value",
     ),
+    TritonBug(
+        name="documents searched in the first sequence",
+        attention="document",
+        story="the row of the sequence was not taken where ids are searched",
+        anchor="_lower_bound(doc_row, stride_doc_1, N, tl.minimum",
+        patch="_lower_bound(doc_ptr, stride_doc_1, N, tl.minimum",
+    ),
     # Softmax
     TritonBug(
         name="finite sentinel",

@@ -173,4 +173,18 @@ BUGS: tuple[TritonBug, ...] = (
         anchor="tl.load(k_scale_ptr + (h // G).to(tl.int64) * stride_k_scale_0, mask=h // G < Hkv, other=0)",
         patch="tl.load(k_scale_ptr + (h % Hkv).to(tl.int64) * stride_k_scale_0, mask=h // G < Hkv, other=0)",
     ),
+    TritonBug(
+        name="scales of the values of another head",
+        attention="kv8_decode",
+        story="heads of a group lay beside each other in one model, and apart in the next",
+        anchor="tl.load(v_scale_ptr + (h // G).to(tl.int64) * stride_v_scale_0, mask=h // G < Hkv, other=0)",
+        patch="tl.load(v_scale_ptr + (h % Hkv).to(tl.int64) * stride_v_scale_0, mask=h // G < Hkv, other=0)",
+    ),
+    TritonBug(
+        name="the scale of the values off by one percent",
+        attention="kv8_decode",
+        story="a scale was rounded on its way to the kernel",
+        anchor="o = o * v_scale_q[:, None]",
+        patch="o = o * (v_scale_q * 1.01)[:, None]",
+    ),
 )

@@ -85,3 +85,15 @@ def test_scales_that_do_not_fit_are_named() -> None:
         store(k, v, k_cache, v_cache, slots, (one, torch.ones(2)))
     with pytest.raises(ValueError, match=r"scales: expected f32 .* for k, got torch\.float64"):
         store(k, v, k_cache, v_cache, slots, (one.double(), one))
+    with pytest.raises(ValueError, match=r"scales: expected f32 .* \[3\] for v, got torch\.float32 \[1, 3\]"):
+        store(k, v, k_cache, v_cache, slots, (one, torch.ones(1, 3)))  # of stride 3 along its first axis
+    with pytest.raises(ValueError, match="scales: expected device cpu, of the cache, for k, got meta"):
+        store(k, v, k_cache, v_cache, slots, (one.to("meta"), one))
+
+
+def test_caches_are_quantised_alike() -> None:
+    k, v, k_cache, v_cache = made()
+    scales = torch.ones(()), torch.full((), 0.5)
+    said = r"v: expected a cache of torch\.float8_e5m2, as of k, got torch\.float32"
+    with pytest.raises(TypeError, match=said):
+        store(k, v, k_cache.to(torch.float8_e5m2), v_cache, torch.arange(6), scales)

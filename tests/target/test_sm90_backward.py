@@ -40,6 +40,18 @@ def compiled(kernel: str, mask: str, **options: Any) -> Any:
     return compile_cubin(program.source(KERNEL + kernel), program.options(config, True, "sm_90"))
 
 
+@pytest.mark.parametrize("d", range(8, 129, 8))
+def test_rows_of_rounded_dq_lie_in_different_banks(d: int) -> None:
+    """A warp stores pairs of 8 rows and 8 columns at once, 4 bytes each; chunks of 16 bytes leave."""
+    files = render_files(planned(d=d), path="a.attn", sha256="")
+    found = re.search(r"constexpr int PITCH = D \+ (\d+);", files["default_backward_finish.cu"])
+    assert found is not None
+    pitch = d + int(found[1])
+    assert len({(row * pitch // 2 + pair) % 32 for row in range(8) for pair in range(4)}) == 32
+    assert 2 * pitch % 16 == 0
+    assert f'"shared": "{2 * pitch} * config.BLOCK_M"' in files["default.py"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", ["atomic", "ordered", "two_pass"])
 @pytest.mark.parametrize("d", [64, 72, 128])

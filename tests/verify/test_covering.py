@@ -97,6 +97,7 @@ def test_the_array_meets_what_it_can(name: str) -> None:
     cases = list(covering_cases(space, limits, 24))
     assert cases[:5] == list(covering_cases(space, limits, 5))[:5]
     assert len(list(covering_cases(space, limits, 1))) == 1
+    assert any(min(case.dims[name] for name in ("M", "N", "Hkv", "G")) > 1 for case in cases)
     coverage = Coverage(space)
     fit = fit_of(space.attention, len(space.configs))
     for case in cases:

@@ -216,11 +216,11 @@ def test_gradients_of_a_capped_score(d: int, dv: int) -> None:
     is_right(subject_of_text(dense(d, dv, score="softcap(dot(q, k) / 8, 2)", grads=True)), {**PROMPT, "H": 1})
 
 
-@pytest.mark.parametrize(("d", "dv"), [(72, 40), (136, 200)])
+@pytest.mark.parametrize(("d", "dv"), [(72, 40), (40, 24), (136, 200)])
 def test_gradients_in_f32(d: int, dv: int) -> None:
-    """They leave from registers. Some keys are seen by nobody."""
+    """They leave from registers, as do zeros of a tile of keys that nobody sees."""
     text = dense(d, dv, mask="window(40, 0)", grads=True).replace("grad q, k, v", "grad q\n  grad k, v: f32")
-    is_right(subject_of_text(text), {"B": 1, "H": 1, "M": 70, "N": 200})
+    is_right(subject_of_text(text), {"B": 1, "H": 1, "M": 70, "N": 330})
 
 
 @pytest.mark.parametrize("gap", [8, 5])

@@ -36,8 +36,8 @@ def unified_attention(
     block_table: torch.Tensor,
     softcap: float,
     q_descale: torch.Tensor | None,
-    k_descale: torch.Tensor | None,
-    v_descale: torch.Tensor | None,
+    k_descale: torch.Tensor | float | None,
+    v_descale: torch.Tensor | float | None,
     seq_threshold_3D: int | None = None,
     num_par_softmax_segments: int | None = None,
     softmax_segm_output: torch.Tensor | None = None,
@@ -52,8 +52,8 @@ def unified_attention(
 
     q, out: [T, Hq, D]; k, v: [num_blocks, block_size, Hkv, D], any strides but a contiguous last axis; all of
         float16, bfloat16 or float32, or k and v of float8_e4m3fn, float8_e5m2 or int8 beside 16 bits
-    k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], or None;
-        other caches are taken as they are, whatever their scales, as vLLM's kernels do
+    k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], a number or
+        None; other caches are taken as they are, whatever their scales, as vLLM's kernels do
     cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], with the new tokens; block_table: i32[B, P]
     softmax_scale, window_size (left, right; -1 for none), softcap (0 for none): part of the kernel, so a new
     value of one compiles once. alibi_slopes, sinks: [Hq], or None.

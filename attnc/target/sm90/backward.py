@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from attnc.expr.nodes import Index, Ref, walk
 from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.sm80.layout import GRANULE, CudaLayout
 from attnc.plan.sm90.backward import DS_TILES, P_TILES, TURNS, Sm90Backward
 from attnc.plan.steps import of_a_head
 from attnc.target.sm80.arguments import Arguments
@@ -18,9 +19,8 @@ from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 _ADDS_FROM_REGISTERS = 64
 #: Bytes of 16 rows and 64 columns.
 _STAGED_PIECE = 2048
-#: Warps that round dq, each what one of those that multiply has added; elements between the rows that they
-#: leave in shared memory.
-FINISH_WARPS, FINISH_PITCH = 8, 8
+#: Warps that round dq, each what one of those that multiply has added.
+FINISH_WARPS = 8
 
 
 class Sm90BackwardText(Sm90TileText):
@@ -97,6 +97,13 @@ class Sm90RowsText(Sm90TileText):
         return self.kernel.step.kept is not None or "N" in self._made
 
 
+def finish_pitch(layout: CudaLayout) -> int:
+    """Returns the elements from a row of rounded dq to the next in shared memory: an odd number of chunks, so
+    that the 8 rows of 4 pairs which a warp stores at once lie in all 32 banks.
+    """
+    return layout.d_multiplied + GRANULE
+
+
 def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
     """Yields how the sums of a q tile of dq lie."""
     size = f"{64 * plan.qk_pieces} * BLOCK_M"
@@ -137,4 +144,5 @@ class Sm90FinishText(FinishText):
     @property
     def constants(self) -> Iterator[str]:
         yield from _dq_constants(self.plan)
-        yield f"constexpr int PITCH = D + {FINISH_PITCH};  // rows of a fragment lie in different banks"
+        behind = finish_pitch(self.layout) - self.layout.d
+        yield f"constexpr int PITCH = D + {behind};  // rows of a fragment lie in different banks"

@@ -20,7 +20,7 @@ from attnc.target.sm80.declaration import (
     parts_addresses,
     parts_fields,
 )
-from attnc.target.sm90.backward import FINISH_PITCH, FINISH_WARPS
+from attnc.target.sm90.backward import FINISH_WARPS, finish_pitch
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
@@ -106,7 +106,7 @@ class HopperBackward(CudaBackward):
     def kernel(self, name: str) -> Record:
         if name != finish_name(self.module):
             return super().kernel(name)
-        row_bytes = (self._plan.layout.d + FINISH_PITCH) * self._plan.layout.element.bytes
+        row_bytes = finish_pitch(self._plan.layout) * self._plan.layout.element.bytes
         own = {"WARPS": str(FINISH_WARPS), "STAGES": "1", "shared": f"{row_bytes} * config.BLOCK_M"}
         blocks = "cdiv(M, BLOCK_M) * B * H"
         return cuda_kernel(name, blocks, config=self.configs[-1], changes=own)
