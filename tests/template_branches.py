@@ -29,6 +29,7 @@ from attnc.syntax.parser import parse, prelude
 from attnc.target import templates
 from attnc.target.files import render_files
 from attnc.target.sm80 import render as cuda
+from attnc.target.triton import render as triton
 
 ROOT = Path(__file__).parent.parent
 TELLING = Path(__file__).parent / "telling_specs"
@@ -94,7 +95,7 @@ def watching(branches: Branches) -> type[Environment]:
 def watched() -> Iterator[Branches]:
     """Within it, templates are read anew, and say which branches they take."""
     branches = Branches()
-    caches = (templates.python_environment, cuda.cuda_environment)
+    caches = (templates.python_environment, cuda.cuda_environment, triton.triton_environment)
     for known in caches:
         known.cache_clear()
     try:

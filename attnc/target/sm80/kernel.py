@@ -288,10 +288,6 @@ class CudaText(CudaLoopText, TileText):
         return keep is not None and len(at_row(keep)) > 40
 
     @property
-    def guarded(self) -> bool:
-        return self.kernel.softmax.safe_everywhere or self.kernel.step.keep is not None
-
-    @property
     def keep_scale(self) -> str:
         """The factor of o for what dropout took away."""
         if self.kernel.softmax.dropout is None:

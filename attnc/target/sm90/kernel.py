@@ -57,7 +57,6 @@ class Sm90Text(ScoreText):
         self.searches_together = self.searches and not alone  # who copies is one lane
         held = min(layout.shape(c).entry_registers for c in kernel.configs)
         self.sum_parts = parts_of(layout.dv_multiplied, widest_product(held))
-        self.changes_scores = kernel.step.score is not None or kernel.step.keep is not None
         self.draws = kernel.softmax.dropout is not None
         self.clusters = layout.clusters
         self._check_room()

@@ -191,7 +191,7 @@ class DecodeText(KernelText):
     @property
     def _cut(self) -> str:
         """Whether a tile may reach past the last key, as far as the step knows when it is compiled."""
-        return "True" if self.branches or self.kernel.step.keep is None else "MASKED"
+        return "True" if self.branches else "MASKED"
 
     @property
     def load_k(self) -> str:

@@ -314,8 +314,7 @@ class KernelText(ProgramText, OutputView):
         return "partial" if self.branches else "MASKED"
 
     def _step_constants(self) -> list[str]:
-        masked = [self.masked] if self.kernel.step.keep is not None else []
-        masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
+        masked = [self.masked, *(["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else [])]
         return [*masked, *(["BLOCK_M"] if self._step_needs_block_m() else []), "BLOCK_N", *self.tma]
 
     def _step_values(self, loop: Loop) -> list[str]:

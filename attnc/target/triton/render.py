@@ -56,7 +56,7 @@ def render_triton(
     """Returns the one file of a variant. Arguments as for `files.render_files`."""
     kernel = module.kernel
     text = DecodeText(module, kernel) if isinstance(kernel, Decode) else KernelText(module, kernel)
-    environment = _environment()
+    environment = triton_environment()
     common = {
         "module": module,
         "kernel": kernel,
@@ -104,7 +104,7 @@ def _backward_kernels(
     module: Module, back: TritonBackward, texts: Iterable[BackwardText], common: Mapping[str, object]
 ) -> Iterator[str]:
     if back.preprocess is not None:
-        template = _environment().get_template(f"{module.target}/backward_preprocess.py.jinja")
+        template = triton_environment().get_template(f"{module.target}/backward_preprocess.py.jinja")
         rows = {
             "preprocess": back.preprocess.planned,
             "text": back.preprocess,
@@ -112,7 +112,7 @@ def _backward_kernels(
         }
         yield template.render({**common, **rows})
     for text in texts:
-        template = _environment().get_template(f"{module.target}/{text.kernel.structure}.py.jinja")
+        template = triton_environment().get_template(f"{module.target}/{text.kernel.structure}.py.jinja")
         own = {"kernel": text.kernel, "chain": text.chain, "text": text, "prologue": text.first}
         yield template.render({**common, **own})
 
@@ -127,7 +127,7 @@ def _and_back(module: Module) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def triton_environment() -> jinja2.Environment:
     """Returns the environment of templates of Triton kernels, which are Python."""
     environment = python_environment().overlay()
     filters = {"load": load, "scalar": scalar, "tiled": tiled, "score": score, "statement": statement}
