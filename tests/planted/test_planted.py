@@ -18,11 +18,18 @@ NEEDS_GXX = pytest.mark.skipif(not available(), reason="g++ compiles the kernels
 KEPT, FOUND_BY = read(CASES), read(FOUND)
 
 
-def each(names: list[str]) -> list[object]:
-    """A parameter for each bug."""
+def each(names: list[str], *, of: int = 1) -> list[object]:
+    """A parameter for each bug, one in `of` of them by day."""
     return [
-        pytest.param(name, id=name, marks=NEEDS_GXX if BUGS[name].target.startswith("cuda.") else ())
-        for name in names
+        pytest.param(
+            name,
+            id=name,
+            marks=[
+                *([NEEDS_GXX] if BUGS[name].target.startswith("cuda.") else []),
+                *([pytest.mark.nightly] if number % of else []),
+            ],
+        )
+        for number, name in enumerate(names)
     ]
 
 
@@ -33,7 +40,7 @@ def test_every_bug_has_its_place(part: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", each([name for name in BUGS if name in KEPT]))
+@pytest.mark.parametrize("name", each([name for name in BUGS if name in KEPT], of=2))
 def test_the_case_that_is_kept_shows_the_bug(name: str) -> None:
     case = Case.from_json(json.dumps(KEPT[name]["case"]))
     assert shows(BUGS[name], case, KEPT[name]["by"], _rule(name))

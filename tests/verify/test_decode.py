@@ -10,6 +10,7 @@ import torch
 from attnc.verify.case import Case
 from attnc.verify.problem import FILLS, build
 from attnc.verify.subject import Subject
+from tests.by_day import some_by_day
 from tests.verify.judging import for_every_target, right, transposed
 from tests.verify.test_storage import paged, subject
 
@@ -32,19 +33,7 @@ def decode(splits: str, mask: str = "causal", pack: str = "gqa") -> Subject:
     return paged(16, mask=mask, schedule=schedule(splits, pack=pack))
 
 
-def masks_and_splits() -> list[Any]:
-    """All pairs at night. By day every other one: each mask with two of the splits, each split with half of
-    the masks.
-    """
-    splits = ("1", "5", "auto", "fixed(64)")
-    return [
-        pytest.param(mask, split, marks=[pytest.mark.nightly] if (row + column) % 2 else [])
-        for row, mask in enumerate(MASKS)
-        for column, split in enumerate(splits)
-    ]
-
-
-@pytest.mark.parametrize(("mask", "splits"), masks_and_splits())
+@pytest.mark.parametrize(("mask", "splits"), some_by_day(MASKS, ("1", "5", "auto", "fixed(64)"), of=2))
 def test_every_mask_and_split(mask: str, splits: str) -> None:
     made = decode(splits, mask)
     for dims in ({}, {"M": 1}, {"M": 9, "G": 2}, {"N": 1}):

@@ -14,6 +14,7 @@ from attnc.target.files import render_files
 from attnc.verify.case import Case, Layout
 from attnc.verify.check import check
 from attnc.verify.subject import Subject, subject_of
+from tests.by_day import some_by_day
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec, subject_of_text
 
@@ -154,54 +155,58 @@ def test_every_kind_of_prompt(kind: str) -> None:
     is_right(subject_of_text(KINDS[kind]), PROMPT)
 
 
-@pytest.mark.parametrize("page", [16, 1, 20])
-@pytest.mark.parametrize(("d", "dv"), [(8, 24), (72, 72), (64, 72), (136, 40), (248, 200)])
-def test_prompts_over_pages(d: int, dv: int, page: int) -> None:
+@pytest.mark.parametrize(
+    ("widths", "page"), some_by_day([(8, 24), (72, 72), (64, 72), (136, 40), (248, 200)], [16, 1, 20], of=3)
+)
+def test_prompts_over_pages(widths: tuple[int, int], page: int) -> None:
+    d, dv = widths
     dims = {"B": 2, "M": 70, "G": 2, "Hkv": 1, "N": 110}
     is_right(subject_of_text(grouped(d, dv, SMALL, page=page)), dims)
 
 
-@pytest.mark.parametrize("page", [0, 16, 4])
-@pytest.mark.parametrize(("d", "dv"), [(8, 8), (40, 24), (72, 72), (72, 64), (64, 72), (248, 136)])
-def test_decoding(d: int, dv: int, page: int) -> None:
+@pytest.mark.parametrize(
+    ("widths", "page"),
+    some_by_day([(8, 8), (40, 24), (72, 72), (72, 64), (64, 72), (248, 136)], [0, 16, 4], of=3),
+)
+def test_decoding(widths: tuple[int, int], page: int) -> None:
+    d, dv = widths
     dims = {"B": 2, "M": 3, "G": 3, "Hkv": 2, "N": 110}
     is_right(subject_of_text(grouped(d, dv, DECODE, page=page)), dims)
 
 
-@pytest.mark.parametrize("page", [0, 16, 1])
 @pytest.mark.parametrize(
-    ("d", "dv", "more"),
-    [
-        (72, 40, ""),
-        (200, 72, ""),
-        (136, 128, ", consumers = 2"),
-        (144, 128, ", consumers = 2"),
-        (328, 256, ", consumers = 2"),
-    ],
+    ("widths", "page"),
+    some_by_day([(72, 40), (200, 72), (136, 128), (144, 128), (328, 256)], [0, 16, 1], of=3),
 )
-def test_values_that_are_columns_of_decoded_keys(d: int, dv: int, more: str, page: int) -> None:
+def test_values_that_are_columns_of_decoded_keys(widths: tuple[int, int], page: int) -> None:
+    d, dv = widths
+    more = "" if dv % 128 else ", consumers = 2"
     text = grouped(d, dv, f"{DECODE}{more}", page=page, values=" via prefix(k)", heads="1")
     made = subject_of_text(text)
     is_right(made, {"B": 2, "M": 3, "G": 3, "N": 110}, apart=("q", "k", "o"))
 
 
 @pytest.mark.parametrize(
-    ("d", "dv", "way"),
-    [
-        (8, 8, "atomic"),
-        (40, 24, "atomic"),
-        (24, 40, "ordered"),
-        (72, 72, "ordered"),
-        (120, 88, "atomic"),
-        (88, 120, "two_pass"),
-        (72, 64, "two_pass"),
-        (64, 72, "two_pass"),
-        (136, 136, "two_pass"),
-        (200, 72, "two_pass"),
-        (72, 248, "two_pass"),
-    ],
+    "widths",
+    some_by_day(
+        [
+            (8, 8, "atomic"),
+            (40, 24, "atomic"),
+            (24, 40, "ordered"),
+            (72, 72, "ordered"),
+            (120, 88, "atomic"),
+            (88, 120, "two_pass"),
+            (72, 64, "two_pass"),
+            (64, 72, "two_pass"),
+            (136, 136, "two_pass"),
+            (200, 72, "two_pass"),
+            (72, 248, "two_pass"),
+        ],
+        of=3,
+    ),
 )
-def test_gradients(d: int, dv: int, way: str) -> None:
+def test_gradients(widths: tuple[int, int, str]) -> None:
+    d, dv, way = widths
     text = dense(d, dv, f"{LAZY}\n  backward {{ accumulate.dq = {way} }}", grads=True)
     (module,) = modules_of(text)
     assert module.backward is not None
