@@ -40,7 +40,7 @@ def test_every_bug_has_its_place(part: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", each([name for name in BUGS if name in KEPT], of=2))
+@pytest.mark.parametrize("name", each([name for name in BUGS if name in KEPT], of=3))
 def test_the_case_that_is_kept_shows_the_bug(name: str) -> None:
     case = Case.from_json(json.dumps(KEPT[name]["case"]))
     assert shows(BUGS[name], case, KEPT[name]["by"], _rule(name))
@@ -53,8 +53,14 @@ def _rule(name: str) -> str:
 
 
 def first_of_each_kernel() -> set[str]:
-    """A bug for each kernel and way of judging that bugs are shown by."""
-    found = {(BUGS[name].attention, BUGS[name].target, KEPT[name]["by"]): name for name in reversed(KEPT)}
+    """A bug for each kernel and way of judging that bugs are shown by; what a call launches is asked of
+    kernels without a bug in `tests.verify.test_calls`.
+    """
+    found = {
+        (BUGS[name].attention, BUGS[name].target, line["by"]): name
+        for name, line in reversed(KEPT.items())
+        if line["by"] != "calls"
+    }
     return set(found.values())
 
 

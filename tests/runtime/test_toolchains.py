@@ -353,7 +353,7 @@ for binary in compiled:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_triton_adds_the_sum_of_each_tile_of_f32_by_itself() -> None:
     """The error bound of f32 counts on it: the first of three products starts at 0, the last is added."""
     if tool("cuobjdump") is None:

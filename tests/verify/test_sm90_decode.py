@@ -9,6 +9,7 @@ import pytest
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.subject import Subject, subject_of
+from tests.by_day import some_by_day
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec
 
@@ -90,8 +91,7 @@ def subject(kind: str) -> Subject:
     return subject_of(module)
 
 
-@pytest.mark.parametrize("sizes", [(1, 5, 3, 170), (2, 3, 40, 65)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, [(1, 5, 3, 170), (2, 3, 40, 65)], of=2))
 def test_masks_and_scores_are_right(kind: str, sizes: tuple[int, int, int, int]) -> None:
     b, m, g, n = sizes
     heads = {} if kind.startswith(("two", "halves")) else {"Hkv": 2}

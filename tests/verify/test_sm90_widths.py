@@ -106,10 +106,17 @@ PROMPT = {"B": 1, "H": 2, "M": 130, "N": 200}
 
 
 @pytest.mark.parametrize(
-    ("d", "dv"),
-    [(8, 8), (24, 40), (40, 24), (72, 72), (88, 64), (64, 88), (120, 120), (192, 136), (200, 72), (248, 248)],
+    "widths",
+    some_by_day(
+        [
+            *[(8, 8), (24, 40), (40, 24), (72, 72), (88, 64), (64, 88)],
+            *[(120, 120), (192, 136), (200, 72), (248, 248)],
+        ],
+        of=3,
+    ),
 )
-def test_every_width(d: int, dv: int) -> None:
+def test_every_width(widths: tuple[int, int]) -> None:
+    d, dv = widths
     is_right(subject_of_text(dense(d, dv)), PROMPT)
 
 
@@ -150,7 +157,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
 def test_every_kind_of_prompt(kind: str) -> None:
     is_right(subject_of_text(KINDS[kind]), PROMPT)
 
@@ -215,16 +222,20 @@ def test_gradients(widths: tuple[int, int, str]) -> None:
     is_right(subject_of_text(text), {**PROMPT, "H": 1})
 
 
-@pytest.mark.parametrize(("d", "dv"), [(72, 40), (136, 200)])
-def test_gradients_of_a_capped_score(d: int, dv: int) -> None:
+@pytest.mark.parametrize("widths", some_by_day([(72, 40), (136, 200)], of=2))
+def test_gradients_of_a_capped_score(widths: tuple[int, int]) -> None:
     """Of wide heads dk and dv have a kernel each."""
-    is_right(subject_of_text(dense(d, dv, score="softcap(dot(q, k) / 8, 2)", grads=True)), {**PROMPT, "H": 1})
+    is_right(
+        subject_of_text(dense(*widths, score="softcap(dot(q, k) / 8, 2)", grads=True)), {**PROMPT, "H": 1}
+    )
 
 
-@pytest.mark.parametrize(("d", "dv"), [(72, 40), (40, 24), (136, 200)])
-def test_gradients_in_f32(d: int, dv: int) -> None:
+@pytest.mark.parametrize("widths", some_by_day([(40, 24), (72, 40), (136, 200)], of=3))
+def test_gradients_in_f32(widths: tuple[int, int]) -> None:
     """They leave from registers, as do zeros of a tile of keys that nobody sees."""
-    text = dense(d, dv, mask="window(40, 0)", grads=True).replace("grad q, k, v", "grad q\n  grad k, v: f32")
+    text = dense(*widths, mask="window(40, 0)", grads=True).replace(
+        "grad q, k, v", "grad q\n  grad k, v: f32"
+    )
     is_right(subject_of_text(text), {"B": 1, "H": 1, "M": 70, "N": 330})
 
 
@@ -244,9 +255,9 @@ def test_rows_anywhere(gap: int) -> None:
         assert found.ok, found.message
 
 
-@pytest.mark.parametrize(("d", "dv"), [(72, 40), (40, 136)])
-def test_packed_sequences(d: int, dv: int) -> None:
-    is_right(subject_of_text(packed(d, dv)), {"B": 3, "H": 2, "M": 70, "N": 90}, apart=())
+@pytest.mark.parametrize("widths", some_by_day([(72, 40), (40, 136)], of=2))
+def test_packed_sequences(widths: tuple[int, int]) -> None:
+    is_right(subject_of_text(packed(*widths)), {"B": 3, "H": 2, "M": 70, "N": 90}, apart=())
 
 
 @pytest.mark.parametrize(
