@@ -116,9 +116,8 @@ class PagedWrapper(ABC):
         """Plans the calls that follow; what a captured graph reads changes only if nothing is refused."""
         made = kernel(wanted)
         block_table, kv_len = self._tables(tables)
-        one = torch.ones((), device=self._device)
-        if self._planned is not None:
-            one = self._planned.one
+        known = self._planned
+        one = torch.ones((), device=self._device) if known is None else known.one
         self._planned = Plan(made, wanted.dtype, wanted.cache, one, block_table, kv_len, heads, window_left)
 
     def _tables(self, tables: Pages) -> tuple[torch.Tensor, torch.Tensor]:
