@@ -48,7 +48,7 @@ Normal: TypeAlias = Callable[..., torch.Tensor]
 
 WIDTH, PAGE = 128, 16
 #: Rows of a page that a kernel is made for: those of the tables, and smaller ones.
-PAGES = (PAGE, 8, 4)
+PAGES = (PAGE, 8, 4, 1)
 _CALLS_IN_A_ROW = 200
 
 
@@ -84,6 +84,11 @@ class DecodeInputs:
     v_pool: torch.Tensor
     tables: Mapping[int, torch.Tensor]
     kv_len: torch.Tensor
+
+    def narrow(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns k and v as e4m3, and their scale."""
+        scale = torch.ones((), device=self.k.device)
+        return self.k.to(torch.float8_e4m3fn), self.v.to(torch.float8_e4m3fn), scale
 
     def paged(self, page: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns k and v in pages [B * N / page, page, Hkv, D], and their table."""
@@ -154,6 +159,12 @@ def _dense(target: str, name: str, _: DecodeCell, x: DecodeInputs) -> Launch:
     return lambda: kernel(x.q, x.k, x.v, x.kv_len)
 
 
+def _narrow(target: str, _: DecodeCell, x: DecodeInputs) -> Launch:
+    kernel = kernel_of(SPEC, target, NARROW)
+    k, v, scale = x.narrow()
+    return lambda: kernel(x.q, k, v, x.kv_len, scale, scale)
+
+
 def _paged(target: str, name: str, page: int, _: DecodeCell, x: DecodeInputs) -> Launch:
     kernel = kernel_of(SPEC, target, name)
     k, v, table = x.paged(page)
@@ -196,8 +207,10 @@ PEERS: tuple[Decoder, ...] = (
 )
 #: Attentions over pages by the rows of one. Those of fewer than 16 take part where they are named.
 PAGED = {page: "paged" if page == PAGE else f"page_{page}" for page in PAGES}
+#: Keys and values of 8 bits, half the bytes: by Triton's kernels, where it is named.
+NARROW = "e4m3"
 #: All names that `decoders` knows.
-NAMES = frozenset({"triton", *PAGED.values(), *(peer.name for peer in PEERS)})
+NAMES = frozenset({"triton", NARROW, *PAGED.values(), *(peer.name for peer in PEERS)})
 
 
 def decoders(names: Collection[str], target: str = "triton") -> tuple[Decoder, ...]:
@@ -216,6 +229,8 @@ def _ours(target: str, names: Collection[str], prefix: str = "", suffix: str = "
     for page, name in PAGED.items():
         if page == PAGE or name in names:
             makers[name] = f"page {page}", partial(_paged, target, name, page)
+    if NARROW in names and target == "triton":
+        makers[NARROW] = NARROW, partial(_narrow, target)
     makers["unified"] = "unified_max", partial(_dense, target, "unified")
     for name, (title, make) in makers.items():
         yield Decoder(name=f"{prefix}{name}", title=f"{title}{suffix}", make=make, compiles=True, ours=True)
@@ -352,7 +367,8 @@ def _figures(result: Result[Any]) -> dict[str, Any]:
 
 def _speed(result: Result[Any], name: str) -> float | None:
     """Returns GB/s of K and V."""
-    return result.rate(result.cell.bytes, name, 1e9)
+    narrow = name.removeprefix("triton_") == NARROW
+    return result.rate(result.cell.bytes // (2 if narrow else 1), name, 1e9)
 
 
 def _draw(results: Sequence[Result[Any]], taking: Sequence[Decoder], device: str) -> Draw:

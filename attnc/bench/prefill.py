@@ -1,8 +1,9 @@
 """`attnc bench --prefill`: tokens of many sequences at once, causal, with grouped heads.
 
 The same q, k and v serve all forms: `dense` in one tensor, where all prompts are as long; `ragged` end to
-end; `page_16` and `page_64` with queries end to end and keys in pages of a pool, in random order. So the work
-is equal, and what a form costs is what it takes longer than `dense`.
+end; `page_16` and `page_64` with queries end to end and keys in pages of a pool, in random order; smaller
+pages likewise, where they are named. So the work is equal, and what a form costs is what it takes longer than
+`dense`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from attnc.runtime.timing import Launch
 
 SPEC = Path(__file__).parent / "specs" / "prefill" / "prefill.attn"
 WIDTH, HEADS, KV_HEADS = 128, 32, 8
-PAGES = (16, 64)
+#: Rows of a page that kernels are made for: those of the tables, and smaller ones.
+PAGES = (16, 64, 4, 1)
 FORMS = ("dense", "ragged", *(f"page_{page}" for page in PAGES))
+#: Those that take part where they are named.
+SMALL = FORMS[-2:]
 _TOKENS = 16384
 #: By who takes part; the first is the one that others are compared with.
 _TITLES = {OURS: "attnc", "triton": "attnc on Triton", "fa3": "FlashAttention-3"}
@@ -159,7 +163,9 @@ Attendant: TypeAlias = Candidate[PrefillCell, PrefillInputs]
 class PrefillBenchmark(
     Contest[PrefillCell, PrefillInputs], Benchmark[PrefillCell, Sequence[Result[PrefillCell]]]
 ):
-    """A candidate is called by who it is and its form, `fa3 page_16`. peers: of them triton and fa3."""
+    """A candidate is called by who it is and its form, `fa3 page_16`. peers: of them triton, fa3 and small
+    pages.
+    """
 
     stem: ClassVar[str] = "prefill"
     peers: Collection[str]
@@ -168,6 +174,10 @@ class PrefillBenchmark(
     @property
     def cells(self) -> Sequence[PrefillCell]:
         return prefill_cells()
+
+    @property
+    def forms(self) -> Sequence[str]:
+        return [form for form in FORMS if form not in SMALL or form in self.peers]
 
     def describe(self, cell: PrefillCell) -> str:
         return f"{cell.name:26} {cell.flops * 1e-9:9.1f} GFLOP"
@@ -187,7 +197,7 @@ class PrefillBenchmark(
                 ours=who == OURS,
             )
             for who, make in makers.items()
-            for form in FORMS
+            for form in self.forms
         ]
 
     def draw(self, cell: PrefillCell, copies: int) -> Sequence[PrefillInputs]:
@@ -220,7 +230,7 @@ class PrefillBenchmark(
         return document(
             [ran_on(machine)],
             [IN_TFLOPS],
-            table(head, (_row(result, form, others) for result in results for form in FORMS)),
+            table(head, (_row(result, form, others) for result in results for form in self.forms)),
             gaps(reasons),
         )
 

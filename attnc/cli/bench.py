@@ -87,7 +87,8 @@ def bench(
 
     Peers are cudnn, fa2, fa3 (where flash_attn_3 is installed), fa4 (flash-attn-4), efficient, flex and
     eager; of attnc triton, its kernels for Triton beside those of --target, two_pass and ordered, CUDA
-    gradients that are the same bits in every run, and with --decode page_8 and page_4, small pages.
+    gradients that are the same bits in every run, with --decode and --prefill page_4 and page_1, small pages,
+    and with --decode page_8 and e4m3, a cache of 8 bits.
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """

@@ -8,6 +8,7 @@ The rounding of o is the largest error, and it reaches delta_i = do_i . o_i alon
 be hidden by the sum of all its sizes, but the do of `cotangents_of` are independent normal numbers that know
 nothing of o's errors: sum_i c_i do_i . e_i is normal with variance sum_i c_i^2 |e_i|^2. Six of its standard
 deviations bound it (one sum in 10^9 is larger), so that a gradient whose terms cancel is still known well.
+A do that an expanded layout repeats is no such numbers: the errors of equal rows add up.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def expect_gradients(
     """
     arrays = to_arrays(attention, tensors)
     given = {name: to_float64(value) for name, value in cotangents.items()}
-    sums = Sums.zeros(bound, {name: arrays[name] for name in {"q", "k", "v", *attention.grads}})
+    like = {name: arrays[name] for name in {"q", "k", "v", *attention.grads}}
+    sums = Sums.zeros(bound, like, independent=not _repeats(given[attention.o.name]))
     with np.errstate(all="ignore"):
         for head in heads(attention, arrays):
             do = head.place(attention.o, given)
@@ -67,6 +69,11 @@ def expect_gradients(
         errors = {name: sums.total(name) for name in attention.grads}
     values = gradients(attention, tensors, cotangents)
     return {name: _expected(attention, name, values[name], errors[name]) for name in attention.grads}
+
+
+def _repeats(x: Floats) -> bool:
+    """Returns whether all that lies along an axis is the same."""
+    return any(x.shape[axis] > 1 and (x == x.take([0], axis)).all() for axis in range(x.ndim))
 
 
 def _expected(attention: Attention, name: str, value: Floats, error: Floats) -> ExpectedGradient:
@@ -126,11 +133,13 @@ _DEVIATIONS = 6.0
 class Sums:
     """Errors of every gradient, over all heads.
 
-    rest: of all but delta's error from o; size: of that, at most; variance: of that. terms: magnitudes of
-    what is added up in dk and dv; cut_off: what tensor cores lose of them (`tolerance.chain_error`).
+    rest: of all but delta's error from o; size: of that, at most; variance: of that, which says something
+    where do is independent numbers. terms: magnitudes of what is added up in dk and dv; cut_off: what tensor
+    cores lose of them (`tolerance.chain_error`).
     """
 
     bound: GradientBound
+    independent: bool
     rest: Mapping[str, Floats]
     size: Mapping[str, Floats]
     variance: Mapping[str, Floats]
@@ -138,12 +147,13 @@ class Sums:
     cut_off: Mapping[str, Floats]
 
     @staticmethod
-    def zeros(bound: GradientBound, like: Mapping[str, Array]) -> Sums:
+    def zeros(bound: GradientBound, like: Mapping[str, Array], *, independent: bool) -> Sums:
         def empty() -> dict[str, Floats]:
             return {name: np.zeros(x.shape) for name, x in like.items()}
 
         return Sums(
             bound=bound,
+            independent=independent,
             rest=empty(),
             size=empty(),
             variance=empty(),
@@ -152,7 +162,9 @@ class Sums:
         )
 
     def total(self, name: str) -> Floats:
-        known = np.minimum(self.size[name], _DEVIATIONS * np.sqrt(self.variance[name]))
+        known = self.size[name]
+        if self.independent:
+            known = np.minimum(known, _DEVIATIONS * np.sqrt(self.variance[name]))
         return np.asarray(
             self.rest[name] + known + beyond_a_tile(self.bound, self.cut_off[name]) * self.terms[name]
         )

@@ -9,6 +9,7 @@ import torch
 from attnc.bench.decode import (
     CALLS,
     NAMES,
+    NARROW,
     PAGED,
     PAGES,
     SPEC,
@@ -45,7 +46,7 @@ def test_the_cells_are_the_documented_ones() -> None:
 def test_every_generated_candidate_has_a_kernel(target: str) -> None:
     planned = (module for module in plans_of(SPEC).modules if module.target == target)
     made = {module.variant.attention.name for module in planned}
-    assert made == {"dense", "unified", *PAGED.values()}
+    assert made == {"dense", "unified", *PAGED.values(), *([NARROW] if target == "triton" else [])}
     assert [x.name for x in decoders((), target)] == ["attnc", "paged", "unified"]
 
 
@@ -64,16 +65,25 @@ def test_those_take_part_that_are_named() -> None:
     ]  # fmt: skip
     assert {"page 4", "page 4 on Triton"} < {x.title for x in found}
     assert all(x.ours == (x.name != "fa2") for x in found)
-    assert len(decoders(NAMES, "cuda.sm_80")) == 2 * (len(PAGED) + 2) + 3
-    assert len(decoders(NAMES, "triton")) == len(PAGED) + 2 + 3
+    assert len(decoders(NAMES, "cuda.sm_80")) == 2 * (len(PAGED) + 2) + 3 + 1
+    assert len(decoders(NAMES, "triton")) == len(PAGED) + 2 + 3 + 1
 
 
 def test_what_is_warmed_up_goes_to_other_processes() -> None:
     benchmark = DecodeBenchmark(peers=NAMES, target="cuda.sm_80")
     jobs = benchmark.jobs((*decode_cells(), *serving_cells()))
-    assert len(jobs) == 7 * 11 + 2 * 2 + 2
-    assert len(benchmark.jobs(scaling_cells()[:1])) == 10  # FlexAttention has no part there
+    assert len(jobs) == 7 * 14 + 2 * 2 + 2
+    assert len(benchmark.jobs(scaling_cells()[:1])) == 13  # FlexAttention has no part there
     assert all(pickle.loads(pickle.dumps(job)) for job in jobs)
+
+
+def test_a_cache_of_8_bits_has_half_the_bytes() -> None:
+    cell = decode_cells()[0]
+    timings = {name: timing(1.0) for name in ("attnc", "e4m3", "triton_e4m3")}
+    page = DecodeBenchmark(peers=()).page([Result(cell=cell, timings=timings, missing={})], MACHINE)
+    (found,) = page.data["cells"]
+    speeds = {name: found["results"][name]["gb_s"] for name in timings}
+    assert speeds["e4m3"] == speeds["triton_e4m3"] == pytest.approx(speeds["attnc"] / 2, abs=0.1)
 
 
 def test_a_pool_is_read_in_pages_of_every_size() -> None:

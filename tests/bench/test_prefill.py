@@ -64,6 +64,10 @@ def test_those_take_part_that_are_named() -> None:
     assert [who.name.split()[0] for who in named.candidates(CELL)] == [
         *["attnc"] * 4, *["triton"] * 4, *["fa3"] * 4,
     ]  # fmt: skip
+    small = PrefillBenchmark(peers=["page_1"], target="cuda.sm_90a")
+    assert [who.name for who in small.candidates(CELL)][2:] == [
+        "attnc page_16", "attnc page_64", "attnc page_1",
+    ]  # fmt: skip
     alone = PrefillBenchmark(peers=["triton"], target="triton")
     assert {who.name.split()[0] for who in alone.candidates(CELL)} == {"attnc"}
     jobs = named.jobs(prefill_cells())

@@ -99,3 +99,19 @@ def test_one_sum_over_many_rows() -> None:
         wanted = expect_gradients(attention, inputs, {"o": do}, changed)
         verdicts.append(judge_gradients({"v": wanted["v"]}, found))
     assert [(verdict.ok, verdict.open) for verdict in verdicts] == [(True, 0), (False, 0)]
+
+
+def test_a_do_that_repeats_adds_equal_errors_up() -> None:
+    """All rows have o = 1 + 2^-8, which bf16 rounds to 1: delta is 1/16 off in each, and in none of them the
+    other way.
+    """
+    attention, bound = planned("dot(q, k)", "bf16", "true")
+    inputs = {"q": np.ones((1, 256, 1, 16)), "k": np.zeros((1, 2, 1, 16)), "v": np.ones((1, 2, 1, 16))}
+    inputs["v"][:, 1] += 2.0**-7
+    wanted = expect_gradients(attention, inputs, {"o": np.ones((1, 256, 1, 16))}, bound)
+    assert wanted["k"].value[0, :, 0, 0].tolist() == [-8, 8]
+    found = {"k": np.zeros((1, 2, 1, 16))}
+    found["k"][:, 1] = 16
+    assert judge_gradients({"k": wanted["k"]}, found).ok
+    found["k"][:, 1] = 64
+    assert not judge_gradients({"k": wanted["k"]}, found).ok
