@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnc.effort import spend
+from attnc.expr.construct import in_float32
 from attnc.expr.functions import REAL
 from attnc.expr.nodes import (
     And,
@@ -157,6 +158,8 @@ class Printer:
     def _constant(self, value: bool | int | float) -> tuple[str, int]:
         if isinstance(value, bool):
             return (self.syntax.true if value else self.syntax.false), ATOM
+        if isinstance(value, float):
+            value = in_float32(value)
         if value in (float("inf"), float("-inf")):
             return self.syntax.infinity if value > 0 else f"-{self.syntax.infinity}", self.syntax.binding[
                 "neg"
