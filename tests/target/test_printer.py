@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnc.expr.construct import conj, disj, in_float32
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Binary, BinaryOp, Compare, CompareOp, Const, Dim, Expr, Index, Not
+from attnc.expr.nodes import Binary, BinaryOp, Compare, CompareOp, Const, Dim, Dot, Expr, Index, Not
 from attnc.target.sm80.printer import scalar as cuda_scalar
 from attnc.target.triton.printer import scalar, tiled
 from tests.expr.spell import spell
@@ -53,6 +55,15 @@ def test_constants_are_those_of_float32(value: float) -> None:
         nearest = float(np.float32(value))
     normal = 2.0**-126 <= abs(value) <= 3.4028234663852886e38
     assert in_float32(value) == (value if normal else nearest)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, -0.5])
+def test_a_constant_is_no_addend_of_a_product_of_triton(value: float) -> None:
+    """As an addend it would be what the product begins with, which loses the product."""
+    shown = {"1": "s - -1", "0.5": "s - -0.5", "-0.5": "s - 0.5"}[str(value)]
+    assert [tiled(Binary("+", *operands)) for operands in permutations((Const(value), Dot()))] == [shown] * 2
+    assert tiled(Binary("*", Const(2.0), Binary("+", Dot(), Const(value)))) == f"2.0 * ({shown})"
+    assert cuda_scalar(Binary("+", Dot(), Const(0.5))) == "s + 0.5f"
 
 
 INDICES = ("q_idx", "kv_idx", "b")

@@ -50,6 +50,8 @@ def _number(value: int | float) -> str:
     return repr(value)
 
 
+#: Triton takes a constant that is added to a product for what that begins with. In a loop with a second
+#: product by wgmma the sum is then wrong (3.6.0, sm_90), so such a constant is subtracted.
 SYNTAX = Syntax(
     binding=_BINDING,
     spelling={"and": "&", "or": "|", "not": "~", "neg": "-"},
@@ -70,6 +72,7 @@ SYNTAX = Syntax(
     number=_number,
     widen="{}.to(tl.int64)",
     widen_counter="tl.cast({}, tl.int64)",
+    subtracts_from_dot=True,
 )  # fmt: skip
 
 
