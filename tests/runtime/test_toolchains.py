@@ -226,7 +226,7 @@ from attnc.syntax.parser import parse, prelude
 found = {}
 for name, arch, text in json.load(sys.stdin):
     (module,) = plan_program(resolve(parse(Source(name, text)), prelude())).modules
-    kernel = toolchains._triton_kernel(module, "forward", 0, DEVICES[arch])
+    kernel = toolchains.triton_kernel(module, "forward", 0, DEVICES[arch])
     target = GPUTarget("cuda", kernel.capability, 32)
     ptx = triton.compile(kernel._source(), target=target, options=kernel.options).asm["ptx"]
     used = re.findall(r"(?:cvt|mul|fma)[.][a-z0-9.]*(?:e4m3|e5m2|s8|bf16x2)[a-z0-9]*", ptx)
