@@ -30,8 +30,8 @@ SCORES = (
     "abs(max(dot(q, k), -inf) + 0.5)",
     "abs(0.5 + min(inf, dot(q, k)))",
 )
-#: Prints how many products there are in kernels of the specs that it reads, and with which constants other than
-#: 0 some of them begin.
+#: Prints how many products there are in kernels of the specs that it reads, and what those begin with that begin
+#: with a constant other than 0.
 PROGRAM = r"""
 import json, re, sys
 from attnc.plan.device import DEVICES
