@@ -12,6 +12,7 @@ node without repetitions, its operands in order of first appearance.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Mapping
 
 from attnc.effort import spend
@@ -42,6 +43,23 @@ def number(expr: Expr) -> int | float | None:
     if isinstance(expr, Const) and not isinstance(expr.value, bool):
         return expr.value
     return None
+
+
+#: The largest float32, and the least that has all its bits.
+MAX_FLOAT, LEAST_NORMAL = 2.0**128 - 2.0**104, 2.0**-126
+
+
+def in_float32(value: float) -> float:
+    """Returns what kernels have for a constant: beyond the normal numbers of float32 the nearest that it
+    holds, which may be 0 or infinite. Digits of any other are left to compilers, which round all alike.
+    """
+    if value == 0 or not math.isfinite(value) or LEAST_NORMAL <= abs(value) <= MAX_FLOAT:
+        return value
+    try:
+        (nearest,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return float(nearest)
 
 
 def keeps_type(kept: Expr, dropped: Expr) -> bool:

@@ -33,6 +33,7 @@ from attnc.expr.construct import (
     conj,
     disj,
     floordiv,
+    in_float32,
     maximum,
     minimum,
     mod,
@@ -555,15 +556,17 @@ def _at_zeros(value: Expr) -> float | None:
 
 
 def _is_infinite(node: Expr) -> bool:
+    """Returns whether it is a constant that kernels take for an infinite one, with a factor of log2(e)."""
     value = number(node)
-    return value is not None and math.isinf(value)
+    return isinstance(value, float) and math.isinf(in_float32(value * math.log2(math.e)))
 
 
 def _infinities(value: Expr) -> frozenset[float]:
     """Returns what the value may be because of infinite constants in it: +inf, -inf, NaN."""
     match value:
         case Const(value=constant):
-            return frozenset({constant} if isinstance(constant, float) and math.isinf(constant) else ())
+            infinite = isinstance(constant, float) and _is_infinite(value)
+            return frozenset({math.copysign(math.inf, constant)} if infinite else ())
         case Neg(operand=operand):
             return frozenset(-end for end in _infinities(operand))
         case Binary(op="+" | "-" as op, left=left, right=right):

@@ -10,7 +10,7 @@ from itertools import product
 from math import inf, prod
 
 from attnc.diagnostics import DiagnosticError, Label, Report, error
-from attnc.expr.construct import number
+from attnc.expr.construct import MAX_FLOAT, number
 from attnc.expr.derive import derive
 from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, children, walk
 from attnc.expr.nodes import Param as ParamNode
@@ -21,9 +21,8 @@ from attnc.model.tensors import DType, Paged, Tensor, is_static
 from attnc.source import Span
 
 MAX_VARIANTS = 256
-#: The largest float32; and what a factor, or the reciprocal of a divisor, stays below, so that it may be
-#: multiplied by log2(e).
-MAX_FLOAT, MAX_FACTOR = 2.0**128 - 2.0**104, 2.0**127
+#: What a factor, or the reciprocal of a divisor, stays below, so that it may be multiplied by log2(e).
+MAX_FACTOR = 2.0**127
 
 
 def variants(program: Program, attention: Attention) -> tuple[Variant, ...]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnc.diagnostics import Diagnostic, error
-from attnc.expr.construct import add
+from attnc.expr.construct import MAX_FLOAT, add
 from attnc.expr.functions import REAL
 from attnc.expr.interval import may_exclude
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg
@@ -107,19 +107,20 @@ def plan_softmax(
     if config.loops == ("kv", "q"):
         rescale = "every_step"  # o lies in memory, normalised, between two visits
     threshold = 0.0
+    least, most = (end * LOG2E for end in safe_range(attention.element))
     if isinstance(rescale, Choice):
         (value,) = rescale.args.values()
-        rescale, threshold = rescale.name, value if isinstance(value, int | float) else 0.0
+        rescale, threshold = rescale.name, min(value, most) if isinstance(value, float) else 0.0
     headroom = 0.0
     if isinstance(maximum := choice.args.get("maximum"), Choice):
         (value,) = maximum.args.values()
-        most = _F16_HEADROOM if attention.element is DType.F16 else math.inf
+        most = _F16_HEADROOM if attention.element is DType.F16 else -least - _SUM_OF_TILE
         headroom = min(value, most) if isinstance(value, float) else 0.0
     wanted = attention.softmax
     softmax = Softmax(
         kind="two_pass" if choice.name == "two_pass" else "online",
         rescale=rescale,  # type: ignore[arg-type]  # one of the three names, by the schedule's rules
-        threshold=float(threshold),
+        threshold=threshold,
         scale=scale,
         safe_everywhere=may_exclude(raw),
         sink=None if wanted.sink is None else scale_by(names.replace(wanted.sink), LOG2E),
@@ -223,7 +224,8 @@ def unified_max(attention: Attention, config: ForwardConfig) -> UnifiedMax | Non
     a, b = bounds_of(choice)
     low, high = score_range(attention.score)
     inside = phi + a <= low and high <= phi + b and attention.softmax.sink is None
-    return UnifiedMax(phi=phi * LOG2E, low=a * LOG2E, high=b * LOG2E, fallback=not inside)
+    phi = max(min(phi * LOG2E, MAX_FLOAT), -MAX_FLOAT)
+    return UnifiedMax(phi=phi, low=a * LOG2E, high=b * LOG2E, fallback=not inside)
 
 
 def bounds_of(choice: Choice) -> tuple[float, float]:

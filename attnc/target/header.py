@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import TypeAlias
 
+from attnc.expr.construct import in_float32
 from attnc.expr.nodes import Call, walk
 from attnc.model.attention import Attention
 from attnc.plan.ir import Kernel, Module, unified_of
@@ -77,10 +78,14 @@ Number: TypeAlias = tuple[str, str, str]
 ROW_NUMBERS: tuple[Number, ...] = (("LOG2E", repr(LOG2E), "log2(e): lse comes in natural units"),)
 
 
+def _text(value: float) -> str:
+    return repr(in_float32(value))
+
+
 def score_numbers(kernel: Kernel) -> Iterator[Number]:
     """Yields what turns scores into exponents, in a forward and in a backward kernel."""
     if kernel.softmax.scale is not None:
-        yield "SCALE", repr(kernel.softmax.scale), "factor of the raw score in base-2 units"
+        yield "SCALE", _text(kernel.softmax.scale), "factor of the raw score in base-2 units"
 
 
 def forward_numbers(module: Module) -> Iterator[Number]:
@@ -90,19 +95,19 @@ def forward_numbers(module: Module) -> Iterator[Number]:
     softmax, unified = kernel.softmax, unified_of(kernel)
     if softmax.rescale == "lazy":
         what = "growth of the maximum, in base-2 units, that forces a rescale"
-        yield "LAZY", repr(softmax.threshold), what
+        yield "LAZY", _text(softmax.threshold), what
     if softmax.headroom:
         top = top_of(kernel.bound.p_dtype)
         above = "what exponents subtract lies so far above the maximum, in base-2 units"
-        yield "ABOVE", repr(softmax.headroom - top), above
+        yield "ABOVE", _text(softmax.headroom - top), above
         limit = f"sum of p by which the maximum has grown by about {softmax.headroom:g}"
         yield "LIMIT", repr(2.0**top), limit
     if unified is not None:
-        yield "PHI", repr(unified.phi), "the maximum that every row subtracts, in base-2 units"
+        yield "PHI", _text(unified.phi), "the maximum that every row subtracts, in base-2 units"
         if unified.fallback:
             low = "least exponent that a row's largest may have, in base-2 units"
-            yield "LOW", repr(unified.low), low
-            yield "HIGH", repr(unified.high), "and the largest"
+            yield "LOW", _text(unified.low), low
+            yield "HIGH", _text(unified.high), "and the largest"
     if any(arg.tensor.name == "lse" for arg in (*module.outputs, *module.kept)):
         yield "LN2", repr(math.log(2)), "log(2): lse leaves in natural units"
 

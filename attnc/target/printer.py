@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnc.effort import spend
+from attnc.expr.construct import in_float32
 from attnc.expr.functions import REAL
 from attnc.expr.nodes import (
     And,
@@ -54,6 +55,7 @@ class Syntax:
     another; alike: of an integer argument beside one of 64 bits, for an intrinsic then spelled `min:wide`.
     An intrinsic may have a spelling for each type of its result (`abs:int`). number: text of a constant;
     to_float: what makes a float of an int dividend, where `/` of two ints is another operation.
+    subtracts_from_dot: whether a constant is added to the product of q and k by subtracting its opposite.
     """
 
     binding: Mapping[str, int]
@@ -75,6 +77,7 @@ class Syntax:
     widen: str = "{}"
     widen_counter: str = ""
     alike: str = "{}"
+    subtracts_from_dot: bool = False
 
     def named(self, function: str) -> str:
         """Returns the text of an intrinsic."""
@@ -121,6 +124,11 @@ class Printer:
                 return self._prefix("neg", operand)
             case Not(operand=operand):
                 return self._prefix("not", operand)
+            case (
+                Binary(op="+", left=Const(value=value), right=Dot())
+                | Binary(op="+", left=Dot(), right=Const(value=value))
+            ) if self.syntax.subtracts_from_dot:
+                return self._binary("-", Dot(), Const(-value))
             case Binary(op=op, left=left, right=right):
                 return self._binary(op, left, right)
             case Compare(op=op, left=left, right=right):
@@ -157,6 +165,8 @@ class Printer:
     def _constant(self, value: bool | int | float) -> tuple[str, int]:
         if isinstance(value, bool):
             return (self.syntax.true if value else self.syntax.false), ATOM
+        if isinstance(value, float):
+            value = in_float32(value)
         if value in (float("inf"), float("-inf")):
             return self.syntax.infinity if value > 0 else f"-{self.syntax.infinity}", self.syntax.binding[
                 "neg"

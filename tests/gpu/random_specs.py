@@ -4,7 +4,8 @@
 
 Each spec is compiled for Triton, for `cuda.sm_80`, and for `cuda.sm_90a` where that has kernels for it. The
 forward and the gradients of each are judged by their bounds on one drawn case, and outputs are compared.
-Nearly every spec has gradients. A worker is a process of its own (workers take turns with the GPUs), so that
+Nearly every spec has gradients; every second one has tiles as large as those of models, which other
+instructions multiply. A worker is a process of its own (workers take turns with the GPUs), so that
 compilers run side by side; one that a kernel has killed, or keeps for a minute, is started again behind the
 spec that did it.
 
@@ -204,7 +205,9 @@ def draw(chunk: int, skip: int, compiling: str | None) -> Iterator[Result]:
     )
     @given(
         st.integers(1, _WITHOUT_GRADIENTS).flatmap(
-            lambda n: specs(targets=EVERY_TARGET, widest=256, with_gradients=n < _WITHOUT_GRADIENTS)
+            lambda n: specs(
+                targets=EVERY_TARGET, widest=256, wide=n % 2 == 0, with_gradients=n < _WITHOUT_GRADIENTS
+            )
         ),
         st.data(),
     )

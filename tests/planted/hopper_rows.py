@@ -30,8 +30,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="ready before its rows have landed",
         attention="hopper_rows",
         story="an arrival behind the copies, as behind ordinary stores",
-        anchor="copies_arrive(barrier_of(base, V_FULL, stage.at));",
-        patch="mbarrier_arrive(barrier_of(base, V_FULL, stage.at));",
+        anchor="copies_arrive(barrier_of(base, V_FULL, v.at));",
+        patch="mbarrier_arrive(barrier_of(base, V_FULL, v.at));",
     ),
     HopperBug(
         name="ready with the rows of one lane of each warp",
@@ -58,8 +58,15 @@ BUGS: tuple[HopperBug, ...] = (
         name="rows of the tile before",
         attention="hopper_rows",
         story="pages were looked up for the tile at hand, and not for the next",
-        anchor="found = pages_of(next);",
-        patch="found = pages_of(kv_lo);",
+        anchor="page = pages_of(kv_lo);",
+        patch="page = pages_of(v_lo);",
+    ),
+    HopperBug(
+        name="values in the pages of the next keys",
+        attention="hopper_rows",
+        story="keys are copied a tile ahead, and their pages had been looked up for both",
+        anchor=", v_page, v_lo, N, copier,",
+        patch=", page, v_lo, N, copier,",
     ),
     HopperBug(
         name="pages of the first tile for all",
@@ -79,7 +86,7 @@ BUGS: tuple[HopperBug, ...] = (
         name="rows written over those that are still read",
         attention="hopper_rows",
         story="who copies rows waits for none of them, and did not wait for room either",
-        anchor="mbarrier_wait(barrier_of(base, K_EMPTY, stage.at), stage.parity);",
+        anchor="mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);",
         patch="",
     ),
 )

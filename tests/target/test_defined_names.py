@@ -18,6 +18,7 @@ from attnc.runtime.toolchains import usage_of
 from attnc.target.files import render_files
 from tests.compiled import refusals
 from tests.processes import compiling
+from tests.targets import TARGETS, small_tiles
 from tests.verify.judging import examples, modules_of, spec
 from tests.verify.random_specs import EVERY_TARGET, HOPPER, specs
 
@@ -92,8 +93,20 @@ HOPPERS = {
         "mask = causal or kind[at[kv_idx]] == 16",
         "grad q, k, v",
     ),
+    "tiles to skip by rows of 64 bits": (
+        "input last: i64[B, M] is sorted",
+        "mask = kv_idx == 5 or last[b, q_idx] > h",
+        "grad q, k, v",
+    ),
     "tiles to skip by a float": ("input last: f32[H]", "mask = kv_idx == 5 or last[h] < 2"),
 }
+#: Scores with constants, their own or of a derivative, that are none of the normal numbers of float32.
+SMALL_AND_LARGE = (
+    "max(dot(q, k) * 1e-38, 1e-60) + 1e-40 * kv_idx",
+    "min(dot(q, k), 3e38) + 3e38",
+    "1e-38 * tanh(dot(q, k) * 1e-20)",
+    "where(kv_idx < 3, -3.4028234663852886e+38, exp(1e-40 * q_idx) * 1e-60)",
+)
 #: Gives the kernels of the specs that it reads to the front ends of their compilers; prints how many modules
 #: that were, and what is refused.
 PROGRAM = """
@@ -183,16 +196,40 @@ def test_what_did_not_compile_and_random_specs_compile_without_a_gpu() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HOPPERS)
-def test_what_did_not_compile_for_hopper_does(name: str) -> None:
-    lines = [
+def test_constants_that_float32_does_not_hold_compile() -> None:
+    texts = []
+    for target in EVERY_TARGET:
+        tiles = "consumers = 2, tile.kv = 32" if target == HOPPER else small_tiles(target)
+        texts += [spec(_lines(score, "grad q, k, v"), tiles, target=target) for score in SMALL_AND_LARGE]
+        for key in ("rescale", "maximum") if target == HOPPER else ("rescale",):
+            lazy = f"{tiles}, softmax = online({key} = lazy({{}}))"
+            texts += [
+                spec(_lines("dot(q, k)"), lazy.format(most), target=target) for most in ("1e-60", "1e60")
+            ]
+    for target in TARGETS:
+        unified = "loops = [kv], softmax = unified_max(phi = {}, bounds = [-4, 1e-60], fallback = online)"
+        texts += [spec(_lines("dot(q, k)"), unified.format(phi), target=target) for phi in ("1e-60", "-1e60")]
+    count, refused = json.loads(compiling(PROGRAM, stdin=json.dumps(texts)).stdout)
+    assert refused == []
+    assert count == len(texts)
+
+
+def _lines(score: str, *more: str) -> list[str]:
+    return [
         "input q: bf16[B, M, H, 16]",
         "input k, v: bf16[B, N, H, 16]",
-        "score = dot(q, k)",
+        f"score = {score}",
         "normalize = softmax",
         "output o: bf16[B, M, H, 16]",
+        *more,
     ]
-    (module,) = modules_of(spec([*lines, *HOPPERS[name]], "consumers = 2, tile.kv = 32", target=HOPPER))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOPPERS)
+def test_what_did_not_compile_for_hopper_does(name: str) -> None:
+    lines = _lines("dot(q, k)", *HOPPERS[name])
+    (module,) = modules_of(spec(lines, "consumers = 2, tile.kv = 32", target=HOPPER))
     assert refusals(module) == {}
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnc.expr.construct import conj, disj
+from attnc.expr.construct import conj, disj, in_float32
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Binary, BinaryOp, Compare, CompareOp, Const, Dim, Expr, Index, Not
+from attnc.expr.nodes import Binary, BinaryOp, Compare, CompareOp, Const, Dim, Dot, Expr, Index, Not
 from attnc.target.sm80.printer import scalar as cuda_scalar
 from attnc.target.triton.printer import scalar, tiled
 from tests.expr.spell import spell
@@ -29,6 +31,39 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_tile_expression_broadcasts_its_vectors(text: str) -> None:
     assert tiled(spell(text)) == TEXTS[text]
+
+
+#: A constant, as CUDA and Triton print it.
+CONSTANTS = {
+    0.1: ("0.1f", "0.1"),
+    -1e30: ("-1e+30f", "-1e+30"),
+    2.0**-126: ("1.1754943508222875e-38f", "1.1754943508222875e-38"),
+    2.0**-140: ("7.174648137343064e-43f", "tl.full([], 7.174648137343064e-43, tl.float32)"),
+    1.1 * 2.0**-149: ("1.401298464324817e-45f", "tl.full([], 1.401298464324817e-45, tl.float32)"),
+    1e-60: ("0.0f", "0.0"),
+    -1e-60: ("-0.0f", "-0.0"),
+    3.4028234663852886e38: ("3.4028234663852886e+38f", "3.4028234663852886e+38"),
+    3.5e38: ("INF", 'float("inf")'),
+    -1e300: ("-INF", '-float("inf")'),
+}
+
+
+@pytest.mark.parametrize("value", CONSTANTS)
+def test_constants_are_those_of_float32(value: float) -> None:
+    assert (cuda_scalar(Const(value)), scalar(Const(value))) == CONSTANTS[value]
+    with np.errstate(over="ignore"):
+        nearest = float(np.float32(value))
+    normal = 2.0**-126 <= abs(value) <= 3.4028234663852886e38
+    assert in_float32(value) == (value if normal else nearest)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, -0.5])
+def test_a_constant_is_no_addend_of_a_product_of_triton(value: float) -> None:
+    """As an addend it would be what the product begins with, which loses the product."""
+    shown = {"1": "s - -1", "0.5": "s - -0.5", "-0.5": "s - 0.5"}[str(value)]
+    assert [tiled(Binary("+", *operands)) for operands in permutations((Const(value), Dot()))] == [shown] * 2
+    assert tiled(Binary("*", Const(2.0), Binary("+", Dot(), Const(value)))) == f"2.0 * ({shown})"
+    assert cuda_scalar(Binary("+", Dot(), Const(0.5))) == "s + 0.5f"
 
 
 INDICES = ("q_idx", "kv_idx", "b")

@@ -66,6 +66,9 @@ KINDS = {
     ),
     "prefix_and_alibi": text_of("causal or kv_idx < 70", score=" + 0.25 * (kv_idx - q_pos)"),
     "tiles_left_out": text_of("kv_idx < 4 or (kv_idx <= q_idx and q_idx - kv_idx <= 20)"),
+    "tiles_left_out_by_64_bits": text_of(
+        "kv_idx < 4 or part[b, q_idx] == part[b, kv_idx]", more=("input part: i64[B, M] is sorted",)
+    ),
     "through_values": text_of("causal", d=256, schedule=LATE.replace("tile.kv = 32", "tile.kv = 80")),
     "of_keys": text_of(
         "causal and doc[b, q_pos] == doc[b, kv_idx]",
@@ -182,6 +185,11 @@ BUGS: Mapping[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
     "gaps_of_ones_own": (
         "tiles_left_out",
         (("const int q_lo = cluster_lo;", ""),),
+        "a deadlock|has not arrived yet|may still read|elements are off|ends where",
+    ),
+    "rows_of_ones_own": (
+        "tiles_left_out_by_64_bits",
+        (("part_row[cluster_lo *", "part_row[q_lo *"),),
         "a deadlock|has not arrived yet|may still read|elements are off|ends where",
     ),
     "keys_of_the_first_block": (

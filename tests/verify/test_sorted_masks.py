@@ -75,6 +75,17 @@ def test_cuda(mask: str, order: str) -> None:
     right(subject_of_text(_text(mask, order, "cuda.sm_80")), Case(dims=_SIZES, seed=5))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [MASKS[0], MASKS[4], MASKS[7]])
+def test_rows_of_64_bits_on_hopper(mask: str) -> None:
+    """Whoever walks over the tiles of keys tests them by values of the queries' first and last row."""
+    skip_without_compiler("cuda.sm_90a")
+    lines = (line.replace("i32", "i64").replace("B, N] is", "B, X] is") for line in _LINES)
+    schedule = "consumers = 2, tile.kv = 32\n  backward { accumulate.dq = two_pass }"
+    text = spec((*lines, f"mask = {mask}", "grad q, k, v"), schedule, target="cuda.sm_90a")
+    right(subject_of_text(text), Case(dims={"B": 2, "M": 150, "N": 90, "H": 1, "X": 160}, seed=5))
+
+
 def _right_in_rows_of_their_own(mask: str, target: str) -> None:
     """The outputs, where each row of `doc` ascends at another pace."""
     lines = (*_LINES, "input at: i32[B]", f"mask = {mask}")

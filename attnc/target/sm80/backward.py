@@ -349,7 +349,7 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
     @property
     def scale(self) -> str:
         """The factor of dq and dk."""
-        return f"{self.chain.scale!r}f"
+        return scalar(Const(self.chain.scale))
 
     # -- loads, by what they vary along ---------------------------------------------------------------------
 
@@ -541,8 +541,7 @@ class FinishText(CudaFileText):
         super().__init__(module, arguments, finish_name(module), last)
         padded = f", D_TILE = {self.layout.qk.width}" if self.padded else ""
         self.width = f"D = {self.layout.d}{padded}"
-        scale = module.backward.kernels[0].chain.scale
-        self.scale = f"{scale!r}f"
+        self.scale = scalar(Const(module.backward.kernels[0].chain.scale))
 
     @property
     def constants(self) -> Iterator[str]:

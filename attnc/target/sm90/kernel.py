@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
 from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Load, Or, Ref, Search, walk
-from attnc.plan.ir import Arg, Forward, Let, Module, Row, Statement, statement_expressions
+from attnc.expr.simplify import substitute
+from attnc.plan.ir import Arg, Fetch, Forward, Let, Module, Statement, statement_expressions
 from attnc.plan.ir.kernel import expressions_within
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, Shape, Sm90Layout, widest_product
 from attnc.plan.steps import is_short_integer, names_in, names_of, needed_for
@@ -278,7 +280,7 @@ class Sm90Text(ScoreText):
         loops = kernel.regions.loops
         exprs: list[Expr] = [expr for loop in loops for expr in loop.expressions if expr != loops[-1].stop]
         exprs += [loops[-1].stop] if self.clears_values else []
-        statements: list[Statement] = [*kernel.regions.tests, *kernel.outer, *self._late]
+        statements: list[Statement] = [*kernel.regions.tests, *kernel.outer, *self._late, *self._late_bounds]
         statements += [*kernel.step.fetches, *kernel.step.masked_fetches]
         exprs += [expr for item in statements for expr in statement_expressions(item)]
         softmax, step = kernel.softmax, kernel.step
@@ -294,8 +296,30 @@ class Sm90Text(ScoreText):
     @cached_property
     def _late(self) -> list[Statement]:
         """What is not published, and so computed by whoever reads it: pointers, and floats of a head."""
-        items = (*self.kernel.program, *(x for x in self.kernel.regions.bounds if isinstance(x, Row)))
-        return [item for item in items if not self._is_integer(item)]
+        return [item for item in self.kernel.program if not self._is_integer(item)]
+
+    @cached_property
+    def _late_bounds(self) -> list[Fetch]:
+        """What tests of key tiles read of the rows of queries and is not published: integers of 64 bits."""
+        loads = [x for x in self.kernel.regions.bounds if isinstance(x, Fetch) and not self._is_integer(x)]
+        read = {name for loop in self.kernel.regions.loops for x in loop.expressions for name in names_of(x)}
+        wanted = needed_for(read.union(*map(names_in, self.tests)), loads)
+        return [load for load in loads if load in wanted]
+
+    @property
+    def walked_program(self) -> list[str]:
+        """The same as text. Blocks of a cluster walk over the same key tiles: those that all its rows ask
+        for.
+        """
+        if not self.clusters:
+            return [self.statement(load) for load in self._late_bounds]
+        first: dict[Expr, Expr] = {Index("q_lo"): Ref("cluster_lo", "int", natural=True)}
+        return [
+            self.statement(
+                replace(x, load=cast(Load, substitute(x.load, first)), guard=substitute(x.guard, first))
+            )
+            for x in self._late_bounds
+        ]
 
     @property
     def record_fields(self) -> Iterator[str]:
@@ -308,10 +332,10 @@ class Sm90Text(ScoreText):
 
     def _read_by(self, statements: Iterable[Statement]) -> set[str]:
         """Names that loops and these statements read, and what of the program these are computed from."""
-        loops = self.kernel.regions.loops
+        loops, items = self.kernel.regions.loops, (*self.kernel.program, *self._late_bounds)
         read = {name for loop in loops for expr in loop.expressions for name in names_of(expr)}
         read.update(*map(names_in, statements))
-        return read.union(*map(names_in, needed_for(read, self.kernel.program)))
+        return read.union(*map(names_in, needed_for(read, items)))
 
     @property
     def sizes(self) -> Iterator[str]:

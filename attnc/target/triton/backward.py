@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnc.expr.construct import conj
-from attnc.expr.nodes import FALSE, TRUE, Dot, Expr, Index, walk
+from attnc.expr.nodes import FALSE, TRUE, Const, Dot, Expr, Index, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Loop, Module
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
@@ -450,7 +450,7 @@ class BackwardText(ProgramText, BackwardView):
             if name in BY_QUERY
             else ("kv_lo", "N", "BLOCK_N", self.kv_name, "n")
         )
-        scale = "" if name == "dv" or self.chain.scale == 1.0 else f" * {self.chain.scale!r}"
+        scale = "" if name == "dv" or self.chain.scale == 1.0 else f" * {scalar(Const(self.chain.scale))}"
         tile = f"({name}{scale})" if scale else name
         dtype = TL_DTYPES[DType(self.tensors.by_name[name].dtype)]
         where = f"b, {head}, " if self.kernel.tma else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from attnc.expr.construct import LEAST_NORMAL
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
@@ -37,6 +38,15 @@ def _search(node: Search, show: Printer) -> str:
     return f"_{node.side}_bound({row}, {stride}, {show(node.length)}, {show(node.value)})"
 
 
+def _number(value: int | float) -> str:
+    """Returns a constant. Triton makes a float64 of one below the normal numbers, and of what it meets."""
+    if isinstance(value, float) and 0 < abs(value) < LEAST_NORMAL:
+        return f"tl.full([], {value!r}, tl.float32)"
+    return repr(value)
+
+
+#: Triton takes a constant that is added to a product for what that begins with. In a loop with a second
+#: product by wgmma the sum is then wrong (3.6.0, sm_90), so such a constant is subtracted.
 SYNTAX = Syntax(
     binding=_BINDING,
     spelling={"and": "&", "or": "|", "not": "~", "neg": "-"},
@@ -54,8 +64,10 @@ SYNTAX = Syntax(
     real="{}.to(tl.float32)",
     real_constant="tl.full([], {}, tl.float32)",
     search=_search,
+    number=_number,
     widen="{}.to(tl.int64)",
     widen_counter="tl.cast({}, tl.int64)",
+    subtracts_from_dot=True,
 )  # fmt: skip
 
 

@@ -146,7 +146,7 @@ def _forward_step(
     q = _load_rows(Q, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
     d = tl.arange(0, 64)
     row = q_idx < M
-    o_at = o_rows + q_idx[:, None] * 64 + d[None, :]
+    o_at = o_rows + q_idx.to(tl.int64)[:, None] * 64 + d[None, :]
     acc = tl.load(o_at, mask=row[:, None], other=0.0)
     l = tl.load(l_rows + q_idx, mask=row, other=0.0)
     m = tl.load(m_rows + q_idx, mask=row, other=-float("inf"))
@@ -205,7 +205,7 @@ def fa1_forward(
         d = tl.arange(0, 64)
         row = q_idx < M
         zero = tl.zeros([BLOCK_M], tl.float32)
-        o_at = o_rows + q_idx[:, None] * 64 + d[None, :]
+        o_at = o_rows + q_idx.to(tl.int64)[:, None] * 64 + d[None, :]
         tl.store(o_at, tl.zeros([BLOCK_M, 64], tl.float32), mask=row[:, None])
         tl.store(l_rows + q_idx, zero, mask=row)
         tl.store(m_rows + q_idx, zero - float("inf"), mask=row)
@@ -232,7 +232,7 @@ def fa1_forward(
         q_idx = q_lo + tl.arange(0, BLOCK_M)
         d = tl.arange(0, 64)
         row = q_idx < M
-        o = tl.load(o_rows + q_idx[:, None] * 64 + d[None, :], mask=row[:, None], other=0.0)
+        o = tl.load(o_rows + q_idx.to(tl.int64)[:, None] * 64 + d[None, :], mask=row[:, None], other=0.0)
         _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.float16), BLOCK_M, 64, TMA)
         l = tl.load(l_rows + q_idx, mask=row, other=0.0)
         m = tl.load(m_rows + q_idx, mask=row, other=0.0)
@@ -361,7 +361,7 @@ def fa1_backward_dkdv(
 
 CALL = TritonAttention(
     name="fa1",
-    operator="fa1_f16_d64_6583d7a0",
+    operator="fa1_f16_d64_92e3a485",
     inputs=(
         Tensor("q", "f16[B, H, M, 64]", "bhm"),
         Tensor("k", "f16[B, H, N, 64]", "bhn"),
