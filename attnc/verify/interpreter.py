@@ -3,10 +3,10 @@ checkers.
 
 Triton runs a kernel on NumPy when TRITON_INTERPRET=1 was set before it was imported. As shipped (3.6), its
 bf16 casts truncate, NaN and infinities of 8 bits become finite, `tl.dot` multiplies bf16 bit patterns,
-`tl.maximum` differs from the GPU on NaN, libdevice and inline assembly are missing, and a stray address reads
-whatever lies there. `ensure_interpreter` replaces the parts concerned, so that the *unmodified* kernel means
-here what it means on a GPU. Besides, every access to memory is checked (`memory`), and precision that is lost
-on the way is a fault (`PrecisionFault`).
+`tl.maximum` differs from the GPU on NaN, libdevice and inline assembly (`assembly`) are missing, and a stray
+address reads whatever lies there. `ensure_interpreter` replaces the parts concerned, so that the *unmodified*
+kernel means here what it means on a GPU. Besides, every access to memory is checked (`memory`), and precision
+that is lost on the way is a fault (`PrecisionFault`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy.typing as npt
 import torch
 
 from attnc.reference import bf16_to_f32, f32_to_bf16
+from attnc.verify import assembly
 from attnc.verify.interpreted_language import Language
 from attnc.verify.memory import WATCH, MemoryFault
 
@@ -43,12 +44,6 @@ _LIBDEVICE: Mapping[str, Callable[..., Array]] = {
     "sqrt": np.sqrt,
     "fast_tanh": np.tanh,
     "fast_exp": np.exp,
-}
-_ASSEMBLY: Mapping[str, Callable[..., Array]] = {
-    "tanh.approx.f32": np.tanh,
-    "ex2.approx.ftz.f32": np.exp2,
-    "ex2.approx.f32": np.exp2,
-    "lg2.approx.f32": np.log2,
 }
 #: What belongs in float32.
 _ARITHMETIC = (np.add, np.subtract, np.multiply, np.divide)
@@ -296,13 +291,13 @@ class _Patch:
 
         return materialize_pointers
 
-    def inline_asm(self, asm: str, constraints: str, args: Any, types: Any, *_: Any) -> Any:
-        """Runs a known instruction on whole tensors."""
-        known = [function for instruction, function in _ASSEMBLY.items() if instruction in asm]
-        if len(known) != 1:
-            raise LookupError(f"the interpreter does not know the assembly {asm!r}")
-        result = self.handle(known[0](*(arg.data for arg in args)), types[0])
-        return SimpleNamespace(get_result=lambda index: result)
+    def inline_asm(self, asm: str, _: str, args: Any, types: Any, is_pure: bool, pack: int) -> Any:
+        """Runs assembly on whole tensors, as their bits."""
+        kinds = [np.dtype(self.interpreter._get_np_dtype(kind)) for kind in types]
+        made = assembly.run(asm, [arg.data for arg in args], kinds, pack)
+        scalars = (kind.scalar for kind in types)
+        results = [self.interpreter.TensorHandle(*pair) for pair in zip(made, scalars, strict=True)]
+        return SimpleNamespace(get_result=results.__getitem__)
 
     def wrap_init_args(self, original: Any) -> Any:
         def init_args(executor: Any, args: Any, named: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.planted.bug import TritonBug
 
+_ROWS_OF_K = "_load_paged(K, page, kv_lo, N, stride_kp, stride_kn, MASKED, BLOCK_N, 16, 128)"
+
 BUGS: tuple[TritonBug, ...] = (
     # Pages
     TritonBug(
@@ -130,19 +132,22 @@ BUGS: tuple[TritonBug, ...] = (
         name="e4m3 read with another bias",
         attention="kv8_decode",
         story="there are several formats of 4 and 3 bits, and their numbers differ by powers of two",
-        anchor="v = _load_paged(V, page, kv_lo, N, stride_vp, stride_vn, MASKED, BLOCK_N, 16, 128)"
-        ".to(tl.bfloat16)",
-        patch="v = _load_paged(V, page, kv_lo, N, stride_vp, stride_vn, MASKED, BLOCK_N, 16, 128)"
-        ".to(tl.float8e4b15, bitcast=True).to(tl.bfloat16)",
+        anchor=f"k = _e4m3_to_bf16({_ROWS_OF_K}, False)",
+        patch=f"k = {_ROWS_OF_K}.to(tl.float8e4b15, bitcast=True).to(tl.bfloat16)",
+    ),
+    TritonBug(
+        name="neighbours the wrong way round",
+        attention="kv8_decode",
+        story="of a conversion of two numbers the first operand becomes the upper half",
+        anchor="cvt.rn.bf16x2.f32 $1, d, c;",
+        patch="cvt.rn.bf16x2.f32 $1, c, d;",
     ),
     TritonBug(
         name="codes taken for integers",
         attention="kv8_decode",
         story="a cache of fp8 is handed around as bytes, and was converted as such",
-        anchor="k = _load_paged(K, page, kv_lo, N, stride_kp, stride_kn, MASKED, BLOCK_N, 16, 128)"
-        ".to(tl.bfloat16)",
-        patch="k = _load_paged(K, page, kv_lo, N, stride_kp, stride_kn, MASKED, BLOCK_N, 16, 128)"
-        ".to(tl.int8, bitcast=True).to(tl.bfloat16)",
+        anchor=f"k = _e4m3_to_bf16({_ROWS_OF_K}, False)",
+        patch=f"k = {_ROWS_OF_K}.to(tl.int8, bitcast=True).to(tl.bfloat16)",
     ),
     TritonBug(
         name="the scale of the values forgotten in splits",

@@ -30,8 +30,8 @@ SCORES = (
     "abs(max(dot(q, k), -inf) + 0.5)",
     "abs(0.5 + min(inf, dot(q, k)))",
 )
-#: Prints how many products there are in kernels of the specs that it reads, and what those begin with that begin
-#: with a constant other than 0.
+#: Prints how many products the kernels of the specs that it reads have, and the constants, 0 apart, that some
+#: of them begin with.
 PROGRAM = r"""
 import json, re, sys
 from attnc.plan.device import DEVICES

@@ -16,8 +16,11 @@ from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES
 from attnc.plan.signature import key_bytes
 from attnc.plan.triton.resources import estimate, misfit, unreadable
+from attnc.runtime.loader import load_text
 from attnc.runtime.toolchains import usage_of
 from attnc.support.arguments import DTYPES
+from attnc.target.triton.printer import widening
+from attnc.target.triton.render import triton_environment
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.problem import FILLS, Value, build
@@ -132,6 +135,47 @@ def test_outputs_are_within_the_bound(kind: str, pair: tuple[str, str]) -> None:
         (("random", "none"), ("cancelling", "nan_v"), ("ones", "inf_k"))
     ):
         right(made, case(made, seed=number, values=values, special=special), fills=tuple(FILLS))
+
+
+KERNEL = """import triton
+import triton.language as tl
+
+{function}
+
+@triton.jit
+def convert(x, y, STAYS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, {name}(tl.load(x + at), STAYS))
+"""
+
+
+def numbers(dtype: DType, element: DType, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """What the function of generated kernels makes of all codes, and what PyTorch does."""
+    name = widening(dtype, element)
+    template = triton_environment().get_template("triton/_widening.py.jinja")
+    module = load_text(KERNEL.format(function=template.render(device_functions={name}), name=name))
+    codes = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(DTYPES[dtype]).to(device)
+    found = []
+    for stays in (False, True):
+        found.append(torch.empty(256, dtype=DTYPES[element], device=device))
+        module.convert[(1,)](codes, found[-1], stays, BLOCK=256)
+    assert torch.equal(*(y.view(torch.int16) for y in found))
+    return found[0].cpu(), codes.cpu().double().to(DTYPES[element])
+
+
+def same_numbers(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether bits are the same, but for those of NaN."""
+    at = ~expected.isnan()
+    bits = got[at].view(torch.int16), expected[at].view(torch.int16)
+    return torch.equal(*bits) and bool(got[~at].isnan().all())
+
+
+@pytest.mark.parametrize("element", [DType.F16, DType.BF16])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_every_code_becomes_its_number(dtype: DType, element: DType) -> None:
+    got, expected = numbers(dtype, element)
+    assert same_numbers(got, expected)
+    assert expected.isnan().sum() == {DType.E4M3: 2, DType.E5M2: 6, DType.I8: 0}[dtype]
 
 
 @pytest.mark.parametrize("dtype", NARROW)

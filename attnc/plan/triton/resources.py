@@ -24,6 +24,9 @@ from attnc.plan.layout import Buffer, Estimate, Which
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import block, feature, parts, tile_columns
 
+#: Rows of a product from which on tensor cores read operands in shared memory, if they can.
+FEWEST_FROM_SHARED = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMemory:
@@ -87,15 +90,27 @@ class SharedMemory:
         self, tiles: Mapping[str, tuple[int, int]], streamed: Iterable[Buffer]
     ) -> Iterator[Buffer]:
         """Yields the tile at hand of k or v of 8 bits, in the type of q: where tensor cores read it, or where
-        it passes to the threads that multiply it, for which the buffers of such tiles serve too.
+        it passes to the threads that multiply it. For what passes in 8 bits the buffers of such tiles serve
+        too, and for what passes in 16 where no later tile is on its way to them.
         """
-        narrow = [name for name in self._streamed if self._stored(name) != self._dtype.bytes]
-        if not narrow:
-            return
-        largest = max(narrow, key=lambda name: tiles[name][0] * tiles[name][1])
-        made = _buffer(f"{largest} converted", tiles[largest], self._dtype.bytes, 1)
-        there = 0 if self._by_mma else sum(buffer.bytes for buffer in streamed)
-        yield replace(made, bytes=max(0, made.bytes - there))
+        there = sum(buffer.bytes for buffer in streamed)
+        found = []
+        for name in filter(self._is_narrow, self._streamed):
+            made = _buffer(f"{name} converted", tiles[name], self._dtype.bytes, 1)
+            is_apart = self._by_mma or (self._stays(name) and self._stages > 1)
+            found.append(made if is_apart else replace(made, bytes=max(0, made.bytes - there)))
+        if found:
+            yield max(found, key=lambda buffer: buffer.bytes)
+
+    def _is_narrow(self, name: str) -> bool:
+        return self._stored(name) != self._dtype.bytes
+
+    def _stays(self, name: str) -> bool:
+        """Returns whether a tile of 8 bits becomes one of 16 in the threads that loaded it: that of v, or of
+        k where v is part of it.
+        """
+        holds_v = name == ("k" if self._shares_v else "v")
+        return holds_v and self._is_narrow(name) and self._tile[0] < FEWEST_FROM_SHARED
 
     def _stored(self, name: str) -> int:
         """Returns bytes of an element of a matrix where it comes from."""
@@ -147,7 +162,7 @@ class SharedMemory:
     def _by_mma(self) -> bool:
         """Tiles of fewer than 64 rows are for the older instruction."""
         rows = self._tile[1] if self._inner == "q" and self.kernel != "forward" else self._tile[0]
-        return self.device.has_mma_from_shared and rows >= 64
+        return self.device.has_mma_from_shared and rows >= FEWEST_FROM_SHARED
 
     @property
     def _loads(self) -> Iterator[Buffer]:
@@ -180,7 +195,7 @@ class SharedMemory:
             yield _buffer("lse", (tile_q, 1), 4, 1)
             if self.device.has_tma:
                 yield _buffer("o", (tile_q, dv), DType(self.attention.o.dtype).bytes, 1)
-        if self._shares_v and self._copies == 1 and not self._by_mma:
+        if self._shares_v and self._copies == 1 and not self._by_mma and not self._stays("k"):
             # at most 256 bytes of a thread at a time, from its registers for k to those of another for v; the
             # other columns of k, and p, are not there then
             moved = min(tile_kv * dv * size, self.config.warps * 32 * 256)

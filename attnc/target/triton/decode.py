@@ -199,8 +199,14 @@ class DecodeText(KernelText):
 
     @property
     def load_v(self) -> str:
-        shares = self.rows("v").tensor == "k" and self._columns[0].width == self.dv
-        return "k" if shares else super().load_v
+        return "k" if self._shares_v else super().load_v
+
+    @property
+    def _shares_v(self) -> bool:
+        return self.rows("v").tensor == "k" and self._columns[0].width == self.dv
+
+    def stays(self, name: str) -> str:
+        return super().stays("v" if self._shares_v else name)
 
     @property
     def step_names(self) -> list[str]:

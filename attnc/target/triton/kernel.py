@@ -11,9 +11,10 @@ from attnc.expr.nodes import Binary, Index, Ref, walk
 from attnc.model.tensors import DType
 from attnc.plan.ir import Arg, Decode, Forward, Loop, Module
 from attnc.plan.signature import block, feature
+from attnc.plan.triton.resources import FEWEST_FROM_SHARED
 from attnc.target.declaration import Record, Table, Value, Words, in_words, quoted
 from attnc.target.kernel_view import KernelView, OutputView
-from attnc.target.triton.printer import TL_DTYPES, converted, offset, scalar, tiled, transposed
+from attnc.target.triton.printer import TL_DTYPES, offset, scalar, tiled, transposed, widening
 
 
 def triton_kernel(
@@ -163,7 +164,18 @@ class KernelText(ProgramText, OutputView):
         """Returns a tile of rows of k or v, in the type of q: `width` columns from column `first` on."""
         attention = self.module.variant.attention
         stored = DType(attention.tensor(self.rows(name).tensor).dtype)
-        return self._load_stored(name, width, first) + converted(stored, attention.element)
+        load, widened = self._load_stored(name, width, first), widening(stored, attention.element)
+        return f"{widened}({load}, {self.stays(name)})" if widened else load
+
+    def stays(self, name: str) -> str:
+        """Says whether a tile of 8 bits becomes one of 16 in the threads that loaded it, as that of v does:
+        what loads operands of tensor cores takes rows of bytes, as those of k are, but no columns. Where
+        tensor cores read shared memory, tiles of 16 bits lie there anyway, and Triton's pipelines for some of
+        them take no assembly that is not pure.
+        """
+        if name != "v" or self.kernel.grid.over == "head":
+            return "False"
+        return f"q.shape[0] < {FEWEST_FROM_SHARED}"
 
     def _load_stored(self, name: str, width: int, first: int) -> str:
         rows = self.rows(name)

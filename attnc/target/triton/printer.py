@@ -16,16 +16,11 @@ from attnc.target.printer import Printer, Syntax
 TL_DTYPES = {DType.F16: "tl.float16", DType.BF16: "tl.bfloat16", DType.F32: "tl.float32"}
 
 
-def converted(stored: DType, element: DType) -> str:
-    """Returns what follows a tile of k or v to make it one of this type, of 16 bits: nothing where it is one.
-
-    e5m2 is the first half of f16, by way of which it becomes bf16: what Triton makes of it otherwise is right
-    but for infinities and NaN, which it takes for 65536 and more.
+def widening(stored: DType, element: DType) -> str:
+    """Returns the name of the device function that makes a tile of k or v one of this type, of 16 bits; ""
+    where it is one.
     """
-    if not stored.is_narrow:
-        return ""
-    halfway = stored is DType.E5M2 and element is DType.BF16
-    return "".join(f".to({TL_DTYPES[dtype]})" for dtype in ([DType.F16] * halfway + [element]))
+    return f"_{stored}_to_{element}" if stored.is_narrow else ""
 
 
 #: Python's precedences: Triton text is Python. `&` and `|` bind tighter than comparisons there, so those

@@ -10,7 +10,7 @@ from functools import cache
 import jinja2
 
 from attnc.expr.nodes import Binary, Call, Expr, Index, Search, show, walk
-from attnc.model.tensors import Role
+from attnc.model.tensors import DType, Role
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Forward, Kernel, Module, split_of
 from attnc.plan.ir.kernel import expressions_within
@@ -38,7 +38,7 @@ from attnc.target.triton.backward import BackwardText
 from attnc.target.triton.decode import CombineText, DecodeText
 from attnc.target.triton.kernel import KernelText, triton_kernel
 from attnc.target.triton.parameters import PreprocessText
-from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled
+from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 _OF_THE_BACKWARD = """\
@@ -155,6 +155,8 @@ def device_functions(module: Module) -> frozenset[str]:
     forward, backward, kernels = module.kernel, module.backward, module.kernels.values()
     called = {name for expr in expressions_within((forward, backward)) for name in _called_by(expr)}
     called.update(*map(_moves_rows, kernels))
+    attention = module.variant.attention
+    called.update(widening(DType(tensor.dtype), attention.element) for tensor in (attention.k, attention.v))
     if any(kernel.grid.sequences is not None for kernel in kernels):
         called.add("_find_sequence")
     if backward is not None:
@@ -164,7 +166,7 @@ def device_functions(module: Module) -> frozenset[str]:
             called.add("_load_vector")  # of lse2 and delta
     if any(kernel.softmax.dropout is not None for kernel in kernels):
         called.add("_keep_dropout")
-    return frozenset(called)
+    return frozenset(called) - {""}
 
 
 def _moves_rows(kernel: Kernel) -> Iterator[str]:
