@@ -238,16 +238,16 @@ def binary(op: BinaryOp, left: Expr, right: Expr) -> Expr:
 def minimum(left: Expr, right: Expr) -> Expr:
     """Builds min(left, right)."""
     a, b = number(left), number(right)
-    if a is not None and b is not None and left.type == right.type:
-        return left if a <= b else right
+    if a is not None and b is not None:
+        return Const(min(a, b) if left.type == right.type else float(min(a, b)))
     return left if left == right else Call("min", (left, right))
 
 
 def maximum(left: Expr, right: Expr) -> Expr:
     """Builds max(left, right)."""
     a, b = number(left), number(right)
-    if a is not None and b is not None and left.type == right.type:
-        return left if a >= b else right
+    if a is not None and b is not None:
+        return Const(max(a, b) if left.type == right.type else float(max(a, b)))
     return left if left == right else Call("max", (left, right))
 
 

@@ -114,8 +114,10 @@ class TritonKernel:
             return None
         return Usage(registers=usage.registers, stack=usage.stack, shared=int(compiled.metadata.shared))
 
-    def lower(self) -> None:
-        """Compiles as far as Triton's own forms go, before LLVM's. Raises what Triton's compiler raises."""
+    def lower(self) -> dict[str, str]:
+        """Returns the kernel in Triton's own forms, before LLVM's, by their names. Raises what Triton's
+        compiler raises.
+        """
         from triton._C.libtriton import ir
         from triton.backends.compiler import GPUTarget, Language
         from triton.compiler import make_backend
@@ -131,8 +133,11 @@ class TritonKernel:
         functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
         lowered = self._source().make_ir(target, options, functions, modules, context)
         metadata: dict[str, Any] = {}
+        texts = {}
         for form in ("ttir", "ttgir"):
             lowered = stages[form](lowered, metadata)
+            texts[form] = str(lowered)
+        return texts
 
     def _source(self) -> Any:
         from triton.compiler import ASTSource
@@ -180,14 +185,14 @@ class TritonCompiler(Toolchain):
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage | None:
         """Compiles a kernel. Backward kernels are launched without a gradient of lse."""
-        return _triton_kernel(module, kernel, position, device).compile()
+        return triton_kernel(module, kernel, position, device).compile()
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
         """Compiles up to the forms of Triton itself."""
-        _triton_kernel(module, kernel, position, device).lower()
+        triton_kernel(module, kernel, position, device).lower()
 
 
-def _triton_kernel(module: ir.Module, kernel: Which, position: int, device: Device) -> TritonKernel:
+def triton_kernel(module: ir.Module, kernel: Which, position: int, device: Device) -> TritonKernel:
     """Returns a kernel of a planned module at one of its configs. ValueError for a device that cannot read
     its keys.
     """

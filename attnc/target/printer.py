@@ -55,7 +55,8 @@ class Syntax:
     another; alike: of an integer argument beside one of 64 bits, for an intrinsic then spelled `min:wide`.
     An intrinsic may have a spelling for each type of its result (`abs:int`). number: text of a constant;
     to_float: what makes a float of an int dividend, where `/` of two ints is another operation.
-    subtracts_from_dot: whether a constant is added to the product of q and k by subtracting its opposite.
+    subtracts_from_dot: whether a constant is added to the product of q and k, and to what is made of it, by
+    subtracting its opposite.
     """
 
     binding: Mapping[str, int]
@@ -125,10 +126,10 @@ class Printer:
             case Not(operand=operand):
                 return self._prefix("not", operand)
             case (
-                Binary(op="+", left=Const(value=value), right=Dot())
-                | Binary(op="+", left=Dot(), right=Const(value=value))
-            ) if self.syntax.subtracts_from_dot:
-                return self._binary("-", Dot(), Const(-value))
+                Binary(op="+", left=Const(value=value), right=rest)
+                | Binary(op="+", left=rest, right=Const(value=value))
+            ) if self.syntax.subtracts_from_dot and expr.type == "float" and Dot() in walk(rest):
+                return self._binary("-", rest, Const(-value))
             case Binary(op=op, left=left, right=right):
                 return self._binary(op, left, right)
             case Compare(op=op, left=left, right=right):

@@ -99,9 +99,8 @@ class Sizes(dict[str, int]):
         for tensor, x in pairs:
             if tensor.axes:
                 continue
-            wanted = {name for size in tensor.shape for name in mentioned(_without_value(size))}
-            if missing & wanted:
-                missing |= wanted
+            if any(self._waits(size, missing) for size in tensor.shape):
+                missing |= {name for size in tensor.shape for name in mentioned(_without_value(size))}
                 later.append((tensor, x))
             else:
                 self.check_one(tensor, x, like)
@@ -151,6 +150,12 @@ class Sizes(dict[str, int]):
         if name.isidentifier() and name not in self and name not in self.computed and name != "G":
             return name, int(plus or 0)
         return "", 0
+
+    def _waits(self, text: str, missing: set[str]) -> bool:
+        """Returns whether a size is not known before some of the missing ones are."""
+        return not self._free(text)[0] and not missing.isdisjoint(
+            mentioned(_without_value(text)) - self.keys()
+        )
 
     def _check_group(self) -> None:
         if self._is_grouped or not {"H", "Hkv"} <= self.keys():

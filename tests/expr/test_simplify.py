@@ -26,6 +26,8 @@ from tests.expr.spell import spell
         ("sqrt(16) / 8", "0.5"),
         ("log(-1)", "log(-1)"),
         ("min(3, 4) + max(3, 4) + abs(-2)", "9"),
+        ("max(0.5, min(1.5, 3))", "1.5"),
+        ("max(0.5, 3)", "3.0"),
         ("where(1 < 2, q_idx, kv_idx)", "q_idx"),
         ("where(q_idx < 2, kv_idx, kv_idx)", "kv_idx"),
         ("where(q_idx < 2, keep[b, kv_idx], true)", "q_idx < 2 and keep[b, kv_idx] or q_idx >= 2"),

@@ -232,7 +232,7 @@ from attnc.syntax.parser import parse, prelude
 found = {}
 for name, arch, text in json.load(sys.stdin):
     (module,) = plan_program(resolve(parse(Source(name, text)), prelude())).modules
-    kernel = toolchains._triton_kernel(module, "forward", 0, DEVICES[arch])
+    kernel = toolchains.triton_kernel(module, "forward", 0, DEVICES[arch])
     target = GPUTarget("cuda", kernel.capability, 32)
     compiled = triton.compile(kernel._source(), target=target, options=kernel.options)
     found[f"{name} {arch}"] = compiled.asm["ptx"]

@@ -81,6 +81,14 @@ def test_sizes_are_bound_and_computed() -> None:
     assert again == expected
 
 
+def test_what_has_a_computed_size_may_come_before_what_that_is_computed_from() -> None:
+    sizes = Sizes("q", {"N": "P * 4"}, None)
+    types = {"q": "f32[T, 8]", "bias": "f32[B, N, X]", "half": "f32[X // 2]", "table": "f32[B, P]"}
+    tensors = [Tensor(name, text, "t" if name == "q" else "") for name, text in types.items()]
+    sizes.check(tensors, [torch.zeros(*shape) for shape in ((3, 8), (2, 12, 6), (3,), (2, 3))])
+    assert sizes == {"T": 3, "B": 2, "P": 3, "N": 12, "X": 6}
+
+
 WRONG = [
     ({"v": torch.zeros(6, 4, 3, 8)}, r"v: expected shape \[7, 4, 3, 8\], got \[6, 4, 3, 8\]"),
     ({"q": torch.zeros(5, 7, 8)}, "q has 7 heads: expected a multiple of the 3 heads of k"),

@@ -98,6 +98,7 @@ HOPPERS = {
         "mask = kv_idx == 5 or last[b, q_idx] > h",
         "grad q, k, v",
     ),
+    "no keys": ("mask = kv_idx > 60 and kv_idx < 4", "grad q, k, v"),
     "tiles to skip by a float": ("input last: f32[H]", "mask = kv_idx == 5 or last[h] < 2"),
 }
 #: Scores with constants, their own or of a derivative, that are none of the normal numbers of float32.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnc.expr.construct import conj, disj, in_float32
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Binary, BinaryOp, Compare, CompareOp, Const, Dim, Dot, Expr, Index, Not
+from attnc.expr.nodes import Binary, BinaryOp, Call, Compare, CompareOp, Const, Dim, Dot, Expr, Index, Not
 from attnc.target.sm80.printer import scalar as cuda_scalar
 from attnc.target.triton.printer import scalar, tiled
 from tests.expr.spell import spell
@@ -57,10 +59,11 @@ def test_constants_are_those_of_float32(value: float) -> None:
 
 @pytest.mark.parametrize("value", [1, 0.5, -0.5])
 def test_a_constant_is_no_addend_of_a_product_of_triton(value: float) -> None:
-    """As an addend it would be what the product begins with, which loses the product."""
+    """As an addend it would be what the product begins with, and then be taken for the product."""
     shown = {"1": "s - -1", "0.5": "s - -0.5", "-0.5": "s - 0.5"}[str(value)]
-    sums = Binary("+", Const(value), Dot()), Binary("+", Dot(), Const(value))
-    assert [tiled(expr) for expr in sums] == [shown] * 2
+    assert tiled(Binary("+", Const(value), Dot())) == tiled(Binary("+", Dot(), Const(value))) == shown
+    least = Call("max", (Dot(), Const(-inf)))
+    assert tiled(Binary("+", least, Const(value))) == tiled(least) + shown.removeprefix("s")
     assert tiled(Binary("*", Const(2.0), Binary("+", Dot(), Const(value)))) == f"2.0 * ({shown})"
     assert cuda_scalar(Binary("+", Dot(), Const(0.5))) == "s + 0.5f"
 

@@ -210,6 +210,11 @@ class Sm90Text(ScoreText):
         return "(32 / (BLOCK_M / 64))" if self.own_ranges else "32"
 
     @property
+    def end(self) -> str:
+        """Where the loop ends: who multiplies has no variable for what is none of the plan."""
+        return self.hi
+
+    @property
     def last_tile(self) -> str:
         """The last of the key tiles, or one below all of them."""
         if self.guard:

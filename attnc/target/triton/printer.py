@@ -45,8 +45,9 @@ def _number(value: int | float) -> str:
     return repr(value)
 
 
-#: Triton takes a constant that is added to a product for what that begins with. In a loop with a second
-#: product by wgmma the sum is then wrong (3.6.0, sm_90), so such a constant is subtracted.
+#: Triton takes a constant that is added to a product for what that begins with, also where it finds that what
+#: stands between them, a product with 1 or min with infinity, changes nothing. ptxas then takes elements of a
+#: product by wgmma for that constant (12.8, sm_90), so constants are subtracted, which Triton leaves alone.
 SYNTAX = Syntax(
     binding=_BINDING,
     spelling={"and": "&", "or": "|", "not": "~", "neg": "-"},
