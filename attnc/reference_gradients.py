@@ -203,6 +203,7 @@ class _Scores:
         """Returns tensor[indices], 0 outside."""
         if expr.tensor not in self.leaves:
             leaf = torch.from_numpy(np.array(self.head.arrays[expr.tensor]))
+            leaf = leaf.long() if leaf.dtype == torch.int32 else leaf  # numbers of a spec do not wrap
             self.leaves[expr.tensor] = leaf.requires_grad_() if leaf.is_floating_point() else leaf
         leaf = self.leaves[expr.tensor]
         if leaf.numel() == 0:

@@ -26,9 +26,16 @@ PAIR = Load("pair", (Binary("-", Q_POS, KV_IDX),), (Const(4),), "float")
 EXTRAS = (
     Tensor(name="slope", dtype=DType.F32, shape=(HEADS,)),
     Tensor(name="pair", dtype=DType.F32, shape=(Const(4),)),
+    Tensor(name="least", dtype=DType.I32, shape=(Const(4),)),
 )
 ALIBI = Binary("-", SCALED, Binary("*", SLOPE, Call("abs", (Binary("-", Q_POS, KV_IDX),))))
 CAPPED = Binary("*", Const(2.0), Call("tanh", (Binary("/", Binary("+", SCALED, PAIR), Const(2.0)),)))
+#: Numbers of 32 bits, from which something is subtracted: what wraps would be greater.
+LEAST = Load("least", (KV_IDX,), (Const(4),), "int")
+BELOW = Call(
+    "where",
+    (Compare(">", Binary("-", LEAST, Const(33)), Q_POS), Binary("*", SLOPE, SCALED), SCALED),
+)
 SINK = Softmax(sink=Binary("*", SLOPE, Const(2.0)))
 
 
@@ -37,6 +44,7 @@ def specimen(score: Expr, mask: Expr, softmax: Softmax) -> tuple[Attention, dict
     make = torch.Generator().manual_seed(1)
     tensors["slope"] = torch.rand(6, generator=make, dtype=torch.float64)
     tensors["pair"] = torch.randn(4, generator=make, dtype=torch.float64)
+    tensors["least"] = torch.full((4,), -(2**31), dtype=torch.int32)
     wanted = replace(attention(score, mask, softmax, EXTRAS), grads=("q", "k", "v", "slope", "pair"))
     return wanted, tensors
 
@@ -49,8 +57,8 @@ def loss(wanted: Attention, tensors: Mapping[str, Any], cotangents: Mapping[str,
 
 @pytest.mark.parametrize(
     ("score", "softmax"),
-    [(SCALED, Softmax()), (ALIBI, Softmax()), (CAPPED, Softmax()), (ALIBI, SINK)],
-    ids=["scaled", "alibi", "capped", "sink"],
+    [(SCALED, Softmax()), (ALIBI, Softmax()), (CAPPED, Softmax()), (BELOW, Softmax()), (ALIBI, SINK)],
+    ids=["scaled", "alibi", "capped", "below", "sink"],
 )
 def test_agree_with_finite_differences(score: Expr, softmax: Softmax) -> None:
     wanted, tensors = specimen(score, CAUSAL, softmax)

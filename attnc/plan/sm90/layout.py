@@ -28,7 +28,7 @@ _REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
 Copies: TypeAlias = Literal["boxes", "rows"]
 #: Registers of a thread that copies rows, and how many it asks for at once, by the wider of D and Dv:
 #: accumulators of wide heads leave it few.
-_ROW_COPIES: tuple[tuple[int, int, int], ...] = ((192, 64, 4), (256, 40, 1))
+_ROW_COPIES: tuple[tuple[int, int, int], ...] = ((192, 64, 12), (256, 40, 1))
 #: How a tile of o leaves (`Sm90Layout.way_out`).
 WayOut: TypeAlias = Literal["tile", "q", "v", ""]
 #: Columns of q and k, and of v, that one accumulator can have.
