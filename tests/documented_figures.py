@@ -197,7 +197,7 @@ def prefill_hopper() -> str:
 
 def _ratio(theirs: float, mine: float) -> str:
     """How many times as fast as theirs, rounded down."""
-    return f"{floor(100 * theirs / mine) / 100:.2f}x"
+    return f"{floor(100 * (theirs / mine)) / 100:.2f}x"
 
 
 def decode() -> str:
