@@ -227,7 +227,10 @@ class _Patch:
             left, right = self.values(a), self.values(b)
             if a.dtype.primitive_bitwidth == 32 and precision == tf32:
                 left, right = f32_to_tf32(left), f32_to_tf32(right)
-            product = np.matmul(left.astype(np.float32), right.astype(np.float32))
+            # In float32 the last bit of a sum would be that of the processor's matrix library, and depend on
+            # where a row lies in a tile.
+            with np.errstate(over="ignore", invalid="ignore"):
+                product = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(np.float32)
             return self.handle(product + d.data, d.dtype)
 
         return create_dot
