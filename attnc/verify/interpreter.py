@@ -224,14 +224,19 @@ class _Patch:
         def create_dot(builder: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
             if not a.dtype.is_floating() or a.dtype.primitive_bitwidth not in (16, 32):
                 return original(builder, a, b, d, precision, imprecise)
-            left, right = self.values(a), self.values(b)
-            if a.dtype.primitive_bitwidth == 32 and precision == tf32:
-                left, right = f32_to_tf32(left), f32_to_tf32(right)
-            # In float32 the last bit of a sum would be that of the processor's matrix library, and depend on
-            # where a row lies in a tile.
+            left, right, at_once = self.values(a), self.values(b), 16
+            if a.dtype.primitive_bitwidth == 32:
+                at_once = 1
+                if precision == tf32:
+                    left, right, at_once = f32_to_tf32(left), f32_to_tf32(right), 8
+            # So many columns are multiplied at once, and the sum rounded. In float32 its last bit would be
+            # that of the processor's matrix library, and depend on where a row lies in a tile.
+            left, right, total = left.astype(np.float64), right.astype(np.float64), d.data
             with np.errstate(over="ignore", invalid="ignore"):
-                product = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(np.float32)
-            return self.handle(product + d.data, d.dtype)
+                for k in range(0, left.shape[-1], at_once):
+                    step = np.matmul(left[..., k : k + at_once], right[..., k : k + at_once, :])
+                    total = (total + step).astype(d.data.dtype)
+            return self.handle(total, d.dtype)
 
         return create_dot
 
