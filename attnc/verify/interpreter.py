@@ -226,9 +226,9 @@ class _Patch:
                 return original(builder, a, b, d, precision, imprecise)
             left, right, at_once = self.values(a), self.values(b), 16
             if a.dtype.primitive_bitwidth == 32:
-                at_once = 1
+                at_once = 4
                 if precision == tf32:
-                    left, right, at_once = f32_to_tf32(left), f32_to_tf32(right), 8
+                    left, right = f32_to_tf32(left), f32_to_tf32(right)
             # So many columns are multiplied at once, and the sum rounded. In float32 its last bit would be
             # that of the processor's matrix library, and depend on where a row lies in a tile.
             left, right, total = left.astype(np.float64), right.astype(np.float64), d.data
