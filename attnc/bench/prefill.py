@@ -27,7 +27,7 @@ WIDTH, HEADS, KV_HEADS = 128, 32, 8
 PAGES = (16, 64, 4, 1)
 FORMS = ("dense", "ragged", *(f"page_{page}" for page in PAGES))
 #: Those that take part where they are named.
-SMALL = FORMS[-2:]
+SMALL = tuple(f"page_{page}" for page in PAGES if page < 16)
 _TOKENS = 16384
 #: By who takes part; the first is the one that others are compared with.
 _TITLES = {OURS: "attnc", "triton": "attnc on Triton", "fa3": "FlashAttention-3"}

@@ -110,7 +110,7 @@ def plan_softmax(
     least, most = (end * LOG2E for end in safe_range(attention.element))
     if isinstance(rescale, Choice):
         (value,) = rescale.args.values()
-        rescale, threshold = rescale.name, min(value, most) if isinstance(value, float) else 0.0
+        rescale, threshold = rescale.name, min(float(value), most) if isinstance(value, int | float) else 0.0
     headroom = 0.0
     if isinstance(maximum := choice.args.get("maximum"), Choice):
         (value,) = maximum.args.values()
