@@ -14,7 +14,7 @@ from attnc.diagnostics import DiagnosticError, did_you_mean
 
 if TYPE_CHECKING:
     from attnc.distributed.estimate import Strategy
-    from attnc.model.attention import Attention
+    from attnc.model.attention import Attention, Variant
 
 
 def explain_ranks(
@@ -96,10 +96,9 @@ def verify_ranks(
         for spec in program.attentions:
             if attention not in (None, spec.name):
                 continue
-            if variant is not None:
-                only(variants(program, spec), "variant", variant, lambda v: v.name)
             found_any = True
-            row = _verify_one(path, spec, variant, target, ranks, count, quiet=as_json)
+            chosen = only(variants(program, spec), "variant", variant, lambda v: v.name)[0]
+            row = _verify_one(path, chosen, target, ranks, count, quiet=as_json)
             data.append(row)
             is_right &= row["ok"] is not False
     if not found_any:
@@ -113,24 +112,25 @@ def verify_ranks(
 
 
 def _verify_one(
-    path: Path, spec: Attention, variant: str | None, target: str, ranks: int, count: int, *, quiet: bool
+    path: Path, variant: Variant, target: str, ranks: int, count: int, *, quiet: bool
 ) -> dict[str, Any]:
-    """Verifies one attention, and says so; `ok` is None where ranks cannot share it."""
+    """Verifies a variant of an attention, and says so; `ok` is None where ranks cannot share it."""
     from attnc.distributed.kernels import check_covered
     from attnc.distributed.verify import verify_on_ranks
 
-    row: dict[str, Any] = {"spec": str(path), "attention": spec.name, "ranks": ranks}
+    name = variant.attention.name
+    row: dict[str, Any] = {"spec": str(path), "attention": name, "ranks": ranks}
     try:
-        check_covered(spec)
+        check_covered(variant.attention)
     except DiagnosticError as failure:
         reason = failure.diagnostics[0].message
         if not quiet:
-            say(f"-     {spec.name}: {reason}")
+            say(f"-     {name}: {reason}")
         return {**row, "ok": None, "reason": reason}
-    found = verify_on_ranks(str(path), spec.name, target, ranks, count, variant)
+    found = verify_on_ranks(str(path), name, target, ranks, count, variant.name)
     if not quiet:
         state = paint("ok   ", "32") if found.ok else paint("WRONG", "1;31")
-        text = f" {spec.name} on {ranks} ranks: {counted(len(found.verdicts), 'case')} on {found.place};"
+        text = f" {name} on {ranks} ranks: {counted(len(found.verdicts), 'case')} on {found.place};"
         text += " worst error"
         say(state, f"{text} {100 * found.worst:.0f} % of the bound")
         for made, verdict in found.verdicts:

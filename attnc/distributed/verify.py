@@ -22,7 +22,6 @@ from attnc.distributed.estimate import STRATEGIES, Strategy
 from attnc.distributed.group import on_processes
 from attnc.distributed.kernels import spec_of
 from attnc.model.attention import Attention, Variant
-from attnc.model.tensors import DType
 from attnc.plan.ir.backward import GradientBound
 from attnc.verify.case import Case
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
@@ -207,9 +206,7 @@ def verify_here(
     device = f"cuda:{rank}" if gpus else "cpu"
     variants = spec_of(source, attention, target).variants
     variant = next(variant for variant in variants if wanted in (None, variant.name))
-    params: dict[str, Any] = {
-        name: x for name, x in variant.params.items() if name != "D" and not isinstance(x, DType)
-    }
+    params: dict[str, Any] = dict(variant.params)
     cp = ContextParallel(source, attention=attention, target=target, symmetric=symmetric, **params)
     verdicts = tuple(
         (made, run_case(cp, variant, made, device))

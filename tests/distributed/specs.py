@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 _TEXT = """
 attention small {{
+  {params}
   input q: {dtype}[{q}]{q_via}
   input k, v: {dtype}[{k}]{k_via}
   {inputs}
@@ -34,6 +35,7 @@ def text(
     heads: str = "Hkv * G",
     packed: bool = False,
     length: str = "",
+    params: str = "",
 ) -> str:
     """A spec with heads of 16 columns, keys and queries in rows or packed."""
     kv_heads = heads.partition(" ")[0]
@@ -44,6 +46,7 @@ def text(
         q_via, k_via = " via ragged(cu_q)", " via ragged(cu_k)"
         inputs = (*inputs, "cu_q, cu_k: i32[B + 1]")
     return _TEXT.format(
+        params=params,
         dtype=dtype,
         q=q,
         q_via=q_via,
@@ -87,6 +90,7 @@ SPECS: Mapping[str, str] = {
     "by head": text("causal and (h < 2 or kv_idx >= q_pos - 9)"),
     "sizes": text("kv_idx < N - 3 and kv_idx <= q_pos + M // 4"),
     "dropout": text(inputs=("p: f32[]", "seed: i64[]"), normalize="softmax(dropout = p, seed = seed)"),
+    "types": text(params="param T in {f32, bf16}", dtype="T"),
     "lengths": text(inputs=("kv_len: i32[B]",), length="length N = kv_len[b]"),
     "packed": text("window(30, 0)", packed=True),
     "dilated": text("(q_pos - kv_idx) % 3 == 0 and causal"),

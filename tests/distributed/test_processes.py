@@ -17,9 +17,9 @@ from tests.distributed.specs import SPECS
 
 @pytest.mark.slow
 def test_two_processes_agree_with_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the command that people run."""
+    """By the command that people run, of a spec whose element type is a param."""
     path = tmp_path / "small.attn"
-    path.write_text(SPECS["sink"], encoding="utf-8")
+    path.write_text(SPECS["types"], encoding="utf-8")
     assert main(["verify", str(path), "--ranks", "2", "--count", "2", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["attention"], found["ranks"], found["ok"]) == ("small", 2, True)
