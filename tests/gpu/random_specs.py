@@ -14,6 +14,10 @@ language was drawn, and which were wrong, with text, seed and case. A later run 
 it, from the next seed on; `--again` runs those that were wrong, and keeps those that still are. Without a GPU
 kernels are interpreted. With `--compile` nothing runs: the front ends of the compilers read every kernel, for
 which no GPU is needed, and a spec is wrong if one of them refuses; `--compile whole` goes on to machine code.
+
+With `--foreign` the specs are those of `tests.verify.foreign_specs`, what papers and model code add to
+scores, and each case is held to the rules of `attnc verify` too, on every target. `--targets triton` leaves
+the others out.
 """
 
 from __future__ import annotations
@@ -45,6 +49,8 @@ CHUNK = 24
 _WITHOUT_GRADIENTS = 12
 #: Rows of a case, and its scores: few on a GPU too, since the reference is computed on the host.
 LONGEST, AREA = 300, 1 << 16
+#: The same where a case is held to rules, which run it some twenty times.
+LONGEST_HELD, AREA_HELD = 130, 1 << 14
 #: Seconds after which a spec is taken for one whose kernel does not end.
 PATIENCE = 60
 #: Words and signs of the language whose use is counted, besides the types of inputs.
@@ -141,7 +147,24 @@ def _describe(result: Result, modules: Iterable[Module]) -> None:
     result.wgmma = hopper is not None and type(hopper.layout).__name__ == "Sm90Backward"
 
 
-def judged(chunk: int, number: int, text: str, data: Any) -> Result:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """What is done with specs. compiling: `front` or `whole`, in place of a run; is_foreign: which specs;
+    targets: for which kernels are made.
+    """
+
+    compiling: str | None = None
+    is_foreign: bool = False
+    targets: tuple[str, ...] = ("triton", "cuda.sm_80", "cuda.sm_90a")
+
+    @property
+    def options(self) -> list[str]:
+        """How a command line says so."""
+        found = ["--compile", self.compiling] if self.compiling else []
+        return [*found, *(["--foreign"] if self.is_foreign else []), "--targets", *self.targets]
+
+
+def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
     """The spec compiled for its targets, run on a drawn case, and compared."""
     from hypothesis import strategies as st
 
@@ -159,18 +182,22 @@ def judged(chunk: int, number: int, text: str, data: Any) -> Result:
     made = {module.target: subject_of(module) for module in modules}
     shaping = made[data.draw(st.sampled_from(sorted(made)))]
     limits, largest = shaping.limits(), max(m * n for m, n in shaping.limits().tiles.values())
-    case = data.draw(cases(shaping.variant, replace(limits, longest=LONGEST, work=max(AREA // largest, 1))))
+    longest, area = (LONGEST_HELD, AREA_HELD) if mode.is_foreign else (LONGEST, AREA)
+    case = data.draw(cases(shaping.variant, replace(limits, longest=longest, work=max(area // largest, 1))))
     if any(max(layout.gaps, default=0) > 100 for layout in case.layouts.values()):
         case = replace(case, layouts={})  # rows gigabytes apart have tests of their own
     _describe(result, modules)
     result.case, result.features = case.to_json(), features_of(text, case)
-    result.wrong = wrong_on(made, case)
+    result.wrong = wrong_on(made, case, mode)
     return result
 
 
-def wrong_on(made: Mapping[str, Subject], case: Case) -> dict[str, str]:
-    """What is wrong with the modules of a spec, by target, on this case, each alone and compared."""
+def wrong_on(made: Mapping[str, Subject], case: Case, mode: Mode) -> dict[str, str]:
+    """What is wrong with the modules of a spec, by target, on this case, each alone and compared; with those
+    of a foreign one, what rules they break.
+    """
     from attnc.verify.check import check, keeps
+    from attnc.verify.properties import violations
     from attnc.verify.trials import across
 
     wrong = {}
@@ -178,19 +205,29 @@ def wrong_on(made: Mapping[str, Subject], case: Case) -> dict[str, str]:
         own = replace(case, config=case.config % len(subject.configs))
         verdict = check(subject, own)
         others = {name: peer for name, peer in made.items() if name != target}
-        if verdict.ok and target == "triton" and case.call == "out":
+        if verdict.ok and mode.is_foreign:
+            verdict = keeps(subject, own, violations, verdict)
+        elif verdict.ok and target == "triton" and case.call == "out":
             verdict = keeps(subject, own, across(others), verdict)
         if not verdict.ok:
             wrong[target] = verdict.message
     return wrong
 
 
-def draw(chunk: int, skip: int, compiling: str | None) -> Iterator[Result]:
+def draw(chunk: int, skip: int, mode: Mode) -> Iterator[Result]:
     """The results of a seed's specs, but for the first `skip`."""
     from hypothesis import HealthCheck, Phase, given, seed, settings
     from hypothesis import strategies as st
 
-    from tests.verify.random_specs import EVERY_TARGET, specs
+    from tests.verify.foreign_specs import foreign_specs
+    from tests.verify.random_specs import specs
+
+    def texts(number: int) -> st.SearchStrategy[str]:
+        wide = number % 2 == 0
+        if mode.is_foreign:
+            return foreign_specs(targets=mode.targets, wide=wide)
+        with_gradients = number < _WITHOUT_GRADIENTS
+        return specs(targets=mode.targets, widest=256, wide=wide, with_gradients=with_gradients)
 
     results: list[Result] = []
     count = 0
@@ -203,14 +240,7 @@ def draw(chunk: int, skip: int, compiling: str | None) -> Iterator[Result]:
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
-    @given(
-        st.integers(1, _WITHOUT_GRADIENTS).flatmap(
-            lambda n: specs(
-                targets=EVERY_TARGET, widest=256, wide=n % 2 == 0, with_gradients=n < _WITHOUT_GRADIENTS
-            )
-        ),
-        st.data(),
-    )
+    @given(st.integers(1, _WITHOUT_GRADIENTS).flatmap(texts), st.data())
     def run(text: str, data: st.DataObject) -> None:
         nonlocal count
         count += 1
@@ -218,15 +248,16 @@ def draw(chunk: int, skip: int, compiling: str | None) -> Iterator[Result]:
             return
         announce({"begin": [chunk, count - 2], "text": text})
         try:
-            if compiling is None:
-                made = judged(chunk, count - 2, text, data)
+            if mode.compiling is None:
+                made = judged(chunk, count - 2, text, data, mode)
             else:
-                made = compiled(chunk, count - 2, text, whole=compiling == "whole")
+                made = compiled(chunk, count - 2, text, whole=mode.compiling == "whole")
         except Exception:
             made = Result(chunk=chunk, number=count - 2, text=text, wrong={"": traceback.format_exc()})
         results.append(made)
         announce({"result": as_data(made)})
-        if compiling is None and any("CUDA" in said or "illegal" in said for said in made.wrong.values()):
+        is_broken = any("CUDA" in said or "illegal" in said for said in made.wrong.values())
+        if mode.compiling is None and is_broken:
             raise SystemExit(3)  # nothing works in this process any more
 
     run()
@@ -245,10 +276,10 @@ def announce(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def worker(first: int, step: int, last: int, skip: int, compiling: str | None) -> None:
+def worker(first: int, step: int, last: int, skip: int, mode: Mode) -> None:
     """Runs every `step`th seed from `first` up to `last`, the first from a certain spec on."""
     for chunk in range(first, last, step):
-        for _ in draw(chunk, skip, compiling):
+        for _ in draw(chunk, skip, mode):
             pass
         skip = 0
     announce({"end": True})
@@ -257,8 +288,8 @@ def worker(first: int, step: int, last: int, skip: int, compiling: str | None) -
 class Worker:
     """A process that runs seeds, and is started again behind a spec that has killed it."""
 
-    def __init__(self, number: int, seeds: range, devices: int, folder: Path, compiling: str | None) -> None:
-        self.number, self.seeds, self.devices, self.compiling = number, seeds, devices, compiling
+    def __init__(self, number: int, seeds: range, devices: int, folder: Path, mode: Mode) -> None:
+        self.number, self.seeds, self.devices, self.mode = number, seeds, devices, mode
         self.path, self.done = folder / f"{number}.jsonl", False
         self.results: list[dict[str, Any]] = []
         self.begun: dict[str, Any] | None = None
@@ -270,7 +301,7 @@ class Worker:
     def start(self, skip: int) -> None:
         seeds = [str(self.seeds.start), str(self.seeds.step), str(self.seeds.stop)]
         command = [sys.executable, "-m", "tests.gpu.random_specs", "--seeds", *seeds, "--skip", str(skip)]
-        command += ["--compile", self.compiling] if self.compiling else []
+        command += self.mode.options
         with self.path.open("ab") as out, self.path.with_suffix(".err").open("ab") as errors:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=errors, env=_environment(self.number, self.devices)
@@ -379,9 +410,7 @@ class Record:
         return self.counts["specs"] > 0 and not self.failures
 
 
-def run(
-    record: Record, seconds: float, workers: int, last: int, out: Path | None, compiling: str | None
-) -> None:
+def run(record: Record, seconds: float, workers: int, last: int, out: Path | None, mode: Mode) -> None:
     """Draws specs until the time or the seeds are over; writes what is known every ten seconds."""
     import torch
 
@@ -391,8 +420,7 @@ def run(
     started = said = time.monotonic()
     with TemporaryDirectory() as folder:
         crew = [
-            Worker(n, range(first + n, last, workers), devices, Path(folder), compiling)
-            for n in range(workers)
+            Worker(n, range(first + n, last, workers), devices, Path(folder), mode) for n in range(workers)
         ]
         try:
             while not all(member.done for member in crew) and time.monotonic() - started < seconds:
@@ -412,19 +440,18 @@ def run(
                 record.write(out)
 
 
-def again(record: Record, workers: int, out: Path | None, compiling: str | None) -> None:
+def again(record: Record, workers: int, out: Path | None, mode: Mode) -> None:
     """Runs what was wrong once more, and keeps in the record what still is."""
     import torch
 
     devices = torch.cuda.device_count()
-    ran = [f for f in record.failures if f["wrong"] and f["text"] and (f["case"] or compiling)]
+    ran = [f for f in record.failures if f["wrong"] and f["text"] and (f["case"] or mode.compiling)]
 
     def rerun(number: int) -> None:
         """Every so manyth of them, in a process that is started again behind one that it died of."""
         left = ran[number::workers]
         while left:
-            command = [sys.executable, "-m", "tests.gpu.random_specs", "--these"]
-            command += ["--compile", compiling] if compiling else []
+            command = [sys.executable, "-m", "tests.gpu.random_specs", "--these", *mode.options]
             with subprocess.Popen(
                 ["timeout", "-s", "KILL", str(PATIENCE + 10 * len(left)), *command],
                 env=_environment(number, devices),
@@ -455,7 +482,7 @@ def again(record: Record, workers: int, out: Path | None, compiling: str | None)
         list(crew.map(rerun, range(workers)))
 
 
-def rerun_here(compiling: str | None) -> None:
+def rerun_here(mode: Mode) -> None:
     """Says of each failure that comes in what is still wrong with it."""
     from attnc.verify.case import Case
     from attnc.verify.subject import subject_of
@@ -463,11 +490,11 @@ def rerun_here(compiling: str | None) -> None:
 
     for failure in json.load(sys.stdin):
         modules = modules_of(failure["text"])
-        if compiling is None:
+        if mode.compiling is None:
             made = {module.target: subject_of(module) for module in modules}
-            wrong = wrong_on(made, Case.from_json(failure["case"]))
+            wrong = wrong_on(made, Case.from_json(failure["case"]), mode)
         else:
-            wrong = wrong_to_compilers(modules, whole=compiling == "whole")
+            wrong = wrong_to_compilers(modules, whole=mode.compiling == "whole")
         print("wrong: " + json.dumps(wrong), flush=True)
 
 
@@ -489,23 +516,26 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--again", action="store_true", help="run what was wrong once more")
     parser.add_argument("--compile", nargs="?", const="front", choices=("front", "whole"), help="and not run")
+    parser.add_argument("--foreign", action="store_true", help="draw what other people's code adds to scores")
+    parser.add_argument("--targets", nargs="+", default=Mode().targets, choices=Mode().targets)
     parser.add_argument("--seeds", type=int, nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--these", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    mode = Mode(compiling=given.compile, is_foreign=given.foreign, targets=tuple(given.targets))
     if given.seeds is not None:
         first, step, last = given.seeds
-        worker(first, step, last, given.skip, given.compile)
+        worker(first, step, last, given.skip, mode)
         return 0
     if given.these:
-        rerun_here(given.compile)
+        rerun_here(mode)
         return 0
     record = Record.of(given.out)
     if given.again:
-        again(record, given.workers, given.out, given.compile)
+        again(record, given.workers, given.out, mode)
     else:
         record.seed = record.seed if given.seed is None else given.seed
-        run(record, given.seconds, given.workers, given.last, given.out, given.compile)
+        run(record, given.seconds, given.workers, given.last, given.out, mode)
     if given.out is not None:
         record.write(given.out)
     print("\n".join(record.summary()))

@@ -38,7 +38,7 @@ _SHAPES = (
     (), ("B",), ("HEADS",), ("N",), ("M",), ("B", "N"), ("B", "M"), ("HEADS", "N"), ("B", "HEADS"),
     ("M", "N"), ("B", "HEADS", "M", "N"), ("1", "HEADS", "1", "N"), ("X",), ("HEADS", "X"), ("4", "M"),
 )  # fmt: skip
-_HEADS = (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2 * Hkv", "Hkv"))
+HEADS = (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2 * Hkv", "Hkv"))
 #: Rows of CUDA kernels are copied in pieces of 8 elements; products of wgmma are 16 deep.
 _WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 72, 96, 128)
 _HOPPER_WIDTHS = (16, 16, 32, 64, 80, 128, 192, 256, 8, 24, 40, 72, 72, 88, 136, 200, 248)
@@ -123,7 +123,7 @@ def specs(
     on_cuda = any(target != "triton" for target in targets)
     hopper = HOPPER in targets and draw(st.integers(0, 4)) > 0
     dtype = draw(st.sampled_from(("bf16", "f16") if hopper else ("bf16", "f16", "f32")))
-    heads, kv_heads = draw(st.sampled_from(_HEADS))
+    heads, kv_heads = draw(st.sampled_from(HEADS))
     storages = [storage for storage in _STORAGES if storage.has_gradients or not with_gradients]
     storage = draw(st.sampled_from(storages))
     never_decodes = with_gradients or storage.q != "dense"
@@ -190,7 +190,7 @@ def specs(
             sums_dq="q" in grads,
             joins_bools=joins_bools,
         )
-        schedules[target] = f"schedule spec for {target} {{\n  {_schedule(draw, shape)}\n}}\n"
+        schedules[target] = f"schedule spec for {target} {{\n  {draw_schedule(draw, shape)}\n}}\n"
     if HOPPER in schedules and not is_lowered(text + schedules[HOPPER]):
         del schedules[HOPPER]
     return text + "".join(schedules.values())
@@ -265,7 +265,7 @@ class Shape:
     joins_bools: bool
 
 
-def _schedule(draw: st.DrawFn, shape: Shape) -> str:
+def draw_schedule(draw: st.DrawFn, shape: Shape) -> str:
     if shape.target == HOPPER:
         return (_hopper_decoding if shape.decodes else _hopper_schedule)(draw, shape)
     on_cuda = shape.target != "triton"
