@@ -192,7 +192,7 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
     return result
 
 
-def wrong_on(made: Mapping[str, Subject], case: Case, mode: Mode) -> dict[str, str]:
+def wrong_on(made: Mapping[str, Subject], case: Case, mode: Mode | None = None) -> dict[str, str]:
     """What is wrong with the modules of a spec, by target, on this case, each alone and compared; with those
     of a foreign one, what rules they break.
     """
@@ -205,7 +205,7 @@ def wrong_on(made: Mapping[str, Subject], case: Case, mode: Mode) -> dict[str, s
         own = replace(case, config=case.config % len(subject.configs))
         verdict = check(subject, own)
         others = {name: peer for name, peer in made.items() if name != target}
-        if verdict.ok and mode.is_foreign:
+        if verdict.ok and mode is not None and mode.is_foreign:
             verdict = keeps(subject, own, violations, verdict)
         elif verdict.ok and target == "triton" and case.call == "out":
             verdict = keeps(subject, own, across(others), verdict)
