@@ -93,7 +93,8 @@ def plan_program(program: Program) -> Planned:
     for attention in program.attentions:
         if attention.name not in scheduled:
             with charged(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
-                variants(program, attention)  # mistakes that only numbers show are some without a schedule
+                for variant in variants(program, attention):  # what only numbers show, without a schedule too
+                    warnings += check_mask(variant)
     projections: list[ProjectionModule] = []
     for schedule in program.projection_schedules:
         with charged(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):

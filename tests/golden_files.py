@@ -22,6 +22,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
         elif not path.exists():
             pytest.fail(f"{path.name} is missing; --update-golden writes it:\n{text}")
         else:
-            assert text == path.read_bytes().decode("utf-8")
+            expected = path.read_bytes().decode("utf-8")
+            assert text == expected, f"{path.name} differs; if the change is meant, --update-golden writes it"
 
     return check

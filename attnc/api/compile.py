@@ -14,12 +14,14 @@ import copyreg
 import hashlib
 import os
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache as once
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, TypeAlias
 
 from attnc.api.family import Family
@@ -66,6 +68,36 @@ def compile_family(
     if warn and family.warnings:
         warnings.warn(f"\n{family.warnings}", SpecWarning, stacklevel=3)
     return family
+
+
+_SAID: set[tuple[str, str]] = set()
+
+
+def warn_of_dense_mask(function: str, family: Family) -> None:
+    """Warns the caller of a function, once in a process for each such mask, that its kernel skips no tile for
+    a condition that it looks up in a tensor.
+    """
+    said = (function, family.dense)
+    if family.dense and said not in _SAID:
+        _SAID.add(said)
+        warnings.warn(
+            f"{function}: {family.dense}: what it excludes costs what it would without a mask. Tiles are"
+            " skipped for bounds by positions, lengths and ids that ascend",
+            SpecWarning,
+            stacklevel=_stacklevel(),
+        )
+
+
+def _stacklevel() -> int:
+    """Returns how far above the function that asks the first frame is that is neither attnc's nor torch's."""
+    import torch
+
+    ours = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith(ours):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def family_of(
@@ -180,6 +212,7 @@ def _package(
     """
     from attnc.build import compile_program
     from attnc.model.resolve import resolve
+    from attnc.plan.mask_findings import DENSE
     from attnc.plan.targets import TARGETS, target_of
     from attnc.syntax.parser import parse, prelude
 
@@ -214,6 +247,7 @@ def _package(
         "path": text.path,
         "spec": text.text,
         "warnings": render(compiled.warnings).rstrip(),
+        "dense": next((found.message for found in compiled.warnings if found.code == DENSE), ""),
     }
     return Package(files=files, facts=facts)
 

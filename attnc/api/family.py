@@ -94,8 +94,9 @@ class Family:
     Calling it calls that function; `function` is the same without a step between, `__signature__` and
     `__doc__` are its own, with `Config` for what is one in some of the modules.
     name, target: of the attention, and what the kernels are for; spec: the text that they were made from,
-    with the schedule that was taken; warnings: what `attnc check` prints, or nothing; files: the texts of
-    the package by name; folder: where they are, to read or to copy.
+    with the schedule that was taken; warnings: what `attnc check` prints, or nothing; dense: what it says of
+    a condition of the mask that is looked up and for which no tile is skipped, or nothing; files: the texts
+    of the package by name; folder: where they are, to read or to copy.
     """
 
     def __init__(self, module: ModuleType, package: Package) -> None:
@@ -104,6 +105,7 @@ class Family:
         self.target: str = facts["target"]
         self.spec = Shown(facts["spec"])
         self.warnings = Shown(facts["warnings"])
+        self.dense: str = facts["dense"]
         self.module = module
         self.files = package.files
         self.folder = Path(module.__file__ or "").parent

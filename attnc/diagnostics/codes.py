@@ -399,6 +399,13 @@ _PLAN_WARNINGS = {
         "Positions are aligned at the end: with more queries than keys the first rows stand before "
         "the first key.",
     ),
+    "W0704": CodeInfo(
+        "condition of data for which no tile is skipped",
+        "Tiles are skipped by bounds that follow from positions, lengths and sorted inputs. What is looked "
+        "up element by element, such as a list of kept blocks, a tree or the documents of an input that is "
+        "not sorted, excludes elements and no tile: the result is right, and costs what it would without "
+        "the condition.",
+    ),
     "W0802": CodeInfo(
         "gradients that are not generated",
         "The attention asks for gradients, and the compiler makes a forward kernel only: the callable "

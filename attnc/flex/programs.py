@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attnc.api.compile import SpecError, compile_family, making
+from attnc.api.compile import SpecError, compile_family, making, warn_of_dense_mask
 from attnc.api.family import Family
 from attnc.api.hopper import HOPPER, suits_hopper
 from attnc.flex.spec import CONVERTED, Layout, write_spec
@@ -155,6 +155,7 @@ def _compiled(traced: Trace, layout: Layout, mods: Mods, numbers: Collection[int
     """Returns a kernel of the layout's target. numbers: those that are arguments."""
     spec = write_spec(traced, layout, mods=mods, numbers=numbers, scheduled=False)
     family = compile_family(spec.text, target=layout.target, warn=False)
+    warn_of_dense_mask("flex_attention", family)
     call = family.module.default.CALL
     gradients = None if call.backward is None else call.gradients
     return Kernel(family, family.function, gradients, spec.captures, spec.numbers, spec.learned)

@@ -1,7 +1,8 @@
 """What the mask analysis can tell a user about a mask, before any kernel runs.
 
 The same solve that gives a kernel its loop bounds shows a mask that keeps nothing, one that lets no tile be
-skipped, and one under which some rows see nothing when there are more queries than keys.
+skipped, conditions of data for which none is, and rows that see nothing when there are more queries than
+keys.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import combinations
 from attnc.diagnostics import Diagnostic, Label, warning
 from attnc.expr.affine import KV_LO, Q_LO, Affine, affine, at_least
 from attnc.expr.construct import negate
-from attnc.expr.nodes import TRUE, And, Compare, Const, Dim, Expr, Index, Or, show
+from attnc.expr.nodes import TRUE, And, Compare, Const, Dim, Expr, Index, Load, Or, show, uses, walk
 from attnc.expr.simplify import nnf, simplify, substitute
 from attnc.expr.solve import Ranges, solve
 from attnc.model.attention import Variant
@@ -36,7 +37,11 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
             "keeps no element",
             notes=("every row sees nothing: o = 0, lse = -inf",),
         )
-    elif not keys.full and _visits_everything(keys) and _visits_everything(queries):
+        return
+    dense = tuple(dense_conditions(mask))
+    for condition in dense:
+        yield _dense(condition, mask.span)
+    if not dense and not keys.full and _visits_everything(keys) and _visits_everything(queries):
         yield warning(
             "W0702",
             "no tile can be skipped under this mask",
@@ -45,6 +50,65 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
             notes=("nothing in it bounds kv_idx by q_idx, by a length or by a sorted input",),
             hints=("if a bound is meant, say it too: 'causal and ...', 'kv_idx < length[b] and ...'",),
         )
+
+
+#: The code of a condition of data for which no tile is skipped.
+DENSE = "W0704"
+
+
+def dense_conditions(mask: Expr) -> Iterator[Expr]:
+    """Yields the conditions of a mask that look data up by position and exclude no tile.
+
+    One that also keeps whatever stands before a number of the last keys, `kv_idx < N - T or tree[...]`, costs
+    nothing: nearly all of its tiles are wanted.
+    """
+    normal = nnf(mask)
+    for condition in normal.operands if isinstance(normal, And) else (normal,):
+        if next(_looked_up(condition), None) is None:
+            continue
+        keys = solve(condition, var="kv_idx")
+        if keys.full or not _visits_everything(keys) or not _visits_everything(solve(condition, var="q_idx")):
+            continue
+        if keys.must_hi is None or not any(isinstance(part, Dim) for part in walk(keys.must_hi)):
+            yield condition
+
+
+def _looked_up(condition: Expr) -> Iterator[Load]:
+    """Yields what a condition loads by the position of a query or a key."""
+    for part in walk(condition):
+        if isinstance(part, Load) and any(uses(index) & _POSITIONS for index in part.indices):
+            yield part
+
+
+_POSITIONS = frozenset(("q_idx", "kv_idx"))
+
+
+def _dense(condition: Expr, mask: Span) -> Diagnostic:
+    loads = tuple(_looked_up(condition))
+    names = " and ".join(f"'{name}'" for name in dict.fromkeys(load.tensor for load in loads))
+    hints = ["if a bound is known, say it too: 'causal and ...', 'kv_idx < length[b] and ...'"]
+    if ascending := _may_ascend(condition):
+        hints.insert(0, f"if '{ascending}' ascends along its last axis, declare it 'sorted'")
+    return warning(
+        DENSE,
+        f"no tile is skipped for a condition that is read from {names}",
+        condition.span or mask,
+        "is looked up for every element",
+        notes=("tiles that it excludes as a whole are loaded and multiplied like all others",),
+        hints=tuple(hints),
+    )
+
+
+def _may_ascend(condition: Expr) -> str:
+    """Names the input of numbers that a condition compares between the query and the key, if it is not said
+    to be sorted; "" for other conditions.
+    """
+    match condition:
+        case Compare(op="==", left=Load() as left, right=Load() as right) if (
+            left.tensor == right.tensor and left.type == "int" and not left.is_sorted
+        ):
+            return left.tensor
+    return ""
 
 
 def contradicts(mask: Expr) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, noop_mask
 
-from attnc.api.compile import compile_family
+from attnc.api.compile import SpecWarning, compile_family
 from attnc.flex import flex_attention, programs, tape, to_spec
 from tests.flex.mods import Setting, causal
 from tests.flex.oracle import gradients, torch_flex
@@ -101,6 +103,23 @@ def test_a_block_mask_of_blocks_alone_is_looked_up() -> None:
         return q // 16 != kv // 16
 
     close(flex_attention(q, q, q, block_mask=block_mask), torch_flex(q, q, q, None, other_half))
+
+
+def test_a_mask_that_is_looked_up_warns_the_caller_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnc.api.compile._SAID", set())
+    monkeypatch.setattr("attnc.flex.programs._PROGRAMS", {})
+    q, kept = made(1, 1, 32, 16), torch.rand(32, 32) > 0.3
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return kept[q, kv]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for scale in (None, None, 0.5):  # the last has another kernel of the same mask
+            flex_attention(q, q, q, mask_mod=mask, scale=scale)
+    assert re.match("flex_attention: no tile is skipped.*'kept'", str(caught[0].message))
+    assert caught[0].category is SpecWarning
+    assert [found.filename for found in caught] == [__file__]
 
 
 def test_other_lengths_and_data_compile_nothing(compiled: list[str]) -> None:

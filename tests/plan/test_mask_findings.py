@@ -1,12 +1,12 @@
-"""Masks whose conditions exclude each other."""
+"""Masks whose conditions exclude each other, and conditions of data for which no tile is skipped."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 
-from attnc.expr.nodes import Expr
-from attnc.plan.mask_findings import contradicts
+from attnc.expr.nodes import Expr, show
+from attnc.plan.mask_findings import contradicts, dense_conditions
 from tests.expr.masks import Case, cases, masks
 from tests.expr.spell import spell
 
@@ -39,3 +39,22 @@ def test_pairs_that_exclude_each_other(mask: str, is_never: bool) -> None:
 @given(masks(), cases())
 def test_what_contradicts_itself_keeps_nothing(mask: Expr, case: Case) -> None:
     assert not (contradicts(mask) and case.kept(mask).any())
+
+
+@pytest.mark.parametrize(
+    ("mask", "dense"),
+    [
+        ("keep[b, kv_idx]", ["keep[b, kv_idx]"]),
+        ("kv_idx <= q_idx and keep[b, kv_idx]", ["keep[b, kv_idx]"]),
+        ("kv_idx <= q_idx and not keep[b, kv_idx]", ["not keep[b, kv_idx]"]),
+        ("tag[b, kv_idx] == tag[b, q_idx]", ["tag[b, kv_idx] == tag[b, q_idx]"]),
+        ("doc[b, kv_idx] == doc[b, q_idx]", []),
+        ("kv_idx < 64 or keep[b, kv_idx]", ["kv_idx < 64 or keep[b, kv_idx]"]),
+        ("kv_idx < N - 8 or keep[b, kv_idx]", []),
+        ("kv_idx < prefix[b]", []),
+        ("kv_idx <= q_idx and flag[b]", []),
+        ("kv_idx <= q_idx", []),
+    ],
+)
+def test_conditions_of_data_that_skip_nothing(mask: str, dense: list[str]) -> None:
+    assert [show(condition) for condition in dense_conditions(spell(mask))] == dense
