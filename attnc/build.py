@@ -25,7 +25,8 @@ from attnc.model.schedule import Schedule
 from attnc.model.variants import MAX_VARIANTS, labelled, projection_variants, variants
 from attnc.output import Output
 from attnc.plan import ir
-from attnc.plan.lower import check_differentiable, plan
+from attnc.plan.differentiable import check_differentiable
+from attnc.plan.lower import plan
 from attnc.plan.mask_findings import check_mask
 from attnc.plan.projection import ProjectionModule, plan_projection
 from attnc.plan.targets import INSTEAD, TARGETS, target_of

@@ -17,7 +17,7 @@ import numpy as np
 
 from attnc.build import front, plan_program
 from attnc.model.attention import Attention
-from attnc.model.schedule import Choice, Knob, knobs_of
+from attnc.model.schedule import Choice, Knob
 from attnc.model.tensors import DType
 from attnc.plan.ir import Module
 from attnc.plan.softmax import bounds_of, safe_range
@@ -65,9 +65,7 @@ def calibrate(path: Path, samples: Path | None, keys: int) -> tuple[Calibration,
     found = []
     for schedule in program.schedules:
         whens = (when.knobs for when in schedule.whens.get("forward", ()))
-        knob = next(
-            (said["softmax"] for said in (knobs_of(schedule, "forward"), *whens) if "softmax" in said), None
-        )
+        knob = next((said["softmax"] for said in (schedule.forward, *whens) if "softmax" in said), None)
         if knob is not None and (choice := _unified(knob)) is not None and knob.span is not None:
             made_for = (schedule.name, schedule.target)
             own = [made for made in modules if (made.variant.attention.name, made.target) == made_for]

@@ -10,7 +10,7 @@ from attnc.diagnostics import DiagnosticError
 from attnc.model.resolve_schedule import TARGETS as NAMES
 from attnc.model.schedule import Schedule
 from attnc.plan.device import DEVICES
-from attnc.plan.lower import check_differentiable
+from attnc.plan.differentiable import check_differentiable
 from attnc.plan.targets import TARGETS, target_of
 from attnc.plan.triton import Triton
 from attnc.runtime.toolchains import toolchain_of

@@ -40,7 +40,6 @@ from attnc.model.attention import Attention, ParamValue
 from attnc.model.program import Program
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor
-from attnc.plan.ir.kernel import is_decode
 
 #: What an axis of a view is: all of the tensor's, or what the rank has of the heads, keys or queries (`rows`
 #: by their number, `places` by their position among the keys).
@@ -384,7 +383,7 @@ def _schedule(program: Program, attention: Attention, target: str, form: Form) -
     """Returns the schedule of the spec whose kernels a rank runs. DiagnosticError where there is none."""
     name = attention.name
     found = [s for s in program.schedules if (s.name, s.target) == (name, target)]
-    suited = [s for s in found if is_decode(s) == (form == "keys")] or found
+    suited = [s for s in found if s.is_decode == (form == "keys")] or found
     if not suited:
         place = attention.span or program.source.span(0, 0)
         message = f"'{name}' has no schedule for {target}, which ranks would run"

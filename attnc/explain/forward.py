@@ -27,7 +27,7 @@ from attnc.explain.kernel import (
 )
 from attnc.expr.nodes import TRUE, show
 from attnc.model.configs import schedule_of
-from attnc.model.schedule import Schedule, TileConfig, knobs_of
+from attnc.model.schedule import Schedule, TileConfig
 from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
@@ -160,7 +160,7 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
     """Returns what was decided, and the spec line that it follows from."""
     attention = e.module.variant.attention
     order = _ORDERS[e.kernel.structure]
-    knobs = knobs_of(e.schedule, "forward")
+    knobs = e.schedule.forward
     loops = knobs["loops"].span if "loops" in knobs else e.schedule.span
     masked = sum(loop.masked is not False for loop in e.kernel.regions.loops)
     found = [(order, place_of(loops))]
@@ -242,7 +242,7 @@ def as_text(e: Explanation) -> str:
 def _head(e: Explanation) -> Iterator[str]:
     variant, device = e.module.variant, e.device
     yield f"{variant.attention.name} {variant.name} for {e.module.target}, on {device.arch} ({device.part})"
-    written = knobs_of(e.schedule, "forward")
+    written = e.schedule.forward
     knobs = ", ".join(f"{key} = {value}" for key, value in e.config.texts().items() if key in written)
     yield f"config {e.position} of {len(e.kernel.configs)}: {knobs}"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, Literal, Self, TypeAlias
+from functools import cache, cached_property
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 from attnc.source import Span
 from attnc.syntax import ast
@@ -77,7 +77,7 @@ class When:
     listed: tuple[Mapping[str, Knob], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """One `schedule NAME for TARGET` block, or `schedule NAME for TARGET as LABEL`.
 
@@ -97,11 +97,35 @@ class Schedule:
     label: str = ""
     span: Span | None = field(default=None, compare=False, repr=False)
 
+    @cached_property
+    def phases(self) -> Mapping[Phase, Mapping[str, Knob]]:
+        """The keys that are set in each phase, with all their values: those of the phase around it, and its
+        own instead. What `config` lines set stands in place of what is set beside them.
+        """
+        return {phase: _resolve(self, phase) for phase in get_args(Phase)}
 
-def knobs_of(schedule: Schedule, phase: Phase) -> dict[str, Knob]:
-    """Returns the keys that are set in a phase, with all their values: those of the phase around it, and its
-    own instead. What `config` lines set stands in place of what is set beside them.
-    """
+    @property
+    def forward(self) -> Mapping[str, Knob]:
+        """The keys that are set outside of all blocks."""
+        return self.phases["forward"]
+
+    @cached_property
+    def decode_knobs(self) -> tuple[Knob, ...]:
+        """The keys that ask for what only the decode kernel does."""
+        loops, pack, split = (self.forward.get(key) for key in ("loops", "pack", "split.kv"))
+        asking = (
+            loops if loops and ("kv",) in loops.choices else None,
+            pack if pack and "gqa" in pack.choices else None,
+            split if split and any(choice != 1 for choice in split.choices) else None,
+        )
+        return tuple(knob for knob in asking if knob)
+
+    @property
+    def is_decode(self) -> bool:
+        return bool(self.decode_knobs)
+
+
+def _resolve(schedule: Schedule, phase: Phase) -> Mapping[str, Knob]:
     whole = whole_of(phase)
     around = {} if whole is None else schedule.knobs.get(whole, {})
     knobs = {**around, **schedule.knobs.get(phase, {})}

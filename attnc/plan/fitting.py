@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.expr.nodes import TRUE, Const
 from attnc.model.attention import Attention
-from attnc.model.schedule import Knob, Phase, Schedule, TileConfig, Value, field_of, key_of, knobs_of
+from attnc.model.schedule import Knob, Phase, Schedule, TileConfig, Value, field_of, key_of
 from attnc.plan.layout import KernelName, Which
 from attnc.source import Span
 
@@ -122,7 +122,7 @@ def nothing_fits(
     """Returns E0601 at the sizes that the schedule names, else at the schedule. where: what they do not
     fit.
     """
-    knobs = knobs_of(schedule, phase_of(kernel))
+    knobs = schedule.phases[phase_of(kernel)]
     spans = [span for key in SIZES if key in knobs and (span := knobs[key].span) is not None]
     if not spans and schedule.span is not None:
         spans = [schedule.span]

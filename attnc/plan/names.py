@@ -17,8 +17,7 @@ from pathlib import Path
 from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
 from attnc.model.names import DECODING, KEYS_FIRST, READ, WITH_GRADIENTS
-from attnc.model.schedule import Schedule, knobs_of
-from attnc.plan.ir.kernel import is_decode
+from attnc.model.schedule import Schedule
 from attnc.resources import resource
 
 #: Parameters and variables of kernels and of their steps, where values loaded from inputs have names too.
@@ -118,10 +117,10 @@ def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> boo
     own = {"schedule"} if schedule.label else set()
     if attention.grads:
         own |= WITH_GRADIENTS | {f"d{tensor}" for tensor in attention.grads}
-    loops = knobs_of(schedule, "forward").get("loops")
+    loops = schedule.forward.get("loops")
     if loops is not None and ("kv", "q") in loops.choices:
         own |= KEYS_FIRST
-    return name in (own | DECODING if is_decode(schedule) else own)
+    return name in (own | DECODING if schedule.is_decode else own)
 
 
 def _clashes(name: str) -> bool:

@@ -27,11 +27,11 @@ from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg
 from attnc.expr.simplify import scale_by, simplify
 from attnc.model.attention import Attention, Variant
 from attnc.model.knobs import ONLINE
-from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, knobs_of
+from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule
 from attnc.model.tensors import DType
 from attnc.plan.fitting import unsupported
 from attnc.plan.ir import Dropout, Softmax
-from attnc.plan.ir.kernel import UnifiedMax, is_decode
+from attnc.plan.ir.kernel import UnifiedMax
 from attnc.plan.loads import LoadNames
 from attnc.plan.target import Target
 
@@ -49,7 +49,7 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
     """Yields every strategy of the schedule that does not suit its loops, or that no kernel of the target
     has.
     """
-    knobs = knobs_of(schedule, "forward")
+    knobs = schedule.forward
     knob, loops = knobs.get("softmax"), knobs.get("loops")
     if knob is None:
         return
@@ -57,7 +57,7 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
         label = "'cuda.sm_90a' has it alone"
         hint = "write 'online(rescale = lazy(8))', or 'online'"
         yield unsupported("a lazy maximum is not lowered to this target", knob.span, label, hint)
-    if is_decode(schedule):
+    if schedule.is_decode:
         yield from _of_decode(variant, knob)
     elif any(choice.name == "unified_max" for choice in _named(knob)):
         yield unsupported(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 from attnc.expr.nodes import Const, Dim, Expr, Index, Load
-from attnc.model.schedule import ForwardConfig, Knob, Schedule, TileConfig, knobs_of
+from attnc.model.schedule import ForwardConfig, TileConfig
 from attnc.model.tensors import DType
 from attnc.plan.access import Rows, Section, Sequences, TileWalk
 from attnc.plan.layout import Layout
@@ -227,23 +227,6 @@ class UnifiedMax:
     low: float
     high: float
     fallback: bool
-
-
-def is_decode(schedule: Schedule) -> bool:
-    """Returns whether a schedule asks for what only the decode kernel does."""
-    return bool(decode_knobs(schedule))
-
-
-def decode_knobs(schedule: Schedule) -> tuple[Knob, ...]:
-    """Returns the keys by which it asks for it."""
-    knobs = knobs_of(schedule, "forward")
-    loops, pack, split = (knobs.get(key) for key in ("loops", "pack", "split.kv"))
-    asking = (
-        loops if loops and ("kv",) in loops.choices else None,
-        pack if pack and "gqa" in pack.choices else None,
-        split if split and any(choice != 1 for choice in split.choices) else None,
-    )
-    return tuple(knob for knob in asking if knob)
 
 
 M = Dim("M")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig, knobs_of
+from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig
 from attnc.plan.device import devices_from
 from attnc.plan.fitting import (
     SIZES,
@@ -69,7 +69,7 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     adds_dq = "q" in attention.grads and default.accumulate("q") != "two_pass"
     sums = bool(set(attention.grads) - {"q", "k", "v"})
     wide = not adds_dq if layout.is_f32 else layout.qk.width + layout.v.width > _NARROW
-    said = knobs_of(schedule, "dkdv").get("warp_split")
+    said = schedule.phases["dkdv"].get("warp_split")
     orders = (wide, not wide) if said is None else (said.choices[0] == "q",)
     plans = [CudaBackward(layout=layout, exchange=order, adds_dq=adds_dq, sums=sums) for order in orders]
     for plan in plans:
@@ -129,7 +129,7 @@ def _candidates(
 ) -> tuple[BackwardConfig, ...]:
     """Returns the configs of the schedule; where it names no tiles, those that suit the head dimension."""
     found = configs(schedule, backward_phase_of(kernel), variant)
-    if set(SIZES) & knobs_of(schedule, backward_phase_of(kernel)).keys():
+    if set(SIZES) & schedule.phases[backward_phase_of(kernel)].keys():
         return found
     group = _sizes(plan, variant, kernel)
     return first_fitting(found, [group], lambda config: _misfit(config, plan, variant, kernel))

@@ -11,11 +11,10 @@ from math import gcd
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, TileConfig, Value, knobs_of
+from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, TileConfig, Value
 from attnc.model.tensors import DType
 from attnc.plan.device import devices_from
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy, several_values, unsupported
-from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swizzle, chunk_of, multiplied
@@ -73,7 +72,7 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 UNALIGNED_ROWS,
                 "pad the last axis",
             )
-    knobs = knobs_of(schedule, "forward")
+    knobs = schedule.forward
     for key in ("loops", "warp_split", "softmax", "persistent", "order", "pack"):
         if key in knobs and len(knobs[key].choices) > 1:
             yield several_values(knobs[key])
@@ -121,7 +120,7 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
 
 def cuda_layout(variant: Variant, config: TileConfig, schedule: Schedule) -> CudaLayout:
     """Returns the layout that all configs of a schedule share."""
-    decodes = is_decode(schedule)
+    decodes = schedule.is_decode
     d, dv = feature(variant.attention.q), feature(variant.attention.v)
     element = DType(variant.attention.q.dtype)
     v = Swizzle(width=multiplied(dv), chunk=chunk_of(element))
@@ -147,15 +146,15 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, .
     """
     candidates = configs(schedule, "forward", variant)
     if variant.attention.q.dtype is DType.F32:
-        knobs = knobs_of(schedule, "forward")
+        knobs = schedule.forward
         groups = (
-            (tiles.without(knobs),) for tiles in (_F32_DECODE_TILES if is_decode(schedule) else _F32_TILES)
+            (tiles.without(knobs),) for tiles in (_F32_DECODE_TILES if schedule.is_decode else _F32_TILES)
         )
         candidates = first_fitting(candidates, groups, lambda config: cuda_misfit(config, variant, schedule))
     reasons = [cuda_misfit(config, variant, schedule) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
-        changes = REMEDIES if "warp_split" in knobs_of(schedule, "forward") else {**_SPLIT, **REMEDIES}
+        changes = REMEDIES if "warp_split" in schedule.forward else {**_SPLIT, **REMEDIES}
         hints = remedy(candidates[0], changes, lambda config: cuda_misfit(config, variant, schedule))
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept

@@ -44,7 +44,7 @@ from attnc.expr.construct import ZERO
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Or, Ref, Search, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig, knobs_of
+from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig
 from attnc.plan.access import Section
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
@@ -363,7 +363,7 @@ def sm90_backward_configs(
 ) -> tuple[BackwardConfig, ...]:
     """Returns the configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
     phase = backward_phase_of(kernel)
-    knobs = knobs_of(schedule, phase)
+    knobs = schedule.phases[phase]
     tile_q, tile_kv = plan.tile(kernel)
     tiles = Tiles(tile_q, tile_kv, WARPS, _STAGES)
     found = [

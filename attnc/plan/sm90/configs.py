@@ -12,11 +12,10 @@ from attnc.expr.nodes import Expr, Load, walk
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
+from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value
 from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
-from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import feature, normalise
@@ -75,7 +74,7 @@ _REMEDIES: Mapping[str, Sequence[Value]] = {
 
 def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields every reason why the Hopper target cannot compile this variant under this schedule."""
-    attention, knobs = variant.attention, knobs_of(schedule, "forward")
+    attention, knobs = variant.attention, schedule.forward
     portable = "a schedule for 'cuda.sm_80' runs on this architecture too"
     if attention.q.dtype is DType.F32:
         label = "wgmma multiplies f16 and bf16"
@@ -89,7 +88,7 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             "it leaves as a tile of the same type",
             f"declare an output of {attention.q.dtype}, or use the target 'triton'",
         )
-    if is_decode(schedule):
+    if schedule.is_decode:
         yield from check_sm90_decode(variant, schedule)
         return
     for size, tensor in {feature(tensor): tensor for tensor in (attention.v, attention.q)}.items():
@@ -199,14 +198,14 @@ def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig
 
 def _has_headroom(schedule: Schedule) -> bool:
     """Returns whether tiles have no maximum of their own."""
-    knob = knobs_of(schedule, "forward").get("softmax")
+    knob = schedule.forward.get("softmax")
     choice = None if knob is None else knob.choices[0]
     return isinstance(choice, Choice) and "maximum" in choice.args
 
 
 def _ever(schedule: Schedule, key: str, usual: Value) -> bool:
     """Returns whether some config has another value of this key than the usual one."""
-    knob = knobs_of(schedule, "forward").get(key)
+    knob = schedule.forward.get(key)
     return knob is not None and any(choice != usual for choice in knob.choices)
 
 
@@ -238,7 +237,7 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
             _REMEDIES,
             lambda config: sm90_misfit(config, variant, layout),
             completed=tiled,
-            said=[key for key in ("tile.q", "warps") if key in knobs_of(schedule, "forward")],
+            said=[key for key in ("tile.q", "warps") if key in schedule.forward],
         )
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
@@ -248,7 +247,7 @@ def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConf
     """Yields the configs that the schedule allows, whether they fit or not; further groups have fewer keys in
     tiles that nobody chose.
     """
-    knobs = knobs_of(schedule, "forward")
+    knobs = schedule.forward
     found = [hopper(config) for config in configs(schedule, "forward", variant)]
     for tiles in _tiles_of(variant, knobs):
         yield tuple(dict.fromkeys(_completed(config, tiles, knobs, variant) for config in found))

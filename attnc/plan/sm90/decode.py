@@ -24,7 +24,7 @@ from math import gcd
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value, knobs_of
+from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value
 from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
@@ -165,7 +165,7 @@ class Sm90DecodeLayout(CudaLayout):
 
 def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Reasons why decoding cannot be compiled for Hopper, besides those that hold for its other kernels."""
-    attention, knobs = variant.attention, knobs_of(schedule, "forward")
+    attention, knobs = variant.attention, schedule.forward
     d, dv = feature(attention.q), feature(attention.v)
     in_k = attention.v.storage.is_part
     if dv > WIDEST and not (in_k and dv % (2 * PIECE) == 0 and dv <= 2 * WIDEST):
@@ -243,7 +243,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
     attention = variant.attention
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
-    knobs = knobs_of(schedule, "forward")
+    knobs = schedule.forward
     consumers, columns = knobs.get("consumers"), knobs.get("tile.d")
     count = consumers.choices[0] if consumers else 2 if dv > WIDEST else 1
     shares = dv % (4 * PIECE) == 0 if columns is None else columns.choices != (dv,)
@@ -267,7 +267,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
 
 def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
     """Returns the configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
-    knobs, layout = knobs_of(schedule, "forward"), sm90_decode_layout(variant, schedule)
+    knobs, layout = schedule.forward, sm90_decode_layout(variant, schedule)
     found = [hopper(config) for config in configs(schedule, "forward", variant)]
     groups = [
         [

@@ -18,7 +18,6 @@ from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import Shape
 from attnc.plan.ir import Module, OutputKernel
-from attnc.plan.ir.kernel import is_decode
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
 from attnc.plan.signature import feature
 from attnc.plan.sm80 import Sm80
@@ -91,7 +90,7 @@ class Sm90a(Target):
             yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
-        return (sm90_decode_configs if is_decode(schedule) else sm90_configs)(variant, schedule)
+        return (sm90_decode_configs if schedule.is_decode else sm90_configs)(variant, schedule)
 
     def backward_configs(
         self, variant: Variant, schedule: Schedule, kernel: KernelName, layout: BackwardLayout | None
@@ -103,7 +102,7 @@ class Sm90a(Target):
     def layout(
         self, variant: Variant, schedule: Schedule, config: TileConfig
     ) -> Sm90Layout | Sm90DecodeLayout:
-        return (sm90_decode_layout if is_decode(schedule) else sm90_layout)(variant, schedule)
+        return (sm90_decode_layout if schedule.is_decode else sm90_layout)(variant, schedule)
 
     def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
         default = self.configs(variant, schedule)[0]

@@ -12,7 +12,7 @@ from typing import ClassVar
 from attnc.diagnostics import Diagnostic, DiagnosticError
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Phase, Schedule, TileConfig, knobs_of
+from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Phase, Schedule, TileConfig
 from attnc.model.tensors import DType
 from attnc.plan.access import A_QUARTER, SHORT_LOOPS, Section
 from attnc.plan.device import DEVICES, Device
@@ -79,7 +79,7 @@ def triton_backward_configs(
     """
     phase = backward_phase_of(kernel)
     found = configs(schedule, phase, variant)
-    if not _SMALLER_KEYS & knobs_of(schedule, phase).keys():
+    if not _SMALLER_KEYS & schedule.phases[phase].keys():
         groups = (*_f32_tiles(variant.attention, phase), *((tiles,) for tiles in _SMALLER))
         found = first_fitting(found, groups, lambda config: _misfit(config, variant, kernel))
     return portable(found, variant, schedule, kernel)
@@ -186,7 +186,7 @@ class Triton(Target):
         return wide
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-        for knob in knobs_of(schedule, "forward").values():
+        for knob in schedule.forward.values():
             yield from _knob(knob)
 
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:

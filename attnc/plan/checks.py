@@ -1,0 +1,179 @@
+"""What a target cannot lower, said before any planning: each refusal at its span, with what to write instead.
+
+Nothing is ever silently different from what a schedule asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from attnc.diagnostics import Diagnostic
+from attnc.expr.nodes import uses
+from attnc.model.attention import Variant
+from attnc.model.knobs import KEYS
+from attnc.model.schedule import Choice, Knob, Schedule
+from attnc.model.tensors import DType
+from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
+from attnc.plan.fitting import unsupported
+from attnc.plan.names import cannot_be_called, cannot_be_passed
+from attnc.plan.signature import arguments, capacity, unbound
+from attnc.plan.softmax import check_softmax
+from attnc.plan.target import Target
+from attnc.plan.targets import INSTEAD, TARGETS, target_of
+
+
+def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields every reason why this target cannot compile this variant under this schedule."""
+    target = TARGETS.get(schedule.target)
+    if target is None:
+        yield unsupported(f"'{schedule.target}' has no kernels yet", schedule.span, "for it", INSTEAD)
+        return
+    yield from refuse_names(variant, schedule)
+    knobs = schedule.forward
+    yield from refuse_sizes(variant)
+    yield from refuse_foreign_keys(schedule, knobs)
+    yield from refuse_narrow_types(variant, target)
+    yield from target.check(variant, schedule)
+    yield from refuse_combine_keys(schedule)
+    if schedule.is_decode:
+        yield from refuse_decoding(variant, knobs)
+    yield from check_softmax(variant, schedule, target)
+    yield from refuse_backward(variant, schedule, target)
+    if not target.has_f32_dq:
+        yield from refuse_rounded_gradients(variant, schedule)
+    loops = knobs.get("loops")
+    if loops and ("kv", "q") in loops.choices:
+        yield from refuse_storages(variant)
+        yield from refuse_scales_of_rows(variant)
+
+
+def refuse_narrow_types(variant: Variant, target: Target) -> Iterator[Diagnostic]:
+    """Yields a refusal of keys and values of 8 bits, and of a scale of v, by targets that have neither."""
+    attention = variant.attention
+    if target.reads_narrow:
+        return
+    instead = "write a schedule for the target 'triton'"
+    for tensor in (attention.k, attention.v):
+        if DType(tensor.dtype).is_narrow:
+            label = "these kernels multiply it as it was copied"
+            message = f"{tensor.name} of {tensor.dtype} is not lowered to {target.name}"
+            yield unsupported(message, tensor.span, label, instead)
+    if attention.softmax.v_scale is not None:
+        label = "o leaves as it is divided by the row's sum"
+        yield unsupported(
+            f"a scale of v is not lowered to {target.name}", attention.softmax.span, label, instead
+        )
+
+
+def refuse_foreign_keys(schedule: Schedule, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Yields a refusal of keys that only one target has."""
+    for knob in knobs.values():
+        target = KEYS[knob.key].target if knob.key in KEYS else ""
+        if target not in ("", schedule.target):
+            label = f"'{target}' has it alone"
+            yield unsupported(f"'{knob.key}' is no key of '{schedule.target}'", knob.span, label, "remove it")
+
+
+def refuse_combine_keys(schedule: Schedule) -> Iterator[Diagnostic]:
+    for knob in schedule.phases["combine"].values():
+        message = f"the combine kernel has nothing to configure for {schedule.target}"
+        yield unsupported(message, knob.span, "one row per program", "remove it")
+
+
+def refuse_decoding(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Yields what the decode kernel cannot do: it has one loop over the keys, and rows from one sequence."""
+    attention = variant.attention
+    for key in ("loops", "persistent", "order"):
+        knob = knobs.get(key)
+        if knob is None:
+            continue
+        match key, knob.choices[0]:
+            case "loops", ("kv", "q"):
+                label = "a query tile would lose its place in the loop over the keys"
+                yield unsupported("loops = [kv, q] cannot pack or split", knob.span, label)
+            case "persistent", True:
+                yield unsupported("the decode kernel is not persistent", knob.span, "with split.kv or pack")
+            case "order", "longest_first":
+                label = "few q tiles, all as long"
+                yield unsupported("the decode kernel has no order of q tiles", knob.span, label)
+    yield from refuse_cut_tiles(knobs)
+    if attention.q.storage.is_packed:
+        span = attention.q.storage.span
+        yield unsupported("split.kv and pack need q to be an ordinary tensor", span, "q is packed here")
+    if attention.softmax.dropout is not None:
+        yield unsupported(
+            "the decode kernel has no dropout", attention.softmax.span, "a probability is drawn to be dropped"
+        )
+
+
+def refuse_cut_tiles(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Yields a refusal where splits of a fixed number of keys are not made of whole tiles."""
+    tiles = knobs["tile.kv"].choices if "tile.kv" in knobs else (64,)
+    split = knobs.get("split.kv")
+    for choice in split.choices if split else ():
+        match choice:
+            case Choice(name="fixed", args={"size": int() as size}):
+                cut = [tile for tile in tiles if isinstance(tile, int) and size % tile]
+                if cut and split:
+                    yield unsupported(
+                        f"splits of {size} keys are not made of whole tiles of {cut[0]}",
+                        split.span,
+                        "a split begins and ends with a tile",
+                        f"write a multiple of {max(tile for tile in tiles if isinstance(tile, int))}",
+                    )
+
+
+def refuse_storages(variant: Variant) -> Iterator[Diagnostic]:
+    """Yields a refusal of packed and paged tensors, where the keys are outermost."""
+    for tensor in variant.attention.inputs:
+        if not tensor.storage.is_plain:
+            yield unsupported(
+                f"loops = [kv, q] needs ordinary tensors, and {tensor.name} is {tensor.storage.name}",
+                tensor.storage.span,
+                "of this input",
+                "write 'loops = [q, kv]'",
+            )
+
+
+def refuse_scales_of_rows(variant: Variant) -> Iterator[Diagnostic]:
+    """Yields a refusal of a scale of v that differs from query to query, where the keys are outermost."""
+    softmax = variant.attention.softmax
+    if softmax.v_scale is not None and "q_idx" in uses(softmax.v_scale):
+        yield unsupported(
+            "loops = [kv, q] needs one scale of v for all queries of a head",
+            softmax.v_scale.span or softmax.span,
+            "differs from query to query",
+            "write 'loops = [q, kv]'",
+        )
+
+
+def refuse_names(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields a refusal of names that mean something else in the interface of the generated module."""
+    attention = variant.attention
+    named = [("attention", attention.name, attention.span)] if cannot_be_called(attention.name) else []
+    named += [
+        ("input", tensor.name, tensor.span)
+        for tensor in attention.inputs
+        if cannot_be_passed(tensor.name, attention, schedule)
+        or tensor.name in target_of(schedule.target).own_tensors
+    ]
+    for what, name, span in named:
+        yield unsupported(
+            f"the {what} cannot be called '{name}' in a generated module",
+            span,
+            "its interface has a name like this",
+            "give it another name",
+        )
+
+
+def refuse_sizes(variant: Variant) -> Iterator[Diagnostic]:
+    """Yields a refusal of sizes that no argument tells."""
+    attention = variant.attention
+    for name in sorted(unbound(arguments(attention)) - {size.name for size in capacity(attention)}):
+        culprit = next(t for t in attention.inputs if any(name in str(size) for size in t.shape))
+        yield unsupported(
+            f"the size '{name}' cannot be inferred from the arguments",
+            culprit.span,
+            f"'{name}' appears only inside a product or a sum",
+            f"give some input an axis of size '{name}' alone",
+        )

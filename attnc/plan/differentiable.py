@@ -1,0 +1,112 @@
+"""Which attentions have a backward, what is said where a spec asks for gradients that it does not get, and
+what the keys of a backward cannot ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnc.diagnostics import Diagnostic, Label
+from attnc.model.attention import Attention, Variant
+from attnc.model.schedule import PARTS, Schedule
+from attnc.model.tensors import DType
+from attnc.plan.fitting import unsupported
+from attnc.plan.gradients import wanted_loads
+from attnc.plan.signature import has_rows, is_plain, normalise
+from attnc.plan.target import Target
+from attnc.plan.targets import target_of
+from attnc.source import Span
+
+
+def has_backward(attention: Attention, schedule: Schedule) -> bool:
+    """Returns whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for
+    keys in pages or values that are a prefix of them, nor for targets that have none.
+    """
+    can_be = has_rows(attention) and target_of(schedule.target).has_backward
+    return bool(attention.grads) and not schedule.is_decode and can_be
+
+
+def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields a warning where the spec asks for gradients that are not generated."""
+    attention = variant.attention
+    if not attention.grads or has_backward(attention, schedule):
+        return
+    span, reason, instead = _without_backward(attention, schedule)
+    if span is not None:
+        yield Diagnostic(
+            code="W0802",
+            severity="warning",
+            message=f"gradients of '{attention.name}' are not generated for {schedule.target}",
+            primary=Label(span, reason),
+            notes=("the generated callable refuses tensors that require a gradient",),
+            hints=(instead, "or call it under torch.no_grad(), or on detached tensors"),
+        )
+
+
+def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | None, str, str]:
+    """Returns where it is said that there are no gradients, why, and what has them."""
+    for tensor in (attention.k, attention.v):
+        if not tensor.storage.has_gradients:
+            what = "keys and values in pages" if tensor.storage.is_paged else "a prefix of k"
+            rows = "to train, store k and v as tensors of their own, or packed ('via ragged(...)')"
+            return tensor.storage.span, f"{what}: there are no gradients of such memory", rows
+    if not target_of(schedule.target).has_backward:
+        label = f"{schedule.target} has no backward kernels yet"
+        return schedule.span or attention.span, label, "to train, add a schedule for triton or cuda.sm_80"
+    place = next((knob.span for knob in schedule.decode_knobs), None)
+    instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
+    return place or attention.span, "the decode kernel has no backward", instead
+
+
+def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
+    """Yields what the backward phase asks for that its kernels cannot do."""
+    attention = variant.attention
+    if not has_backward(attention, schedule):
+        return
+    phases = ("backward", *PARTS["backward"])
+    knobs = dict.fromkeys(knob for phase in phases for knob in schedule.phases[phase].values())
+    scattered = {entry.load.tensor for entry in wanted_loads(normalise(attention)) if entry.places is None}
+    for knob in knobs:
+        yield from target.check_backward(knob)
+        if knob.key.startswith("accumulate.") and len(knob.choices) > 1:
+            yield unsupported(
+                "one way to sum a gradient for all configs", knob.span, "decides which kernels there are"
+            )
+        match knob.key, knob.choices:
+            case "loops", choices if choices != (("kv", "q"),):
+                yield unsupported(
+                    "the backward walks over K/V blocks first, and over Q blocks inside",
+                    knob.span,
+                    "this order cannot be asked for",
+                    "write 'loops = [kv, q]'; with 'accumulate.dq = sequential' it is FlashAttention-1's",
+                )
+            case "accumulate.dq", (str(way), *_) if way != "two_pass" and not is_plain(attention):
+                yield unsupported(
+                    "dq of packed sequences is made by a pass of its own",
+                    knob.span,
+                    f"'{way}' cannot be asked for",
+                    "write 'accumulate.dq = two_pass'",
+                )
+            case "accumulate.dq", ("ordered", *_):
+                yield from target.check_turns(variant, schedule, knob)
+            case "persistent", (True, *_):
+                yield unsupported("the backward's programs are not persistent", knob.span, "here")
+            case str(key), ("two_pass", *_) if key.removeprefix("accumulate.d") in scattered:
+                yield unsupported(
+                    f"the gradient of '{key.removeprefix('accumulate.d')}' has to be scattered",
+                    knob.span,
+                    "its index is not one of b, h, q_idx, q_pos and kv_idx",
+                    "write 'atomic', which is what a schedule that says nothing gets",
+                )
+
+
+def refuse_rounded_gradients(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields the gradient of q in f32, where q is of another type: what sums it rounds it."""
+    q = variant.attention.q
+    if "q" in variant.attention.f32_grads and q.dtype is not DType.F32:
+        yield unsupported(
+            f"{schedule.target} writes the gradient of 'q' in the type of 'q'",
+            q.span,
+            f"is {q.dtype}, and its gradient wanted in f32",
+            "write a Triton schedule, or 'grad q' without a type",
+        )
