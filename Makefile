@@ -8,7 +8,7 @@ PYTEST_WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo test quick lint check-generated fmt generated bench clean
+.PHONY: help install docs demo test quick nightly lint check-generated fmt generated bench dist release clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 18
@@ -38,10 +38,14 @@ quick: $(INSTALLED)  ## what to run on save, within a minute: ruff, plans, print
 	$(BIN)/ruff check -q .
 	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m quick $(QUICK)
 
+nightly: $(INSTALLED)  ## for hours: new examples, long tests, both ends of the versions that are allowed
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=30
+	$(BIN)/python tools/version_ends.py
+
 lint: $(INSTALLED)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --explicit-package-bases attnc tests examples
+	$(BIN)/mypy --explicit-package-bases attnc tests examples tools
 
 check-generated: $(INSTALLED)
 	$(BIN)/python -m attnc compile --check
@@ -59,6 +63,14 @@ generated: $(INSTALLED)  ## write generated/ again from specs/
 
 bench: $(INSTALLED)  ## time the kernels against PyTorch (needs a GPU)
 	$(BIN)/attnc bench
+
+dist: $(INSTALLED)  ## build the sdist and the wheel into dist/
+	$(BIN)/python tools/release.py --build
+
+release: $(INSTALLED)  ## test, build sdist and wheel, tag the version; CHANGELOG.md and the version have to agree
+	$(BIN)/python tools/release.py --check
+	$(MAKE) --no-print-directory test
+	$(BIN)/python tools/release.py
 
 clean:  ## remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from attnc.version import __version__, find_commit
+
 ROOT = Path(__file__).parent.parent
 
 pytestmark = pytest.mark.slow
@@ -97,6 +99,8 @@ def files_below(folder: Path) -> set[str]:
 
 def test_wheel_holds_the_package_its_grammar_and_its_templates(wheel: Path) -> None:
     expected = {f"attnc/{name}" for name in files_below(ROOT / "attnc")}
+    if find_commit() is not None:
+        expected.add("attnc/COMMIT")
     for carried in ("grammar", "templates"):
         expected |= {f"attnc/{carried}/{name}" for name in files_below(ROOT / carried)}
     with zipfile.ZipFile(wheel) as archive:
@@ -117,6 +121,12 @@ def test_installed_package_is_the_wheels(installed: Path, tmp_path: Path) -> Non
     program = "import attnc; print(attnc.__file__)"
     origin = Path(run(installed / "python", "-c", program, cwd=tmp_path).strip())
     assert origin.is_relative_to(installed.parent)
+
+
+def test_installed_command_says_version_and_commit(installed: Path, tmp_path: Path) -> None:
+    commit = find_commit()
+    expected = f"attnc {__version__}" + (f" ({commit})" if commit else "")
+    assert run(installed / "attnc", "--version", cwd=tmp_path).strip() == expected
 
 
 def test_installed_command_compiles_a_spec(installed: Path, tmp_path: Path) -> None:

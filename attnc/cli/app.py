@@ -30,6 +30,7 @@ from attnc.cli.new import new
 from attnc.cli.tune import calibrate, tune
 from attnc.cli.verify import fuzz, verify
 from attnc.diagnostics import DiagnosticError
+from attnc.version import find_commit
 
 app = typer.Typer(
     name="attnc",
@@ -71,14 +72,16 @@ app.command("doctor", rich_help_panel="Machine", help=_flowing(doctor))(doctor)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        say(f"attnc {attnc.__version__}")
+        commit = find_commit()
+        say(f"attnc {attnc.__version__}" + (f" ({commit})" if commit else ""))
         raise typer.Exit
 
 
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and its commit.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
     """Takes the options of the command itself."""
