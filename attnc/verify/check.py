@@ -223,6 +223,11 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(*(x.view(torch.uint8) for x in rows))
 
 
+def same_numbers(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Returns whether two tensors hold the same numbers, NaN included: 0 is -0."""
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())
+
+
 def broken(message: str) -> Verdict:
     """Returns the verdict on what no bound has a measure for."""
     return Verdict(ok=False, message=message, worst=float("inf"))

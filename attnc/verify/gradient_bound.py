@@ -9,6 +9,9 @@ be hidden by the sum of all its sizes, but the do of `cotangents_of` are indepen
 nothing of o's errors: sum_i c_i do_i . e_i is normal with variance sum_i c_i^2 |e_i|^2. Six of its standard
 deviations bound it (one sum in 10^9 is larger), so that a gradient whose terms cancel is still known well.
 A do that an expanded layout repeats is no such numbers: the errors of equal rows add up.
+
+A row of which nothing is promised may have an o that is NaN, and with it delta_i. A weight of 0 times that is
+NaN: nothing is promised either of what dS of the row reaches, keys that it does not see included.
 """
 
 from __future__ import annotations
@@ -179,6 +182,7 @@ def beyond_a_tile(bound: GradientBound, cut_off: Floats) -> Floats:
 class HeadErrors:
     """Probabilities, gradients of scores and their errors for some rows of one head, all [M, N].
 
+    reached: where dS need not be 0, at visible keys, and at all keys of a row of which nothing is promised;
     ds_error: without what comes from o by delta; delta_size, delta_spread: that error of each row, at most,
     and its standard deviation. p, p_error: after dropout; probability: the largest that P may be taken for,
     before it.
@@ -188,6 +192,7 @@ class HeadErrors:
     bound: GradientBound
     do: Floats
     dot: Approx
+    reached: Bools
     p: Floats
     p_error: Floats
     ds: Floats
@@ -254,10 +259,11 @@ class HeadErrors:
             bound,
             do,
             dot,
+            head.visible | open_row,
             factor * p,
             np.where(kept, factor * p_error, 0.0),
             np.where(seen, ds, 0.0),
-            np.where(seen, ds_error, 0.0),
+            np.where(open_row, np.inf, np.where(seen, ds_error, 0.0)),
             delta_size,
             delta_spread,
             np.where(seen, p + p_error, 0.0),
@@ -282,7 +288,7 @@ class HeadErrors:
         error = (
             self.ds_error * np.abs(slope.value) + (np.abs(self.ds) + self.ds_error) * slope.error + rounded
         )
-        error = np.where(head.visible, error + lost, 0.0)
+        error = np.where(self.reached, error + lost, 0.0)
         weight = self.probability * np.abs(slope.value)
         by_delta = weight * self.delta_size[:, None]
         if element is DType.F16:

@@ -134,6 +134,19 @@ def ratio_of(want: Expected, got: Floats) -> Floats:
     return np.where(same | overflown | want.open, 0.0, np.where(np.isnan(ratio), np.inf, ratio))
 
 
+def apart(wants: tuple[Expected, Expected], left: Floats, right: Floats) -> Bools:
+    """Marks elements in which two right runs cannot differ so: by more than both bounds, or in what is NaN or
+    infinite. wants: of either run.
+    """
+    a, b = wants
+    with np.errstate(invalid="ignore"):
+        near = np.abs(left - right) <= a.allowed + b.allowed
+        sign = np.sign(np.where(np.isinf(left), left, right))
+        overflown = a.overflow & b.overflow & (np.isinf(left) | np.isinf(right)) & (np.sign(a.value) == sign)
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    return np.asarray(~(near | same | a.open | b.open | overflown))
+
+
 def _eager_ratio(want: Expected, got: Floats, u_o: float) -> float:
     """Returns the largest error relative to the eager evaluation's, for which one rounding is the least."""
     judged = np.isfinite(want.value) & np.isfinite(got) & np.isfinite(want.eager) & ~want.open

@@ -39,7 +39,7 @@ from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Trial
 from attnc.verify.strategies import all_dims, free_dims, size
 from attnc.verify.subject import Subject, place, subject_of
-from attnc.verify.tolerance import Verdict, expect, expected_rows, judge, ratio_of, to_float64
+from attnc.verify.tolerance import Verdict, apart, expect, expected_rows, judge, ratio_of, to_float64
 
 
 def trial_of(
@@ -96,11 +96,8 @@ def difference(left: Subject, one: Problem, right: Subject, other: Problem) -> s
     """Returns which output of two runs of one case differs by more than both bounds allow."""
     bounds = [expect(s.variant.attention, one.inputs, s.bound) for s in (left, right)]
     for name in one.outputs:
-        a, b = to_float64(one.outputs[name]), to_float64(other.outputs[name])
-        allowed = bounds[0][name].allowed + bounds[1][name].allowed
-        free = bounds[0][name].open | bounds[1][name].open
-        with np.errstate(invalid="ignore"):
-            wrong = ~((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b)) | free)
+        wants = bounds[0][name], bounds[1][name]
+        wrong = apart(wants, to_float64(one.outputs[name]), to_float64(other.outputs[name]))
         if wrong.any():
             return f"'{name}' differs in {int(wrong.sum())} of {wrong.size} elements"
     return None
