@@ -1,7 +1,7 @@
 """Lists the packages of the wheel and notes the commit in it; everything else is in pyproject.toml.
 
 `pyproject.toml` can either search for packages or name them, and the wheel needs both: those found under
-`attnc/`, and the top-level `grammar/` and `templates/`, carried as `attnc.grammar` and `attnc.templates`.
+`attnc/`, and the top-level `grammar/`, `templates/` and `specs/`, carried as `attnc.grammar` and so on.
 """
 
 import runpy
@@ -12,6 +12,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
+CARRIED = ("attnc.grammar", "attnc.specs", "attnc.templates")
 
 
 def note_commit(package: Path) -> None:
@@ -39,6 +40,6 @@ class Sdist(sdist):
 
 
 setup(
-    packages=[*find_packages(include=["attnc", "attnc.*"]), "attnc.grammar", "attnc.templates"],
+    packages=[*find_packages(include=["attnc", "attnc.*"]), *CARRIED],
     cmdclass={"build_py": BuildPackage, "sdist": Sdist},
 )

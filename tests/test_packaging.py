@@ -103,6 +103,7 @@ def test_wheel_holds_the_package_its_grammar_and_its_templates(wheel: Path) -> N
         expected.add("attnc/COMMIT")
     for carried in ("grammar", "templates"):
         expected |= {f"attnc/{carried}/{name}" for name in files_below(ROOT / carried)}
+    expected |= {f"attnc/specs/{path.name}" for path in ROOT.glob("specs/*.attn")}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == expected
@@ -136,3 +137,12 @@ def test_installed_command_compiles_a_spec(installed: Path, tmp_path: Path) -> N
     assert modules
     for module in modules:
         compile(module.read_text(), str(module), "exec")
+
+
+def test_the_first_commands_work_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    """What help starts with, and an example of its texts by its name."""
+    attnc = installed / "attnc"
+    assert "Start with: attnc demo" in run(attnc, "--help", cwd=tmp_path)
+    assert "verified" in run(attnc, "demo", cwd=tmp_path)
+    run(attnc, "new", "local_sink", "--like", "local_sink", cwd=tmp_path)
+    run(attnc, "check", "specs/local_sink.attn", cwd=tmp_path)

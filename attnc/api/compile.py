@@ -180,7 +180,8 @@ def _forked() -> None:
     _MAKING = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:

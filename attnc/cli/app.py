@@ -27,6 +27,7 @@ from attnc.cli.fmt import fmt
 from attnc.cli.import_flex import import_flex
 from attnc.cli.lsp import lsp
 from attnc.cli.new import new
+from attnc.cli.packages import import_mistake
 from attnc.cli.tune import calibrate, tune
 from attnc.cli.verify import fuzz, verify
 from attnc.diagnostics import DiagnosticError
@@ -130,6 +131,12 @@ def _run(argv: Sequence[str] | None) -> int:
     except OSError as failure:
         complain(_reason(failure))
         return USAGE
+    except ImportError as failure:
+        if (mistake := import_mistake(failure)) is None:
+            _report_bug(failure)
+            return USAGE + 1
+        complain(mistake.message, mistake.hint)
+        return USAGE
     except Exception as failure:  # whatever is left is ours
         _report_bug(failure)
         return USAGE + 1
@@ -141,12 +148,19 @@ def _reason(failure: OSError) -> str:
     return f"{failure.filename}: {what}" if failure.filename else what
 
 
+#: What to do about a bug. The project has no address of its own: whoever gave you attnc has.
+REPORT = (
+    "keep the command line and the spec, and send both to where you have attnc from; CONTRIBUTING.md of its"
+    " checkout says how to mend it"
+)
+
+
 def _report_bug(failure: Exception) -> None:
     if os.environ.get("ATTNC_DEBUG"):
         traceback.print_exception(failure)
     frame = traceback.extract_tb(failure.__traceback__)[-1]
     complain(
         f"this is a bug in attnc: {type(failure).__name__}: {failure} ({frame.name}, line {frame.lineno})",
-        "please report it with the command line and the spec; ATTNC_DEBUG=1 shows the traceback"
+        f"{REPORT}; ATTNC_DEBUG=1 shows the traceback"
         f" (attnc {attnc.__version__}, Python {platform.python_version()})",
     )

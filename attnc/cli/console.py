@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from attnc.diagnostics import Diagnostic, render, suggest
+from attnc.resources import resource
 from attnc.source import visible
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
     Raises Mistake.
     """
     if not paths and not Path("specs").is_dir():
-        raise Mistake("there is no folder 'specs' here", _NAME_ONE)
+        raise Mistake(
+            "there is no folder 'specs' here", f"{_NAME_ONE}; 'attnc new NAME --like window' writes one"
+        )
     found: list[Path] = []
     for path in paths or (Path("specs"),):
         if path.is_dir():
@@ -138,10 +141,10 @@ def one_spec(path: Path) -> Path:
         specs = (other for folder in folders for other in folder.glob("*.attn") if other.is_file())
         beside = {other.name: str(other) for other in specs}
         found = suggest(path.name, beside)
-        raise Mistake(
-            f"there is no file '{path}'",
-            f"did you mean '{beside[found]}'?" if found else _NAME_ONE,
-        )
+        hint = f"did you mean '{beside[found]}'?" if found else _NAME_ONE
+        if not found and path.suffix == ".attn" and (resource("specs") / path.name).is_file():
+            hint = f"it is one of attnc's own: 'attnc new {path.stem} --like {path.stem}' writes it to specs/"
+        raise Mistake(f"there is no file '{path}'", hint)
     return path
 
 

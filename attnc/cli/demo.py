@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.compile import SPEC
 from attnc.cli.console import Mistake, counted, loading, one_spec, paint, say, without_kernels
 from attnc.output import write
+from attnc.resources import resource
+from attnc.target.support import FOLDER
 
 if TYPE_CHECKING:
     from attnc.plan import ir
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
 
 
 def demo(
-    spec: SPEC = Path("specs/causal_gqa.attn"),
+    spec: Annotated[
+        Path | None,
+        typer.Argument(metavar="SPEC", help="The spec file; specs/causal_gqa.attn, or attnc's own of it."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder to write to.", file_okay=False)] = Path("generated"),
 ) -> None:
     """Compile a spec, run the kernel on real tensors, and verify it against the float64 reference.
 
     Runs on the GPU where there is one, else on the CPU: in Triton's interpreter, or thread by thread if it is
-    CUDA.
+    CUDA. Writes to generated/ of the current folder.
 
     Example: attnc demo specs/local_sink.attn
     """
@@ -32,7 +36,8 @@ def demo(
     from attnc.runtime.toolchains import toolchain_of
 
     begin = time.perf_counter()
-    compiled = compile_spec(one_spec(spec), out.parent)
+    spec = _usual_spec() if spec is None else one_spec(spec)
+    compiled = compile_spec(spec, out.parent)
     write((*compiled.outputs, *support_outputs()), out)
     took = time.perf_counter() - begin
     program = front(spec)
@@ -49,7 +54,7 @@ def demo(
     lines = path.read_text(encoding="utf-8").count("\n")
     say(paint("compiled", "1"), f"  {spec}: {len(compiled.outputs)} files in {took:.2f} s, without a GPU")
     needs = toolchain_of(module.target).package
-    say(paint("read it", "1"), f"   {path} ({lines} lines, needs torch and {needs} only)")
+    say(paint("read it", "1"), f"   {path} ({lines} lines; needs torch, {needs} and {out / FOLDER})")
     _show_mask(module)
 
     with loading():
@@ -62,6 +67,12 @@ def demo(
         say(paint("noted", "1"), f"     {count}, shown by: attnc check {spec}")
     if not outcome.verdict.ok:
         raise typer.Exit(1)
+
+
+def _usual_spec() -> Path:
+    """Names the spec of the demo: the one in the folder here, or the one that ships with attnc."""
+    here = Path("specs", "causal_gqa.attn")
+    return here if here.is_file() else resource("specs", "causal_gqa.attn")
 
 
 def _show_mask(module: ir.Module) -> None:

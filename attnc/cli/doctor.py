@@ -18,6 +18,7 @@ import typer
 import attnc
 from attnc.cli.compile import JSON
 from attnc.cli.console import Mistake, paint, progress, say, say_lines
+from attnc.cli.packages import WITHOUT_TRITON, has_triton_wheels, install, is_installed
 
 if TYPE_CHECKING:
     from attnc.runtime.one_import import Gpu
@@ -108,27 +109,29 @@ def _versions() -> Iterator[Finding]:
         try:
             yield Finding(name=package, state="ok", detail=metadata.version(package))
         except metadata.PackageNotFoundError:
-            fix = f"pip install {package}"
-            yield Finding(name=package, state="missing", detail="not installed", fix=fix)
+            optional = package == "triton" and not has_triton_wheels()
+            state: Literal["missing", "note"] = "note" if optional else "missing"
+            yield Finding(name=package, state=state, detail="not installed", fix=install(package))
     try:
         yield Finding(name="matplotlib", state="ok", detail=metadata.version("matplotlib"))
     except metadata.PackageNotFoundError:
-        fix = "pip install 'attnc[bench]'"
-        yield Finding(name="matplotlib", state="note", detail="not installed: bench draws no plot", fix=fix)
+        detail = "not installed: bench draws no plot"
+        yield Finding(name="matplotlib", state="note", detail=detail, fix=install("matplotlib"))
 
 
 def _devices() -> Iterator[Finding]:
     try:
         from attnc.runtime.devices import gpus, is_cpu_build
     except ImportError as failure:
-        yield Finding(name="gpu", state="missing", detail=str(failure), fix="pip install torch")
+        yield Finding(name="gpu", state="missing", detail=str(failure), fix=install("torch"))
         return
     found = gpus()
     for index, gpu in enumerate(found):
         memory = f"{gpu.memory / 2**30:.0f} GiB"
         yield Finding(name=f"gpu {index}", state="ok", detail=f"{gpu.name}, {gpu.arch}, {memory}")
     if not found:
-        detail = "none: kernels run in Triton's interpreter; bench and tune need a GPU"
+        runs = "in Triton's interpreter" if is_installed("triton") else "of CUDA C++ on the CPU, by g++"
+        detail = f"none: kernels run {runs}; bench and tune need a GPU"
         fix = "this PyTorch is a CPU build; install a CUDA build to use a GPU" if is_cpu_build() else ""
         yield Finding(name="gpu", state="note", detail=detail, fix=fix)
 
@@ -137,6 +140,9 @@ def _interpreter() -> Iterator[Finding]:
     """Tries the interpreter in a process of its own: Triton decides once, when it is imported, whether it
     interprets.
     """
+    if not is_installed("triton"):
+        yield Finding(name="interpreter", state="note", detail=f"needs triton; {WITHOUT_TRITON}")
+        return
     from attnc.runtime.loader import store
 
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -184,15 +190,15 @@ def _cuda() -> Iterator[Finding]:
 
     package = next(iter(metadata.packages_distributions().get("cupy", ())), None)
     if package is None:
-        detail, fix = "not installed: CUDA modules need it to run on a GPU", "pip install 'attnc[cuda]'"
-        yield Finding(name="cupy", state="note", detail=detail, fix=f"{fix}, or attnc[cuda12] for CUDA 12")
+        detail = "not installed: CUDA modules need it to run on a GPU"
+        yield Finding(name="cupy", state="note", detail=detail, fix=install("cupy"))
     else:
         yield Finding(name="cupy", state="ok", detail=f"{metadata.version(package)} ({package})")
     try:
         yield Finding(name="nvrtc", state="ok", detail=nvrtc_version())
     except FileNotFoundError:
         detail = "not found: CUDA kernels cannot be compiled ahead of time, nor their registers counted"
-        yield Finding(name="nvrtc", state="note", detail=detail, fix="pip install 'attnc[nvrtc]'")
+        yield Finding(name="nvrtc", state="note", detail=detail, fix=install("nvrtc"))
     compiler = shutil.which("g++")
     if compiler is None:
         detail = "not found: CUDA kernels cannot be run on the CPU"
@@ -226,7 +232,8 @@ def _targets(device: str | None) -> Iterator[Finding]:
         yield from _tables(index, gpu.name)
     if not gpus():
         fix = "'attnc doctor --device sm_90' says what a GPU takes"
-        yield Finding(name="targets", state="note", detail="no GPU: Triton interprets", fix=fix)
+        detail = "no GPU: Triton interprets" if is_installed("triton") else "no GPU"
+        yield Finding(name="targets", state="note", detail=detail, fix=fix)
 
 
 def _choices(label: str, gpu: Gpu) -> Iterator[Finding]:
@@ -238,13 +245,14 @@ def _choices(label: str, gpu: Gpu) -> Iterator[Finding]:
         if gpu.index is None:
             yield Finding(name=f"targets {label}", state="note", detail="none is for it")
         else:
-            fix = "pip install triton, or 'attnc[cuda]' for CUDA kernels"
+            fix = f"{install('triton')}, or for CUDA kernels {install('cupy')}"
             yield Finding(name=f"targets {label}", state="missing", detail="none runs", fix=fix)
         return
     found = list(chosen(_GENERATED, gpu))
     every = dict.fromkeys(target for function in found for target in function.targets)
     left_out = [target for target in every if gpu.could_run(target) and not gpu.runs(target)]
-    fix = f"pip install triton and 'attnc[cuda]', for {', '.join(left_out)} too" if left_out else ""
+    needs = "triton" if left_out == ["triton"] else "cupy"
+    fix = f"{install(needs)}, for {', '.join(left_out)} too" if left_out else ""
     yield Finding(name=f"targets {label}", state="ok", detail=rule(gpu, found), fix=fix)
     for function in found:
         state: Literal["ok", "note"] = "ok" if function.runs else "note"

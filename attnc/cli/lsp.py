@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnc.cli.console import Mistake
+from attnc.cli.packages import install
 
 if TYPE_CHECKING:
     from pygls.lsp.server import LanguageServer
@@ -23,7 +24,7 @@ def lsp(
     """Serve editors over standard input and output, in the language server protocol.
 
     Messages while a spec is written, hovers with the tiles that a mask visits, completion of names,
-    formatting. Started by an editor; needs the package pygls, which the extra 'lsp' brings.
+    formatting. Started by an editor; needs the package pygls.
 
     Example: attnc lsp
     """
@@ -32,7 +33,7 @@ def lsp(
     except ImportError as failure:
         raise Mistake(
             f"attnc lsp needs the package pygls, which cannot be imported: {failure}",
-            "pip install 'attnc[lsp]'",
+            install("pygls"),
         ) from None
     made: LanguageServer = server()
     made.start_io()

@@ -25,6 +25,11 @@ def starters() -> dict[str, Path]:
     return {path.stem: path for path in sorted(resource("templates", "new").glob("*.attn"))}
 
 
+def examples() -> dict[str, Path]:
+    """Returns the specs of attnc's own specs/, by name."""
+    return {path.stem: path for path in sorted(resource("specs").glob("*.attn"))}
+
+
 def _completions(incomplete: str) -> list[str]:
     return [name for name in starters() if name.startswith(incomplete)]
 
@@ -34,7 +39,8 @@ def new(
     like: Annotated[
         str,
         typer.Option(
-            help="Start from: bias, causal, decode, document, paged, prefix, projection, varlen, window.",
+            help="Start from: bias, causal, decode, document, paged, prefix, projection, varlen, window; or"
+            " from one of attnc's own specs, such as local_sink.",
             autocompletion=_completions,
         ),
     ] = "causal",
@@ -44,10 +50,11 @@ def new(
 
     Example: attnc new my_window --like window
     """
-    if like not in starters():
-        hint = "".join(did_you_mean(like, starters())) or f"known are {', '.join(starters())}"
+    known = examples() | starters()
+    if like not in known:
+        hint = "".join(did_you_mean(like, known)) or f"known are {', '.join(starters())}"
         raise Mistake(f"there is nothing like '{like}' to start from", hint)
-    text = _rename_starter(name, starters()[like])
+    text = _rename_starter(name, known[like])
     path = out / f"{name}.attn"
     if path.exists() or path.is_symlink():
         raise Mistake(f"'{path}' is there already", "choose another name, or remove it first")
@@ -75,6 +82,14 @@ def _rename_starter(name: str, starter: Path) -> str:
         if not isinstance(item, ast.Def)
     ]
     text = source.text
+    declared = dict.fromkeys(place.id for place in places)
+    if len(declared) > 1:
+        if name == starter.stem:
+            return text
+        raise Mistake(
+            f"'{starter.stem}' declares {', '.join(declared)}, and one name is given",
+            f"'attnc new {starter.stem} --like {starter.stem}' writes all of them",
+        )
     for place in sorted(places, key=lambda place: place.span.start, reverse=True):
         text = text[: place.span.start] + name + text[place.span.end :]
     try:

@@ -13,6 +13,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -75,9 +76,10 @@ def tool(name: str) -> Path | None:
     """Returns a program of the CUDA toolkit that ships in Triton's wheel, e.g. "cuobjdump"; None if it is not
     there.
     """
-    import triton
-
-    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    found = find_spec("triton")
+    if found is None or not found.origin:
+        return None
+    path = Path(found.origin).parent / "backends" / "nvidia" / "bin" / name
     return path if path.is_file() else None
 
 

@@ -155,7 +155,7 @@ def test_what_cannot_be_launched_is_left_out_and_named(machine: Callable[..., No
     machine(H200, (9, 0), {"triton"})
     rule_, near, old = _targets(None)
     assert rule_.detail.endswith("the first that a function has of triton")
-    assert rule_.fix == "pip install triton and 'attnc[cuda]', for cuda.sm_90a, cuda.sm_80 too"
+    assert rule_.fix == "pip install cupy-cuda13x (cupy-cuda12x for CUDA 12), for cuda.sm_90a, cuda.sm_80 too"
     assert near.detail == ("D = 32: triton (the first that runs); D = 64: triton (measured)")
     assert (old.state, old.detail) == ("ok", "triton (the first that runs)")
     machine(H200, (9, 0), set())

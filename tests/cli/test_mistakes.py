@@ -150,9 +150,24 @@ def test_a_link_to_nothing(run: Run, folder: Path) -> None:
 
 
 def test_a_file_unlike_any_other_gets_an_example(run: Run, folder: Path) -> None:
-    done = run("demo")
+    done = run("demo", "specs/far.attn")
     assert done.code == 2
-    assert "there is no file 'specs/causal_gqa.attn'\n   = help: name a spec file, such as" in done.err
+    assert "there is no file 'specs/far.attn'\n   = help: name a spec file, such as" in done.err
+
+
+def test_a_spec_of_attncs_own_is_told_how_to_have(run: Run, folder: Path) -> None:
+    done = run("verify", "specs/local_sink.attn")
+    assert done.code == 2
+    assert "= help: it is one of attnc's own: 'attnc new local_sink --like local_sink' writes it" in done.err
+    assert run("new", "local_sink", "--like", "local_sink").code == 0
+    assert (folder / "specs" / "local_sink.attn").read_text().count("local_sink") >= 2
+
+
+def test_a_spec_of_several_attentions_is_written_under_its_own_name_alone(run: Run) -> None:
+    assert run("new", "warp_split", "--like", "warp_split").code == 0
+    done = run("new", "mine", "--like", "warp_split")
+    assert done.code == 2
+    assert "'attnc new warp_split --like warp_split' writes all of them" in done.err
 
 
 def test_a_file_that_cannot_be_written_is_named_itself(run: Run, folder: Path) -> None:
@@ -250,6 +265,7 @@ def test_a_bug_says_so(
     err = capsys.readouterr().err
     assert "this is a bug in attnc: AssertionError: planted" in err
     assert "ATTNC_DEBUG=1" in err
+    assert "CONTRIBUTING.md" in err
     assert "Traceback" not in err
     monkeypatch.setenv("ATTNC_DEBUG", "1")
     main(["compile"])

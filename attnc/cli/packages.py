@@ -1,0 +1,64 @@
+"""Packages that commands need besides Python's own: how each is installed, and what works without it.
+
+Packages are named as PyPI has them: attnc itself is installed from a checkout, so no name on an index stands
+for it or its extras.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.util import find_spec
+
+from attnc.cli.console import Mistake
+
+#: Names on PyPI by the module that is imported, where these differ or a choice belongs to them.
+_ON_PYPI = {
+    "cupy": "cupy-cuda13x (cupy-cuda12x for CUDA 12)",
+    "lsprotocol": "pygls",
+    "nvrtc": "nvidia-cuda-nvrtc",
+}
+
+
+def install(module: str) -> str:
+    """Returns how the package of a module is installed here."""
+    if module == "triton" and not has_triton_wheels():
+        return f"PyPI has no triton for {platform.system()}: {WITHOUT_TRITON}"
+    return f"pip install {_ON_PYPI.get(module, module)}"
+
+
+#: What there is where Triton is not.
+WITHOUT_TRITON = (
+    "'attnc check', 'compile' and 'explain' need none, and 'attnc verify --target cuda.sm_80' runs kernels of"
+    " CUDA C++ on the CPU, by g++"
+)
+
+
+def has_triton_wheels() -> bool:
+    """Returns whether PyPI has Triton for this system, so that attnc's own installation brings it."""
+    return platform.system() == "Linux"
+
+
+def is_installed(module: str) -> bool:
+    """Returns whether there is such a module, without importing it."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def import_mistake(failure: ImportError) -> Mistake | None:
+    """Returns what to say of a package that is missing or broken; None where the module is attnc's own."""
+    module = (failure.name or "").partition(".")[0]
+    if module in ("", "attnc"):
+        return None
+    if module in sys.stdlib_module_names:
+        return Mistake(
+            f"this Python has no module '{module}', which the command needs", "attnc is tested on Linux"
+        )
+    if is_installed(module):
+        return Mistake(f"'{module}' cannot be imported: {failure}", f"reinstall it: {install(module)}")
+    hint = install(module)
+    if module == "triton" and has_triton_wheels():
+        hint = f"{hint}; without it {WITHOUT_TRITON}"
+    return Mistake(f"the command needs '{module}', which is not installed", hint)
