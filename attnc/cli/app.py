@@ -132,10 +132,11 @@ def _run(argv: Sequence[str] | None) -> int:
         complain(_reason(failure))
         return USAGE
     except ImportError as failure:
-        if (mistake := import_mistake(failure)) is None:
+        missing = import_mistake(failure)
+        if missing is None:
             _report_bug(failure)
             return USAGE + 1
-        complain(mistake.message, mistake.hint)
+        complain(missing.message, missing.hint)
         return USAGE
     except Exception as failure:  # whatever is left is ours
         _report_bug(failure)
