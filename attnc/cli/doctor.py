@@ -18,7 +18,7 @@ import typer
 import attnc
 from attnc.cli.compile import JSON
 from attnc.cli.console import Mistake, paint, progress, say, say_lines
-from attnc.cli.packages import WITHOUT_TRITON, has_triton_wheels, install, is_installed
+from attnc.cli.packages import WITHOUT_TRITON, install, is_installed, is_published_here
 
 if TYPE_CHECKING:
     from attnc.runtime.one_import import Gpu
@@ -109,8 +109,7 @@ def _versions() -> Iterator[Finding]:
         try:
             yield Finding(name=package, state="ok", detail=metadata.version(package))
         except metadata.PackageNotFoundError:
-            optional = package == "triton" and not has_triton_wheels()
-            state: Literal["missing", "note"] = "note" if optional else "missing"
+            state: Literal["missing", "note"] = "missing" if is_published_here(package) else "note"
             yield Finding(name=package, state=state, detail="not installed", fix=install(package))
     try:
         yield Finding(name="matplotlib", state="ok", detail=metadata.version("matplotlib"))
@@ -240,6 +239,7 @@ def _choices(label: str, gpu: Gpu) -> Iterator[Finding]:
     """Yields the rule for a GPU, and what it comes to for each function of generated/."""
     from attnc.plan.targets import TARGETS
     from attnc.runtime.one_import import chosen, rule
+    from attnc.runtime.toolchains import toolchain_of
 
     if not any(map(gpu.runs, TARGETS)):
         if gpu.index is None:
@@ -251,8 +251,8 @@ def _choices(label: str, gpu: Gpu) -> Iterator[Finding]:
     found = list(chosen(_GENERATED, gpu))
     every = dict.fromkeys(target for function in found for target in function.targets)
     left_out = [target for target in every if gpu.could_run(target) and not gpu.runs(target)]
-    needs = "triton" if left_out == ["triton"] else "cupy"
-    fix = f"{install(needs)}, for {', '.join(left_out)} too" if left_out else ""
+    needs = dict.fromkeys(toolchain_of(target).package for target in left_out)
+    fix = f"{'; '.join(map(install, needs))}, for {', '.join(left_out)} too" if left_out else ""
     yield Finding(name=f"targets {label}", state="ok", detail=rule(gpu, found), fix=fix)
     for function in found:
         state: Literal["ok", "note"] = "ok" if function.runs else "note"

@@ -22,8 +22,8 @@ _ON_PYPI = {
 
 def install(module: str) -> str:
     """Returns how the package of a module is installed here."""
-    if module == "triton" and not has_triton_wheels():
-        return f"PyPI has no triton for {platform.system()}: {WITHOUT_TRITON}"
+    if not is_published_here(module):
+        return f"PyPI has no {module} for {platform.system()}: {WITHOUT_TRITON}"
     return f"pip install {_ON_PYPI.get(module, module)}"
 
 
@@ -34,9 +34,13 @@ WITHOUT_TRITON = (
 )
 
 
-def has_triton_wheels() -> bool:
-    """Returns whether PyPI has Triton for this system, so that attnc's own installation brings it."""
-    return platform.system() == "Linux"
+#: Modules whose packages are for Linux alone.
+_FOR_LINUX = frozenset(("triton",))
+
+
+def is_published_here(module: str) -> bool:
+    """Returns whether PyPI has the package of a module for this system."""
+    return module not in _FOR_LINUX or platform.system() == "Linux"
 
 
 def is_installed(module: str) -> bool:
@@ -59,6 +63,6 @@ def import_mistake(failure: ImportError) -> Mistake | None:
     if is_installed(module):
         return Mistake(f"'{module}' cannot be imported: {failure}", f"reinstall it: {install(module)}")
     hint = install(module)
-    if module == "triton" and has_triton_wheels():
+    if module in _FOR_LINUX and is_published_here(module):
         hint = f"{hint}; without it {WITHOUT_TRITON}"
     return Mistake(f"the command needs '{module}', which is not installed", hint)
