@@ -1,4 +1,4 @@
-"""The version of the package, as generated files and the command state it, and the commit it was built from."""
+"""The version of the package, as generated files and the command state it, and the commit it was made of."""
 
 from __future__ import annotations
 

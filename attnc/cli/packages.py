@@ -6,9 +6,9 @@ for it or its extras.
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import sys
-from importlib.util import find_spec
 
 from attnc.cli.console import Mistake
 
@@ -46,7 +46,7 @@ def is_published_here(module: str) -> bool:
 def is_installed(module: str) -> bool:
     """Returns whether there is such a module, without importing it."""
     try:
-        return find_spec(module) is not None
+        return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
 

@@ -7,13 +7,13 @@ and static shared memory of a cubin. CUDA C++ goes through `nvrtc`.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,7 +76,7 @@ def tool(name: str) -> Path | None:
     """Returns a program of the CUDA toolkit that ships in Triton's wheel, e.g. "cuobjdump"; None if it is not
     there.
     """
-    found = find_spec("triton")
+    found = importlib.util.find_spec("triton")
     if found is None or not found.origin:
         return None
     path = Path(found.origin).parent / "backends" / "nvidia" / "bin" / name
