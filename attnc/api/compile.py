@@ -286,13 +286,13 @@ def _imported(folder: Path, package: Package) -> Family:
     import torch
 
     if torch.cuda.is_available():
-        return Family(load_package(folder), package)
+        return Family(load_package(folder, package), package)
     from attnc.verify.runners import runner_of
 
     runner = runner_of(package.facts["target"])
     if not runner.is_too_late:
         runner.prepare()
-    module = load_package(folder)
+    module = load_package(folder, package)
     for name in package.files:
         if name.endswith(".py") and name != "__init__.py":
             runner.attach(getattr(module, name.removesuffix(".py")))

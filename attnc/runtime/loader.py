@@ -1,11 +1,12 @@
-"""Generated text -> imported module. Triton reads a kernel's source from its file, so the text gets one
-first.
+"""Generated text -> imported module. A copy of the text is kept in the cache, for whoever wants to read where
+a traceback points; nothing is run from there.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -13,8 +14,9 @@ from typing import Any
 
 from attnc.build import digest
 from attnc.plan import ir
-from attnc.runtime.packages import import_once, package_of
-from attnc.support.cache import cache_folder, store_bytes
+from attnc.runtime.packages import import_text, keep_sources
+from attnc.support.cache import cache_folder, discard_path, read_private, store_bytes
+from attnc.support.folders import private_folder
 from attnc.target.files import render_files
 from attnc.tuned.choices import Choice, tuned_choices
 
@@ -29,19 +31,17 @@ def load_module(module: ir.Module, choices: Iterable[Choice] = ()) -> ModuleType
 
 def load_text(text: str) -> ModuleType:
     """Imports the text of a generated module; equal texts give the same module object."""
-    return load_file(store(text))
+    with suppress(OSError):  # a full disk, a read-only folder: it is imported without a copy
+        store(text)
+    return import_text(_place(text, ".py"), text.encode())
 
 
 def store(text: str, suffix: str = ".py") -> Path:
-    """Returns the path of a file with exactly this text, written in one step where it is not there yet."""
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    path = cache_folder() / f"{digest}{suffix}"
-    try:
-        if path.read_text(encoding="utf-8") == text:
-            return path
-    except (FileNotFoundError, UnicodeDecodeError):
-        pass
-    store_bytes(path, text.encode())
+    """Returns the path of a file of the cache with exactly this text, written in one step where it is not
+    there yet. Raises OSError.
+    """
+    path = _place(text, suffix)
+    _put(path, text)
     return path
 
 
@@ -51,18 +51,36 @@ def load_files(files: Mapping[str, str]) -> ModuleType:
     if len(files) == 1:
         return load_text(files[module])
     folder = cache_folder() / hashlib.sha256("\0".join(chain(*files.items())).encode()).hexdigest()
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for name, text in files.items():
-        if not (folder / name).is_file():
-            store_bytes(folder / name, text.encode())
-    return load_file(folder / module)
+    with suppress(OSError):
+        try:
+            private_folder(folder)
+        except PermissionError:  # something else has its name
+            discard_path(folder)
+            private_folder(folder)
+        for name, text in files.items():
+            _put(folder / name, text)
+    loaded = import_text(folder / module, files[module].encode())
+    keep_sources(loaded, {name: text for name, text in files.items() if name != module})
+    return loaded
 
 
 def load_file(path: Path) -> ModuleType:
-    """Imports a file under a name of its own, without touching sys.path. Raises what the file raises."""
-    return import_once(f"{package_of(path.parent)}.{path.stem}", path)
+    """Imports a file, once per process, under a name of its own and without touching sys.path. Nothing beside
+    or above it is imported. Raises what the file raises.
+    """
+    path = path.resolve()
+    return import_text(path, path.read_bytes())
 
 
 def program_of(module: ModuleType) -> Any:
     """Returns the kernels of a generated CUDA module and their sources (`attnc.support.binaries.Program`)."""
     return module.CALL.program
+
+
+def _place(text: str, suffix: str) -> Path:
+    return cache_folder() / f"{hashlib.sha256(text.encode()).hexdigest()}{suffix}"
+
+
+def _put(path: Path, text: str) -> None:
+    if read_private(path) != text.encode():
+        store_bytes(path, text.encode())

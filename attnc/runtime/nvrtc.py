@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnc.support.cache import cache_folder, store_bytes
+from attnc.support.cache import kept_entry
 
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -63,13 +63,16 @@ def compile_cubin(source: str, options: Sequence[str]) -> Cubin:
     """
     options = [*options, "--ptxas-options=-v"]
     key = hashlib.sha256("\0".join([nvrtc_version(), *options, source]).encode()).hexdigest()
-    image, log = (cache_folder() / f"{key}.{suffix}" for suffix in ("cubin", "log"))
-    if image.is_file() and log.is_file():
-        return Cubin(image=image.read_bytes(), log=log.read_text(encoding="utf-8"))
-    cubin = _compile(source, options)
-    store_bytes(log, cubin.log.encode())
-    store_bytes(image, cubin.image)
-    return cubin
+    kept = kept_entry(f"{key}.nvrtc", lambda: _packed(_compile(source, options))).payload
+    size, _, rest = kept.partition(b"\n")
+    log, image = rest[: int(size)], rest[int(size) :]
+    return Cubin(image=image, log=log.decode())
+
+
+def _packed(cubin: Cubin) -> bytes:
+    """Returns a log and the image behind it, with the size of the log in front."""
+    log = cubin.log.encode()
+    return b"%d\n%s%s" % (len(log), log, cubin.image)
 
 
 def compile_ptx(source: str, options: Sequence[str]) -> str:

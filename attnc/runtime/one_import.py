@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnc.plan.targets import TARGETS, target_of
-from attnc.runtime.packages import load_attention
+from attnc.support.arguments import DTYPES
 from attnc.support.by_target import ByTarget, Needs, Row, runs
 from attnc.target.dispatch import fastest_first, needs_of
 from attnc.tuned.tables import TARGET_SIZES
@@ -81,11 +82,9 @@ def chosen(folder: Path, gpu: Gpu) -> Iterator[Chosen]:
             continue
         name = file.parent.name
         try:
-            module = load_attention(file.parent)
-            choice, params = module.CHOICE, module.PARAMS
-        except Exception as failure:  # whatever a file that somebody changed may raise
-            reason = f"{type(failure).__name__}: {failure}"
-            yield Chosen(name=name, text=f"cannot be imported: {reason}", runs=False)
+            choice, params = read_choice(file)
+        except ValueError as failure:  # somebody has changed it
+            yield Chosen(name=name, text=f"cannot be read: {failure}", runs=False)
             continue
         found = {key: _words(gpu, choice, key) for key in choice.variants}
         yield Chosen(
@@ -95,6 +94,42 @@ def chosen(folder: Path, gpu: Gpu) -> Iterator[Chosen]:
             measured_on=tuple(dict.fromkeys(device for device, _ in choice.tuned)),
             runs=all(gpu.rows(choice, key) for key in choice.variants),
         )
+
+
+def read_choice(file: Path) -> tuple[ByTarget, Sequence[str]]:
+    """Returns what a function with several targets picks from, and the names of its params, as `__init__.py`
+    of its folder writes them down. Nothing of the file is run. ValueError where it is another one.
+    """
+    written = dict[str, Any]()
+    try:
+        for node in ast.parse(file.read_bytes()).body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in _TABLES:
+                    written[name] = _literal(value)
+        if missing := [name for name in _TABLES if name not in written]:
+            raise ValueError(f"it has no {missing[0]}")
+        targets, params, variants, tuned = (written[name] for name in _TABLES)
+        return ByTarget("", file.parent.name, targets, variants, tuned), params
+    except (SyntaxError, TypeError, AttributeError) as failure:
+        raise ValueError(str(failure)) from failure
+
+
+_TABLES = ("TARGETS", "PARAMS", "VARIANTS", "TUNED")
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+
+
+def _literal(node: ast.expr) -> Any:
+    """Returns the value of a literal, in which dtypes of torch may stand. ValueError for anything else."""
+    match node:
+        case ast.Tuple(elts=parts):
+            return tuple(map(_literal, parts))
+        case ast.Dict(keys=keys, values=values):
+            known = [key for key in keys if key is not None]
+            return dict(zip(map(_literal, known), map(_literal, values), strict=True))
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name) if name in _DTYPES:
+            return _DTYPES[name]
+        case _:
+            return ast.literal_eval(node)
 
 
 def rule(gpu: Gpu, functions: Sequence[Chosen]) -> str:

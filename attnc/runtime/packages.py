@@ -1,12 +1,14 @@
-"""Generated packages on disk: kept under a key, found again by other processes, imported from there.
+"""Generated packages: kept on disk under a key, found again by other processes, imported.
 
-A package is a folder of the cache with its modules and a manifest, which is written last and holds the hash
-of every file: a folder that is half written, cut off or changed counts as not there. Files are replaced in
-one step, and those of one key are the same whoever writes them, so processes need no lock.
+A package is a folder of the cache with its modules and a manifest, which is written last. That holds the hash
+of every file, what is to be known of them, and a hash of both: a folder that is half written, cut off or
+changed counts as not there. Files are replaced in one step, and those of one key are the same whoever writes
+them, so processes need no lock.
 
-Generated modules are imported by path, under names such that each finds its support package: a module says
-`from ..._support import`, three packages up, where `attnc compile` puts a copy. A file that lies in such a
-tree gets that copy; any other, like those in the cache, the one of this compiler.
+A module is imported from a text that has been read and checked. It gets a name below `attnc_generated`, where
+nothing is looked for on disk: what `from ..._support import` or `from . import` means there are modules of
+this process, the support package of this compiler and texts that came with the module, and never a file that
+happens to lie beside or above it. Bytecode is neither read nor written.
 """
 
 from __future__ import annotations
@@ -15,72 +17,123 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import linecache
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from attnc.resources import resource
-from attnc.support.cache import private_folder, store_bytes
+from attnc.support.cache import discard_path, read_private, store_bytes
+from attnc.support.folders import private_folder
 from attnc.target.support import FOLDER
 
-# --- imports by path ----------------------------------------------------------------------------------------
+# --- imports of texts ---------------------------------------------------------------------------------------
 
 
-def package_of(folder: Path) -> str:
-    """Returns the name of a package for the files of a folder, made where it is not there. Its `__init__.py`
-    is not run.
+_ROOT = "attnc_generated"
+
+
+class _Text(SourceLoader):
+    """Loads a module from its text. Triton, tracebacks and `inspect` see the same text."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        self.path, self.content = str(path), content
+
+    def get_filename(self, fullname: str) -> str:
+        return self.path
+
+    def get_data(self, path: str | bytes) -> bytes:
+        return self.content
+
+    def exec_module(self, module: ModuleType) -> None:
+        text = importlib.util.decode_source(self.content)
+        lines = text.splitlines(keepends=True)
+        linecache.cache[self.path] = len(text), None, lines, self.path  # None: never looked up again
+        super().exec_module(module)
+
+
+class _Texts(MetaPathFinder):
+    """Finds what is imported by a name below `attnc_generated`: texts that were given for it."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, _Text] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        loader = self.known.get(fullname)
+        if loader is None:
+            return None
+        within: list[str] | None = [] if loader.is_package(fullname) else None
+        return importlib.util.spec_from_file_location(
+            fullname, loader.path, loader=loader, submodule_search_locations=within
+        )
+
+
+_TEXTS = _Texts()
+
+
+def import_text(path: Path, content: bytes) -> ModuleType:
+    """Imports a module, once per process for a path, that of the file that it is or would be. Raises what the
+    text raises, and then nothing of it is left imported.
     """
-    folder = folder.resolve()
-    root = folder.parent.parent
-    if (root / FOLDER / "__init__.py").is_file():
-        above = _above(root)
-    else:
-        above = "attnc_generated"
-        if above not in sys.modules:
-            _package(above, [])
-            support = resource("support")
-            import_once(f"{above}.{FOLDER}", support / "__init__.py", support)
-    between = f"{above}.f{_digest(str(folder))[:16]}"
-    _package(between, [])
-    return _package(f"{between}.files", [str(folder)])
+    name = f"{_folder_name(path.parent)}.files.{path.stem}"
+    return _import(name, {name: _Text(path, content)})
 
 
-def _above(root: Path) -> str:
-    """Returns the name of a package for a folder that has the support package in it."""
-    return _package(f"attnc_generated_{_digest(str(root))[:16]}", [str(root)])
-
-
-def import_once(name: str, path: Path, folder: Path | None = None) -> ModuleType:
-    """Returns the module in a file, imported under this name where it is not yet, without touching sys.path.
-    folder: where a package has its modules. Raises what the file raises, and then nothing of it is left
-    imported.
+def import_package(folder: Path, files: Mapping[str, str]) -> ModuleType:
+    """Imports a package, once per process for a folder. files: its modules, `__init__.py` among them. Raises
+    as `import_text` does.
     """
+    name = f"{_folder_name(folder)}.files_package"
+    texts = {Path(file): text.encode() for file, text in files.items() if file.endswith(".py")}
+    names = {file: name if file.stem == "__init__" else f"{name}.{file.stem}" for file in texts}
+    return _import(name, {names[file]: _Text(folder / file, text) for file, text in texts.items()})
+
+
+def _import(name: str, texts: Mapping[str, _Text]) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
-    within = None if folder is None else [str(folder)]
-    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=within)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    _TEXTS.known.update(texts)
     try:
-        spec.loader.exec_module(module)
+        return importlib.import_module(name)
     except BaseException:
-        for loaded in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
-            del sys.modules[loaded]
+        for loaded in texts:
+            sys.modules.pop(loaded, None)
         raise
-    return module
 
 
-def _package(name: str, path: list[str]) -> str:
+def _folder_name(folder: Path) -> str:
+    """Returns the name of a package for the files of a folder, made where it is not there: two below that of
+    the support package, as modules expect it.
+    """
+    if _ROOT not in sys.modules:
+        _package(_ROOT)
+        sys.meta_path.append(_TEXTS)
+        support = resource("support")
+        own = importlib.util.spec_from_file_location(
+            f"{_ROOT}.{FOLDER}", support / "__init__.py", submodule_search_locations=[str(support)]
+        )
+        assert own is not None
+        assert own.loader is not None
+        sys.modules[own.name] = importlib.util.module_from_spec(own)
+        own.loader.exec_module(sys.modules[own.name])
+    between = f"{_ROOT}.f{_digest(str(folder))[:16]}"
+    _package(between)
+    _package(f"{between}.files")
+    return between
+
+
+def _package(name: str) -> None:
     if name not in sys.modules:
         module = ModuleType(name)
-        module.__path__ = path
+        module.__path__ = []
         sys.modules[name] = module
-    return name
 
 
 # --- packages on disk ---------------------------------------------------------------------------------------
@@ -102,14 +155,18 @@ def find_package(folder: Path) -> Package | None:
 
     PermissionError for a folder that others could have written to.
     """
-    private_folder(folder.parent)
-    if not (folder.is_symlink() or folder.exists()):
-        return None
-    private_folder(folder)
+    for level in (folder.parent, folder):
+        if level.is_file() and not level.is_symlink():
+            return None
+        if level == folder and not (folder.is_symlink() or folder.exists()):
+            return None
+        private_folder(level)
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        files = {name: (folder / name).read_text(encoding="utf-8") for name in manifest["files"]}
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        manifest = json.loads(_text(folder / _MANIFEST))
+        if manifest.pop("sha256") != _seal(folder, manifest):
+            return None
+        files = {name: _text(folder / name) for name in manifest["files"]}
+    except (LookupError, ValueError, TypeError, AttributeError):
         return None
     if any(_digest(text) != manifest["files"][name] for name, text in files.items()):
         return None
@@ -117,27 +174,50 @@ def find_package(folder: Path) -> Package | None:
 
 
 def keep_package(folder: Path, package: Package) -> None:
-    """Writes a package to the folder where `find_package` did not find it."""
-    private_folder(folder)
+    """Writes a package to the folder where `find_package` did not find it. Raises OSError."""
+    for level in (folder.parent, folder):
+        if level.is_file() and not level.is_symlink():
+            discard_path(level)
+        private_folder(level)
     for name, text in package.files.items():
         store_bytes(folder / name, text.encode())
-    manifest = {
+    manifest: dict[str, Any] = {
         "files": {name: _digest(text) for name, text in package.files.items()},
-        "facts": package.facts,
+        "facts": dict(package.facts),
     }
-    store_bytes(folder / _MANIFEST, json.dumps(manifest, indent=1).encode())
+    whole = {**manifest, "sha256": _seal(folder, manifest)}
+    store_bytes(folder / _MANIFEST, json.dumps(whole, indent=1).encode())
 
 
-def load_package(folder: Path) -> ModuleType:
-    """Imports the package in a folder, once per process, under a name of its own."""
-    return import_once(f"{package_of(folder)}_package", folder / "__init__.py", folder)
-
-
-def load_attention(folder: Path) -> ModuleType:
-    """Imports an attention beside the support package, `generated/NAME`, once per process; the packages
-    of its targets are imported when they are called. Raises what its file raises.
+def load_package(folder: Path, package: Package) -> ModuleType:
+    """Imports a package that is kept in a folder, once per process, under a name of its own. Its `.cu` files
+    are not read again.
     """
-    return importlib.import_module(f"{_above(folder.resolve().parent)}.{folder.name}")
+    module = import_package(folder, package.files)
+    sources = {name: text for name, text in package.files.items() if name.endswith(".cu")}
+    for name in package.files:
+        keep_sources(getattr(module, name.removesuffix(".py"), None), sources)
+    return module
+
+
+def keep_sources(module: Any, sources: Mapping[str, str]) -> None:
+    """Gives a CUDA module the texts of its kernels, which it would read from files beside itself."""
+    program = getattr(vars(module).get("CALL"), "program", None) if isinstance(module, ModuleType) else None
+    if sources and program is not None:
+        program.sources = sources
+
+
+def _text(path: Path) -> str:
+    """Returns the text of a file of the user's. LookupError where there is none, ValueError for no text."""
+    content = read_private(path)
+    if content is None:
+        raise LookupError(path)
+    return content.decode()
+
+
+def _seal(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """Returns a hash of what a manifest says, and of the key that it says it of."""
+    return _digest(json.dumps([folder.name, manifest], sort_keys=True))
 
 
 def _digest(text: str) -> str:

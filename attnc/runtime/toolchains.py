@@ -29,7 +29,7 @@ from attnc.plan.targets import target_of
 from attnc.plan.triton.resources import unreadable
 from attnc.runtime.loader import load_file, load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin, compile_ptx
-from attnc.support.cache import store_bytes
+from attnc.support.cache import discard_path, seal_bytes, store_bytes
 from attnc.target.triton.kernel import MATRICES
 
 
@@ -310,6 +310,8 @@ def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:
     FileNotFoundError without NVRTC."""
     program: Any = program_of(load_file(module))
     folder = module.with_name("cubin")
+    if folder.is_symlink() or folder.is_file():
+        discard_path(folder)
     folder.mkdir(exist_ok=True)
     paths = []
     for arch in archs:
@@ -318,7 +320,8 @@ def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:
                 for aligned in (True, False):
                     path = folder / program.cubin_name(name, config, aligned, arch)
                     options = program.options(config, aligned, arch)
-                    store_bytes(path, compile_cubin(program.source(name), options).image)
+                    image = compile_cubin(program.source(name), options).image
+                    store_bytes(path, seal_bytes(path.name, image), mode=0o666)
                     paths.append(path)
     return tuple(paths)
 

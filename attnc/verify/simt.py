@@ -7,12 +7,15 @@ launch is replaced."""
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import mmap
+import os
 import re
 import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import count
@@ -23,7 +26,7 @@ from typing import Any
 import torch
 
 from attnc.resources import resource
-from attnc.support.cache import cache_folder
+from attnc.support.cache import kept_entry, own_folder
 
 _KERNEL = re.compile(
     r'extern "C" __global__ void (?:__launch_bounds__\(\w+(?:, (?P<resident>\w+))?\)|BOUNDS)'
@@ -191,22 +194,18 @@ def _compiled(source: str, defines: tuple[tuple[str, int | str], ...], folder: s
     text = "".join([source, _ARGUMENTS, *(_ENTRY % kernel for kernel in found)])
     flags = [f"-D{name}={value}" for name, value in defines]
     content = "\0".join([text, *headers, *flags])
-    library = cache_folder() / f"{hashlib.sha256(content.encode()).hexdigest()}.so"
-    if not library.is_file():
-        _build(text, include, flags, library)
-    return ctypes.CDLL(str(library))
+    name = f"{hashlib.sha256(content.encode()).hexdigest()}.so"
+    return ctypes.CDLL(str(kept_entry(name, lambda: _built(text, include, flags)).path))
 
 
-def _build(text: str, include: Path, flags: list[str], library: Path) -> None:
-    temporary = library.with_suffix(f".{id(text):x}.tmp")
+def _built(text: str, include: Path, flags: list[str]) -> bytes:
+    """Returns a shared library. ValueError with what g++ says of a text that it refuses."""
     command = [
         *(
             "g++",
             "-x",
             "c++",
             "-",
-            "-o",
-            str(temporary),
             "-std=c++17",
             "-O1",
             "-shared",
@@ -223,10 +222,22 @@ def _build(text: str, include: Path, flags: list[str], library: Path) -> None:
         ),
         *flags,
     ]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"g++ refused a generated kernel:\n{done.stderr}")
-    temporary.replace(library)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=own_folder()) as folder:
+        library = Path(folder, "kernel.so")
+        done = subprocess.run(
+            [*command, "-o", str(library)],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=include,  # where g++ looks for headers of a text without a file before it looks anywhere else
+            env={**os.environ, "TMPDIR": folder, "LC_ALL": "C"},
+        )
+        if done.returncode and os.strerror(errno.ENOSPC) in done.stderr:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+        if done.returncode:
+            raise ValueError(f"g++ refused a generated kernel:\n{done.stderr}")
+        return library.read_bytes()
 
 
 #: Bytes that a swizzle permutes as one row; 0: none.

@@ -3,12 +3,14 @@
 
 import ctypes
 import hashlib
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .cache import cache_folder, store_bytes
+from .cache import kept_entry, unseal_bytes
 from .configs import KernelConfig
 
 
@@ -21,7 +23,7 @@ class Compiled(NamedTuple):
 
 
 class Program:
-    """The kernels of a module and their sources: files beside the module, or texts by name."""
+    """The kernels of a module, and their sources by name: texts, or files beside the module."""
 
     def __init__(self, module: str, kernels: tuple[Compiled, ...], sources: Mapping[str, str] | None) -> None:
         self.module = Path(module)
@@ -53,16 +55,15 @@ class Program:
         return hashlib.sha256(text.encode()).hexdigest() + ".cubin"
 
     def cubin(self, name: str, config: KernelConfig, aligned: bool, arch: str) -> Path:
-        """Returns the machine code: from beside the module, from the user's cache, or compiled now."""
+        """Returns the file of the machine code, from beside the module, from the user's cache, or compiled
+        now. Its digest, which stands behind the code, has been checked.
+        """
         file_name = self.cubin_name(name, config, aligned, arch)
         shipped = self.module.with_name("cubin") / file_name
-        if shipped.is_file():
+        content = read_beside(self.module, shipped)
+        if content is not None and unseal_bytes(file_name, content) is not None:
             return shipped
-        cached = cache_folder() / file_name
-        if not cached.is_file():
-            image = self.compile(name, self.options(config, aligned, arch))
-            store_bytes(cached, image)
-        return cached
+        return kept_entry(file_name, lambda: self.compile(name, self.options(config, aligned, arch))).path
 
     def compile(self, name: str, options: tuple[str, ...]) -> bytes:
         """Returns the machine code of a kernel. RuntimeError with the log of what NVRTC refuses."""
@@ -93,10 +94,35 @@ class Program:
         return self._functions[key]
 
     def _read(self, file: str) -> str:
-        if self.sources is not None:
+        if self.sources is not None and file in self.sources:
             return self.sources[file]
         beside = self.module.with_name(file)
         return (beside if beside.is_file() else Path(__file__).with_name(file)).read_text(encoding="utf-8")
+
+
+def read_beside(module: Path, file: Path) -> bytes | None:
+    """Returns what a file in a folder beside a module has in it. None where it cannot be read, and where
+    somebody could have written it who could not have written the module.
+    """
+    try:
+        known = [path.stat() for path in (module, module.parent)]
+        found = [path.stat() for path in (file, file.parent)]
+        if not stat.S_ISREG(found[0].st_mode) or not all(_is_as_safe(one, known) for one in found):
+            return None
+        return file.read_bytes()
+    except OSError:
+        return None
+
+
+def _is_as_safe(found: os.stat_result, known: list[os.stat_result]) -> bool:
+    """Returns whether everybody who may write to a file could write to one of those that are known."""
+    open_to_others = [one for one in known if not one.st_mode & stat.S_ISVTX]
+    groups = {one.st_gid for one in open_to_others if one.st_mode & 0o020}
+    return (
+        found.st_uid in {0, *(one.st_uid for one in known)}
+        and (not found.st_mode & 0o020 or found.st_gid in groups)
+        and (not found.st_mode & 0o002 or any(one.st_mode & 0o002 for one in open_to_others))
+    )
 
 
 #: CU_STREAM_CAPTURE_MODE_RELAXED.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from attnc.cli.doctor import Finding, _choices, _tables, _targets
 from attnc.model.resolve import resolve
 from attnc.output import write
 from attnc.runtime import devices
-from attnc.runtime.one_import import Gpu, absent_gpu, chosen, rule
-from attnc.runtime.packages import load_attention
+from attnc.runtime.one_import import Gpu, absent_gpu, chosen, read_choice, rule
 from attnc.source import Source
 from attnc.support import by_target
 from attnc.support.devices import Gpu as Properties
@@ -88,16 +86,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def machine(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Puts GPUs and packages into the machine, for attnc and for what is generated."""
-    copy: Any = sys.modules[type(load_attention(project / "generated" / "near").CHOICE).__module__]
     found: Any = importlib.util.find_spec
 
     def make(name: str, capability: tuple[int, int], packages: set[str]) -> None:
         gpu = Properties(0, name, capability, 1, 1, 132, 1)
         known = devices.Gpu(name=name, arch=gpu.arch, memory=1)
         monkeypatch.setattr(devices, "gpus", lambda: (known,))
-        for support in (copy, by_target):
-            support.runs.cache_clear()
-            monkeypatch.setattr(support, "gpu_of", lambda index: gpu)
+        by_target.runs.cache_clear()
+        monkeypatch.setattr(by_target, "gpu_of", lambda index: gpu)
         monkeypatch.setattr(
             importlib.util,
             "find_spec",
@@ -107,8 +103,7 @@ def machine(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         )
 
     yield make
-    for support in (copy, by_target):
-        support.runs.cache_clear()
+    by_target.runs.cache_clear()
 
 
 def said(findings: Iterator[Finding]) -> dict[str, str]:
@@ -190,7 +185,8 @@ def test_what_is_said_of_an_absent_gpu_is_what_calls_take_on_one(
     here = Gpu(name="some GPU", capability=absent.capability, index=0)
     folder = project / "generated"
     assert list(chosen(folder, absent)) == list(chosen(folder, here))
-    choice = load_attention(folder / "near").CHOICE
+    choice, params = read_choice(folder / "near" / "__init__.py")
+    assert params
     for key in choice.variants:
         ((_, target),) = choice.rows(0, key)
         assert absent.rows(choice, key) == [((), target)]
@@ -207,7 +203,7 @@ def test_a_function_that_runs_nowhere_here_and_one_that_is_broken_are_notes(proj
     near, old = chosen(project / "generated", absent_gpu("sm_70"))
     assert near.text == "none of cuda.sm_90a, triton, cuda.sm_80 runs"
     assert not near.runs
-    assert old.text.startswith("cannot be imported: NameError")
+    assert old.text == "cannot be read: it has no TARGETS"
     assert [found.state for found in _choices("sm_90", absent_gpu("sm_90"))] == ["ok", "ok", "note"]
 
 

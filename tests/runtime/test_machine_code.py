@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from attnc.runtime.loader import load_file, program_of
+from attnc.support.cache import read_sealed, seal_bytes
 
 GENERATED = Path(__file__).parents[2] / "generated" / "fa2_split_q" / "cuda_sm_80"
 FORWARD = "fa2_split_q_forward"
@@ -41,16 +42,54 @@ def test_what_was_shipped_needs_neither_a_compiler_nor_a_cache(program: Any, cac
     config = program.kernels[FORWARD].configs[0]
     shipped = program.module.with_name("cubin") / program.cubin_name(FORWARD, config, True, "sm_90")
     shipped.parent.mkdir()
-    shipped.write_bytes(b"shipped")
+    shipped.write_bytes(seal_bytes(shipped.name, b"shipped"))
     assert program.cubin(FORWARD, config, True, "sm_90") == shipped
     assert not program.compiled
     assert not cache.exists()
 
 
+@pytest.mark.parametrize("damage", ["unsealed", "renamed", "open file", "open folder", "foreign", "a folder"])
+def test_what_was_shipped_and_is_not_what_it_was_is_compiled(damage: str, program: Any, cache: Path) -> None:
+    """It is, too, where somebody may have written it who could not have written the module."""
+    config = program.kernels[FORWARD].configs[0]
+    shipped = program.module.with_name("cubin") / program.cubin_name(FORWARD, config, True, "sm_90")
+    shipped.parent.mkdir()
+    shipped.write_bytes(seal_bytes(shipped.name, b"shipped"))
+    match damage:
+        case "unsealed":
+            shipped.write_bytes(b"shipped")
+        case "renamed":
+            shipped.write_bytes(seal_bytes("another.cubin", b"shipped"))
+        case "open file":
+            shipped.chmod(0o666)
+        case "open folder":
+            shipped.parent.chmod(0o777)
+        case "foreign":
+            if os.geteuid():
+                pytest.skip("only root gives files away")
+            os.chown(shipped, 12345, -1)
+        case _:
+            shipped.unlink()
+            shipped.mkdir()
+    found = program.cubin(FORWARD, config, True, "sm_90")
+    assert (found.parent, read_sealed(found)) == (cache, b"code")
+
+
+def test_what_is_as_open_as_the_module_is_taken(program: Any, cache: Path) -> None:
+    """On disks of Windows, say, everybody may write to everything."""
+    config = program.kernels[FORWARD].configs[0]
+    shipped = program.module.with_name("cubin") / program.cubin_name(FORWARD, config, True, "sm_90")
+    shipped.parent.mkdir()
+    shipped.write_bytes(seal_bytes(shipped.name, b"shipped"))
+    for path in (program.module, shipped, shipped.parent):
+        path.chmod(0o777)
+    assert program.cubin(FORWARD, config, True, "sm_90") == shipped
+
+
 def test_what_was_not_is_compiled_once_and_kept_in_a_private_folder(program: Any, cache: Path) -> None:
     config = program.kernels[FORWARD].configs[0]
     paths = {program.cubin(FORWARD, config, True, "sm_90") for _ in range(2)}
-    assert [path.read_bytes() for path in paths] == [b"code"]
+    assert [read_sealed(path) for path in paths] == [b"code"]
     assert list(cache.iterdir()) == list(paths)  # no half of a file beside it
     assert len(program.compiled) == 1
     assert cache.stat().st_mode & 0o777 == 0o700
