@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from attnc.bench.flex_programs import LENGTH, LENGTHS, MODS, OURS, SMALL, TORCH,
 from attnc.bench.host_cost import measure_calls
 from attnc.bench.report import Page, document, figure, ran_on, ratio, table
 from attnc.bench.run import Benchmark, Candidate, Contest, Report
+from attnc.runtime.children import module_command
 from attnc.runtime.timing import Launch, Timing
 
 _COLUMNS = (
@@ -138,7 +138,7 @@ def first_results(who: str, name: str) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         caches = ("ATTNC_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
         places = {variable: str(Path(folder, variable.lower())) for variable in caches}
-        command = [sys.executable, "-m", "attnc.bench.flex_programs", who, name]
+        command = module_command("attnc.bench.flex_programs", who, name)
         done = subprocess.run(
             command, env={**os.environ, **places}, capture_output=True, text=True, check=True
         )

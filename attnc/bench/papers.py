@@ -32,6 +32,7 @@ from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.picture import picture
 from attnc.plan.targets import target_of
+from attnc.runtime.children import module_command
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch
 
@@ -198,7 +199,7 @@ def _count(cells: Sequence[tuple[str, Sequence[str]]]) -> dict[tuple[str, str], 
         return {}
     metrics = ",".join((_READ, _WRITTEN, _GLOBAL, _COPIED, *_SHARED))
     command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--metrics", metrics]
-    command += [sys.executable, "-m", "attnc.bench.papers", *(name for name, _ in cells)]
+    command += module_command("attnc.bench.papers", *(name for name, _ in cells))
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     return read_counts(done.stdout, cells) if done.returncode == 0 else {}
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 import torch
 
 from attnc.bench.report import Page
+from attnc.runtime.children import spawning_safely
 from attnc.runtime.timing import Launch, Timing, interleave, replayed
 
 #: Bytes that launches rotate over; the L2 cache of an H200 holds 50 MB.
@@ -229,7 +230,8 @@ def warm_up(jobs: Sequence[Job]) -> None:
     """Calls every job in processes of their own, which fill the compile caches of Triton and Inductor."""
     workers = min(_WORKERS, max(1, (os.cpu_count() or 2) - 2), len(jobs))
     if workers > 0:
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        spawn = multiprocessing.get_context("spawn")
+        with spawning_safely(), ProcessPoolExecutor(workers, mp_context=spawn) as pool:
             list(pool.map(_call, jobs))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -96,11 +96,10 @@ def compile_(
     if not ok or ((is_check or is_diff) and drifts):
         raise typer.Exit(1)
     if aot:
-        made = {output.path for output in outputs}
+        texts = {out / output.path: output.text for output in outputs}
         # The forward kernel is called like its module, which knows the kernels of its gradients.
-        forwards = (path for path in sorted(made) if path.endswith(".cu"))
-        modules = (path.removesuffix(".cu") + ".py" for path in forwards)
-        _ahead_of_time([out / module for module in modules if module in made], aot)
+        modules = (path.with_suffix(".py") for path in sorted(texts) if path.suffix == ".cu")
+        _ahead_of_time([module for module in modules if module in texts], aot, texts)
 
 
 def _check_modes(asked: dict[str, bool]) -> None:
@@ -129,9 +128,9 @@ def _check_architectures(archs: list[str]) -> None:
             raise Mistake(f"there is no architecture '{arch}'", hint)
 
 
-def _ahead_of_time(modules: list[Path], archs: list[str]) -> None:
+def _ahead_of_time(modules: list[Path], archs: list[str], texts: Mapping[Path, str]) -> None:
     """Puts the machine code of CUDA kernels beside their modules, for those of the architectures that each is
-    for. Raises Mistake where that cannot be.
+    for. texts: of all files that were written. Raises Mistake where that cannot be.
     """
     from attnc.plan.targets import TARGETS
     from attnc.runtime.toolchains import build_cubins
@@ -142,7 +141,10 @@ def _ahead_of_time(modules: list[Path], archs: list[str]) -> None:
         with progress("aot", len(modules)) as bar:
             for module in modules:
                 bar.advance(module.stem)
-                made.update(build_cubins(module, [a for a in archs if a in devices[module.parent.name]]))
+                beside = {p.name: text for p, text in texts.items() if p.parent == module.parent}
+                files = {n: text for n, text in beside.items() if n == module.name or n.endswith(".cu")}
+                known = devices[module.parent.name]
+                made.update(build_cubins(module, [a for a in archs if a in known], files))
     except FileNotFoundError as failure:
         raise Mistake(str(failure), "NVRTC compiles CUDA kernels where there is no GPU") from None
     for folder in {path.parent for path in made}:

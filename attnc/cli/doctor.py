@@ -146,7 +146,7 @@ def _interpreter() -> Iterator[Finding]:
 
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     try:
-        command = [sys.executable, str(store(_INTERPRETED))]
+        command = [sys.executable, "-P", str(store(_INTERPRETED))]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=120, check=False
         )

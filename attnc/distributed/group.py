@@ -150,6 +150,7 @@ class Alone:
 
 #: Of processes that are ranks. Multicast over NVLink is off unless asked for: it hangs where it is forbidden.
 SETTINGS = {
+    "PYTHONSAFEPATH": "1",  # nothing is imported from the folder that they are started in
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",

@@ -69,10 +69,10 @@ class _Texts(MetaPathFinder):
         loader = self.known.get(fullname)
         if loader is None:
             return None
-        within: list[str] | None = [] if loader.is_package(fullname) else None
-        return importlib.util.spec_from_file_location(
-            fullname, loader.path, loader=loader, submodule_search_locations=within
-        )
+        spec = importlib.util.spec_from_file_location(fullname, loader.path, loader=loader)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec.submodule_search_locations = []  # not the folder of the file
+        return spec
 
 
 _TEXTS = _Texts()
@@ -114,7 +114,7 @@ def _folder_name(folder: Path) -> str:
     """
     if _ROOT not in sys.modules:
         _package(_ROOT)
-        sys.meta_path.append(_TEXTS)
+        sys.meta_path.insert(0, _TEXTS)
         support = resource("support")
         own = importlib.util.spec_from_file_location(
             f"{_ROOT}.{FOLDER}", support / "__init__.py", submodule_search_locations=[str(support)]
@@ -162,8 +162,9 @@ def find_package(folder: Path) -> Package | None:
             return None
         private_folder(level)
     try:
-        manifest = json.loads(_text(folder / _MANIFEST))
-        if manifest.pop("sha256") != _seal(folder, manifest):
+        text = _text(folder / _MANIFEST)
+        manifest = json.loads(text)
+        if text != _written(manifest) or manifest.pop("sha256") != _seal(folder, manifest):
             return None
         files = {name: _text(folder / name) for name in manifest["files"]}
     except (LookupError, ValueError, TypeError, AttributeError):
@@ -186,7 +187,7 @@ def keep_package(folder: Path, package: Package) -> None:
         "facts": dict(package.facts),
     }
     whole = {**manifest, "sha256": _seal(folder, manifest)}
-    store_bytes(folder / _MANIFEST, json.dumps(whole, indent=1).encode())
+    store_bytes(folder / _MANIFEST, _written(whole).encode())
 
 
 def load_package(folder: Path, package: Package) -> ModuleType:
@@ -218,6 +219,10 @@ def _text(path: Path) -> str:
 def _seal(folder: Path, manifest: Mapping[str, Any]) -> str:
     """Returns a hash of what a manifest says, and of the key that it says it of."""
     return _digest(json.dumps([folder.name, manifest], sort_keys=True))
+
+
+def _written(manifest: Mapping[str, Any]) -> str:
+    return json.dumps(manifest, indent=1)
 
 
 def _digest(text: str) -> str:

@@ -27,7 +27,7 @@ from attnc.plan.layout import Which
 from attnc.plan.signature import block, feature
 from attnc.plan.targets import target_of
 from attnc.plan.triton.resources import unreadable
-from attnc.runtime.loader import load_file, load_module, program_of
+from attnc.runtime.loader import load_file, load_files, load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin, compile_ptx
 from attnc.support.cache import discard_path, seal_bytes, store_bytes
 from attnc.target.triton.kernel import MATRICES
@@ -302,13 +302,17 @@ class Nvrtc(Toolchain):
                 compile_ptx(program.source(name), program.options(config, aligned, device.arch))
 
 
-def build_cubins(module: Path, archs: Iterable[str]) -> tuple[Path, ...]:
+def build_cubins(
+    module: Path, archs: Iterable[str], files: Mapping[str, str] | None = None
+) -> tuple[Path, ...]:
     """Compiles every config of a generated CUDA module (its `.py` file) for e.g. "sm_90", into `cubin/`
     beside it.
 
-    Rows that are not 16-byte aligned get a kernel of their own. Raises CompilationError, and
-    FileNotFoundError without NVRTC."""
-    program: Any = program_of(load_file(module))
+    files: the texts of the module and of its `.cu` files by name, so that no file is read that somebody else
+    may have changed. Rows that are not 16-byte aligned get a kernel of their own. Raises CompilationError,
+    and FileNotFoundError without NVRTC.
+    """
+    program: Any = program_of(load_file(module) if files is None else load_files(files))
     folder = module.with_name("cubin")
     if folder.is_symlink() or folder.is_file():
         discard_path(folder)

@@ -10,6 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from typing import Any
 
+from attnc.runtime.children import spawning_safely
+
 
 class NothingRuns(RuntimeError):
     """No config of a kernel runs on this device: there is nothing to choose from."""
@@ -23,6 +25,7 @@ def in_processes(function: Callable[..., None], jobs: Sequence[tuple[Any, ...]],
     if workers:
         with (
             suppress(BrokenProcessPool),
+            spawning_safely(),
             ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool,
         ):
             list(pool.map(function, *zip(*jobs, strict=True)))

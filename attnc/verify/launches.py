@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from attnc.build import folder_of, front, plan_program
+from attnc.build import front, plan_program, tuned_of
 from attnc.plan import ir
-from attnc.runtime.loader import load_file
+from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
 from attnc.verify.sanitize import BEGIN, END
 
@@ -40,7 +40,7 @@ def main(described: str) -> None:
             if (m.variant.attention.name, m.variant.name, m.target) == (attention, variant, target)
         )
         say(f"{BEGIN}{name}")
-        host = load_file(Path("generated") / folder_of(module) / f"{variant}.py")
+        host = load_module(module, tuned_of(Path(spec)))
         say(f"{END}{name} {sum(1 for _ in launches(module, host))}")
 
 

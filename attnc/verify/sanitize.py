@@ -12,12 +12,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+
+from attnc.runtime.children import module_command
 
 TOOLS: tuple[str, ...] = ("memcheck", "initcheck", "synccheck", "racecheck")
 BEGIN, END = "== begin ", "== end "
@@ -133,7 +134,7 @@ def read_output(tool: str, jobs: Sequence[Job], text: str) -> tuple[dict[str, in
 
 def _run(sanitizer: Path, tool: str, jobs: Sequence[Job]) -> tuple[dict[str, int], tuple[Finding, ...]]:
     described = json.dumps([[job.name, job.spec, job.attention, job.variant, job.target] for job in jobs])
-    command = [str(sanitizer), "--tool", tool, sys.executable, "-m", "attnc.verify.launches", described]
+    command = [str(sanitizer), "--tool", tool, *module_command("attnc.verify.launches", described)]
     # Each tensor is an allocation of its own, so that the tool sees where it ends.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
     try:

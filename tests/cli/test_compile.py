@@ -233,8 +233,9 @@ def test_ahead_of_time_takes_each_module_once(
     (folder / "specs" / "trained.attn").write_text(TRAINED)
     built: list[tuple[str, list[str]]] = []
 
-    def build(module: Path, archs: list[str]) -> tuple[Path, ...]:
-        assert module.is_file()
+    def build(module: Path, archs: list[str], files: dict[str, str]) -> tuple[Path, ...]:
+        assert module.read_text() == files[module.name]
+        assert {*files} == {module.name, *(path.name for path in module.parent.glob("*.cu"))}
         built.append((module.relative_to(folder / "generated").as_posix(), archs))
         return ()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -154,6 +153,8 @@ def test_a_group_of_the_user_alone_is_nobody_else(
     ],
 )
 def test_root_outside_of_a_container(ids: str, system: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    read: Callable[..., str] = lambda path, **_: ids if path.name == "uid_map" else "65534\n"  # noqa: E731
+    def read(path: Path, **_: object) -> str:
+        return ids if path.name == "uid_map" else "65534\n"
+
     monkeypatch.setattr(Path, "read_text", read)
     assert folders._system_users.__wrapped__() == system
