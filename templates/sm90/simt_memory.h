@@ -49,9 +49,10 @@ static void wrote(u32 place, u32 bytes, int line)
         one.sync = warp.sync;
         one.fenced = false;
         one.barrier = one.copier = 0;
-        if (warp.written_count == WRITTEN)
-            fail(line, "more than %d pieces of 16 bytes written without a fence.proxy.async", WRITTEN);
-        warp.written[warp.written_count++] = p;
+        const u32 mine = 1u << current / WARP;
+        if (!(one.listed & mine))
+            warp.written[warp.written_count++] = p;
+        one.listed |= mine;
     }
 }
 
@@ -66,12 +67,13 @@ static void fence_proxy()
         int left = 0;
         for (int i = 0; i < writer.written_count; ++i) {
             Unit& one = unit(writer.written[i]);
-            if (!one.writer || (one.writer - 1) / WARP != from)
-                continue;  // somebody else has written there since
-            if (from == current / WARP || one.tick <= known_here().ticks[from])
-                one.fenced = true;
-            else
+            const bool is_last = one.writer && (one.writer - 1) / WARP == from;  // nobody else has written there since
+            if (is_last && from != current / WARP && one.tick > known_here().ticks[from]) {
                 writer.written[left++] = writer.written[i];
+                continue;
+            }
+            one.fenced |= is_last;
+            one.listed &= ~(1u << from);
         }
         writer.written_count = left;
     }

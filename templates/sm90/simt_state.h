@@ -35,7 +35,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 constexpr int MOST_SHARED = 232448;
 constexpr int WARP = 32, MOST_WARPS = 32, THREADS = WARP * MOST_WARPS, STACK = 128 * 1024, UNIT = 16;
-constexpr int BARRIERS = 64, COPIES = 512, SUMS = 12, PRODUCTS = 512, OPERANDS = 96, WRITTEN = 8192;
+constexpr int BARRIERS = 64, COPIES = 512, SUMS = 12, PRODUCTS = 512, OPERANDS = 96;
 constexpr int CHUNKS = 1024, ARRIVALS = 64, UNTOLD = -1;  // of cp.async: copies and arrivals of a thread under way
 constexpr int MOST_CLUSTER = 2;  // blocks that share tiles
 constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies before it is the system's
@@ -69,6 +69,7 @@ struct Unit {
     int writer;  // thread of the last generic write + 1, or 0
     u32 tick, sync;           // of its warp, then
     bool fenced;              // somebody who knows has said fence.proxy.async since
+    u32 listed;               // a bit for each warp that has it in `Warp::written`
     int barrier;              // mbarrier of the last copy + 1, or 0; UNTOLD: none tells of it
     u32 phase;                // of that barrier, in which the copy counts
     int copier;               // thread of the last cp.async + 1, or 0
@@ -151,7 +152,7 @@ struct Warp {
     u32 reads;               // how often lanes have met behind a fence.proxy.async: reads before are done, for copies too
     bool fenced;             // since the last time
     int registers, set_registers, written_count;
-    u32 written[WRITTEN];  // places of 16 bytes, since the last fence.proxy.async
+    u32 written[MOST_SHARED / UNIT];  // places of 16 bytes, each once, since the last fence.proxy.async
     u32 fences, committed, retired, flow[64];  // wgmma: fences, groups, what was issued up to a commit
     u32 issued;                                // a hash of the wgmmas
     Sum sums[SUMS];

@@ -282,6 +282,25 @@ boxes(const __grid_constant__ Args args)
     }
 }
 
+// n writes of 64 pieces of 16 bytes before anybody copies them, and one more behind a fence.
+extern "C" __global__ void __launch_bounds__(32, 1)
+rewrites(const __grid_constant__ Args args)
+{
+    extern __shared__ unsigned char shared[];
+    const u32 tile = address(shared);
+    if (threadIdx.x)
+        return;
+    for (int i = 0; i < args.n; ++i)
+        store_shared<u32>(tile + 16 * (i % 64), i);
+    proxy_fence();
+    store_shared<u32>(tile + 16, 7);
+    if (args.bug != NO_PROXY_FENCE)
+        proxy_fence();
+    tma_store(args.a, tile, 0, 0);
+    tma_commit();
+    tma_wait();
+}
+
 // 64 x 32 products of operands that lie in shared memory as the host says.
 extern "C" __global__ void __launch_bounds__(128, 1)
 operands(const __grid_constant__ Args args)

@@ -461,6 +461,16 @@ def test_operands_of_every_layout_are_multiplied(span: int, transposed: bool) ->
     assert torch.allclose(out, 1 + a.float() @ b.float().T, atol=1e-5)
 
 
+def test_a_piece_may_be_written_any_number_of_times() -> None:
+    """What is listed until a fence is pieces, not writes; behind the fence each counts anew."""
+    out = torch.full((8, 32), torch.nan)
+    whole = map_of(out, (32, 8), 128)
+    run("rewrites", whole, threads=32, shared=1024, into=out, n=20_000)
+    assert not out.isnan().all()
+    with pytest.raises(SimtFault, match=r"shared \+ 16, which thread 0 wrote without a fence\.proxy\.async"):
+        run("rewrites", whole, threads=32, shared=1024, into=out, n=20_000, bug="NO_PROXY_FENCE")
+
+
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
