@@ -18,7 +18,7 @@ from attnc.diagnostics import did_you_mean
 if TYPE_CHECKING:
     from attnc.plan import ir
     from attnc.plan.projection import ProjectionModule
-    from attnc.verify.case import Case
+    from attnc.verify.case import Case, Kept
     from attnc.verify.cover import Summary
     from attnc.verify.search import Report, Trial
     from attnc.verify.tolerance import Verdict
@@ -44,9 +44,10 @@ class Judged:
         report = self.report
         state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
         where = f" at {report.where}" if report.where else ""
+        again = f" and {counted(report.replayed, 'kept one')}" if report.replayed else ""
         say(
             state,
-            f" {self.judge.title}: {counted(report.examples, 'case')} in {report.seconds:.1f} s"
+            f" {self.judge.title}: {counted(report.examples, 'case')}{again} in {report.seconds:.1f} s"
             f" on {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}",
         )
         if covered and report.coverage is not None:
@@ -66,6 +67,7 @@ class Judged:
             "device": self.device,
             "ok": report.ok,
             "cases": report.examples,
+            "replayed": report.replayed,
             "seconds": round(report.seconds, 3),
             "worst": report.worst,
             "where": report.where,
@@ -139,7 +141,7 @@ class Judge:
         whatever `seconds` says.
         """
         try:
-            trial = self._trial(text, failures=FAILURES)
+            trial = self._trial(text, failures=FAILURES, peers=self.peers)
         except ValueError as failure:
             raise Mistake(str(failure), "mend it, or remove it") from None
         return self._run(trial, self.title, count, count=count, seconds=seconds, least=least)
@@ -160,7 +162,7 @@ class Judge:
         """Draws cases until one fails; across: holds some of them to the module's other targets."""
         if across and not self.peers:
             raise Mistake(f"'{self.attention}' has schedules for {self.target} alone", "add one more")
-        trial = self._trial(peers=self.peers if across else ())
+        trial = self._trial(peers=self.peers, are_compared=across)
         from attnc.verify.search import search
 
         with progress(self.title, examples) as bar:
@@ -208,6 +210,16 @@ def parse_case(text: str) -> Case:
         return Case.from_json(text)
     except (ValueError, RecursionError) as failure:
         raise Mistake(f"not a case: {failure}", "a failure prints the whole command") from None
+
+
+def parse_kept(text: str) -> Kept:
+    """Returns a failure from the JSON of its file. Raises Mistake for anything else."""
+    from attnc.verify.case import Kept
+
+    try:
+        return Kept.from_json(text)
+    except (ValueError, RecursionError) as failure:
+        raise Mistake(f"not a case: {failure}", f"files in {FAILURES.as_posix()}/ are") from None
 
 
 def conclude(results: Iterable[Judged], *, as_json: bool) -> None:

@@ -15,7 +15,18 @@ import typer
 
 from attnc.cli.compile import JSON, SPEC, SPECS
 from attnc.cli.console import Mistake, find_specs, note, one_spec, paint, progress, say, say_lines
-from attnc.cli.judge import ATTENTION, FAILURES, TARGET, VARIANT, Judge, Judged, chosen, conclude, parse_case
+from attnc.cli.judge import (
+    ATTENTION,
+    FAILURES,
+    TARGET,
+    VARIANT,
+    Judge,
+    Judged,
+    chosen,
+    conclude,
+    parse_case,
+    parse_kept,
+)
 
 if TYPE_CHECKING:
     from attnc.verify.record import Record, Records
@@ -72,13 +83,14 @@ def verify(
     The tolerance is no constant but the error bound that the plan proves. The cases are the same on every
     run: an array that meets the boundaries of the plan (tiles, splits, searches, sections: one less, as many,
     one more) and pairs of layouts, lengths, styles of inputs, configs and ways to call; --coverage lists
-    which. Failures once found are replayed. What --record notes is of twelve cases at least, in ten times the
-    time if need be; --lapsed leaves out what has been noted and has not changed since. Memory around tensors
-    is guarded. On the GPU where there is one, else interpreted. Every eighth case is also held to what must
-    be true between runs: determinism, invariance, identities of the gradients, and that a call launches the
-    same whatever was called before. Sizes that only a GPU reaches (thousands of rows, sequences and splits,
-    65536 heads) are run by --large. With --ranks the attentions are run by several processes, forward and
-    gradients, under every strategy: with a GPU each where there are as many, else interpreted, over gloo.
+    which. Failures once found are run again beside them. What --record notes is of twelve cases at least, in
+    ten times the time if need be; --lapsed leaves out what has been noted and has not changed since. Memory
+    around tensors is guarded. On the GPU where there is one, else interpreted. Every eighth case is also held
+    to what must be true between runs: determinism, invariance, identities of the gradients, and that a call
+    launches the same whatever was called before. Sizes that only a GPU reaches (thousands of rows, sequences
+    and splits, 65536 heads) are run by --large. With --ranks the attentions are run by several processes,
+    forward and gradients, under every strategy: with a GPU each where there are as many, else interpreted,
+    over gloo.
 
     Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
     """
@@ -359,7 +371,7 @@ def fuzz(
 def _run_failed_case(path: Path, judges: Iterable[Judge]) -> None:
     if not path.is_file():
         raise Mistake(f"there is no file '{path}'", f"failures are kept in {FAILURES.as_posix()}/")
-    case = parse_case(path.read_text(encoding="utf-8", errors="replace"))
+    case = parse_kept(path.read_text(encoding="utf-8", errors="replace")).case
     failed = False
     for judge in judges:
         verdict = judge.verdict(case)

@@ -99,6 +99,33 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A case that failed once, as a file keeps it. rule: what it broke besides the error bound, by the name
+    of a property, or of the target that disagreed; "" where it was the bound.
+    """
+
+    case: Case
+    rule: str = ""
+
+    def to_json(self) -> str:
+        """Writes both in one line; `from_json` reads it."""
+        return json.dumps({"case": asdict(self.case), "rule": self.rule}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Kept:
+        """Returns what `to_json` wrote, or `Case.to_json`. ValueError, in words for a reader, for any other
+        text.
+        """
+        made: object = json.loads(text)
+        if not isinstance(made, dict) or "case" not in made:
+            return Kept(case=Case.from_json(text))
+        rule = made.get("rule", "")
+        if not isinstance(rule, str):
+            raise ValueError(f"its 'rule' is {rule!r}")
+        return Kept(case=Case.from_json(json.dumps(made["case"])), rule=rule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """What a case may say of one module. dims: the sizes that it must; ranks: of the tensors, by name;
     configs: how many there are; the rest: the styles.

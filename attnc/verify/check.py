@@ -214,7 +214,7 @@ def keeps(subject: Subject, case: Case, rules: Rules, verdict: Verdict) -> Verdi
         found = next(iter(rules(subject, case)), None)
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
-    return verdict if found is None else broken(found)
+    return verdict if found is None else replace(broken(found), rule=found.partition(": ")[0])
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

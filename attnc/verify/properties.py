@@ -23,7 +23,7 @@ from attnc.reference import Bools, Floats, Head, empty_outputs, heads, softmax, 
 from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
-from attnc.verify.gradient_properties import gradient_violations
+from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
 from attnc.verify.problem import Value, build
 from attnc.verify.rerun import Outputs, Run, excluded_keys_are_invisible, may_exclude
 from attnc.verify.running_error import RunningError
@@ -441,6 +441,12 @@ def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
         yield from fallback_violations(subject)
     if only in ("", "calls"):
         yield from call_violations(subject)
+
+
+def rule_names() -> frozenset[str]:
+    """Returns what messages of `violations` begin with."""
+    properties = {rule.name for rule in PROPERTIES} | {rule.name for rule in GRADIENT_PROPERTIES}
+    return frozenset(properties | {"fallbacks", "calls"})
 
 
 PROPERTIES: tuple[Property, ...] = (

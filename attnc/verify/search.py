@@ -7,10 +7,9 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import TypeAlias
@@ -20,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
-from attnc.verify.case import Case, Fit
+from attnc.verify.case import Case, Fit, Kept
 from attnc.verify.check import Rules, check, keeps
 from attnc.verify.cover import Coverage, Summary
 from attnc.verify.covering import covering_cases
@@ -48,7 +47,8 @@ class Failure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """How a module did. `worst`, `eager_ratio`: the largest seen; `examples`: how many cases
-    were run; `open`: elements of which nothing is promised; `coverage`: what the cases have met.
+    were run; `open`: elements of which nothing is promised; `coverage`: what the cases have met; `replayed`:
+    how many kept failures were run besides, of which `failures` alone tells more.
     """
 
     examples: int
@@ -59,6 +59,7 @@ class Report:
     open: int = 0
     failures: tuple[Failure, ...] = ()
     coverage: Summary | None = None
+    replayed: int = 0
 
     @property
     def ok(self) -> bool:
@@ -67,13 +68,14 @@ class Report:
 
 class Trial(ABC):
     """A module that is judged, and its cases. name: of the file that a failing case is kept in; fit: what a
-    case may say; device: cuda or cpu; place: the same for a reader.
+    case may say; device: cuda or cpu; place: the same for a reader; kept: failures to run again.
     """
 
     name: str
     fit: Fit
     device: str
     place: str
+    kept: Sequence[Kept] = ()
 
     @abstractmethod
     def cases(self, count: int) -> Iterable[Case]:
@@ -104,6 +106,10 @@ class Trial(ABC):
         """Runs one case, all rules included."""
         return self.check(case, ("nan",))
 
+    def replay(self, kept: Kept, fills: Iterable[str]) -> Verdict:
+        """Runs a kept failure, and holds it to the rule that it broke."""
+        return self.check(kept.case, fills)
+
     def holds_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
         """Returns the verdict, and that of what a case must keep besides the error bound, where it is its
         turn.
@@ -112,20 +118,20 @@ class Trial(ABC):
 
 
 class AttentionTrial(Trial):
-    """rules: what every eighth case must keep besides the error bound; replay: cases that come first.
-    spares_gradients: of a case whose gradients cost more than `Subject.limits` allow, the outputs alone are
-    judged.
+    """rules: what every eighth case must keep besides the error bound; rule_of: one of them by its name, all
+    for a name that none has. spares_gradients: of a case whose gradients cost more than `Subject.limits`
+    allow, the outputs alone are judged.
     """
 
     def __init__(
         self,
         subject: Subject,
         rules: Rules | None = None,
-        replay: Iterable[Case] = (),
         *,
+        rule_of: Callable[[str], Rules | None] | None = None,
         spares_gradients: bool = True,
     ) -> None:
-        self.subject, self.rules, self.replay = subject, rules, replay
+        self.subject, self.rules, self.rule_of = subject, rules, rule_of
         self._spares = spares_gradients
         self.name = f"{subject.variant.attention.name}-{subject.variant.name}"
         self.fit = fit_of(subject.variant.attention, len(subject.configs))
@@ -134,7 +140,7 @@ class AttentionTrial(Trial):
         self._seen = self._held = 0
 
     def cases(self, count: int) -> Iterable[Case]:
-        return chain(self.replay, covering_cases(self.subject.space, self._limits, count))
+        return covering_cases(self.subject.space, self._limits, count)
 
     def drawn(self) -> SearchStrategy[Case]:
         return cases(self.subject.variant, self._limits)
@@ -150,6 +156,11 @@ class AttentionTrial(Trial):
         if not verdict.ok or self.rules is None:
             return verdict
         return keeps(self.subject, case, self.rules, verdict)
+
+    def replay(self, kept: Kept, fills: Iterable[str]) -> Verdict:
+        verdict = self.check(kept.case, fills)
+        rules = self.rule_of(kept.rule) if kept.rule and self.rule_of is not None else None
+        return keeps(self.subject, kept.case, rules, verdict) if verdict.ok and rules is not None else verdict
 
     def repro(self, case: Case) -> str:
         return case.repro(self.subject.variant, self.subject.target)
@@ -229,12 +240,18 @@ def run(
     progress: Progress | None = None,
 ) -> Report:
     """Runs the cases of a trial that are the same on every run. Stops after `seconds`, though ten times later
-    if it has not run `least` cases, or at the third failure.
+    if it has not run `least` cases, or at the third failure. Kept failures are run before, and change nothing
+    of that.
 
     fills: what surrounds tensors, the first and one of the others in turn.
     """
-    tally = _Tally(trial, progress)
     first, *others = fills
+    replayed = _Tally(trial, None)
+    for kept in trial.kept:
+        verdict = trial.replay(kept, (first, *others[:1]))
+        if not verdict.ok:
+            replayed.fail(kept.case, verdict)
+    tally = _Tally(trial, progress)
     for number, case in enumerate(trial.cases(count)):
         second = others[number % len(others) :][:1] if others else ()
         verdict = tally.judge(case, (first, *second))
@@ -244,7 +261,8 @@ def run(
         is_late = tally.seconds > (seconds if tally.examples >= least else _LONGER * seconds)
         if is_late or len(tally.failures) == 3:
             break
-    return replace(tally.report(), coverage=trial.coverage)
+    failures = (*replayed.failures, *tally.failures)
+    return replace(tally.report(), coverage=trial.coverage, failures=failures, replayed=len(trial.kept))
 
 
 def search(
@@ -314,8 +332,8 @@ class _Caught(Exception):
 
 
 def save(directory: Path, name: str, failure: Failure) -> Path:
-    """Writes a failing case as JSON (`Case.from_json` reads it), named after its variant and content."""
-    text = failure.case.to_json()
+    """Writes a failing case as JSON (`Kept.from_json` reads it), named after its variant and content."""
+    text = Kept(case=failure.case, rule=failure.verdict.rule).to_json()
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}-{digest}.json"

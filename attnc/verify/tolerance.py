@@ -84,7 +84,7 @@ class Verdict:
 
     worst: the largest error / bound, and where; ratios: the same per output; eager_ratio: largest error of o
     relative to that of an eager evaluation, which is the yardstick of flash-attention's tests; open: elements
-    of which nothing is promised, and so nothing was asked.
+    of which nothing is promised, and so nothing was asked; rule: what is broken besides the bound (`Kept`).
     """
 
     ok: bool
@@ -94,6 +94,7 @@ class Verdict:
     eager_ratio: float = 0.0
     open: int = 0
     ratios: Mapping[str, float] = field(default_factory=dict)
+    rule: str = ""
 
 
 def judge(attention: Attention, expected: Mapping[str, Expected], outputs: Mapping[str, Input]) -> Verdict:

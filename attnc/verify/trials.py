@@ -8,9 +8,10 @@ which memory was full of. Gradients are judged where all scores of a case can be
 
 Failures once found stay: beside a spec, `cases/NAME.json` keeps them under version control, by attention,
 
-    {"ATTENTION": [{"why": "what it showed", "case": {...}}]}
+    {"ATTENTION": [{"why": "what it showed", "case": {...}, "rule": "what it broke besides the bound"}]}
 
-and what `attnc fuzz` finds lies in a folder of failures until it is moved there.
+and what `attnc fuzz` finds lies in a folder of failures until it is moved there. Each runs again beside the
+other cases, held to the rule that it broke.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from attnc.model.attention import Variant
 from attnc.plan import ir
 from attnc.plan.projection import ProjectionModule
+from attnc.plan.targets import TARGETS
 from attnc.reference import Array, Head, heads, to_arrays
 from attnc.runtime.trial import problem_for
+from attnc.source import Source
 from attnc.verify.boundaries import Boundary
-from attnc.verify.case import Case, Fit
+from attnc.verify.case import Case, Kept
 from attnc.verify.check import Rules, broken, with_gradients
 from attnc.verify.cover import Space
 from attnc.verify.problem import Problem, build
 from attnc.verify.projection_check import ProjectionTrial, projection_subject
-from attnc.verify.properties import violations
+from attnc.verify.properties import rule_names, violations
 from attnc.verify.search import AttentionTrial, Trial
 from attnc.verify.strategies import all_dims, free_dims, size
 from attnc.verify.subject import Subject, place, subject_of
@@ -49,21 +52,38 @@ def trial_of(
     large: bool = False,
     failures: Path | None = None,
     peers: Iterable[ir.Module] = (),
+    are_compared: bool = False,
 ) -> Trial:
-    """Loads the module, or this text of it. large: its large cases; failures: a folder of cases that come
-    first; peers: modules for other targets, which must compute the same. ValueError for a file of cases that
-    is none.
+    """Loads the module, or this text of it. large: its large cases; failures: a folder of those that were
+    kept, to run again; peers: modules for other targets; are_compared: whether cases must give the same
+    there, in place of other rules. ValueError for a file of cases that is none.
     """
+    if large and not isinstance(module, ProjectionModule):
+        return LargeTrial(subject_of(module, text))
+    trial: Trial
     if isinstance(module, ProjectionModule):
-        return ProjectionTrial(projection_subject(module, text))
-    subject = subject_of(module, text)
-    if large:
-        return LargeTrial(subject)
-    others = {peer.target: subject_of(peer) for peer in peers}
-    trial = AttentionTrial(subject, across(others) if others else violations)
+        trial, name = ProjectionTrial(projection_subject(module, text)), module.name
+    else:
+        subject, others = subject_of(module, text), {peer.target: peer for peer in peers}
+        rules = (
+            across({name: subject_of(peer) for name, peer in others.items()}) if are_compared else violations
+        )
+        trial = AttentionTrial(subject, rules, rule_of=partial(rule_of, others))
+        name = module.variant.attention.name
     if failures is not None:
-        trial.replay = corpus(module.variant, trial.fit, failures)
+        trial.kept = corpus(trial, module.variant.source, name, failures)
     return trial
+
+
+def rule_of(peers: Mapping[str, ir.Module], name: str) -> Rules | None:
+    """Returns a rule by the name that a broken one had: that a peer computes the same, or a property; all
+    properties where none has the name. None for a target that is no peer.
+    """
+    if name in peers:
+        return across({name: subject_of(peers[name])})
+    if name in TARGETS:
+        return None
+    return partial(violations, only=name if name in rule_names() else "")
 
 
 def across(peers: Mapping[str, Subject]) -> Rules:
@@ -106,35 +126,38 @@ def difference(left: Subject, one: Problem, right: Subject, other: Problem) -> s
 # --- cases that are kept ------------------------------------------------------------------------------------
 
 
-def corpus(variant: Variant, fit: Fit, failures: Path) -> tuple[Case, ...]:
-    """Returns the cases of this variant, each once; those of a spec that has changed since are left out.
-    Raises ValueError for a file that is none.
+def corpus(trial: Trial, spec: Source, name: str, failures: Path) -> tuple[Kept, ...]:
+    """Returns the cases that are kept of a trial, each once: those in the file of its spec, under this name,
+    and those in the folder; those of a spec that has changed since are left out. Raises ValueError for a file
+    that is none.
     """
-    found = {case.to_json(): case for case in (*_cases_of_spec(variant), *_failures_in(variant, failures))}
-    return tuple(case for case in found.values() if fit.misfit(case) is None)
+    found = {
+        kept.to_json(): kept
+        for kept in (*_cases_of_spec(file_of(spec), name), *_failures_in(failures, trial.name))
+    }
+    return tuple(kept for kept in found.values() if trial.fit.misfit(kept.case) is None)
 
 
-def file_of(variant: Variant) -> Path:
+def file_of(source: Source) -> Path:
     """Names the file in which the cases of a spec are kept."""
-    spec = Path(variant.source.path)
+    spec = Path(source.path)
     return spec.parent / "cases" / f"{spec.stem}.json"
 
 
-def _cases_of_spec(variant: Variant) -> Iterator[Case]:
-    path = file_of(variant)
+def _cases_of_spec(path: Path, name: str) -> Iterator[Kept]:
     if not path.is_file():
         return
     try:
-        for entry in json.loads(path.read_text(encoding="utf-8")).get(variant.attention.name, ()):
-            yield Case.from_json(json.dumps(entry["case"]))
+        for entry in json.loads(path.read_text(encoding="utf-8")).get(name, ()):
+            yield Kept.from_json(json.dumps({"case": entry["case"], "rule": entry.get("rule", "")}))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: not a file of cases: {error}") from None
 
 
-def _failures_in(variant: Variant, failures: Path) -> Iterator[Case]:
-    for path in sorted(failures.glob(f"{variant.attention.name}-{variant.name}-*.json")):
+def _failures_in(folder: Path, name: str) -> Iterator[Kept]:
+    for path in sorted(folder.glob(f"{name}-*.json")):
         try:
-            yield Case.from_json(path.read_text(encoding="utf-8"))
+            yield Kept.from_json(path.read_text(encoding="utf-8"))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a case: {error}") from None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -15,13 +16,14 @@ from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
-from attnc.verify.case import Case, Layout
+from attnc.verify.case import Case, Kept, Layout
 from attnc.verify.check import Rules, check
 from attnc.verify.covering import edges
 from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Progress, Report, run, search
 from attnc.verify.subject import Subject, subject_of
+from attnc.verify.trials import rule_of
 from tests.plans import plans_of
 from tests.targets import EACH, skip_without_compiler
 
@@ -48,19 +50,32 @@ def committed(name: str, number: int = 0) -> Subject:
     return subject_of(plans_of(name).modules[number])
 
 
+class EdgesFirst(AttentionTrial):
+    """A trial with some more cases in front of the others."""
+
+    def __init__(self, subject: Subject, edges: tuple[Case, ...], rules: Rules | None) -> None:
+        super().__init__(subject, rules, rule_of=partial(rule_of, {}))
+        self._edges = edges
+
+    def cases(self, count: int) -> Iterable[Case]:
+        return chain(self._edges, super().cases(count))
+
+
 def verify(
     subject: Subject,
     *,
     rules: Rules | None = None,
-    replay: Iterable[Case] = (),
+    edges: Iterable[Case] = (),
+    kept: Sequence[Kept] = (),
     count: int = 24,
     seconds: float = float("inf"),
     least: int = 0,
     fills: Iterable[str] = tuple(FILLS),
     progress: Progress | None = None,
 ) -> Report:
-    """Runs the cases of an attention, those of `replay` first; see `run`."""
-    trial = AttentionTrial(subject, rules, replay)
+    """Runs the cases of an attention, those of `edges` first; see `run`."""
+    trial = EdgesFirst(subject, tuple(edges), rules)
+    trial.kept = kept
     return run(trial, count=count, seconds=seconds, least=least, fills=fills, progress=progress)
 
 
@@ -82,7 +97,7 @@ def right_by_day(made: Subject, count: int = 3) -> None:
     if settings.get_current_profile_name() == "nightly":
         report = verify(made, rules=violations)
     else:
-        report = verify(made, count=count, fills=("nan",), replay=edges(made.space))
+        report = verify(made, count=count, fills=("nan",), edges=edges(made.space))
     assert report.ok, "\n".join(f"{f.repro}\n  {f.verdict.message}" for f in report.failures)
     assert 0.01 < report.worst <= 1
 
