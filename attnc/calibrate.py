@@ -17,8 +17,8 @@ import numpy as np
 
 from attnc.build import front, plan_program
 from attnc.model.attention import Attention
+from attnc.model.dtypes import DType
 from attnc.model.schedule import Choice, Knob
-from attnc.model.tensors import DType
 from attnc.plan.ir import Module
 from attnc.plan.softmax import bounds_of, safe_range
 from attnc.reference import Floats, Input, heads, to_arrays

@@ -15,11 +15,11 @@ from attnc.build import plan_program
 from attnc.diagnostics import Diagnostic, DiagnosticError
 from attnc.expr.functions import FUNCTIONS
 from attnc.expr.nodes import INDICES
+from attnc.model.dtypes import DType
 from attnc.model.knobs import KEYS
 from attnc.model.names import DIMS, RESERVED
 from attnc.model.resolve import resolve
 from attnc.model.schedule import PHASES
-from attnc.model.tensors import DType
 from attnc.source import Source, Span
 from attnc.syntax import ast
 from attnc.syntax.format import format_file

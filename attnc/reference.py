@@ -31,7 +31,8 @@ import numpy.typing as npt
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Dim, Expr, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Ragged, Role, Tensor
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Paged, Ragged, Role, Tensor
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,8 @@ from typing import Any
 
 from attnc.expr.nodes import TRUE, And, Binary, Call, Compare, Const, Dim, Dot, Expr, Index, Load
 from attnc.model.attention import Attention, Softmax
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Role, Tensor
 from attnc.plan.ir import ErrorBound
 
 ROLES: Mapping[str, Role] = {

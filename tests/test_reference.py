@@ -16,7 +16,8 @@ import torch
 
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Index, Load
 from attnc.model.attention import Softmax
-from attnc.model.tensors import DType, Paged, Prefix, Ragged, Tensor
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
 from attnc.reference import bind, keep, philox, reference, to_arrays
 from tests.specimens import CAUSAL, HEADS, SCALED, attention, tensor
 

@@ -14,7 +14,8 @@ import torch
 
 from attnc.expr.nodes import Binary, Call, Compare, Const, Dim, Expr, Index, Load
 from attnc.model.attention import Attention, Softmax
-from attnc.model.tensors import DType, Tensor
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Tensor
 from attnc.reference import reference
 from attnc.reference_gradients import gradients
 from tests.specimens import CAUSAL, HEADS, SCALED, attention

@@ -251,7 +251,8 @@ def dtypes_planned(
     if not isinstance(made[0], torch.dtype):
         raise TypeError(f"plan: q_data_type: expected a dtype, got {planned!r}")
     found = made_for("plan: q_data_type", made[0])
-    cache = made[1] if made[1] in NARROW and found in (torch.float16, torch.bfloat16) else None
+    cached = next((dtype for dtype in NARROW if dtype == made[1]), None)
+    cache = cached if found in (torch.float16, torch.bfloat16) else None
     for name, dtype in zip(("kv_data_type", "o_data_type"), made[1:], strict=True):
         if dtype != found and not (name == "kv_data_type" and dtype is cache):
             raise ValueError(f"plan: {name}: expected {found}, like q_data_type, got {dtype}")

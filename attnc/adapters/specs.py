@@ -12,13 +12,15 @@ from typing import Any, TypeAlias
 
 import torch
 
+from attnc.model.dtypes import DType
+
 Kernel: TypeAlias = Callable[..., Any]
 
 _DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 #: Of caches, beside queries of 16 bits.
-NARROW = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "i8"}
-#: The first compute capability for which Triton compiles e4m3.
-READS_E4M3 = (8, 9)
+NARROW: dict[torch.dtype, DType] = {
+    getattr(torch, dtype.facts.torch): dtype for dtype in DType if dtype.is_narrow
+}
 
 # f32 takes twice the shared memory, and three tf32 products for one.
 _PREFILL = {
@@ -265,9 +267,10 @@ def readable(cache: torch.dtype, capability: tuple[int, int]) -> str:
     """Returns why no kernel reads a cache of this dtype on a GPU of this compute capability; "" if one
     does.
     """
-    if cache is not torch.float8_e4m3fn or capability >= READS_E4M3:
+    needed = divmod(NARROW[cache].facts.capability, 10) if cache in NARROW else (0, 0)
+    if capability >= needed:
         return ""
-    first, here = (f"{major}.{minor}" for major, minor in (READS_E4M3, capability))
+    first, here = (f"{major}.{minor}" for major, minor in (needed, capability))
     return f"{cache} needs compute capability {first} or newer, and this GPU has {here}"
 
 

@@ -37,9 +37,10 @@ from attnc.expr.nodes import (
 )
 from attnc.expr.simplify import make
 from attnc.model.attention import Attention, ParamValue
+from attnc.model.dtypes import DType
 from attnc.model.program import Program
 from attnc.model.schedule import Schedule
-from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor
+from attnc.model.tensors import Paged, Prefix, Role, Tensor
 
 #: What an axis of a view is: all of the tensor's, or what the rank has of the heads, keys or queries (`rows`
 #: by their number, `places` by their position among the keys).

@@ -22,9 +22,9 @@ from attnc.distributed.derive import Derived, Form, derive
 from attnc.distributed.spans import Visibility
 from attnc.expr.construct import number
 from attnc.model.attention import Attention, ParamValue, Variant
+from attnc.model.dtypes import DType
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
-from attnc.model.tensors import DType
 from attnc.model.variants import variants
 from attnc.plan import ir
 from attnc.source import Source, Span

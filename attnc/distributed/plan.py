@@ -34,7 +34,7 @@ from attnc.distributed.offers import (
     tile_rows,
 )
 from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Visibility, Widths
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 
 #: Estimates as close as this are the same.
 _TIE = 0.005

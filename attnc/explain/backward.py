@@ -21,7 +21,7 @@ from attnc.explain.kernel import (
 )
 from attnc.expr.nodes import show
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
 from attnc.plan.ir.backward import BackwardKernel

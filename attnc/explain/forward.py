@@ -27,8 +27,8 @@ from attnc.explain.kernel import (
 )
 from attnc.expr.nodes import TRUE, show
 from attnc.model.configs import schedule_of
+from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule, TileConfig
-from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
 from attnc.plan.ir import Decode

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from attnc.expr.nodes import show
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
 from attnc.plan.layout import Estimate

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from attnc.expr.nodes import Dim, Expr
-from attnc.model.tensors import DType, Role, Tensor, group_size
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Role, Tensor, group_size
 from attnc.source import Source, Span
 
 ParamValue: TypeAlias = DType | bool | int | float

@@ -15,9 +15,10 @@ from attnc.expr.nodes import Binary, Const, Dim, Expr, walk
 from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import make
 from attnc.model.attention import Param
+from attnc.model.dtypes import DType
 from attnc.model.names import DIMS, OUTPUTS, PARAM_DIMS, RESERVED, type_here
 from attnc.model.scope import WRONG, Scope, Wrong
-from attnc.model.tensors import DType, Role, Tensor, group_size, is_static, same_size
+from attnc.model.tensors import Role, Tensor, group_size, is_static, same_size
 from attnc.source import Span
 from attnc.syntax import ast
 

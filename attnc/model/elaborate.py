@@ -32,9 +32,10 @@ from attnc.expr.nodes import (
     children,
 )
 from attnc.model import attention
+from attnc.model.dtypes import DType
 from attnc.model.names import CALLABLE, OUTPUTS, RESERVED, called_here
 from attnc.model.scope import WRONG, Argument, Context, Definition, Scope, Wrong
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import Tensor
 from attnc.source import Span
 from attnc.syntax import ast
 

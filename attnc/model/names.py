@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.functions import FUNCTIONS, REAL
 from attnc.expr.nodes import INDICES
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.syntax import ast
 
 #: Functions, and what to write in their place.
@@ -44,19 +44,8 @@ _FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("rand", "random", "dropout"), "write softmax(dropout = p, seed = seed)"),
     **dict.fromkeys(("sin", "cos"), "pass a table of its values as an input"),
 }
-#: Element types, and what they are called elsewhere.
-_TYPES: Mapping[str, str] = {
-    "bf16": "bfloat16",
-    "f16": "half float16 fp16",
-    "f32": "float float32 fp32 single",
-    "i32": "int int32 s32 u32",
-    "i64": "long int64 s64",
-    "bool": "bool_ boolean i1 b1",
-    "e4m3": "fp8 float8 f8 float8_e4m3fn float8_e4m3 fp8_e4m3 fp8e4nv f8e4m3 e4m3fn",
-    "e5m2": "float8_e5m2 fp8_e5m2 fp8e5 f8e5m2",
-    "i8": "int8 s8 char",
-}
-_TYPE_OF = {theirs: ours for ours, names in _TYPES.items() for theirs in names.split()}
+#: What element types are called elsewhere.
+_TYPE_OF = {theirs: ours for ours in DType for theirs in ours.facts.elsewhere.split()}
 
 
 def called_here(name: str, known: Iterable[str]) -> tuple[str, ...]:

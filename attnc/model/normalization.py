@@ -5,9 +5,10 @@ from __future__ import annotations
 from attnc.diagnostics import Report, did_you_mean
 from attnc.expr.nodes import Const, Dot, Expr, Load, Type, uses, walk
 from attnc.model.attention import Softmax
+from attnc.model.dtypes import DType
 from attnc.model.elaborate import Elaborator
 from attnc.model.scope import Scope
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import Tensor
 from attnc.syntax import ast
 
 ARGUMENTS = ("sink", "dropout", "seed", "first_head", "v_scale")

@@ -18,8 +18,9 @@ from typing import Literal, TypeAlias
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Const, Expr
 from attnc.model.attention import Attention, Param, ParamValue
+from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import Tensor
 from attnc.source import Source, Span
 
 Impl: TypeAlias = Literal["gemv", "flat", "conventional"]

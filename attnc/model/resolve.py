@@ -17,6 +17,7 @@ from attnc.effort import limited
 from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
 from attnc.model.attention import Attention, Param, Softmax
 from attnc.model.declarations import Declarations, Sizes, raw_dims, resolve_param
+from attnc.model.dtypes import DType
 from attnc.model.elaborate import Elaborator, charged
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
@@ -27,7 +28,7 @@ from attnc.model.rules import ATTENTION_RULES, SCHEDULE_RULES
 from attnc.model.schedule import Schedule
 from attnc.model.scope import WRONG, Definition, Scope, collect
 from attnc.model.storage import Storages
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import Tensor
 from attnc.source import Span
 from attnc.syntax import ast
 

@@ -10,9 +10,10 @@ from attnc.expr.nodes import Const, Dim, Expr
 from attnc.expr.nodes import Param as ParamNode
 from attnc.model.attention import Param
 from attnc.model.declarations import resolve_param
+from attnc.model.dtypes import DType
 from attnc.model.names import PYTHON, Taken, type_here
 from attnc.model.program import SHAPES, Projection
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import Tensor
 from attnc.source import Span
 from attnc.syntax import ast
 

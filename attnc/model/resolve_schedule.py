@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.nodes import Dim
 from attnc.model.configs import check_condition
+from attnc.model.dtypes import DType
 from attnc.model.knobs import ACCUMULATE_DQ, KEYS, PROJECTION_KEYS, Key, Kind, keys_of
 from attnc.model.program import Projection
 from attnc.model.schedule import (
@@ -27,7 +28,6 @@ from attnc.model.schedule import (
     whole_of,
 )
 from attnc.model.scope import mentioned
-from attnc.model.tensors import DType
 from attnc.syntax import ast
 
 TARGETS = (

@@ -11,9 +11,10 @@ from attnc.diagnostics import Label, Report
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, Param, walk
 from attnc.model.attention import Attention
 from attnc.model.declarations import MAX_HEAD_DIM
+from attnc.model.dtypes import DType
 from attnc.model.schedule import PARTS, Schedule
 from attnc.model.scope import mentioned
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import Tensor
 from attnc.syntax import ast
 
 AttentionRule: TypeAlias = Callable[[ast.Attention, Attention, Report], None]

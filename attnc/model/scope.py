@@ -16,8 +16,9 @@ from typing import Literal, TypeAlias
 from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.nodes import INDICES, INFINITY, Expr, Index, Type
 from attnc.model.attention import Param
+from attnc.model.dtypes import DType
 from attnc.model.names import CALLABLE, DIMS, Taken
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import Tensor
 from attnc.source import Span
 from attnc.syntax import ast
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from attnc.diagnostics import Label, Report, did_you_mean
 from attnc.expr.nodes import Binary, Const, Dim
 from attnc.model.attention import Param
+from attnc.model.dtypes import DType
 from attnc.model.scope import Scope
-from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role, Storage, Tensor, same_size
+from attnc.model.tensors import Paged, Prefix, Ragged, Role, Storage, Tensor, same_size
 from attnc.syntax import ast
 
 MAX_PAGE = 65536

@@ -1,4 +1,4 @@
-"""Tensors of an attention: element types, shapes by role, storage; sizes as products, when two are equal, and
+"""Tensors of an attention: shapes by role, storage; sizes as products, when two are equal, and
 when one divides another.
 """
 
@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Param, walk
+from attnc.model.dtypes import DType
 from attnc.source import Span
 
 
@@ -48,47 +49,6 @@ def _factors(size: Expr) -> tuple[int, Counter[Expr]] | None:
             return (a[0] * b[0], a[1] + b[1]) if a and b else None
         case _:
             return None
-
-
-class DType(StrEnum):
-    """Element types of the language; the value is its spelling in a spec."""
-
-    F16 = "f16"
-    BF16 = "bf16"
-    F32 = "f32"
-    I32 = "i32"
-    I64 = "i64"
-    BOOL = "bool"
-    E4M3 = "e4m3"
-    E5M2 = "e5m2"
-    I8 = "i8"
-
-    @property
-    def is_float(self) -> bool:
-        return self in (DType.F16, DType.BF16, DType.F32)
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether k and v alone are stored so: in 8 bits, each number of which f16 and bf16 hold exactly.
-
-        e4m3 is torch.float8_e4m3fn: NaN and no infinity, up to 448. e5m2 has both, up to 57344. i8: integers.
-        """
-        return self in (DType.E4M3, DType.E5M2, DType.I8)
-
-    @property
-    def bytes(self) -> int:
-        if self is DType.BOOL or self.is_narrow:
-            return 1
-        return {DType.F16: 2, DType.BF16: 2, DType.F32: 4, DType.I32: 4, DType.I64: 8}[self]
-
-    @property
-    def unit_roundoff(self) -> float:
-        """u = half the distance from 1 to the next number; floats only."""
-        return {DType.F16: 2.0**-11, DType.BF16: 2.0**-8, DType.F32: 2.0**-24}[self]
-
-    @property
-    def smallest_subnormal(self) -> float:
-        return {DType.F16: 2.0**-24, DType.BF16: 2.0**-133, DType.F32: 2.0**-149}[self]
 
 
 class Role(StrEnum):

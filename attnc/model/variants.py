@@ -16,8 +16,9 @@ from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, children, walk
 from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, ParamValue, Variant
+from attnc.model.dtypes import DType
 from attnc.model.program import Program, Projection, ProjectionVariant
-from attnc.model.tensors import DType, Paged, Tensor, is_static
+from attnc.model.tensors import Paged, Tensor, is_static
 from attnc.source import Span
 
 MAX_VARIANTS = 256

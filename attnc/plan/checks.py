@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import uses
 from attnc.model.attention import Variant
+from attnc.model.dtypes import DType
 from attnc.model.knobs import KEYS
 from attnc.model.schedule import Choice, Knob, Schedule
-from attnc.model.tensors import DType
 from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
 from attnc.plan.fitting import unsupported
 from attnc.plan.names import cannot_be_called, cannot_be_passed

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from attnc.diagnostics import Diagnostic, Label
 from attnc.model.attention import Attention, Variant
+from attnc.model.dtypes import DType
 from attnc.model.schedule import PARTS, Schedule
-from attnc.model.tensors import DType
 from attnc.plan.fitting import unsupported
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.signature import has_rows, is_plain, normalise

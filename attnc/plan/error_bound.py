@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from attnc.expr.functions import REAL
 from attnc.model.attention import Attention
+from attnc.model.dtypes import DType
 from attnc.model.schedule import TileConfig
-from attnc.model.tensors import DType
 from attnc.plan.ir import ErrorBound, Softmax
 from attnc.plan.ir.kernel import UnifiedMax
 from attnc.plan.signature import feature

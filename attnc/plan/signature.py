@@ -24,8 +24,9 @@ from typing import TypeAlias
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, children, rebuild, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
+from attnc.model.dtypes import DType
 from attnc.model.names import DIMS
-from attnc.model.tensors import DType, Paged, Prefix, Role, Tensor, same_size
+from attnc.model.tensors import Paged, Prefix, Role, Tensor, same_size
 from attnc.plan.ir import Arg, Bind, Let
 from attnc.plan.ir.kernel import Part
 from attnc.plan.names import own_sizes

@@ -26,9 +26,9 @@ from attnc.expr.interval import may_exclude
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg
 from attnc.expr.simplify import scale_by, simplify
 from attnc.model.attention import Attention, Variant
+from attnc.model.dtypes import DType
 from attnc.model.knobs import ONLINE
 from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule
-from attnc.model.tensors import DType
 from attnc.plan.fitting import unsupported
 from attnc.plan.ir import Dropout, Softmax
 from attnc.plan.ir.kernel import UnifiedMax
@@ -182,16 +182,14 @@ def top_of(p: DType) -> int:
 LONGEST, LARGEST_VALUE = 2.0**20, 2.0**16
 #: Factors below a row's largest probability that must still be exact in its type.
 HEADROOM = 2.0**8
-_LARGEST = {DType.F16: 65504.0, DType.BF16: 3.38e38, DType.F32: 3.4e38}
-_SMALLEST_NORMAL = {DType.F16: 2.0**-14, DType.BF16: 2.0**-126, DType.F32: 2.0**-126}
 
 
 def safe_range(dtype: DType) -> tuple[float, float]:
     """Returns the exponents between which a row's largest may lie, for probabilities and values
     of this type.
     """
-    sums = math.log(_LARGEST[DType.F32]) - math.log(LONGEST) - math.log(LARGEST_VALUE)
-    return math.log(_SMALLEST_NORMAL[dtype] * HEADROOM), min(math.log(_LARGEST[dtype]), sums)
+    sums = math.log(DType.F32.largest) - math.log(LONGEST) - math.log(LARGEST_VALUE)
+    return math.log(dtype.smallest_normal * HEADROOM), min(math.log(dtype.largest), sums)
 
 
 def check_bounds(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:

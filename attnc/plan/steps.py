@@ -12,7 +12,8 @@ from attnc.expr.interval import I32, SIZE
 from attnc.expr.nodes import TRUE, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Ref, Search, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Ragged, Role
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Paged, Ragged, Role
 from attnc.plan.access import Rows, Sequences
 from attnc.plan.ir import (
     Axis,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from attnc.model.dtypes import DType
 from attnc.model.schedule import BackwardConfig, DkDvConfig, ForwardConfig
-from attnc.model.tensors import DType
 from attnc.plan import ir
 from attnc.plan.decode import keys_of_split
 from attnc.plan.device import Device
@@ -245,24 +245,11 @@ def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> s
     tensor = tensors.get(matrices.get(name, name.removesuffix("_ptr")))
     if tensor is None:
         return "*fp32"
-    element = _TYPES[DType(tensor.dtype)]
+    element = DType(tensor.dtype).facts.triton
     if name not in matrices or not constants["TMA"]:
         return f"*{element}"
     rows = constants["BLOCK_M" if tensor.name in ("q", "o") else "BLOCK_N"]
     return f"tensordesc<{element}[1, 1, {rows}, {block(feature(tensor))}]>"
-
-
-_TYPES = {
-    DType.F16: "fp16",
-    DType.BF16: "bf16",
-    DType.F32: "fp32",
-    DType.I32: "i32",
-    DType.I64: "i64",
-    DType.BOOL: "i1",
-    DType.E4M3: "fp8e4nv",
-    DType.E5M2: "fp8e5",
-    DType.I8: "i8",
-}
 
 
 # --- NVRTC --------------------------------------------------------------------------------------------------

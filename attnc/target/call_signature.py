@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from attnc.expr.nodes import TRUE, show
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Prefix, Ragged, Tensor
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
 from attnc.plan.ir import Module, unified_of
 
 
@@ -162,9 +163,12 @@ def narrow_notes(attention: Attention) -> list[str]:
         return []
     names = " and ".join(tensor.name for tensor in narrow)
     notes = [f"The numbers of {names} are converted to {attention.element}, which holds them exactly."]
-    if any(tensor.dtype is DType.E4M3 for tensor in narrow):
-        notes.append("Of e4m3 they need a GPU of compute capability 8.9 or newer.")
-    return notes
+    capabilities = {dtype: dtype.facts.capability for dtype in (DType(tensor.dtype) for tensor in narrow)}
+    return notes + [
+        f"Of {dtype} they need a GPU of compute capability {first / 10} or newer."
+        for dtype, first in capabilities.items()
+        if first
+    ]
 
 
 def storage_notes(attention: Attention) -> list[str]:

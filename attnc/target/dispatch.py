@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from attnc.expr import nodes
 from attnc.model.attention import Attention, Param
+from attnc.model.dtypes import DType
 from attnc.model.program import Projection
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.tensors import Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir import Module
 from attnc.plan.projection import ProjectionModule
@@ -23,19 +24,6 @@ from attnc.target.call_signature import RAISES, Parameter, Signature, signature
 from attnc.target.quote import command, comment, literal
 from attnc.target.templates import template_environment, tidy
 from attnc.tuned.tables import LabelRows, guess_rows, plain_name
-
-TORCH_DTYPES = {
-    DType.F16: "torch.float16",
-    DType.BF16: "torch.bfloat16",
-    DType.F32: "torch.float32",
-    DType.I32: "torch.int32",
-    DType.I64: "torch.int64",
-    DType.BOOL: "torch.bool",
-    DType.E4M3: "torch.float8_e4m3fn",
-    DType.E5M2: "torch.float8_e5m2",
-    DType.I8: "torch.int8",
-}
-
 
 # --- the signature of a family
 
@@ -327,7 +315,7 @@ def are_tensors(read: Iterable[Tensor | None]) -> str:
 
 def literal_of(value: DType | bool | int | float) -> str:
     """Returns the value of a param in a module."""
-    return TORCH_DTYPES[value] if isinstance(value, DType) else repr(value)
+    return f"torch.{value.facts.torch}" if isinstance(value, DType) else repr(value)
 
 
 #: Families of targets, the fastest first where nobody has measured, and the package that launches kernels.

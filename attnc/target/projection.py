@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from attnc.model.dtypes import DType
 from attnc.model.program import Impl
 from attnc.model.schedule import ProductConfig
-from attnc.model.tensors import DType, Tensor
+from attnc.model.tensors import Tensor
 from attnc.plan.projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl_of
 from attnc.target.call_signature import signature
-from attnc.target.dispatch import TORCH_DTYPES
 from attnc.target.header import origin, title_of
 from attnc.target.quote import comment, literal
 from attnc.target.templates import template_environment, tidy
@@ -109,7 +109,7 @@ class ProjectionText:
 
     @property
     def torch_dtype(self) -> str:
-        return TORCH_DTYPES[self.module.variant.projection.dtype]
+        return f"torch.{self.module.variant.projection.dtype.facts.torch}"
 
     @property
     def tl_dtype(self) -> str:

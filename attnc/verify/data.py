@@ -17,7 +17,8 @@ from attnc.expr.interval import Range, range_of
 from attnc.expr.nodes import Binary, Compare, Const, Expr, Load, Neg, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Tensor
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Tensor
 from attnc.reference import Array, Floats
 
 Rng: TypeAlias = np.random.Generator

@@ -24,7 +24,7 @@ import numpy as np
 from attnc.expr.derive import derive
 from attnc.expr.nodes import Expr, Index, Load, uses
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Array, Bools, Floats, Head, Input, heads, rows, softmax, to_arrays
 from attnc.reference_gradients import gradients

@@ -24,7 +24,7 @@ import torch
 from attnc.expr.construct import number
 from attnc.expr.derive import derive
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.reference import Array, Floats, Head, heads, rows, to_arrays
 from attnc.verify.case import Case
 from attnc.verify.check import run_backward, same_bits, same_numbers

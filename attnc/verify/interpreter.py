@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from attnc.model.dtypes import DType
 from attnc.reference import bf16_to_f32, f32_to_bf16
 from attnc.verify import assembly
 from attnc.verify.interpreted_language import Language
@@ -101,7 +102,11 @@ class _Patch:
         self.launching = threading.RLock()
         self.language = Language(tl, interpreter)
         #: By type of 8 bits PyTorch's, and the numbers of its 256 codes.
-        self.narrow = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+        self.narrow = {
+            tl.dtype(dtype.facts.triton): getattr(torch, dtype.facts.torch)
+            for dtype in DType
+            if dtype.is_narrow and dtype.facts.has_nan
+        }
         codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
         self.codes = {ours: codes.view(theirs).float().numpy() for ours, theirs in self.narrow.items()}
 

@@ -12,7 +12,8 @@ import torch
 
 from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Role, Tensor
 from attnc.reference import Array, Floats
 from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case, Layout

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from attnc.build import digest
+from attnc.model.dtypes import DType
 from attnc.model.program import KERNELS, ProjectionVariant
-from attnc.model.tensors import DType
 from attnc.plan.projection import MOST_ROWS, DotBound, ProjectionModule
 from attnc.runtime.loader import load_text
 from attnc.support.arguments import DTYPES
@@ -36,7 +36,6 @@ from attnc.verify.search import Trial
 from attnc.verify.tolerance import SLACK, Verdict
 
 _FLUSHED = 2.0**-126
-_LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.4028234663852886e38}
 #: Steps of a tile that a case may take, interpreted and on a GPU.
 _WORK = {"cpu": 300, "cuda": 1 << 30}
 
@@ -145,7 +144,7 @@ def _judge(tensors: Mapping[str, torch.Tensor], y: torch.Tensor, bound: DotBound
     got = y.double()
     ratio = (got - want).abs() / allowed
     same = (got == want) | (got.isnan() & want.isnan())
-    overflow = size + allowed > _LARGEST[dtype] * (1 - dtype.unit_roundoff)
+    overflow = size + allowed > dtype.largest * (1 - dtype.unit_roundoff)
     open_ = same | (overflow & size.isfinite())
     ratio = torch.where(open_, 0.0, torch.where(ratio.isnan(), torch.inf, ratio))
     if not ratio.numel():

@@ -15,7 +15,8 @@ import torch
 
 from attnc.expr.nodes import Const, Dim, Expr, Index, Load, children, uses, walk
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir.kernel import UnifiedMax
 from attnc.plan.softmax import LOG2E

@@ -16,7 +16,8 @@ import torch
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Dim
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Paged, Ragged, Role, Tensor
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Paged, Ragged, Role, Tensor
 from attnc.reference import Array, Floats
 from attnc.support.arguments import DTYPES
 from attnc.verify.data import Rng, generator
@@ -26,7 +27,7 @@ _STREAM = 1000
 _NOWHERE = {"nan": -(2**31), "zero": 2**30, "large": 2**31 - 1}
 _UNUSED = {"nan": np.nan, "zero": 0.0, "large": 1e30}
 #: The largest numbers of types that hold less than these, and such types of PyTorch.
-LARGEST = {DType.F16: 6e4, DType.E4M3: 448.0, DType.E5M2: 57344.0, DType.I8: 127.0}
+LARGEST = {DType.F16: 6e4} | {dtype: dtype.largest for dtype in DType if dtype.is_narrow}
 SMALL = {DTYPES[dtype]: dtype for dtype in LARGEST}
 #: Units of the styles' numbers in integers: theirs are about 1.
 WHOLE = 16
@@ -192,7 +193,7 @@ def unused_value(tensor: Tensor, fill: str) -> float:
 
 
 def unused_of(dtype: DType, fill: str) -> float:
-    if dtype is DType.I8 and fill == "nan":
+    if dtype.is_narrow and not dtype.facts.has_nan and fill == "nan":
         return _NO_NAN
     return LARGEST.get(dtype, _UNUSED[fill]) if fill == "large" else _UNUSED[fill]
 
@@ -201,10 +202,10 @@ def stored(given: torch.Tensor, dtype: DType) -> torch.Tensor:
     """Returns numbers as a tensor of this type: rounded, and in 8 bits the largest for what is larger and
     finite. What has no infinities has NaN for them, and what has no NaN the least integer.
     """
-    if dtype is DType.I8:
+    if dtype.is_narrow and not dtype.facts.has_nan:
         given = given.nan_to_num(_NO_NAN).round().clamp(_NO_NAN, LARGEST[dtype])
     elif dtype.is_narrow:
-        infinite = given if dtype is DType.E5M2 else given * torch.nan
+        infinite = given if dtype.facts.has_infinity else given * torch.nan
         given = torch.where(given.isinf(), infinite, given.clamp(-LARGEST[dtype], LARGEST[dtype]))
     return given.to(DTYPES[dtype])
 

@@ -41,7 +41,8 @@ import torch
 
 from attnc.expr.nodes import Expr
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Role, Tensor
 from attnc.plan.ir import ErrorBound
 from attnc.reference import (
     Array,
@@ -179,7 +180,6 @@ def to_float64(values: Input) -> Floats:
 SLACK = 1.05
 #: exp of this leaves float32.
 LARGEST_EXPONENT = 128 * np.log(2)
-_LARGEST = {DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38, DType.F32: 3.4028234663852886e38}
 
 
 def expect(attention: Attention, tensors: Mapping[str, Input], bound: ErrorBound) -> dict[str, Expected]:
@@ -339,7 +339,7 @@ class _Weights:
         if bound.tail:
             largest = np.where(self.seen[:, :, None], v_size, 0.0).max(axis=1, initial=0.0)
             b = b + bound.tail * (largest + size) * scale
-        may_overflow = np.asarray(factor.overflows | (size + b > _LARGEST[DType.F32])) & (factor.error > 0)
+        may_overflow = np.asarray(factor.overflows | (size + b > DType.F32.largest)) & (factor.error > 0)
         b = factor.size * b + factor.error * (size + b)
         o = o * factor.value
         b = b + o_dtype.unit_roundoff * np.where(np.isfinite(o), np.abs(o), 0.0)
@@ -349,7 +349,7 @@ class _Weights:
             value=o,
             allowed=SLACK * b + 2 * (max(o_dtype.smallest_subnormal / 2, FLUSHED) + flushed),
             open=row_open | self._open(v) | np.isinf(b) | may_overflow,
-            overflow=np.abs(o) + b > _LARGEST[o_dtype] * (1 - o_dtype.unit_roundoff),
+            overflow=np.abs(o) + b > o_dtype.largest * (1 - o_dtype.unit_roundoff),
             eager=eager,
         )
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnc.calibrate import calibrate, choose
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.softmax import safe_range
 from tests.cli.conftest import Run
 

@@ -10,7 +10,7 @@ import torch
 
 from attnc.distributed.decode import SpreadKeys
 from attnc.distributed.kernels import Kernels, Spec, spec_of
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.paging import OutOfPages, PagedCache, Spread, Step
 from attnc.plan.ir import ErrorBound
 from attnc.verify.case import Case

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.verify.subject import Subject
 from tests.verify.judging import right
 from tests.verify.test_narrow import KINDS, NARROW, case, numbers, same_numbers, subject, types_of

@@ -7,7 +7,8 @@ import pytest
 from attnc.expr.nodes import Binary, Call, Const, Dim, Expr, Load, Param, show, walk
 from attnc.model.attention import Attention
 from attnc.model.declarations import DEFAULT_HEAD_DIMS
-from attnc.model.tensors import DType, Paged, Prefix, Ragged, Role
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Paged, Prefix, Ragged, Role
 from tests.model.resolving import EXAMPLES, SPECS, attention_of, plain, resolve_path, resolve_text
 
 BATCH, QUERY, KEY, HEAD, FEATURE = Role.BATCH, Role.QUERY, Role.KEY, Role.HEAD, Role.FEATURE

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attnc.expr.nodes import show
+from attnc.model.dtypes import DType
 from attnc.model.names import CALLABLE, RESERVED, SOFT
-from attnc.model.tensors import DType
 from tests.model.resolving import plain, resolve_text
 from tests.refusals import refused
 

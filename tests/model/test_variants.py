@@ -6,7 +6,7 @@ import pytest
 
 from attnc.expr.nodes import Const, Param, show, walk
 from attnc.model.attention import Variant
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.model.variants import variants
 from tests.model.resolving import SPECS, plain, resolve_path, resolve_text
 from tests.refusals import refused

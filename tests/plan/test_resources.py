@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from attnc.diagnostics import DiagnosticError, render
 from attnc.expr.nodes import TRUE, Const, Dim, Dot
 from attnc.model.attention import Attention, Softmax, Variant
+from attnc.model.dtypes import DType
 from attnc.model.knobs import keys_of
 from attnc.model.schedule import ForwardConfig, Knob, Schedule
-from attnc.model.tensors import DType, Role, Tensor
+from attnc.model.tensors import Role, Tensor
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles
 from attnc.plan.layout import KernelName

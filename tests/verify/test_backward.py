@@ -13,8 +13,8 @@ import torch
 
 from attnc.expr.evaluate import Env, evaluate
 from attnc.model.attention import Attention
+from attnc.model.dtypes import DType
 from attnc.model.resolve import resolve
-from attnc.model.tensors import DType
 from attnc.model.variants import variants
 from attnc.plan import ir
 from attnc.plan.lower import plan

@@ -12,7 +12,7 @@ import torch
 
 import attnc
 from attnc.diagnostics import DiagnosticError
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.device import DEVICES
 from attnc.plan.signature import key_bytes
 from attnc.plan.triton.resources import estimate, misfit, unreadable

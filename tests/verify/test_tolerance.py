@@ -16,7 +16,7 @@ import pytest
 
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Neg
 from attnc.model.attention import Attention
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.reference import Head, empty_outputs, heads, to_arrays
 from attnc.verify.data import LOGITS, SPECIALS, VALUES, Sizes, draw_qkv, generator
 from attnc.verify.tolerance import Verdict, expect, judge, round_to

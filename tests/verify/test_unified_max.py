@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attnc.expr.nodes import Binary, Call, Const, Dot, Neg
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.softmax import safe_range, score_range
 from attnc.verify.case import Case
 from attnc.verify.data import LOGITS

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 from attnc.expr.nodes import Const, Dim, Expr, Index, Load
+from attnc.model.dtypes import DType
 from attnc.model.schedule import ForwardConfig, TileConfig
-from attnc.model.tensors import DType
 from attnc.plan.access import Rows, Section, Sequences, TileWalk
 from attnc.plan.layout import Layout
 from attnc.source import Span

@@ -11,8 +11,8 @@ from math import gcd
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
+from attnc.model.dtypes import DType
 from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, TileConfig, Value
-from attnc.model.tensors import DType
 from attnc.plan.device import devices_from
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate

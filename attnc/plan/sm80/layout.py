@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
+from attnc.model.dtypes import DType
 from attnc.model.schedule import TileConfig
-from attnc.model.tensors import DType
 from attnc.plan.device import Device
 from attnc.plan.ir import OutputKernel
 from attnc.plan.layout import DeviceMemory, KernelName, Traffic

@@ -12,8 +12,8 @@ from attnc.expr.nodes import Expr, Load, walk
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
+from attnc.model.dtypes import DType
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value
-from attnc.model.tensors import DType
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate

@@ -39,7 +39,7 @@ from attnc.expr.nodes import (
     walk,
 )
 from attnc.expr.simplify import make, substitute
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.loads import axes_of
 from attnc.plan.width import is_wide
 

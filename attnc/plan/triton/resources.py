@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from attnc.effort import spend
 from attnc.expr.nodes import Load, walk
 from attnc.model.attention import Attention, Variant
+from attnc.model.dtypes import DType
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Summation, TileConfig
-from attnc.model.tensors import DType
+from attnc.model.tensors import Tensor
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import phase_of
 from attnc.plan.ir import Axis
@@ -310,7 +311,7 @@ def misfit(
         return Rejection(
             config=config,
             what="compute capability",
-            needs=_READS_E4M3,
+            needs=max(map(needed_capability, (variant.attention.k, variant.attention.v))),
             limit=device.capability,
             unit="tenths",
             because=because,
@@ -341,18 +342,20 @@ def misfit(
     return None
 
 
-#: Capability, ten times the number, of the first devices that convert e4m3: Triton compiles it for no others.
-_READS_E4M3 = 89
-
-
 def unreadable(attention: Attention, device: Device) -> str:
     """Returns why Triton compiles nothing that reads these keys and values for the device; "" if it does."""
-    of_e4m3 = [t.name for t in (attention.k, attention.v) if t.dtype is DType.E4M3]
-    if not of_e4m3 or device.capability >= _READS_E4M3:
+    newer = [t for t in (attention.k, attention.v) if needed_capability(t) > device.capability]
+    if not newer:
         return ""
-    first, here = (f"{number // 10}.{number % 10}" for number in (_READS_E4M3, device.capability))
-    names = " and ".join(of_e4m3)
-    return f"{names} of e4m3 need a GPU of compute capability {first} or newer, and this has {here}"
+    needed = max(map(needed_capability, newer))
+    first, here = (f"{number // 10}.{number % 10}" for number in (needed, device.capability))
+    names, dtype = " and ".join(tensor.name for tensor in newer), newer[0].dtype
+    return f"{names} of {dtype} need a GPU of compute capability {first} or newer, and this has {here}"
+
+
+def needed_capability(tensor: Tensor) -> int:
+    """Returns ten times the compute capability of the first devices for which Triton converts a tensor."""
+    return DType(tensor.dtype).facts.capability
 
 
 #: Elements that `tl.dot` sums over below which Triton lays an operand out wrongly that was computed from

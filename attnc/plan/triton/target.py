@@ -12,8 +12,8 @@ from typing import ClassVar
 from attnc.diagnostics import Diagnostic, DiagnosticError
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
+from attnc.model.dtypes import DType
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Phase, Schedule, TileConfig
-from attnc.model.tensors import DType
 from attnc.plan.access import A_QUARTER, SHORT_LOOPS, Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import (

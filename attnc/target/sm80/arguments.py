@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.model.tensors import DType, Role
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Role
 from attnc.plan.ir import Module
 from attnc.plan.ir.backward import Adjoint
 from attnc.target.kernel_view import Tensors

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from attnc.expr.construct import ZERO
 from attnc.expr.nodes import Dim, Expr, Index, Ref, Search, walk
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import (
     Arg,

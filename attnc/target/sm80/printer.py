@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from attnc.expr.construct import conj
 from attnc.expr.nodes import TRUE, Const, Expr, Index, Search
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.access import Sequences, TileWalk
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.plan.ir.backward import Adjoint
@@ -87,14 +87,7 @@ def _words_of_block(text: str, at: int) -> Iterator[str]:
 
 
 #: How elements lie in memory. 16-bit floats are bit patterns: arithmetic on them happens in float.
-STORED = {
-    DType.F16: "f16",
-    DType.BF16: "bf16",
-    DType.F32: "float",
-    DType.I32: "int",
-    DType.I64: "long long",
-    DType.BOOL: "bool",
-}
+STORED = {dtype: dtype.facts.cuda for dtype in DType if dtype.facts.cuda}
 
 #: C++ precedences, all comparisons alike: mixing them takes parentheses.
 _BINDING = {

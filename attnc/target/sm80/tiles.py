@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.ir import Decode, Forward, Let, Module
 from attnc.plan.sm80.layout import CudaLayout, Swizzle
 from attnc.target.kernel_view import OutputView

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from attnc.expr.construct import conj
 from attnc.expr.nodes import FALSE, TRUE, Const, Dot, Expr, Index, walk
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Loop, Module
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
 from attnc.plan.signature import block

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnc.expr.nodes import Binary, Index, Ref, walk
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.ir import Arg, Decode, Forward, Loop, Module
 from attnc.plan.signature import block, feature
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED

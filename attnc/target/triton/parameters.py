@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from attnc.expr.nodes import FALSE, TRUE, Const, Load, Search, show, walk
-from attnc.model.tensors import DType, Role
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Row, Statement
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Preprocess, Prologue
 from attnc.plan.signature import block, longest, stride_name

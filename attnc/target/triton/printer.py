@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from attnc.expr.construct import LEAST_NORMAL
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
-from attnc.model.tensors import DType
+from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.plan.signature import RowZero
 from attnc.plan.width import is_wide
 from attnc.target.printer import Printer, Syntax
 
-TL_DTYPES = {DType.F16: "tl.float16", DType.BF16: "tl.bfloat16", DType.F32: "tl.float32"}
+TL_DTYPES = {dtype: f"tl.{dtype.facts.torch}" for dtype in DType if dtype.is_float}
 
 
 def widening(stored: DType, element: DType) -> str:

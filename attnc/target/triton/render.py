@@ -10,7 +10,8 @@ from functools import cache
 import jinja2
 
 from attnc.expr.nodes import Binary, Call, Expr, Index, Search, show, walk
-from attnc.model.tensors import DType, Role
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Role
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Forward, Kernel, Module, split_of
 from attnc.plan.ir.kernel import expressions_within
