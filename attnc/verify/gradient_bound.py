@@ -365,7 +365,9 @@ class HeadErrors:
         error = self.ds_error * np.abs(slope.value) + (np.abs(self.ds) + self.ds_error) * (
             slope.error + 3 * U * np.abs(slope.value)
         )
-        return np.asarray(error + many * np.abs(self.ds * slope.value))
+        # dS, and then its product with the slope, may be below the normal numbers
+        lost = np.where(self.reached, FLUSHED * (1 + np.abs(slope.value)), 0.0)
+        return np.asarray(error + lost + many * np.abs(self.ds * slope.value))
 
     def _analyse(self, expr: Expr) -> Approx:
         """Returns a derivative and its error; 0 where the score is masked, whatever the

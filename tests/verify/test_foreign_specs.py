@@ -145,6 +145,17 @@ def test_gradients_of_rows_that_are_nan_are_left_open(name: str) -> None:
     assert verdict.open > 0
 
 
+def test_gradients_of_loads_may_vanish_below_the_normal_numbers() -> None:
+    """Each score's part may be taken for 0, and so may their sum."""
+    logit = "(dot(q, k) / sqrt(D) + log(g[h, kv_idx]))"
+    text = _TEXT.format(
+        score=f"{logit} * sigmoid({logit})", inputs="input g: f32[H, N]", mask="", grads=", g"
+    )
+    sizes, styles = {"B": 1, "M": 127, "N": 61, "H": 2}, {"logits": "falling", "values": "positive"}
+    verdict = check(subject_of_text(text), Case(dims=sizes, **styles, extras="one"))  # type: ignore[arg-type]  # names of styles
+    assert verdict.ok, verdict.message
+
+
 def test_rules_that_still_apply() -> None:
     """To what reads inputs at its own position alone, and says positions by how far they are apart."""
     inputs = {"x": "f32[B, M]", "y": "f32[B, N]", "z": "f32[H, N]", "w": "f32[B, H]", "t": "f32[R]"}
