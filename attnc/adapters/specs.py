@@ -16,7 +16,8 @@ from attnc.model.dtypes import DType
 
 Kernel: TypeAlias = Callable[..., Any]
 
-_DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+#: Of queries, in words of the language.
+DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 #: Of caches, beside queries of 16 bits.
 NARROW: dict[torch.dtype, DType] = {
     getattr(torch, dtype.facts.torch): dtype for dtype in DType if dtype.is_narrow
@@ -40,8 +41,10 @@ class Wanted:
 
     name: of the attention, hence of the kernel in a profile
     q, kv, o: shapes with storage, such as "[T, Hkv * G, D] via ragged(cu_q)"
-    inputs: further declarations, one a line; length: name of the tensor with the number of keys of a sequence
-    mask: of the language; softcap: 0 or less for none, as engines have it
+    inputs: further declarations, one a line
+    length: name of the tensor with the number of keys of a sequence, "" for all
+    mask: of the language, "" for none; terms: what is added to the score
+    softcap: 0 or less for none, as engines have it
     sink, slopes: names of f32[Hkv * G] inputs, "" for none; slopes as in ALiBi
     lse: shape of the lse output, "" for none
     grad: names of inputs that get a gradient
@@ -61,6 +64,7 @@ class Wanted:
     inputs: tuple[str, ...]
     length: str
     mask: str = "causal"
+    terms: tuple[str, ...] = ()
     softcap: float = 0.0
     sink: str = ""
     slopes: str = ""
@@ -76,7 +80,7 @@ class Wanted:
     @property
     def text(self) -> str:
         """The spec; save it to a file to compile it ahead of time, tune or verify it."""
-        dtype, size = _DTYPES[self.dtype], self.dtype.itemsize
+        dtype, size = DTYPES[self.dtype], self.dtype.itemsize
         score = f"dot(q, k) * {self.scale!r}"
         if self.k_scale:
             score += f" * {self.k_scale}[b, h // G]"
@@ -84,6 +88,7 @@ class Wanted:
             score = f"softcap({score}, {self.softcap!r})"
         if self.slopes:
             score += f" + {self.slopes}[h] * (kv_idx - q_pos)"
+        score = " + ".join((score, *self.terms))
         lines = [
             f"param D in {{{self.head_dim}}}",
             f"input q: {dtype}{self.q}",
@@ -91,9 +96,9 @@ class Wanted:
             *(f"input {line}" for line in self.inputs),
             *(f"input {name}: f32[B, Hkv]" for name in (self.k_scale, self.v_scale) if name),
             *(f"input {name}: f32[Hkv * G]" for name in (self.slopes, self.sink) if name),
-            f"length N = {self.length}[b]",
+            *([f"length N = {self.length}[b]"] if self.length else []),
             f"score = {score}",
-            f"mask = {self.mask}",
+            *([f"mask = {self.mask}"] if self.mask else []),
             f"normalize = softmax{self._normalization}",
             f"output o: {dtype}{self.o}",
             *([f"output lse: f32{self.lse}"] if self.lse else []),
@@ -146,8 +151,8 @@ def dtype_of(name: str, x: torch.Tensor) -> torch.dtype:
 
 def made_for(name: str, dtype: torch.dtype) -> torch.dtype:
     """Returns this dtype of q, if kernels are made for it. TypeError naming the argument otherwise."""
-    if dtype not in _DTYPES:
-        raise TypeError(f"{name}: expected dtype {', '.join(map(str, _DTYPES))}, got {dtype}")
+    if dtype not in DTYPES:
+        raise TypeError(f"{name}: expected dtype {', '.join(map(str, DTYPES))}, got {dtype}")
     return dtype
 
 

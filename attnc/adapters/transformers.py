@@ -1,16 +1,19 @@
-"""An attention for transformers: causal, sliding windows, padding, softcap, sinks; inference and training.
+"""An attention for transformers: decoders, encoders and what is between them; causal, bidirectional, windows
+on either side, padding, masks and position biases of a model's own, softcap, sinks; inference and training.
 
     from attnc.adapters.transformers import register
     register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="attnc")
 
 `register` gives the attention function and the mask function one name: without the latter transformers
-drops the mask. The mask function proves that a model's mask is a band (keys first .. last - 1, none after the
-query, a window before it) and hands it to the attention function, which takes no other mask.
+drops the mask. The mask function proves that a model's mask is a band (keys first .. last - 1, none beyond a
+distance from the query on either side) and hands it to the attention function; other masks come as tensors
+with a value for each query and key, which skip no tile.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +21,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, number_of, refuse
+from attnc.adapters.specs import DTYPES, Kernel, Wanted, dtype_of, kernel, number_of, refuse
 
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
 
@@ -46,14 +49,15 @@ _WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Row q_idx of M sees the keys first[b] .. last[b] - 1, none after q_pos = q_idx + stop[b] - M and, with
-    a window, at most `window` before q_pos. first, last, stop: i32[B].
+    """Row q_idx of M sees the keys first[b] .. last[b] - 1, at most `left` before and `right` after
+    q_pos = q_idx + stop[b] - M, None for all. first, last, stop: i32[B].
     """
 
     first: torch.Tensor
     last: torch.Tensor
     stop: torch.Tensor
-    window: int | None
+    left: int | None
+    right: int | None
 
 
 def register(name: str = "attnc") -> None:
@@ -77,23 +81,35 @@ def mask(
     **rest: object,
 ) -> torch.Tensor:
     """Returns the band of a forward pass, attached to a tensor [B, 1, 1, 1] of NaN that carries it to the
-    attention.
+    attention; or, of a mask that is none, bool[B, 1, q_length, kv_length] of what it keeps.
 
-    mask_function: causal, or equal to causal or to the config's sliding window at every one of the indices.
-    attention_mask: [B, keys] with one run of ones in a row: padding on the left, on the right, or on both.
-    ValueError for any other. One wait for the device, as for transformers' own masks.
+    mask_function: a band where what it keeps around the query ends at a distance on either side, or nowhere.
+    attention_mask: [B, keys]; a band where each row has one run of ones: padding on the left, on the right,
+    or on both. Waits for the device, as transformers' own masks do, and warns of a mask that is no band.
     """
+    lengths, offsets = (q_length, kv_length), (q_offset, kv_offset)
+    kept = None if attention_mask is None else attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+    ends = _known_ends(mask_function)
+    if ends is None:
+        found = _values_of(mask_function, batch_size, lengths, offsets, device)
+        ends = _ends_of(found, lengths, offsets, device)
+        if ends is None:
+            return _dense(found, kept)
     stop = (torch.as_tensor(q_offset, device=device) + q_length - kv_offset).expand(batch_size)
-    window = _window(mask_function, config, batch_size, (q_length, kv_length), (q_offset, kv_offset), device)
+    if ends == (None, None):
+        stop = torch.full_like(stop, kv_length)
     first, last = torch.zeros_like(stop), stop
-    if attention_mask is not None:
-        first, last = _run_of_ones(attention_mask[:, kv_offset : kv_offset + kv_length].bool(), stop)
+    if kept is not None:
+        run = _run_of_ones(kept, stop)
+        if run is None:
+            return _dense(_values_of(mask_function, batch_size, lengths, offsets, device), kept)
+        first, last = run
     # A consumer that does not know the band adds NaN and is seen to fail.
     carrier = torch.full((batch_size, 1, 1, 1), torch.nan, device=device)
     setattr(
         carrier,
         _BAND,
-        Band(first.int().contiguous(), last.int().contiguous(), stop.int().contiguous(), window),
+        Band(first.int().contiguous(), last.int().contiguous(), stop.int().contiguous(), *ends),
     )
     return carrier
 
@@ -108,38 +124,87 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
     **rest: object,
 ) -> tuple[torch.Tensor, None]:
     """Returns (o: [B, M, Hq, D], None) of query [B, Hq, M, D] and key, value [B, Hkv, N, D], all of float16,
     bfloat16 or float32.
 
-    scaling: 1 / sqrt(D) if None; s_aux: [Hq], a logit for each head that joins the denominator.
+    attention_mask: what `mask` has made; None for modules that are not causal (`is_causal` of the call, else
+    of the module), which see all keys; or [B or 1, Hq or 1, M, N or more], added to the scores, of bools:
+    what they keep
+    scaling: 1 / sqrt(D) if None; s_aux: [Hq], a logit for each head that joins the denominator
+    position_bias: [B or 1, Hq or 1, M, N], added to the scores, with a gradient
     Rows that see no key (padding on the left) are 0. Raises ValueError or TypeError that names the argument,
-    what was expected and what came: a mask that `mask` has not made, dropout, weights to return, unknown
+    what was expected and what came: no mask for a causal module, dropout, weights to return, unknown
     arguments.
     """
-    band = getattr(attention_mask, _BAND, None)
-    if not isinstance(band, Band):
-        came = "None" if attention_mask is None else f"a tensor {list(attention_mask.shape)}"
-        raise ValueError(f"attention_mask: expected what the mask function of this name returned, got {came}")
     refuse("attention", dropout=dropout, output_attentions=rest.get("output_attentions"))
-    if rest.get("is_causal") is False:
-        raise ValueError("attention: is_causal: expected True, got False")
     refuse("attention", **{name: rest[name] for name in rest if name not in _WITHOUT_EFFECT})
+    band, own = _told(module, attention_mask, rest.get("is_causal"))
+    lengths = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    tables = {
+        name: _table(name, x, lengths)
+        for name, x in (("attention_mask", own), ("position_bias", position_bias))
+        if x is not None
+    }
+    if tables:
+        refuse("attention beside a mask or bias of a model's own", softcap=softcap)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    wanted = [name for name, x in (("s_aux", s_aux), *tables.items()) if x is not None and x.requires_grad]
     made = _kernel(
         dtype_of("query", query),
         query.shape[-1],
         number_of("attention: scaling", scaling, query.shape[-1] ** -0.5),
-        band.window,
+        None if band is None else (band.left, band.right),
+        tuple((name, _element(name, x), x.shape[0] == 1, x.shape[1] == 1) for name, x in tables.items()),
         number_of("attention: softcap", softcap, 0.0),
         s_aux is not None,
-        gradients,
+        ("q", "k", "v", *wanted) if gradients else (),
         query.shape[2] == 1 and not gradients,
     )
+    bounds = () if band is None else (band.first, band.last, band.stop)
     sinks = () if s_aux is None else (s_aux.float(),)
-    o: torch.Tensor = made(query, key, value, band.first, band.last, band.stop, *sinks)
+    o: torch.Tensor = made(query, key, value, *bounds, *tables.values(), *sinks)
     return o, None
+
+
+def _told(
+    module: torch.nn.Module, attention_mask: torch.Tensor | None, is_causal: object
+) -> tuple[Band | None, torch.Tensor | None]:
+    """Returns the band of a call, or its mask with a value for each query and key; neither where all keys are
+    seen. ValueError where nothing says so.
+    """
+    band = getattr(attention_mask, _BAND, None)
+    if isinstance(band, Band):
+        return band, None
+    if attention_mask is not None:
+        return None, attention_mask
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if causal is not False:
+        raise ValueError(
+            "attention_mask: expected what the mask function of this name returned, got None for a module"
+            " that is causal"
+        )
+    return None, None
+
+
+def _table(name: str, x: torch.Tensor, lengths: tuple[int, int, int, int]) -> torch.Tensor:
+    """Returns a mask or bias with a value for each query and key, cut to the keys that there are. ValueError
+    for another shape.
+    """
+    B, H, M, N = lengths
+    fits = x.dim() == 4 and x.shape[0] in (1, B) and x.shape[1] in (1, H) and x.shape[2] == M
+    if not fits or x.shape[3] < N:
+        raise ValueError(f"{name}: expected shape [{B} or 1, {H} or 1, {M}, {N}], got {list(x.shape)}")
+    return x[..., :N]
+
+
+def _element(name: str, x: torch.Tensor) -> str:
+    """Returns the element type of a mask or bias. TypeError for one that no kernel reads."""
+    if x.dtype is torch.bool:
+        return "bool"
+    return DTYPES[dtype_of(name, x)]
 
 
 @lru_cache(maxsize=256)
@@ -147,13 +212,23 @@ def _kernel(
     dtype: torch.dtype,
     head_dim: int,
     scale: float,
-    window: int | None,
+    band: tuple[int | None, int | None] | None,
+    tables: tuple[tuple[str, str, bool, bool], ...],
     softcap: float,
     sinks: bool,
-    gradients: bool,
+    grad: tuple[str, ...],
     decode: bool,
 ) -> Kernel:
-    seen = "first[b] <= kv_idx < last[b] and kv_idx <= q_pos"
+    """Returns the kernel of a form. tables: name, element type, whether sequences share it, whether heads."""
+    kept = [] if band is None else ["first[b] <= kv_idx < last[b]"]
+    for bound, text in zip(band or (), ("q_pos - {} <= kv_idx", "kv_idx <= q_pos + {}"), strict=False):
+        kept += [] if bound is None else [text.format(bound)]
+    inputs = [] if band is None else ["first, last, stop: i32[B]"]
+    terms = []
+    for name, element, of_one, of_one_head in tables:
+        inputs.append(f"{name}: {element}[{1 if of_one else 'B'}, {1 if of_one_head else 'Hkv * G'}, M, N]")
+        value = f"{name}[{0 if of_one else 'b'}, {0 if of_one_head else 'h'}, q_idx, kv_idx]"
+        (kept if element == "bool" else terms).append(value)
     return kernel(
         Wanted(
             name="transformers_attention",
@@ -163,59 +238,92 @@ def _kernel(
             q="[B, Hkv * G, M, D]",
             kv="[B, Hkv, N, D]",
             o="[B, M, Hkv * G, D]",
-            inputs=("first, last, stop: i32[B]",),
-            length="stop",
-            mask=seen if window is None else f"{seen} and q_pos - {window} <= kv_idx",
+            inputs=tuple(inputs),
+            length="" if band is None else "stop",
+            mask=" and ".join(kept),
+            terms=tuple(terms),
             softcap=softcap,
             sink="s_aux" if sinks else "",
-            grad=(("q", "k", "v", "s_aux") if sinks else ("q", "k", "v")) if gradients else (),
+            grad=grad,
             decode=decode,
         )
     )
 
 
-def _run_of_ones(kept: torch.Tensor, stop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the first key of [B, N] that is kept and one past the last, before `stop`. ValueError for
-    holes.
-    """
+def _run_of_ones(kept: torch.Tensor, stop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Returns the first key of [B, N] that is kept and one past the last, before `stop`; None for holes."""
     index = torch.arange(kept.shape[1], device=kept.device)
     kept = kept & (index < stop[:, None])
     count = kept.sum(1)
     first = torch.where(count > 0, kept.int().argmax(1), stop)
     last = torch.where(kept, index + 1, 0).amax(1)
     if kept.shape[1] and not bool(((last - first == count) | (count == 0)).all()):
-        raise ValueError(
-            "attention_mask: expected one run of ones in every row, got ones on both sides of zeros"
-        )
+        return None
     return first, last
 
 
-def _window(
+Lengths: TypeAlias = tuple[int, int]
+#: How far a band reaches before the query and behind it; None: to the end.
+Ends: TypeAlias = tuple["int | None", "int | None"]
+Offsets: TypeAlias = tuple["int | torch.Tensor", int]
+
+
+def _known_ends(function: MaskFunction | None) -> Ends | None:
+    """Returns the ends of the masks that models have most often, without a look at what they keep."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    if function is bidirectional_mask_function:
+        return None, None
+    return (None, 0) if function is None or function is causal_mask_function else None
+
+
+def _values_of(
     function: MaskFunction | None,
-    config: Any,
     batch: int,
-    lengths: tuple[int, int],
-    offsets: tuple[int | torch.Tensor, int],
+    lengths: Lengths,
+    offsets: Offsets,
     device: torch.device | str,
-) -> int | None:
-    """Returns how many keys before its own a query sees, None for all. Raises ValueError if the function is
-    neither mask.
-    """
+) -> torch.Tensor:
+    """Returns what a mask function keeps: bool[batch, 1, *lengths]."""
     from transformers.masking_utils import causal_mask_function
 
-    if function is None or function is causal_mask_function:
-        return None
     b = torch.arange(batch, device=device)[:, None, None, None]
+    found = (function or causal_mask_function)(b, torch.zeros_like(b), *_positions(lengths, offsets, device))
+    return torch.as_tensor(found, device=device).expand(batch, 1, *lengths)
+
+
+def _positions(
+    lengths: Lengths, offsets: Offsets, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns q_idx and kv_idx of transformers, which broadcast to [M, N]."""
     q_idx = (torch.arange(lengths[0], device=device) + offsets[0])[:, None]
-    kv_idx = (torch.arange(lengths[1], device=device) + offsets[1])[None, :]
-    found = function(b, torch.zeros_like(b), q_idx, kv_idx)
-    causal = kv_idx <= q_idx
-    if bool((found == causal).all()):
+    return q_idx, (torch.arange(lengths[1], device=device) + offsets[1])[None, :]
+
+
+def _ends_of(
+    found: torch.Tensor, lengths: Lengths, offsets: Offsets, device: torch.device | str
+) -> Ends | None:
+    """Returns how many keys before its own and after it a query sees, None for all; None where what is found
+    is no band around the query, or has keys behind the last query beside an end in front of it.
+    """
+    q_idx, kv_idx = _positions(lengths, offsets, device)
+    distance = (kv_idx - q_idx).expand_as(found)
+    if not bool(found.any()):
         return None
-    window = getattr(config, "sliding_window", None)
-    if window is not None and bool((found == (causal & (kv_idx > q_idx - window))).all()):
-        return int(window) - 1
-    raise ValueError(
-        f"mask_function: expected a causal mask, or one with the config's sliding_window = {window}, got"
-        f" {getattr(function, '__qualname__', function)}"
+    least, most = (int(end) for end in distance[found].aminmax())
+    reach = int(distance.min()), int(distance.max())
+    if least > 0 or most < 0 or not bool((found == ((distance >= least) & (distance <= most))).all()):
+        return None
+    left, right = (None if least == reach[0] else -least), (None if most == reach[1] > 0 else most)
+    behind = int(kv_idx.max() - q_idx.max())
+    return None if behind and right != 0 and (left, right) != (None, None) else (left, right)
+
+
+def _dense(found: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    """Returns a mask that is no band, and warns of what it costs."""
+    warnings.warn(
+        "attnc: no tile is skipped for a mask of transformers that is no band (packed prompts, holes in"
+        " attention_mask): it is looked up element by element",
+        stacklevel=2,
     )
+    return found if kept is None else found & kept[:, None, None, :]

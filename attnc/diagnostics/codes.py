@@ -203,9 +203,9 @@ _TYPES = {
     ),
     "E0317": CodeInfo(
         "argument of softmax that does not fit",
-        "The sink is an f32 number for each head; dropout is one probability and comes with a seed, "
-        "an input 'i64[]'. The scale of v is a factor of o: a number of b, h and the query, the same for all "
-        "keys.",
+        "The sink is a number for each head, of a float type; dropout is one probability and comes with a "
+        "seed, an input 'i64[]'. The scale of v is a factor of o: a number of b, h and the query, the same "
+        "for all keys.",
     ),
     "E0318": CodeInfo(
         "length that does not fit",

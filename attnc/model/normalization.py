@@ -93,7 +93,7 @@ def _arguments(call: ast.Call, report: Report) -> dict[str, ast.Expr]:
 
 
 def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
-    """Returns a logit of each head: f32 loads, params and numbers, indexed by h at most."""
+    """Returns a logit of each head: float loads, params and numbers, indexed by h at most."""
     sink = elaborator.typed(tree, "float", "the sink")
     if sink is None:
         return None
@@ -102,10 +102,10 @@ def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) 
         return None
     for node in walk(sink):
         tensor = scope.tensors.get(node.tensor) if isinstance(node, Load) else None
-        if isinstance(tensor, Tensor) and tensor.dtype is not DType.F32:
+        if isinstance(tensor, Tensor) and isinstance(tensor.dtype, DType) and not tensor.dtype.is_float:
             report.error(
                 "E0317",
-                f"the sink '{tensor.name}' is not of type f32",
+                f"the sink '{tensor.name}' is not of a float type",
                 tree.span,
                 f"its type is {tensor.dtype}",
             )

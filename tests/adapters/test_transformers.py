@@ -123,45 +123,73 @@ def test_chunks_of_a_prompt() -> None:
     torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), expected, rtol=1e-4, atol=1e-5)
 
 
+NO_BAND = pytest.mark.filterwarnings("ignore:attnc. no tile is skipped")
+
+
 @torch.no_grad()
-def test_holes_in_a_mask_are_refused() -> None:
+@NO_BAND
+def test_masks_that_are_no_band_are_looked_up() -> None:
+    """Holes, positions that start again, of which transformers makes documents, and masks of one's own."""
     kept = torch.ones(2, 19).long()
     kept[1, 4] = 0
-    with pytest.raises(ValueError, match="attention_mask: expected one run of ones in every row"):
-        llama("attnc")(prompt(), attention_mask=kept)
+    own = torch.rand(2, 1, 19, 19, generator=torch.Generator().manual_seed(2)) > 0.3
+    own[..., 0] = True
+    added = torch.where(own, 0.0, torch.finfo(torch.float32).min)
+    packed = torch.tensor([[*range(8), *range(11)]])
+    for options, of_eager in (
+        ({"attention_mask": kept}, {}),
+        ({"attention_mask": own}, {"attention_mask": added}),  # eager adds bools as numbers
+        ({"attention_mask": added}, {}),
+        ({"position_ids": packed.expand(2, -1), "use_cache": False}, {}),
+    ):
+        ours = llama("attnc")(prompt(), **options).logits
+        eager = llama("eager")(prompt(), **options | of_eager).logits
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
 
 
-@torch.no_grad()
-def test_masks_of_ones_own_are_refused() -> None:
-    own = torch.zeros(2, 1, 19, 19)
-    with pytest.raises(ValueError, match=r"attention_mask: expected .*, got a tensor \[2, 1, 19, 19\]"):
-        llama("attnc")(prompt(), attention_mask=own)
-
-
-def test_other_mask_functions_are_refused() -> None:
+def test_a_mask_that_is_no_band_warns() -> None:
     def every_second(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx <= q_idx) & (kv_idx % 2 == 0)
 
-    config = transformers.MistralConfig(**SIZES, sliding_window=8)
-    with pytest.raises(ValueError, match=r"config's sliding_window = 8, got .*every_second"):
-        mask(2, 9, 9, mask_function=every_second, config=config)
+    with pytest.warns(UserWarning, match="no tile is skipped for a mask of transformers"):
+        found = mask(2, 9, 9, mask_function=every_second)
+    assert (found.shape, found.dtype) == ((2, 1, 9, 9), torch.bool)
 
 
-def test_packed_prompts_are_refused() -> None:
-    """Positions that start again: transformers makes them a mask of documents, which is no band."""
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
-    with torch.no_grad(), pytest.raises(ValueError, match="mask_function: expected a causal mask"):
-        llama("attnc")(prompt(1, 8), position_ids=positions, use_cache=False)
+@pytest.mark.parametrize(
+    ("function", "ends"),
+    [
+        ("causal_mask_function", (None, 0)),
+        ("bidirectional_mask_function", (None, None)),
+        (("sliding_window_causal_mask_function", 4), (3, 0)),
+        (("sliding_window_causal_mask_function", 40), (None, 0)),
+        (("sliding_window_bidirectional_mask_function", 4), (4, 4)),
+        (("sliding_window_bidirectional_mask_function", 40), (None, None)),
+    ],
+)
+def test_ends_of_bands(function: str | tuple[str, int], ends: tuple[int | None, int | None]) -> None:
+    from transformers import masking_utils
+
+    made = (
+        getattr(masking_utils, function)
+        if isinstance(function, str)
+        else getattr(masking_utils, function[0])(function[1])
+    )
+    band: Any = getattr(mask(2, 9, 9, mask_function=made), "attnc_band", None)
+    assert (band.left, band.right) == ends
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"attention_mask": None}, "attention_mask: expected what the mask function .*, got None"),
+        ({"attention_mask": None}, "attention_mask: expected what .*, got None for a module that is causal"),
         ({"dropout": 0.1}, "dropout: expected None, as it is not supported, got 0.1"),
         ({"output_attentions": True}, "output_attentions: expected None"),
-        ({"is_causal": False}, "is_causal: expected True, got False"),
-        ({"position_bias": torch.zeros(1)}, r"position_bias: expected None, .*, got a tensor \[1\]"),
+        (
+            {"position_bias": torch.zeros(1)},
+            r"position_bias: expected shape \[1 or 1, 4 or 1, 5, 5\], got \[1\]",
+        ),
+        ({"alibi": torch.zeros(1)}, r"alibi: expected None, .*, got a tensor \[1\]"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -190,3 +218,102 @@ def test_gradients(window: int | None) -> None:
         loss.backward()
         found.append((loss, [weight.grad for weight in made.parameters()]))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+# --- encoders, and what is between them and decoders --------------------------------------------------------
+
+HEADS: dict[str, Any] = {
+    name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")
+}
+HEADS |= {"num_attention_heads": 4, "vocab_size": 128}
+PICTURE: dict[str, Any] = {**HEADS, "image_size": 32, "patch_size": 8}
+PAIR: dict[str, Any] = {
+    "vocab_size": 128,
+    "d_model": 64,
+    **{
+        f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 2), ("ffn_dim", 96))
+    },
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 1,
+}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
+
+
+def made_of(name: str, config: Any, implementation: str) -> Any:
+    """Random weights; the implementation is given at once, since parts of some models copy the config."""
+    torch.manual_seed(0)
+    return getattr(transformers, name)._from_config(config, attn_implementation=implementation).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("Bert", HEADS),
+        ("Roberta", HEADS),
+        ("ModernBert", {**HEADS, **ENDS, "local_attention": 8}),
+        ("ViT", PICTURE),
+        ("SiglipVision", PICTURE),
+    ],
+)
+def test_encoders(name: str, sizes: dict[str, Any]) -> None:
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    found = []
+    for implementation in ("attnc", "eager"):
+        made = made_of(f"{name}Model", config, implementation)
+        if "image_size" in sizes:
+            pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+            found.append(made(pixels).last_hidden_state)
+        else:
+            ids, kept = padded(19, 7, side="right")
+            found.append(made(ids, attention_mask=kept).last_hidden_state[kept.bool()])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["Whisper", "Bart"])
+def test_attention_between_encoder_and_decoder(name: str) -> None:
+    more = {"max_source_positions": 20, "num_mel_bins": 16} if name == "Whisper" else {}
+    config = getattr(transformers, f"{name}Config")(**PAIR, max_position_embeddings=64, **more)
+    heard = torch.randn(2, 16, 40, generator=torch.Generator().manual_seed(1))
+    ids, kept = padded(19, 7, side="right")
+    inputs = {"input_features": heard} if more else {"input_ids": ids, "attention_mask": kept}
+    ours, eager = (
+        made_of(f"{name}Model", config, implementation)(**inputs, decoder_input_ids=ids[:, :7])
+        for implementation in ("attnc", "eager")
+    )
+    torch.testing.assert_close(ours.last_hidden_state, eager.last_hidden_state, rtol=1e-4, atol=1e-5)
+
+
+def test_t5_trains_and_generates() -> None:
+    """Its bias of relative positions is learned, and added to scores that are not scaled."""
+    sizes = {"d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+    config = transformers.T5Config(
+        vocab_size=128, d_model=64, decoder_start_token_id=0, pad_token_id=0, **sizes
+    )
+    ids, kept = padded(19, 7, side="right")
+    found, tokens = [], []
+    for implementation in ("attnc", "eager"):
+        made = made_of("T5ForConditionalGeneration", config, implementation)
+        assert made.encoder.config._attn_implementation == implementation
+        loss = made(input_ids=ids, attention_mask=kept, labels=ids[:, :7].clone()).loss
+        loss.backward()
+        found.append((loss, [weight.grad for weight in made.parameters()]))
+        tokens.append(made.generate(ids, attention_mask=kept, max_new_tokens=5))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
+    assert torch.equal(*tokens)
+
+
+@torch.no_grad()
+def test_sinks_of_16_bits() -> None:
+    sizes = {**SIZES, "head_dim": 16, "num_local_experts": 1, "num_experts_per_tok": 1, "sliding_window": 8}
+    config = transformers.GptOssConfig(**sizes)
+    ours, eager = (
+        made_of("GptOssModel", config, implementation).bfloat16()(prompt()).last_hidden_state
+        for implementation in ("attnc", "eager")
+    )
+    torch.testing.assert_close(ours, eager, rtol=0, atol=0.07)  # two roundings of bf16 at 4
