@@ -224,7 +224,7 @@ def _kernel(
     for bound, text in zip(band or (), ("q_pos - {} <= kv_idx", "kv_idx <= q_pos + {}"), strict=False):
         kept += [] if bound is None else [text.format(bound)]
     inputs = [] if band is None else ["first, last, stop: i32[B]"]
-    terms = []
+    terms: list[str] = []
     for name, element, of_one, of_one_head in tables:
         inputs.append(f"{name}: {element}[{1 if of_one else 'B'}, {1 if of_one_head else 'Hkv * G'}, M, N]")
         value = f"{name}[{0 if of_one else 'b'}, {0 if of_one_head else 'h'}, q_idx, kv_idx]"
