@@ -172,7 +172,7 @@ def test_demo_of_a_spec_for_cuda_alone(run: Run, folder: Path) -> None:
     (folder / "specs" / "tiny.attn").write_text(tiny)
     done = run("demo", "specs/tiny.attn")
     assert done.code == 0, done.err
-    assert "needs torch and cupy only" in done.out
+    assert "needs torch, cupy and generated/_support)" in done.out
     assert "verified" in done.out
 
 

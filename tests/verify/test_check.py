@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from attnc.verify.case import Case, Layout
+from attnc.verify.case import Case, Kept, Layout
 from attnc.verify.check import check
 from attnc.verify.problem import FILLS, build
 from attnc.verify.strategies import Limits, cases, free_dims
@@ -134,7 +134,7 @@ def test_failures_shrink_and_are_saved(tmp_path: Path) -> None:
     assert case.dims["M"] <= 13
     assert not case.layouts
     (path,) = tmp_path.iterdir()
-    assert Case.from_json(path.read_text()) == case
+    assert Kept.from_json(path.read_text()) == Kept(case=case, rule="")
     assert report.failures[0].repro.startswith("attnc verify ")
     assert f"--variant {real.variant.name} --target triton --case '{{" in report.failures[0].repro
 
