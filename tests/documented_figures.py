@@ -9,12 +9,12 @@ from math import ceil, floor
 from statistics import geometric_mean
 from typing import Any
 
-from attnc.bench import ranks_report
-from attnc.bench.papers import Bytes, Row, markdown
 from attnc.source import Source
 from attnc.tuned.tables import load_tables
 from tests.documentation import ROOT, table
 from tests.tables import choice
+from tools.bench import ranks_report
+from tools.bench.papers import Bytes, Row, markdown
 
 #: The cells of the plain grid, and those beside it, by their names.
 _GRID = r"^d(64|128|256) h\d+ n(1024|4096|16384) (full|causal)$"

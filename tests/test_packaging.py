@@ -112,7 +112,7 @@ def test_sdist_holds_what_the_tests_need(wheel: Path) -> None:
     (sdist,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    tops = ("attnc", "generated", "grammar", "specs", "templates", "tests")
+    tops = ("attnc", "generated", "grammar", "specs", "templates", "tests", "tools")
     expected = {f"{top}/{name}" for top in tops for name in files_below(ROOT / top)}
     assert expected - held == set()
 
@@ -127,6 +127,13 @@ def test_installed_command_says_version_and_commit(installed: Path, tmp_path: Pa
     commit = find_commit()
     expected = f"attnc {__version__}" + (f" ({commit})" if commit else "")
     assert run(installed / "attnc", "--version", cwd=tmp_path).strip() == expected
+
+
+def test_benchmarks_of_claims_ask_for_a_checkout(installed: Path, tmp_path: Path) -> None:
+    command = (installed / "attnc", "bench", "--papers", "--list")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--papers runs from a checkout alone\n   = help: " in done.stderr
 
 
 def test_installed_command_compiles_a_spec(installed: Path, tmp_path: Path) -> None:

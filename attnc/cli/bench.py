@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -83,7 +86,8 @@ def bench(
     microseconds of the host for a call, in files named host.*. With --flex programs of FlexAttention by torch
     and by attnc.flex, and unless --quick how long they wait for a first result, in files named flex.*. With
     --ranks one GPU against several that share the rows of a call (context parallelism), torch's and
-    hand-written ways to do so, and what the links do, in files named ranks.*. Needs a CUDA GPU.
+    hand-written ways to do so, and what the links do, in files named ranks.*. --ranks and --papers run from a
+    checkout alone. Needs a CUDA GPU.
 
     Peers are cudnn, fa2, fa3 (where flash_attn_3 is installed), fa4 (flash-attn-4), efficient, flex and
     eager; of attnc triton, its kernels for Triton beside those of --target, two_pass and ordered, CUDA
@@ -119,9 +123,7 @@ def bench(
 
             benchmark = FlexBenchmark(waits=not is_quick)
         elif is_papers:
-            from attnc.bench.papers import PapersBenchmark
-
-            benchmark = PapersBenchmark()
+            benchmark = _import_research("papers").PapersBenchmark()
         else:
             phase: Phase = "backward" if is_backward else "forward"
             benchmark = _of_attention(peers, target, phase, is_f32=is_f32, is_quick=is_quick, is_list=is_list)
@@ -199,15 +201,30 @@ def _of_host(specs: list[Path]) -> Benchmark[Any, Any]:
 
 def _of_ranks(ranks: int, seconds: float, out: Path, target: str, *, is_list: bool) -> Benchmark[Any, Any]:
     """Returns what several GPUs make of one call."""
-    from attnc.bench.ranks import RanksBenchmark
     from attnc.distributed.group import uses_gpus
 
+    research = _import_research("ranks")
     if not is_list:
         need_gpu()
         if not uses_gpus(ranks):
             raise Mistake(f"there are no {ranks} GPUs here", "ask for as many ranks as there are GPUs")
         note(f"one GPU and {ranks}, at most {seconds:.0f} seconds")
-    return RanksBenchmark(ranks=ranks, seconds=seconds, out=out, target=target)
+    made: Benchmark[Any, Any] = research.RanksBenchmark(ranks=ranks, seconds=seconds, out=out, target=target)
+    return made
+
+
+def _import_research(name: str) -> ModuleType:
+    """Imports a benchmark of `tools/bench`. Raises Mistake where attnc was installed from a wheel, which has
+    none.
+    """
+    root = Path(__file__).parents[2]
+    if not (root / "tools" / "bench" / f"{name}.py").is_file():
+        raise Mistake(
+            f"--{name} runs from a checkout alone", "run it with attnc installed by 'pip install -e .'"
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return import_module(f"tools.bench.{name}")
 
 
 def _known_names(peers: str, known: Collection[str], offered: Collection[str]) -> list[str]:

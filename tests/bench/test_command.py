@@ -83,9 +83,9 @@ def test_every_mode_lists_its_cells(capsys: pytest.CaptureFixture[str]) -> None:
     from attnc.bench.cells import quick
     from attnc.bench.decode import DecodeBenchmark
     from attnc.bench.flex import FlexBenchmark
-    from attnc.bench.papers import PapersBenchmark
     from attnc.bench.prefill import PrefillBenchmark
-    from attnc.bench.ranks import RanksBenchmark
+    from tools.bench.papers import PapersBenchmark
+    from tools.bench.ranks import RanksBenchmark
 
     benchmarks: list[Benchmark[Any, Any]] = [
         AttentionBenchmark(offered=quick(), peers=()),

@@ -114,6 +114,13 @@ def test_a_list_of_calls_needs_no_gpu(run: Run) -> None:
     assert (done.code, done.out.split()) == (0, ["tiny", "triton"])
 
 
+@pytest.mark.parametrize(("mode", "first"), [("--papers", "d64 h32 n1024 full"), ("--ranks=2", "causal 64k")])
+def test_benchmarks_of_claims_are_found_from_any_folder(run: Run, mode: str, first: str) -> None:
+    done = run("bench", mode, "--list")
+    assert done.code == 0
+    assert " ".join(done.out.split()).startswith(first)
+
+
 @pytest.mark.parametrize("more", [("bench",), ("bench", "--decode"), ("tune",)])
 def test_an_unknown_target_is_told_before_a_gpu_is_sought(run: Run, more: tuple[str, ...]) -> None:
     done = run(*more, "--target", "cuda.sm_79")

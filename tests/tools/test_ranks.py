@@ -5,15 +5,15 @@ from pathlib import Path
 
 import torch
 
-from attnc.bench.ranks import CELLS, SPEC, RanksBenchmark, documents
-from attnc.bench.ranks_peers import GROUPS, PEERS
-from attnc.bench.ranks_report import markdown
 from attnc.build import front, plan_program
 from attnc.distributed.derive import Form, derive
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
+from tools.bench.ranks import CELLS, SPEC, RanksBenchmark, documents
+from tools.bench.ranks_peers import GROUPS, PEERS
+from tools.bench.ranks_report import markdown
 
 OURS = {
     "strategy": "need", "groups": 4, "owners": "longest first", "imbalance": 1.0, "bytes": 780_140_544,

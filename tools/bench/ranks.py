@@ -19,8 +19,6 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from attnc.bench.ranks_peers import GROUPS, PEERS, links
-from attnc.bench.ranks_report import draw_plot, markdown
 from attnc.bench.report import Page, machine
 from attnc.bench.run import Benchmark, Report, warm_up
 from attnc.distributed import ContextParallel, SpreadKeys
@@ -31,8 +29,10 @@ from attnc.distributed.kernels import spec_of
 from attnc.distributed.plan import make_plan, widths_of
 from attnc.distributed.spans import Sizes, Visibility
 from attnc.runtime.timing import Launch, Sampler, host_ms, in_bursts, replayed, take_turns
+from tools.bench.ranks_peers import GROUPS, PEERS, links
+from tools.bench.ranks_report import draw_plot, markdown
 
-SPEC = Path(__file__).parent / "specs" / "ranks" / "ranks.attn"
+SPEC = Path(__file__).parent / "specs" / "ranks.attn"
 HEADS, KV_HEADS, WIDTH = 32, 8, 128
 DEVICE = "cuda"
 #: Milliseconds that the launches of a sample take together, about.

@@ -4,7 +4,7 @@ Standard attention (eager PyTorch), and one kernel family in both loop orders wi
 warps, all of the same tiles: time, and the bytes through global, shared and device memory, as the plan
 predicts them and as Nsight Compute counts them.
 
-    python -m attnc.bench.papers CELL ...      launches everything once, for Nsight Compute to watch
+    python -m tools.bench.papers CELL ...      launches everything once, for Nsight Compute to watch
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ORDERS: Mapping[str, str] = {
 CELLS: tuple[Cell, ...] = tuple(
     cell for cell in standard() if cell.mask == "full" and cell.width in (64, 128) and cell.length <= 4096
 )
-_SPEC = Path(__file__).parent / "specs" / "papers" / "warp_split.attn"
+_SPEC = Path(__file__).parent / "specs" / "warp_split.attn"
 _BYTES = "smsp__sass_data_bytes_mem_{}.sum"
 _SHARED = tuple(_BYTES.format(f"shared_op_{op}") for op in ("ld", "ldsm", "st"))
 _GLOBAL, _COPIED = _BYTES.format("global"), _BYTES.format("global_op_ldgsts")
@@ -199,7 +199,7 @@ def _count(cells: Sequence[tuple[str, Sequence[str]]]) -> dict[tuple[str, str], 
         return {}
     metrics = ",".join((_READ, _WRITTEN, _GLOBAL, _COPIED, *_SHARED))
     command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--metrics", metrics]
-    command += module_command("attnc.bench.papers", *(name for name, _ in cells))
+    command += module_command("tools.bench.papers", *(name for name, _ in cells))
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     return read_counts(done.stdout, cells) if done.returncode == 0 else {}
 

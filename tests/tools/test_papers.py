@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from attnc.bench.papers import CELLS, ORDERS, Bytes, Row, markdown, predict, read_counts
+from tools.bench.papers import CELLS, ORDERS, Bytes, Row, markdown, predict, read_counts
 
 COUNTS = (
     ("1", "gemm", {"dram__bytes_read.sum": "3.50"}, "Mbyte"),
