@@ -42,6 +42,8 @@ _APART = (
     *product(["--sanitize"], ["--case", "--large", "--coverage"]),
     *product(["--case"], ["--record", "--coverage", "--json", "--lapsed"]),
     *product(["--large"], ["--lapsed"]),
+    *product(["--carry"], ["--ranks", "--sanitize", "--case", "--large", "--record", "--coverage", "--json"]),
+    ("--carry", "--lapsed"),
 )
 
 
@@ -72,6 +74,14 @@ def verify(
     is_large: Annotated[
         bool, typer.Option("--large", help="Run sizes that only a GPU reaches instead; takes minutes.")
     ] = False,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            "--carry",
+            metavar="REVISION",
+            help="Run nothing: carry records to texts with the machine code of this git revision.",
+        ),
+    ] = None,
     ranks: Annotated[
         int | None,
         typer.Option(min=1, help="Run the attentions on so many processes instead (context parallelism)."),
@@ -92,14 +102,23 @@ def verify(
     forward and gradients, under every strategy: with a GPU each where there are as many, else interpreted,
     over gloo.
 
+    --carry is for changes of text that change no kernel, such as other names. Where the compiler that a
+    record names makes the machine code of the given revision again, for every config, and launches are
+    declared alike, the record is carried to the new text. It needs git and NVRTC, and no GPU.
+
     Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
     """
     modes = {"--ranks": ranks is not None, "--sanitize": is_sanitized, "--case": case is not None}
     modes |= {"--large": is_large, "--record": record, "--coverage": coverage, "--json": as_json}
-    modes |= {"--lapsed": is_lapsed}
+    modes |= {"--lapsed": is_lapsed, "--carry": revision is not None}
     for first, second in _APART:
         if modes[first] and modes[second]:
             raise Mistake(f"{first} and {second} are not one run", "run one after the other")
+    if revision is not None:
+        from attnc.cli.carry import carry
+
+        carry(revision, GENERATED, known_records(), update_records)
+        return
     if ranks is not None:
         from attnc.cli.ranks import verify_ranks
 

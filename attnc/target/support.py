@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 
 from attnc.resources import resource
 
@@ -55,9 +56,18 @@ def beside(text: str) -> str:
     return _IMPORT.sub(lambda match: match[0].replace(f"from ...{FOLDER}", f"from .{FOLDER}"), text)
 
 
-def with_headers(source: str) -> str:
-    """Returns a `.cu` file with the text of the support package's headers in the place of its `#include`."""
-    return _HEADER.sub(lambda match: with_headers(_files()[match[1]]), source)
+def with_headers(source: str, folder: Path | None = None) -> str:
+    """Returns a `.cu` file with the text of the support package's headers in the place of its `#include`.
+
+    folder: that of a copy of the support package, whose headers are taken where it has them.
+    """
+
+    def read(match: re.Match[str]) -> str:
+        if folder is not None and (copied := folder / match[1]).is_file():
+            return with_headers(copied.read_text(encoding="utf-8"), folder)
+        return with_headers(_files()[match[1]], folder)
+
+    return _HEADER.sub(read, source)
 
 
 def standalone(text: str, sources: Mapping[str, str] | None = None) -> str:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from attnc.target.support import with_headers
+from attnc.target.support import FOLDER, with_headers
 
 NAME = "verified.json"
 #: Comments of C++, or a string, which may hold what looks like one.
@@ -141,11 +141,12 @@ class Records:
 
 def hash_of(module: Path) -> str:
     """Returns SHA-256 of the code of a module, of the .cu files of its kernels and of the headers that these
-    include, comments and docstrings apart.
+    include, comments and docstrings apart. Headers are those of the support package beside the modules.
     """
     texts = [_code_of(module.read_text(encoding="utf-8"))]
+    support = module.resolve().parents[2] / FOLDER
     for path in _kernel_files(module):
-        source = with_headers(path.read_text(encoding="utf-8"))
+        source = with_headers(path.read_text(encoding="utf-8"), support if support.is_dir() else None)
         texts += [path.name, " ".join(_COMMENTS.sub(r"\1", source).split())]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 

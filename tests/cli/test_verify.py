@@ -5,6 +5,7 @@ decides when it is imported which of the two it does.
 """
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from attnc.cli import verify as command
 from attnc.cli.judge import Judge, Judged
+from attnc.runtime.nvrtc import nvrtc_version
 from attnc.verify.record import Record, Records, Supported, dump, hash_of, read, support_hash
 from attnc.verify.search import Report
 from attnc.verify.simt import available
@@ -91,6 +93,40 @@ def test_verify_leaves_out_what_has_a_record_of_its_text(run: Run, folder: Path)
     (generated / first).unlink()
     done = run("verify", "--lapsed")
     assert (done.code, f"there is no generated/{first}" in done.err) == (2, True)
+
+
+def test_verify_carries_records_to_other_names(run: Run, folder: Path) -> None:
+    """Of a module whose text has changed since the commit, and not its machine code."""
+    lines = TINY.replace("for triton", "for cuda.sm_80").replace("tile.kv in {32, 64}", "tile.kv = 64")
+    (folder / "specs" / "tiny.attn").write_text(lines)
+    assert run("compile", "specs/tiny.attn").code == 0
+    generated = folder / "generated"
+    first, second, *_ = sorted(
+        path.relative_to(generated).as_posix() for path in generated.glob("tiny/cuda*/*_w*.py")
+    )
+    record = replace(recorded(""), device="NVIDIA H200", toolchain=f"nvrtc {nvrtc_version()}")
+    noted = {name: replace(record, sha256=hash_of(generated / name)) for name in (first, second)}
+    (generated / "verified.json").write_text(dump(Records(verified=noted)))
+    done = run("verify", "--carry", "HEAD")
+    assert (done.code, "git has no generated/ of 'HEAD'" in done.err) == (2, True)
+    identity = ("-c", "user.name=n", "-c", "user.email=e")
+    for arguments in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "all"]):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+    for name, change in ((first, ("q_lo", "first_row")), (second, ("float SCALE = 0.", "float SCALE = 1."))):
+        kernel = (generated / name).with_suffix(".cu")
+        text = kernel.read_text()
+        assert change[0] in text
+        kernel.write_text(text.replace(*change))
+    done = run("verify", "--carry", "HEAD")
+    assert done.code == 1, done.err
+    told = done.out.splitlines()
+    assert told[0].startswith(f"carried  {first}: ")
+    assert told[1].startswith(f"left     {second}: other machine code: tiny_forward")
+    assert told[2] == "1 carried, 1 left"
+    now = read(generated).verified
+    assert (now[first].sha256, now[second]) == (hash_of(generated / first), noted[second])
+    done = run("verify", "--carry", "HEAD", "--record")
+    assert (done.code, "--carry and --record are not one run" in done.err) == (2, True)
 
 
 def recorded(sha256: str) -> Record:

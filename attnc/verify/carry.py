@@ -1,0 +1,259 @@
+"""Records of modules whose text has changed and whose machine code has not: they are carried to the new text.
+
+A rename changes the text of a kernel, so its record lapses, though no GPU can tell the difference. Where the
+compiler that the record names makes the same machine code of both texts, for each kernel and config, and the
+declaration says the same of launches, what was verified of the one holds of the other.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attnc.runtime.cubin import list_differences
+from attnc.runtime.loader import load_file
+from attnc.runtime.nvrtc import CompilationError, compile_cubin, nvrtc_version
+from attnc.support.binaries import included
+from attnc.verify.record import Record, Records, hash_of
+
+#: What kernels are compiled for when records are carried, by the name of the device that has run them.
+_ARCHITECTURES: Mapping[str, str] = {
+    "NVIDIA A100": "sm_80",
+    "NVIDIA H100": "sm_90",
+    "NVIDIA H200": "sm_90",
+    "NVIDIA B200": "sm_100",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """The machine code of a kernel at one config, before and after. Registers and spilled bytes are of a
+    thread.
+
+    differs: the sections that are not alike.
+    """
+
+    kernel: str
+    options: str
+    registers: tuple[int, int]
+    spills: tuple[int, int]
+    differs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two texts of a module. because: why they are not the same to a GPU, empty if they are."""
+
+    module: str
+    pairs: tuple[Pair, ...] = ()
+    because: str = ""
+
+
+def find_arch(device: str) -> str | None:
+    """Returns the architecture of a device by its name, such as "sm_90"; None where it is not known."""
+    return next((arch for name, arch in _ARCHITECTURES.items() if device.startswith(name)), None)
+
+
+def compare_modules(name: str, before: Path, after: Path, arch: str) -> Comparison:
+    """Compares a module below two folders of generated modules, its kernels compiled for an architecture.
+
+    Raises FileNotFoundError without NVRTC.
+    """
+    old, new = before / name, after / name
+    if not old.is_file():
+        return Comparison(module=name, because="there was no such module")
+    if because := compare_declarations(old.read_text(encoding="utf-8"), new.read_text(encoding="utf-8")):
+        return Comparison(module=name, because=because)
+    try:
+        kernels = [dict(_list_kernels(path, arch)) for path in (old, new)]
+        if kernels[0].keys() != kernels[1].keys():
+            return Comparison(module=name, because="it has other kernels or configs")
+        if not kernels[0]:
+            return Comparison(module=name, because="its kernels are no CUDA C++")
+        jobs = [(key, kernels[0][key], kernels[1][key]) for key in kernels[0]]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            pairs = tuple(pool.map(_compare, jobs))
+    except (CompilationError, AttributeError, OSError, TypeError, ValueError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        return Comparison(module=name, because=f"it does not compile: {str(error).splitlines()[0]}")
+    different = dict.fromkeys(pair.kernel for pair in pairs if pair.differs)
+    because = f"other machine code: {', '.join(different)}" if different else ""
+    return Comparison(module=name, pairs=pairs, because=because)
+
+
+def carry_records(
+    records: Records, before: Path, after: Path, *, report: Callable[[Comparison], None] = lambda _: None
+) -> Records:
+    """Returns the records, with those of modules that are the same to a GPU under the hash of their new text.
+
+    before, after: folders of generated modules, of which `records` speaks of the first. report: told of every
+    module whose record has lapsed. Raises FileNotFoundError without NVRTC.
+    """
+    verified, sanitized = dict(records.verified), dict(records.sanitized)
+    for name, record in records.verified.items():
+        old, new = before / name, after / name
+        if not new.is_file() or hash_of(new) == record.sha256:
+            continue
+        seen = sanitized.get(name)
+        found = _judge(record, name, before, after)
+        report(found)
+        if not found.because:
+            verified[name] = replace(record, sha256=hash_of(new))
+            if seen is not None and seen.sha256 == hash_of(old):
+                sanitized[name] = replace(seen, sha256=hash_of(new))
+    return replace(records, verified=verified, sanitized=sanitized)
+
+
+def list_cuda_modules(folder: Path) -> list[str]:
+    """Lists the CUDA modules below a folder of generated ones, by path."""
+    files = (path for path in folder.glob("*/cuda_*/*.py") if path.name != "__init__.py")
+    return sorted(path.relative_to(folder).as_posix() for path in files)
+
+
+def _judge(record: Record, name: str, before: Path, after: Path) -> Comparison:
+    """Compares what a record speaks of with what is there now."""
+    if not (before / name).is_file() or hash_of(before / name) != record.sha256:
+        return Comparison(module=name, because="the record is not of that revision's text")
+    arch = find_arch(record.device)
+    if arch is None:
+        return Comparison(module=name, because=f"the architecture of {record.device} is not known")
+    if not record.toolchain.startswith("nvrtc "):
+        return Comparison(module=name, because=f"{record.toolchain} made its machine code on a GPU")
+    if record.toolchain != f"nvrtc {nvrtc_version()}":
+        return Comparison(
+            module=name, because=f"{record.toolchain} made its machine code, here is nvrtc {nvrtc_version()}"
+        )
+    return compare_modules(name, before, after, arch)
+
+
+# --- kernels ------------------------------------------------------------------------------------------------
+
+
+def _list_kernels(
+    module: Path, arch: str
+) -> Iterator[tuple[tuple[str, int, bool], tuple[str, tuple[str, ...]]]]:
+    """Yields source and options of each kernel of a module, by its name, the position of its config and
+    whether rows are aligned.
+    """
+    program: Any = getattr(load_file(module).CALL, "program", None)
+    if program is None:
+        return
+    support = module.parents[2] / "_support"
+
+    def read(file: str) -> str:
+        beside = module.with_name(file)
+        return (beside if beside.is_file() else support / file).read_text(encoding="utf-8")
+
+    for name, kernel in program.kernels.items():
+        source = included(read(kernel.file), read)
+        known = set()
+        for position, config in enumerate(kernel.configs):
+            for aligned in (True, False):
+                options = program.options(config, aligned, arch)
+                if options not in known:
+                    known.add(options)
+                    yield (name, position, aligned), (source, options)
+
+
+def _compare(
+    job: tuple[tuple[str, int, bool], tuple[str, tuple[str, ...]], tuple[str, tuple[str, ...]]],
+) -> Pair:
+    (name, _, _), old, new = job
+    before, after = compile_cubin(*old), compile_cubin(*new)
+    return Pair(
+        kernel=name,
+        options=" ".join(option for option in new[1] if option.startswith("-D")),
+        registers=(before.registers, after.registers),
+        spills=(before.spills, after.spills),
+        differs=tuple(list_differences(before.image, after.image)),
+    )
+
+
+# --- declarations -------------------------------------------------------------------------------------------
+
+
+def compare_declarations(before: str, after: str) -> str:
+    """Says why two texts of a module do not declare the same, "" if they do: of configs the same numbers, and
+    all else alike but comments and docstrings.
+
+    A constant that only the kernel knows may be renamed, added or dropped, and the file of a kernel may have
+    another name: machine code has the last word on those. A constant that the declaration names must be what
+    it was.
+    """
+    old, new = _Declaration(before), _Declaration(after)
+    if old.rest != new.rest:
+        return "its declaration has changed"
+    if [len(configs) for configs in old.configs] != [len(configs) for configs in new.configs]:
+        return "it has other configs"
+    common = set(old.fields) & set(new.fields)
+    if named := sorted((set(old.fields) ^ set(new.fields)) & old.words):
+        return f"its declaration names {named[0]}, which only one of the two has"
+    for one, other in zip(old.configs, new.configs, strict=True):
+        for values, others in zip(one, other, strict=True):
+            if changed := sorted(name for name in common if values[name] != others[name]):
+                return f"{changed[0]} of a config has changed"
+    return ""
+
+
+class _Declaration(ast.NodeTransformer):
+    """A module's text without comments and docstrings, its configs by name apart.
+
+    fields: of the class Config; configs: of each tuple of them; rest: all else, as text; words: of that.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.fields: dict[str, object] = {}
+        self.configs: list[list[dict[str, object]]] = []
+        tree = ast.parse(text)
+        body = [self._read(node) for node in tree.body]
+        tree.body = [node for node in body if node is not None]
+        self.rest = ast.dump(tree)
+        self.words = set(re.findall(r"\w+", self.rest))
+
+    def _read(self, node: ast.stmt) -> ast.stmt | None:
+        """Returns a statement without what is looked at apart; None where nothing is left."""
+        match node:
+            case ast.ClassDef(name="Config"):
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                        value = field.value
+                        self.fields[field.target.id] = None if value is None else ast.literal_eval(value)
+                return None
+            case ast.Expr(value=ast.Constant(value=str())):
+                return None
+        kept = self.visit(node)
+        assert isinstance(kept, ast.stmt)
+        return kept
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg != "file"]
+        return self.generic_visit(node)
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+        """Takes the configs out of a tuple of them."""
+        calls = [one for one in node.elts if isinstance(one, ast.Call) and _name_of(one) == "Config"]
+        if not calls or len(calls) != len(node.elts):
+            return self.generic_visit(node)
+        self.configs.append([self._values(call) for call in calls])
+        return ast.Constant(value=f"configs {len(self.configs)}")
+
+    def _values(self, call: ast.Call) -> dict[str, object]:
+        given = dict(zip(self.fields, map(ast.literal_eval, call.args), strict=False))
+        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+        return {**self.fields, **given, **named}
+
+
+def _name_of(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else ""
