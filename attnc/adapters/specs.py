@@ -1,10 +1,8 @@
-"""The spec that an engine's arguments mean, and its kernel; and `attend`, which is what serving engines call:
-new tokens against pages, prompts, chunks and single tokens.
-"""
+"""The spec that an engine's arguments mean, and its kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
@@ -29,6 +27,12 @@ _PREFILL = {
     4: "tile.q in {64, 32}, tile.kv = 32\n  warps = 4, stages = 2",
 }
 _DECODE_TILES = {2: (128, 64, 32, 16), 4: (64, 32, 16)}
+# Beyond 256 columns, as latent attention has, shared memory holds a few tiles.
+_WIDE = 256
+_WIDE_PREFILL = (
+    "config tile.q = 64, warps = 8\n  config tile.q = 32, warps = 4\n  tile.kv in {32, 16}, stages in {2, 1}"
+)
+_WIDE_DECODE_TILES = {2: (64, 32, 16), 4: (16,)}
 _BACKWARD = {
     2: "tile.q in {64, 32}, tile.kv in {64, 32}\n    warps = 4, stages in {2, 1}",
     4: "tile.q = 32, tile.kv = 32\n    warps = 4, stages in {2, 1}",
@@ -41,6 +45,7 @@ class Wanted:
 
     name: of the attention, hence of the kernel in a profile
     q, kv, o: shapes with storage, such as "[T, Hkv * G, D] via ragged(cu_q)"
+    value: shape with storage of v where it is not that of k, "" for the same; value_dim: its Dv, 0 for D
     inputs: further declarations, one a line
     length: name of the tensor with the number of keys of a sequence, "" for all
     mask: of the language, "" for none; terms: what is added to the score
@@ -49,6 +54,7 @@ class Wanted:
     lse: shape of the lse output, "" for none
     grad: names of inputs that get a gradient
     decode: for few queries: the heads of a group share a tile, and programs share the keys
+    rows: of such a tile at most, 16, 32 or 64
     split: by the device and shapes; split_size: instead, this many keys for each, a multiple of 16
     cache: dtype of k and v where they have 8 bits, else None; k_scale, v_scale: names of f32[B, Hkv] inputs
     that they are multiplied by, "" for none
@@ -63,6 +69,8 @@ class Wanted:
     o: str
     inputs: tuple[str, ...]
     length: str
+    value: str = ""
+    value_dim: int = 0
     mask: str = "causal"
     terms: tuple[str, ...] = ()
     softcap: float = 0.0
@@ -71,6 +79,7 @@ class Wanted:
     lse: str = ""
     grad: tuple[str, ...] = ()
     decode: bool = False
+    rows: int = 16
     split: bool = True
     split_size: int = 0
     cache: torch.dtype | None = None
@@ -80,7 +89,8 @@ class Wanted:
     @property
     def text(self) -> str:
         """The spec; save it to a file to compile it ahead of time, tune or verify it."""
-        dtype, size = DTYPES[self.dtype], self.dtype.itemsize
+        dtype = DTYPES[self.dtype]
+        cached = dtype if self.cache is None else NARROW[self.cache]
         score = f"dot(q, k) * {self.scale!r}"
         if self.k_scale:
             score += f" * {self.k_scale}[b, h // G]"
@@ -90,9 +100,10 @@ class Wanted:
             score += f" + {self.slopes}[h] * (kv_idx - q_pos)"
         score = " + ".join((score, *self.terms))
         lines = [
-            f"param D in {{{self.head_dim}}}",
+            f"param D in {{{self.head_dim}}}" + (f", Dv in {{{self.value_dim}}}" if self.value_dim else ""),
             f"input q: {dtype}{self.q}",
-            f"input k, v: {dtype if self.cache is None else NARROW[self.cache]}{self.kv}",
+            f"input {'k' if self.value else 'k, v'}: {cached}{self.kv}",
+            *([f"input v: {cached}{self.value}"] if self.value else []),
             *(f"input {line}" for line in self.inputs),
             *(f"input {name}: f32[B, Hkv]" for name in (self.k_scale, self.v_scale) if name),
             *(f"input {name}: f32[Hkv * G]" for name in (self.slopes, self.sink) if name),
@@ -104,20 +115,34 @@ class Wanted:
             *([f"output lse: f32{self.lse}"] if self.lse else []),
             *([f"grad {', '.join(self.grad)}"] if self.grad else []),
         ]
-        if self.decode:
-            split = f"fixed({self.split_size})" if self.split_size else "auto" if self.split else "1"
-            tiles = ", ".join(str(tile) for tile in _DECODE_TILES[size] if self.split_size % tile == 0)
-            knobs = (
-                f"loops = [kv], pack = gqa\n  tile.q = 16, tile.kv in {{{tiles}}}\n"
-                f"  warps = 4, stages in {{3, 2}}\n  split.kv = {split}"
-            )
-        else:
-            knobs = f"loops = [q, kv], order = longest_first\n  {_PREFILL[size]}"
+        knobs = self._decode_knobs if self.decode else self._prefill_knobs
         if self.grad:
-            knobs += f"\n  backward {{\n    {_BACKWARD[size]}\n  }}"
+            knobs += f"\n  backward {{\n    {_BACKWARD[self.dtype.itemsize]}\n  }}"
         body = "\n  ".join(lines)
         attention = f"attention {self.name} {{\n  {body}\n}}\n"
         return f"{attention}\nschedule {self.name} for triton {{\n  {knobs}\n}}\n"
+
+    @property
+    def _prefill_knobs(self) -> str:
+        tiles = _WIDE_PREFILL if self.head_dim > _WIDE else _PREFILL[self.dtype.itemsize]
+        return f"loops = [q, kv], order = longest_first\n  {tiles}"
+
+    @property
+    def _decode_knobs(self) -> str:
+        wide = self.head_dim > _WIDE
+        split = f"fixed({self.split_size})" if self.split_size else "auto" if self.split else "1"
+        widths = (_WIDE_DECODE_TILES if wide else _DECODE_TILES)[self.dtype.itemsize]
+        largest = 128 if self.rows == 16 else 64
+        tiles = ", ".join(str(tile) for tile in widths if tile <= largest and self.split_size % tile == 0)
+        q = "tile.q = 16, warps = 4"
+        if self.rows > 16:
+            q = "config tile.q in {32, 16}, warps = 4"
+        if self.rows > 32:
+            q = f"config tile.q = 64, warps = {8 if wide else 4}\n  {q}"
+        return (
+            f"loops = [kv], pack = gqa\n  {q}\n"
+            f"  tile.kv in {{{tiles}}}, stages in {{3, 2}}\n  split.kv = {split}"
+        )
 
     @property
     def _normalization(self) -> str:
@@ -181,79 +206,6 @@ def refuse(function: str, **unsupported: object) -> None:
             raise ValueError(f"{function}: {name}: expected None, as it is not supported, got {shown}")
 
 
-# --- new tokens against pages -------------------------------------------------------------------------------
-
-
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    cu_seqlens_q: torch.Tensor,
-    seqused_k: torch.Tensor,
-    block_table: torch.Tensor,
-    scale: float,
-    left: int,
-    softcap: float,
-    by_head: Mapping[str, torch.Tensor | None],
-    decode: bool,
-    k_descale: torch.Tensor | float | None = None,
-    v_descale: torch.Tensor | float | None = None,
-) -> None:
-    """Writes the attention of every token to `out`: causal, a sequence's last token at its last key.
-
-    q, out: [T, Hq, D]; k, v: [pages, page, Hkv, D], any strides but a contiguous last axis
-    cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], keys with those of the new tokens; block_table: i32[B, P]
-    left: keys before a query that it sees, -1 for all; softcap: 0 or less for none
-    by_head: "alibi_slopes" and "sinks", f32[Hq] or None
-    decode: token b is that of sequence b, and the keys of a sequence are split among programs
-    k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], or a number,
-    which a captured graph keeps; None for 1. Of other caches they are not looked at
-
-    scale, left and softcap are part of the kernel, so a new value of one compiles once. ValueError or
-    TypeError names the argument, what was expected and what came. Never waits for the device.
-    """
-    vectors = {name: x.float() for name, x in by_head.items() if x is not None}
-    dtype, cache = _dtypes(q, k, v)
-    scales: dict[str, torch.Tensor] = {}
-    if cache is not None:
-        given = {"k_descale": k_descale, "v_descale": v_descale}
-        shape = (len(seqused_k), k.shape[2])
-        scales = {name: expanded(name, x, shape, q.device) for name, x in given.items() if x is not None}
-    made = _kernel(
-        dtype,
-        cache,
-        frozenset(scales),
-        q.shape[-1],
-        k.shape[1],
-        float(scale),
-        left,
-        float(softcap),
-        frozenset(vectors),
-        decode,
-    )
-    tables = (block_table, seqused_k, *scales.values(), *vectors.values())
-    if decode:
-        made(q.unsqueeze(1), k, v, *tables, out=out.unsqueeze(1))
-    else:
-        made(q, k, v, cu_seqlens_q, *tables, out=out)
-
-
-def _dtypes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.dtype, torch.dtype | None]:
-    """Returns the element type of q, and that of the cache where it has 8 bits. TypeError where they do not
-    go together.
-    """
-    dtype = dtype_of("q", q)
-    known = (dtype,) if dtype is torch.float32 else (dtype, *NARROW)
-    if k.dtype not in known:
-        hint = ": bytes of fp8 are passed by k.view(torch.float8_e4m3fn)" if k.dtype is torch.uint8 else ""
-        raise TypeError(f"k: expected dtype {' or '.join(map(str, known))} beside q, got {k.dtype}{hint}")
-    if v.dtype != k.dtype:
-        raise TypeError(f"v: expected dtype {k.dtype}, like k, got {v.dtype}")
-    return dtype, None if k.dtype == dtype else k.dtype
-
-
 def expanded(
     name: str, x: torch.Tensor | float, shape: tuple[int, int], device: torch.device
 ) -> torch.Tensor:
@@ -277,47 +229,3 @@ def readable(cache: torch.dtype, capability: tuple[int, int]) -> str:
         return ""
     first, here = (f"{major}.{minor}" for major, minor in (needed, capability))
     return f"{cache} needs compute capability {first} or newer, and this GPU has {here}"
-
-
-@lru_cache(maxsize=256)
-def _kernel(
-    dtype: torch.dtype,
-    cache: torch.dtype | None,
-    scales: frozenset[str],
-    head_dim: int,
-    page: int,
-    scale: float,
-    left: int,
-    softcap: float,
-    vectors: frozenset[str],
-    decode: bool,
-) -> Kernel:
-    """Returns the kernel of a form. Its inputs are named like the arguments: what a kernel refuses, the
-    caller knows by that name.
-    """
-    queries = "[B, M, Hkv * G, D]" if decode else "[T, Hkv * G, D]"
-    return kernel(
-        Wanted(
-            name="unified_attention",
-            dtype=dtype,
-            head_dim=head_dim,
-            scale=scale,
-            q=queries if decode else f"{queries} via ragged(cu_seqlens_q)",
-            kv=f"[B, N, Hkv, D] via paged(block_table, page = {page})",
-            o=queries,
-            inputs=(
-                *(() if decode else ("cu_seqlens_q: i32[B + 1]",)),
-                "block_table: i32[B, P]",
-                "seqused_k: i32[B]",
-            ),
-            length="seqused_k",
-            mask="causal" if left < 0 else f"window({left}, 0)",
-            softcap=softcap,
-            slopes="alibi_slopes" if "alibi_slopes" in vectors else "",
-            sink="sinks" if "sinks" in vectors else "",
-            decode=decode,
-            cache=cache,
-            k_scale="k_descale" if "k_descale" in scales else "",
-            v_scale="v_descale" if "v_descale" in scales else "",
-        )
-    )

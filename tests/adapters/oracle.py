@@ -16,10 +16,13 @@ def attend(
     softcap: float = 0.0,
     slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    tree: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o [M, Hq, D], lse [M, Hq] in base e) of q [M, Hq, D] against k, v [N, Hkv, D].
 
     The last query stands at the last key. left: keys before a query's own that it sees, -1 for all.
+    bias, tree: [M, M], of new tokens i and j: what is added to their score; whether i sees j, not causal.
     """
     m, heads, _ = q.shape
     n, group = len(k), heads // k.shape[1]
@@ -30,8 +33,12 @@ def attend(
     distance = torch.arange(m)[:, None] + n - m - torch.arange(n)[None, :]
     if slopes is not None:
         s = s - slopes.double()[:, None, None] * distance
+    if bias is not None:
+        s[:, :, n - m :] += bias.double()
     hidden = torch.zeros(m, n, dtype=torch.bool)
-    if causal:
+    if tree is not None:
+        hidden[:, n - m :] = ~tree
+    elif causal:
         hidden |= distance < 0
     if left >= 0:
         hidden |= distance > left

@@ -47,7 +47,7 @@ def check(queries: list[int], lengths: list[int], *, page: int = PAGE, **changed
     arguments, sequences = problem(queries, lengths, page)
     arguments |= changed
     unified_attention(**arguments)
-    found = torch.split(arguments["out"], queries)
+    found, bias = torch.split(arguments["out"], queries), arguments.get("qq_bias")
     for o, (q, k, v) in zip(found, sequences, strict=True):
         expected, _ = attend(
             q,
@@ -58,6 +58,7 @@ def check(queries: list[int], lengths: list[int], *, page: int = PAGE, **changed
             softcap=arguments["softcap"],
             slopes=arguments.get("alibi_slopes"),
             sinks=arguments.get("sinks"),
+            bias=bias if bias is None else bias[: len(q), : len(q)],
         )
         torch.testing.assert_close(o.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -82,6 +83,24 @@ def test_decode(variant: dict[str, Any]) -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
 def test_prefill_and_decode_together(variant: dict[str, Any]) -> None:
     check([7, 1, 0, 12], [7, 20, 5, 19], **variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
+def test_drafts_of_every_sequence(variant: dict[str, Any]) -> None:
+    """As many new tokens of each share a tile of queries, and the keys are split."""
+    check([4, 4, 4], [20, 4, 33], **variant)
+    check([7, 7], [9, 40], **variant)
+
+
+BRANCHES = torch.tensor([[0, 9, 9, 9], [0.5, 0, 9, 9], [1, 9, 0, 9], [0, -2, 9, 0]]).float()
+
+
+@pytest.mark.parametrize("queries", [[4, 4], [2, 2, 2], [4, 1, 3]], ids=str)
+def test_trees_of_drafts(queries: list[int]) -> None:
+    """A bias between new tokens: minus infinity hides a branch from another; keys before them have none."""
+    hidden = BRANCHES.masked_fill(BRANCHES == 9, -torch.inf)
+    check(queries, [new + old for new, old in zip(queries, [20, 0, 33], strict=False)], qq_bias=hidden)
+    check(queries, [new + 5 for new in queries], qq_bias=hidden.bfloat16(), softcap=2.0, window_size=(3, 0))
 
 
 @given(
@@ -138,10 +157,7 @@ def test_an_unquantised_cache_ignores_descales() -> None:
             r"q_descale: expected None, as it is not supported, got a tensor \[1\]",
         ),
         ({"output_scale": torch.ones(1)}, "output_scale: expected None"),
-        (
-            {"qq_bias": torch.zeros(1, 1)},
-            r"qq_bias: expected None, as it is not supported, got a tensor \[1, 1\]",
-        ),
+        ({"qq_bias": torch.zeros(3)}, r"qq_bias: expected .*, got \[3\]"),
         ({"mm_prefix_range": torch.zeros(1, 1, 2)}, "mm_prefix_range: expected None"),
         ({"use_alibi_sqrt": True}, "use_alibi_sqrt: expected None, as it is not supported, got True"),
         ({"kv_quant_mode": 2}, "kv_quant_mode: expected None, as it is not supported, got 2"),

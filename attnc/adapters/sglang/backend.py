@@ -14,7 +14,8 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from attnc.adapters.specs import attend, readable, refuse
+from attnc.adapters.pages import attend
+from attnc.adapters.specs import readable, refuse
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -169,7 +170,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
             left=-1 if layer.sliding_window_size is None else layer.sliding_window_size,
             softcap=max(layer.logit_cap, 0.0),
             by_head={"sinks": sinks},
-            decode=decode,
+            tokens=int(decode),
             k_descale=scales[0],
             v_descale=scales[1],
         )

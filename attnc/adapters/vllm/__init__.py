@@ -16,7 +16,8 @@ from operator import index
 
 import torch
 
-from attnc.adapters.specs import attend, number_of, refuse
+from attnc.adapters.pages import attend, uniform
+from attnc.adapters.specs import number_of, refuse
 
 # --- the attention function ---------------------------------------------------------------------------------
 
@@ -45,23 +46,28 @@ def unified_attention(
     softmax_segm_expsum: torch.Tensor | None = None,
     *,
     alibi_slopes: torch.Tensor | None = None,
+    qq_bias: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     **unsupported: object,
 ) -> None:
     """Writes the attention of every token to `out`.
 
-    q, out: [T, Hq, D]; k, v: [num_blocks, block_size, Hkv, D], any strides but a contiguous last axis; all of
-        float16, bfloat16 or float32, or k and v of float8_e4m3fn, float8_e5m2 or int8 beside 16 bits
+    q: [T, Hq, D]; out: [T, Hq, Dv]
+    k: [num_blocks, block_size, Hkv, D]; v: [num_blocks, block_size, Hkv, Dv], any strides but a contiguous
+        last axis; all of float16, bfloat16 or float32, or k and v of float8_e4m3fn, float8_e5m2 or int8 beside
+        16 bits
     k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], a number or
         None; other caches are taken as they are, whatever their scales, as vLLM's kernels do
     cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], with the new tokens; block_table: i32[B, P]
     softmax_scale, window_size (left, right; -1 for none), softcap (0 for none): part of the kernel, so a new
     value of one compiles once. alibi_slopes, sinks: [Hq], or None.
+    qq_bias: [X, X], added to the scores of new tokens with each other, for trees of drafts, or None; minus
+    infinity hides, and the mask is causal beside it.
     max_seqlen_k, seq_threshold_3D and what follows it steer vLLM's own kernels. unsupported: taken as long as
     it asks for nothing.
 
-    With max_seqlen_q = 1 and as many tokens as sequences, token b is that of sequence b (sequences without a
-    token, as graphs are padded with, come last), and the keys of a sequence are split among programs.
+    With max_seqlen_q tokens of every sequence, at most 16, tokens of a sequence follow each other (those
+    without any, as graphs are padded with, come last), and the keys of a sequence are split among programs.
 
     Raises ValueError or TypeError that names the argument, what was expected and what came. Never waits for
     the device.
@@ -79,7 +85,8 @@ def unified_attention(
         left=_left(causal, window_size),
         softcap=number_of("softcap", softcap, 0.0),
         by_head={"alibi_slopes": alibi_slopes, "sinks": sinks},
-        decode=max_seqlen_q == 1 and len(q) == len(seqused_k),
+        tokens=uniform(len(q), max_seqlen_q, len(seqused_k)),
+        qq_bias=qq_bias,
         k_descale=k_descale,
         v_descale=v_descale,
     )

@@ -1,0 +1,243 @@
+"""What serving engines call: new tokens against keys in pages (`attend`), and packed tokens against packed
+keys (`attend_packed`), as prompts of latent attention have them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from attnc.adapters.specs import NARROW, Kernel, Wanted, dtype_of, expanded, kernel
+
+
+class _Form(NamedTuple):
+    """What a kernel of pages depends on. latent: values are columns of the keys; tokens: of every sequence, 0
+    for any number; rows: of a tile of queries where keys are split.
+    """
+
+    dtype: torch.dtype
+    cache: torch.dtype | None
+    head_dim: int
+    value_dim: int
+    latent: bool
+    page: int
+    scale: float
+    left: int
+    softcap: float
+    inputs: frozenset[str]
+    split: bool
+    rows: int
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    seqused_k: torch.Tensor,
+    block_table: torch.Tensor,
+    scale: float,
+    left: int,
+    softcap: float,
+    by_head: dict[str, torch.Tensor | None],
+    tokens: int,
+    tree: torch.Tensor | None = None,
+    qq_bias: torch.Tensor | None = None,
+    k_descale: torch.Tensor | float | None = None,
+    v_descale: torch.Tensor | float | None = None,
+) -> None:
+    """Writes the attention of every token to `out`: causal, a sequence's last token at its last key.
+
+    q: [T, Hq, D]; k: [pages, page, Hkv, D]; v: [pages, page, Hkv, Dv], both of any strides but a contiguous
+        last axis, or None: the first Dv columns of k are the values, as in latent attention
+    out: [T, Hq, Dv]
+    cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], keys with those of the new tokens; block_table: i32[B, P]
+    left: keys before a query that it sees, -1 for all; softcap: 0 or less for none
+    by_head: "alibi_slopes" and "sinks", f32[Hq] or None
+    tokens: of every sequence, T = B * tokens: those of a sequence follow each other, and its keys are split
+        among programs; cu_seqlens_q is not looked at. 0: cu_seqlens_q says how many each has
+    tree: bool[B, tokens, tokens], new token i sees new token j, in place of all up to its own; wants `tokens`
+    qq_bias: [X, X], added to the score of new token i and new token j of a sequence, 0 beyond X
+    k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], or a number,
+        which a captured graph keeps; None for 1. Of other caches they are not looked at
+
+    scale, left and softcap are part of the kernel, so a new value of one compiles once. ValueError or
+    TypeError names the argument, what was expected and what came. Never waits for the device.
+    """
+    dtype, cache = _dtypes(q, k, v)
+    sequences, heads = len(seqused_k), k.shape[2]
+    given = {name: x.float() for name, x in (by_head | {"qq_bias": qq_bias}).items() if x is not None}
+    if cache is not None:
+        scales = {"k_descale": k_descale, "v_descale": v_descale}
+        shape = (sequences, heads)
+        given |= {name: expanded(name, x, shape, q.device) for name, x in scales.items() if x is not None}
+    if tree is not None:
+        expected = [sequences, tokens, tokens]
+        if not tokens or list(tree.shape) != expected:
+            raise ValueError(f"tree: expected shape {expected}, got {list(tree.shape)}")
+        given["tree"] = tree
+    made = _kernel(
+        _Form(
+            dtype=dtype,
+            cache=cache,
+            head_dim=q.shape[-1],
+            value_dim=out.shape[-1],
+            latent=v is None,
+            page=k.shape[1],
+            scale=float(scale),
+            left=left,
+            softcap=float(softcap),
+            inputs=frozenset(given),
+            split=tokens > 0,
+            rows=_rows(tokens * (q.shape[1] // max(heads, 1))),
+        )
+    )
+    if tokens:
+        q, out = (x.view(-1, tokens, *x.shape[1:]) for x in (q, out))
+    else:
+        given["cu_seqlens_q"] = cu_seqlens_q
+    values = {} if v is None else {"v": v}
+    made(q=q, k=k, **values, block_table=block_table, seqused_k=seqused_k, **given, out=out)
+
+
+def uniform(tokens: int, most: int, sequences: int) -> int:
+    """Returns how many new tokens each sequence has, for `attend`, where that follows from `tokens` in all and
+    `most` of one, and is few enough to split the keys; else 0.
+    """
+    return most if 0 < most <= _MOST_DRAFTS and tokens == most * sequences else 0
+
+
+#: New tokens of a sequence up to which its keys are split among programs.
+_MOST_DRAFTS = 16
+
+
+def _rows(wanted: int) -> int:
+    """Returns the rows of a tile: those of the tokens of one K/V head, a power of two from 16 to 64."""
+    return 16 if wanted <= 16 else 32 if wanted <= 32 else 64
+
+
+def _dtypes(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None
+) -> tuple[torch.dtype, torch.dtype | None]:
+    """Returns the element type of q, and that of the cache where it has 8 bits. TypeError where they do not
+    go together.
+    """
+    dtype = dtype_of("q", q)
+    known = (dtype,) if dtype is torch.float32 else (dtype, *NARROW)
+    if k.dtype not in known:
+        hint = ": bytes of fp8 are passed by k.view(torch.float8_e4m3fn)" if k.dtype is torch.uint8 else ""
+        raise TypeError(f"k: expected dtype {' or '.join(map(str, known))} beside q, got {k.dtype}{hint}")
+    if v is not None and v.dtype != k.dtype:
+        raise TypeError(f"v: expected dtype {k.dtype}, like k, got {v.dtype}")
+    return dtype, None if k.dtype == dtype else k.dtype
+
+
+@lru_cache(maxsize=256)
+def _kernel(form: _Form) -> Kernel:
+    """Returns the kernel of a form. Its inputs are named like the arguments: what a kernel refuses, the
+    caller knows by that name.
+    """
+    tokens = "B, M" if form.split else "T"
+    packed = "" if form.split else " via ragged(cu_seqlens_q)"
+    paged = f"via paged(block_table, page = {form.page})"
+    value, value_dim = "", 0
+    if form.latent:
+        value, value_dim = "[B, N, Hkv, Dv] via prefix(k)", form.value_dim
+    elif form.value_dim != form.head_dim:
+        value, value_dim = f"[B, N, Hkv, Dv] {paged}", form.value_dim
+    return kernel(
+        Wanted(
+            name="latent_attention" if form.latent else "unified_attention",
+            dtype=form.dtype,
+            head_dim=form.head_dim,
+            scale=form.scale,
+            q=f"[{tokens}, Hkv * G, D]{packed}",
+            kv=f"[B, N, Hkv, D] {paged}",
+            value=value,
+            value_dim=value_dim,
+            o=f"[{tokens}, Hkv * G, {'Dv' if value else 'D'}]",
+            inputs=(
+                *(() if form.split else ("cu_seqlens_q: i32[B + 1]",)),
+                "block_table: i32[B, P]",
+                "seqused_k: i32[B]",
+                *(("tree: bool[B, M, M]",) if "tree" in form.inputs else ()),
+                *(("qq_bias: f32[X, X]",) if "qq_bias" in form.inputs else ()),
+            ),
+            length="seqused_k",
+            mask=_mask(form.left, "tree" in form.inputs),
+            terms=("qq_bias[q_idx, kv_idx - (N - M)]",) if "qq_bias" in form.inputs else (),
+            softcap=form.softcap,
+            slopes="alibi_slopes" if "alibi_slopes" in form.inputs else "",
+            sink="sinks" if "sinks" in form.inputs else "",
+            decode=form.split,
+            rows=form.rows,
+            cache=form.cache,
+            k_scale="k_descale" if "k_descale" in form.inputs else "",
+            v_scale="v_descale" if "v_descale" in form.inputs else "",
+        )
+    )
+
+
+def _mask(left: int, tree: bool) -> str:
+    """Returns the mask: keys before the new tokens, and of these what a tree says, or all up to its own."""
+    if not tree:
+        return "causal" if left < 0 else f"window({left}, 0)"
+    seen = "(kv_idx < N - M or tree[b, q_idx, kv_idx - (N - M)])"
+    return seen if left < 0 else f"q_pos - kv_idx <= {left} and {seen}"
+
+
+# --- packed tokens against packed keys ----------------------------------------------------------------------
+
+
+def attend_packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    scale: float,
+    causal: bool,
+    lse: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Returns o: [T, Hq, Dv], and with `lse` its logsumexp in base e, f32[Hq, T], of sequences end to end.
+
+    q: [T, Hq, D]; k: [S, Hkv, D]; v: [S, Hkv, Dv], any strides but a contiguous last axis
+    cu_seqlens_q, cu_seqlens_k: i32[B + 1], where sequences begin and end
+    causal: the last query of a sequence at its last key; else all see all keys
+    out: where o goes
+
+    A sequence without keys has o = 0 and lse = minus infinity. ValueError or TypeError names the argument.
+    """
+    form = (dtype_of("q", q), q.shape[-1], v.shape[-1], float(scale), causal, lse)
+    made = _packed_kernel(*form)(q, k, v, cu_seqlens_q.int(), cu_seqlens_k.int(), out=out)
+    found: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = made
+    return found
+
+
+@lru_cache(maxsize=64)
+def _packed_kernel(
+    dtype: torch.dtype, head_dim: int, value_dim: int, scale: float, causal: bool, lse: bool
+) -> Kernel:
+    return kernel(
+        Wanted(
+            name="packed_attention",
+            dtype=dtype,
+            head_dim=head_dim,
+            scale=scale,
+            q="[T, Hkv * G, D] via ragged(cu_seqlens_q)",
+            kv="[S, Hkv, D] via ragged(cu_seqlens_k)",
+            value="[S, Hkv, Dv] via ragged(cu_seqlens_k)",
+            value_dim=value_dim,
+            o="[T, Hkv * G, Dv]",
+            inputs=("cu_seqlens_q: i32[B + 1]", "cu_seqlens_k: i32[B + 1]"),
+            length="",
+            mask="causal" if causal else "",
+            lse="[Hkv * G, T]" if lse else "",
+        )
+    )

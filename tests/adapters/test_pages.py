@@ -1,0 +1,180 @@
+"""New tokens against pages and packed keys: what vLLM's argument list cannot say, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc.adapters import pages as pages_module
+from attnc.adapters.pages import attend, attend_packed, uniform
+from tests.adapters import oracle
+
+HEADS, GROUP, SIZE = 2, 3, 16
+
+
+def check(
+    tokens: int,
+    lengths: list[int],
+    *,
+    page: int = 8,
+    heads: int = HEADS,
+    size: int = SIZE,
+    value: int = SIZE,
+    latent: bool = False,
+    left: int = -1,
+    tree: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    queries: list[int] | None = None,
+) -> None:
+    """The new tokens of sequences with so many keys: `tokens` of each, or `queries`."""
+    k, v, table, keys, values = oracle.pages(lengths, page, heads, size)
+    k, v = k.to(dtype), v[..., :value].to(dtype)
+    counts = [tokens] * len(lengths) if queries is None else queries
+    q = torch.randn(sum(counts), heads * GROUP, size).to(dtype)
+    out = torch.full((*q.shape[:2], value), torch.nan, dtype=dtype)
+    attend(
+        q,
+        k,
+        None if latent else v,
+        out,
+        cu_seqlens_q=torch.tensor([0, *counts]).cumsum(0).int(),
+        seqused_k=torch.tensor(lengths, dtype=torch.int32),
+        block_table=table,
+        scale=0.2,
+        left=left,
+        softcap=0.0,
+        by_head={},
+        tokens=tokens,
+        tree=tree,
+    )
+    within = 1e-5 if dtype is torch.float32 else 2e-2
+    for b, (own, found) in enumerate(zip(torch.split(q, counts), torch.split(out, counts), strict=True)):
+        rows = keys[b].to(dtype)
+        columns = rows[..., :value] if latent else values[b][..., :value].to(dtype)
+        expected, _ = oracle.attend(
+            own, rows, columns, scale=0.2, left=left, tree=None if tree is None else tree[b]
+        )
+        torch.testing.assert_close(found.double(), expected, rtol=within, atol=within)
+
+
+def chosen(sequences: int, tokens: int) -> torch.Tensor:
+    """Trees where a token sees itself and any others."""
+    tree = torch.rand(sequences, tokens, tokens) < 0.4
+    return tree | torch.eye(tokens, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("left", [-1, 9])
+@pytest.mark.parametrize("tokens", [1, 3, 12])
+def test_trees(tokens: int, left: int) -> None:
+    torch.manual_seed(1)
+    check(tokens, [30, tokens, 17], tree=chosen(3, tokens), left=left)
+
+
+def test_a_chain_is_a_tree() -> None:
+    check(4, [20, 9], tree=torch.ones(2, 4, 4, dtype=torch.bool).tril())
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5), (1, 4, 4), (4, 4)], ids=str)
+def test_trees_of_another_shape_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"tree: expected shape \[2, 4, 4\], got \["):
+        check(4, [20, 9], tree=torch.ones(shape, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"tree: expected shape \[2, 0, 0\], got \["):
+        check(0, [20, 9], queries=[1, 2], tree=torch.ones(shape, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("tokens", "queries"), [(1, None), (4, None), (0, [5, 0, 11])])
+def test_values_that_are_columns_of_the_keys(
+    tokens: int, queries: list[int] | None, dtype: torch.dtype
+) -> None:
+    """Latent attention, as one head for all queries, or as some."""
+    for heads in (1, 2):
+        check(tokens, [20, 5, 33], heads=heads, size=40, value=32, latent=True, dtype=dtype, queries=queries)
+
+
+@pytest.mark.parametrize(("tokens", "queries"), [(2, None), (0, [5, 0, 11])])
+def test_latent_attention_of_deepseek(tokens: int, queries: list[int] | None) -> None:
+    check(
+        tokens,
+        [20, 5, 33],
+        page=16,
+        heads=1,
+        size=576,
+        value=512,
+        latent=True,
+        dtype=torch.bfloat16,
+        queries=queries,
+    )
+
+
+@pytest.mark.parametrize(("tokens", "queries"), [(1, None), (0, [5, 0, 11])])
+def test_values_of_another_width(tokens: int, queries: list[int] | None) -> None:
+    check(tokens, [20, 5, 33], size=24, value=16, queries=queries)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most", "sequences", "found"),
+    [
+        (3, 1, 3, 1),
+        (12, 4, 3, 4),
+        (11, 4, 3, 0),
+        (17, 17, 1, 0),
+        (0, 0, 3, 0),
+        (0, 1, 0, 1),
+    ],
+)
+def test_when_all_have_as_many(tokens: int, most: int, sequences: int, found: int) -> None:
+    assert uniform(tokens, most, sequences) == found
+
+
+def test_one_kernel_for_any_number_of_drafts_that_fill_a_tile_as_well() -> None:
+    """How many drafts there are is no part of the kernel, but for the rows of a tile."""
+    pages_module._kernel.cache_clear()
+    for tokens in (6, 7, 8):
+        check(tokens, [20])
+    assert pages_module._kernel.cache_info().currsize == 1
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 25)), min_size=1, max_size=4),
+    causal=st.booleans(),
+    lse=st.booleans(),
+)
+@settings(max_examples=15)
+def test_packed_tokens_against_packed_keys(lengths: list[tuple[int, int]], causal: bool, lse: bool) -> None:
+    queries = [new for new, _ in lengths]
+    keys = [new + old if causal else old for new, old in lengths]
+    q, k = torch.randn(sum(queries), HEADS * GROUP, 24), torch.randn(sum(keys), HEADS, 24)
+    both = torch.randn(sum(keys), HEADS, 40)  # values are columns of a wider projection
+    v = both[..., 24:]
+    given: dict[str, Any] = {
+        "cu_seqlens_q": torch.tensor([0, *queries]).cumsum(0),
+        "cu_seqlens_k": torch.tensor([0, *keys]).cumsum(0),
+    }
+    found = attend_packed(q, k, v, scale=0.3, causal=causal, lse=lse, **given)
+    o = found[0] if isinstance(found, tuple) else found
+    parts = [torch.split(x, sizes) for x, sizes in ((q, queries), (k, keys), (v, keys), (o, queries))]
+    expected = [
+        oracle.attend(own, rows, columns, scale=0.3, causal=causal)
+        for own, rows, columns, _ in zip(*parts, strict=True)
+    ]
+    wanted = torch.cat([o for o, _ in expected]) if expected else o
+    torch.testing.assert_close(o.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert isinstance(found, tuple) == lse
+    if isinstance(found, tuple):
+        wanted = torch.cat([lse for _, lse in expected]).mT
+        torch.testing.assert_close(found[1].double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_packed_results_go_where_they_are_wanted() -> None:
+    q, out = torch.randn(5, 2, 16), torch.empty(5, 2, 16)
+    ends = torch.tensor([0, 2, 5], dtype=torch.int32)
+    found = attend_packed(
+        q, q, q, cu_seqlens_q=ends, cu_seqlens_k=ends, scale=1.0, causal=True, lse=False, out=out
+    )
+    assert found is out
+    assert out.isfinite().all()
