@@ -16,13 +16,13 @@ from math import prod
 from pathlib import Path
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, warning
-from attnc.effort import limited, renew, spend
+from attnc.effort import limit_steps, renew, spend
 from attnc.model.configs import schedule_of
-from attnc.model.elaborate import charged
+from attnc.model.elaborate import report_limit
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
-from attnc.model.variants import MAX_VARIANTS, labelled, projection_variants, variants
+from attnc.model.variants import MAX_VARIANTS, add_label, projection_variants, variants
 from attnc.output import Output
 from attnc.plan import ir
 from attnc.plan.differentiable import check_differentiable
@@ -66,7 +66,7 @@ def front(path: Path) -> Program:
     return resolve(parse(load(path)), prelude())
 
 
-@limited()
+@limit_steps()
 def plan_program(program: Program) -> Planned:
     """Returns every schedule of the program at every variant. Raises DiagnosticError with all reasons why one
     cannot be.
@@ -81,9 +81,9 @@ def plan_program(program: Program) -> Planned:
         if schedule.target not in TARGETS and schedule.span is not None:
             warnings.append(_not_compiled(schedule, schedule.span))
             continue
-        with charged(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):
+        with report_limit(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):
             for plain in variants(program, program.attention(schedule.name)):
-                variant = labelled(plain, schedule.label)
+                variant = add_label(plain, schedule.label)
                 try:
                     chosen = schedule_of(schedule, variant)
                     warnings += [*check_differentiable(variant, chosen), *check_mask(variant)]
@@ -93,12 +93,12 @@ def plan_program(program: Program) -> Planned:
     scheduled = {schedule.name for schedule in program.schedules if schedule.target in TARGETS}
     for attention in program.attentions:
         if attention.name not in scheduled:
-            with charged(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
+            with report_limit(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
                 for variant in variants(program, attention):  # what only numbers show, without a schedule too
                     warnings += check_mask(variant)
     projections: list[ProjectionModule] = []
     for schedule in program.projection_schedules:
-        with charged(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):
+        with report_limit(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):
             for layer in projection_variants(program, program.projection(schedule.name)):
                 try:
                     projections.append(plan_projection(layer, schedule))
@@ -116,11 +116,13 @@ def _charge_modules(program: Program) -> None:
     for schedule in program.schedules:
         if schedule.target in TARGETS:
             choices = (len(param.choices) for param in program.attention(schedule.name).params)
-            with charged(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):
+            with report_limit(
+                f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)
+            ):
                 spend(_STEPS_PER_MODULE * min(prod(choices), MAX_VARIANTS))
 
 
-@limited()
+@limit_steps()
 def compile_program(
     program: Program, name: str, tuned: Source | None = None, dispatch: Source | None = None
 ) -> Compiled:
@@ -141,7 +143,7 @@ def compile_program(
         folder = folder_of(module)
         families.setdefault(folder, []).append(module)
         attention = module.variant.attention
-        with charged(f"the text of '{attention.name}'", attention.span or program.source.span(0, 0)):
+        with report_limit(f"the text of '{attention.name}'", attention.span or program.source.span(0, 0)):
             files = render_files(module, path=name, sha256=sha256, tuned=tuned_choices(module, choices))
             spend(sum(map(len, files.values())) * _STEPS_PER_CHARACTER)
         outputs += (Output(path=f"{folder}/{file}", text=text) for file, text in files.items())
@@ -178,7 +180,7 @@ def _projection_outputs(
         families.setdefault(folder_of(module), []).append(module)
         rows = projection_rows(module, tables)
         projection = module.variant.projection
-        with charged(f"the text of '{module.name}'", projection.span or program.source.span(0, 0)):
+        with report_limit(f"the text of '{module.name}'", projection.span or program.source.span(0, 0)):
             texts = render_projection(module, path=name, sha256=digest(program.source), tuned=rows)
             spend(sum(map(len, texts.values())) * _STEPS_PER_CHARACTER)
         outputs += (Output(path=f"{folder_of(module)}/{file}", text=text) for file, text in texts.items())
@@ -189,7 +191,7 @@ def _projection_outputs(
     return outputs
 
 
-@limited()
+@limit_steps()
 def compile_spec(path: Path, root: Path | None = None) -> Compiled:
     """Reads, compiles and renders a spec file. Raises OSError and DiagnosticError.
 
@@ -199,7 +201,7 @@ def compile_spec(path: Path, root: Path | None = None) -> Compiled:
     return compile_program(front(path), display_name(path, root), tuned_source(path), dispatch_source(path))
 
 
-@limited()
+@limit_steps()
 def diagnose(path: Path) -> tuple[Diagnostic, ...]:
     """Returns everything to say about a spec, errors and warnings: what is planned can be printed. Raises
     OSError.

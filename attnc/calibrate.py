@@ -66,7 +66,7 @@ def calibrate(path: Path, samples: Path | None, keys: int) -> tuple[Calibration,
     for schedule in program.schedules:
         whens = (when.knobs for when in schedule.whens.get("forward", ()))
         knob = next((said["softmax"] for said in (schedule.forward, *whens) if "softmax" in said), None)
-        if knob is not None and (choice := _unified(knob)) is not None and knob.span is not None:
+        if knob is not None and (choice := _find_unified(knob)) is not None and knob.span is not None:
             made_for = (schedule.name, schedule.target)
             own = [made for made in modules if (made.variant.attention.name, made.target) == made_for]
             if own:
@@ -139,7 +139,7 @@ def _narrowest(types: set[DType]) -> tuple[float, float]:
     return max(low for low, _ in ranges), min(high for _, high in ranges)
 
 
-def _unified(knob: Knob) -> Choice | None:
+def _find_unified(knob: Knob) -> Choice | None:
     """Returns the unified maximum among the choices."""
     chosen = (choice for choice in knob.choices if isinstance(choice, Choice))
     return next((choice for choice in chosen if choice.name == "unified_max"), None)

@@ -93,7 +93,7 @@ def diagnose(source: Source) -> tuple[Diagnostic, ...]:
         return failure.diagnostics
 
 
-def formatted(source: Source) -> str | None:
+def format_text(source: Source) -> str | None:
     """Returns the text as `attnc fmt` writes it; None if it does not parse."""
     try:
         return format_file(parse(source))
@@ -127,10 +127,12 @@ def complete(source: Source, offset: int) -> tuple[Completion, ...]:
             return ()
         words = ("attention", "schedule", "projection", "def")
         return tuple(Completion(word=word, kind="keyword") for word in words)
-    return tuple(_of_schedule(line) if block[0] == "schedule" else _of_attention(source, block, line))
+    return tuple(
+        _complete_schedule(line) if block[0] == "schedule" else _complete_attention(source, block, line)
+    )
 
 
-def _of_schedule(line: str) -> Iterator[Completion]:
+def _complete_schedule(line: str) -> Iterator[Completion]:
     setting = re.search(r"([\w.]+)\s*(?:=|in\s*\{)[^=]*$", line)
     if setting and "where" not in line and (setting.group(1) in KEYS):
         key = KEYS[setting.group(1)]
@@ -144,7 +146,7 @@ def _of_schedule(line: str) -> Iterator[Completion]:
         yield from (Completion(word=word, kind="keyword", detail=_STATEMENTS[word]) for word in _OF_SCHEDULES)
 
 
-def _of_attention(source: Source, block: tuple[str, str, int], line: str) -> Iterator[Completion]:
+def _complete_attention(source: Source, block: tuple[str, str, int], line: str) -> Iterator[Completion]:
     if re.fullmatch(r"\s*\w*", line):
         yield from (
             Completion(word=word, kind="keyword", detail=detail)
@@ -155,7 +157,7 @@ def _of_attention(source: Source, block: tuple[str, str, int], line: str) -> Ite
     if re.search(r":\s*\w*$", line):
         yield from (Completion(word=str(dtype), kind="type") for dtype in DType)
         return
-    for name, written in _declared(source.text, block[2]).items():
+    for name, written in _find_declared(source.text, block[2]).items():
         yield Completion(word=name, kind="variable", detail=written)
     for name, definition in _defs(source).items():
         yield Completion(word=name, kind="function", detail=definition)
@@ -173,7 +175,7 @@ def _meaning(source: Source, word: Span, block: tuple[str, str, int] | None) -> 
         return f"**{name}** = {key.allowed}\n\nin {', '.join(key.phases)}"
     if name in _STATEMENTS and not before.strip():
         return _STATEMENTS[name]
-    if block is not None and (written := _declared(source.text, block[2]).get(name)):
+    if block is not None and (written := _find_declared(source.text, block[2]).get(name)):
         return f"```attn\n{written}\n```"
     if definition := _defs(source).get(name):
         return f"```attn\n{definition}\n```"
@@ -210,7 +212,7 @@ def _tiles(source: Source, name: str) -> str:
     )
 
 
-def _declared(text: str, start: int) -> dict[str, str]:
+def _find_declared(text: str, start: int) -> dict[str, str]:
     """Returns names that the block at `start` declares, with the line that does; of texts that do not parse,
     too.
     """

@@ -23,7 +23,7 @@ _R = TypeVar("_R")
 
 
 class Exhausted(Exception):
-    """The steps that a file may cost are spent. `model.elaborate.charged` makes it a diagnostic."""
+    """The steps that a file may cost are spent. `model.elaborate.report_limit` makes it a diagnostic."""
 
 
 class _Unknown:
@@ -35,7 +35,7 @@ _UNKNOWN = _Unknown()
 
 class _Meter(threading.local):
     """whole, left: steps of the block, and those not spent; known: what `memo` has seen, None outside of
-    `limited`.
+    `limit_steps`.
     """
 
     whole: float = inf
@@ -54,7 +54,7 @@ def spend(steps: float = 1) -> None:
 
 
 @contextmanager
-def limited(steps: float = MAX_STEPS) -> Iterator[None]:
+def limit_steps(steps: float = MAX_STEPS) -> Iterator[None]:
     """Limits the work of the block. Inside another such block only that one's limit holds."""
     if _METER.known is not None:
         yield
@@ -74,7 +74,8 @@ def renew() -> None:
 
 
 def memo(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Remembers what a pure function gave within a `limited` block, and no longer: what a file costs does not
+    """Remembers what a pure function gave within a `limit_steps` block, and no longer: what a file costs does
+    not
     depend on those before it.
     """
 

@@ -59,7 +59,7 @@ def to_arrays(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, A
             continue
         value = tensors[tensor.name]
         if isinstance(value, bool | int | float):
-            value = _rounded(value, DType(tensor.dtype))
+            value = _round(value, DType(tensor.dtype))
         elif not isinstance(value, np.ndarray):
             value = value.detach().cpu()
             value = value.double().numpy() if value.is_floating_point() else value.numpy()
@@ -69,7 +69,7 @@ def to_arrays(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, A
     return arrays
 
 
-def _rounded(value: float, dtype: DType) -> Array:
+def _round(value: float, dtype: DType) -> Array:
     """Returns a number as an array of this type; bf16, which NumPy lacks, in float32."""
     if dtype is DType.BF16:
         return bf16_to_f32(f32_to_bf16(np.asarray(value, np.float32)))
@@ -305,12 +305,12 @@ def reference(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, F
 
 def softmax(head: Head) -> tuple[Floats, Floats]:
     """Returns (o [M, Dv], lse [M]) of one head."""
-    o, lse = unscaled(head)
+    o, lse = compute_unscaled(head)
     with np.errstate(all="ignore"):
         return o * head.v_scale, lse
 
 
-def unscaled(head: Head) -> tuple[Floats, Floats]:
+def compute_unscaled(head: Head) -> tuple[Floats, Floats]:
     """Returns `softmax` without the scale of v."""
     scores, sink, (p, kept) = head.scores, head.sink, head.dropout
     with np.errstate(all="ignore"):

@@ -149,10 +149,10 @@ class _Scores:
         score = self.evaluate(self.head.attention.score).expand(len(self.i))
         if not score.requires_grad:
             score = score + 0 * self.dot
-        slope = _pulled(score, self.dot, torch.ones_like(score))
+        slope = _pull_back(score, self.dot, torch.ones_like(score))
 
         def pull(leaf: Values) -> Callable[[Floats], Floats]:
-            return lambda ds: _pulled(score, leaf, torch.from_numpy(ds))
+            return lambda ds: _pull_back(score, leaf, torch.from_numpy(ds))
 
         loads = {name: pull(leaf) for name, leaf in self.leaves.items() if name in wanted}
         return score.detach().numpy(), slope, loads
@@ -229,7 +229,7 @@ def _sink_slopes(head: Head, wanted: tuple[str, ...]) -> dict[str, Floats]:
     return {name: slope.numpy() for name, slope in zip(leaves, found, strict=True)}
 
 
-def _pulled(score: Values, leaf: Values, ds: Values) -> Floats:
+def _pull_back(score: Values, leaf: Values, ds: Values) -> Floats:
     """Returns the gradient of sum(ds * score) with respect to a leaf, 0 where the score does not use it."""
     found: tuple[Values | None, ...] = torch.autograd.grad(
         score, leaf, ds, retain_graph=True, allow_unused=True

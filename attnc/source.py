@@ -25,7 +25,7 @@ def visible(text: str, keep: str = "") -> str:
     return "".join(char if char.isprintable() or char in keep else f"<U+{ord(char):04X}>" for char in text)
 
 
-def joined(text: str) -> str:
+def join_lines(text: str) -> str:
     """Returns spec text on one line, without its comments (the language has no strings, so every `#` starts
     one).
     """

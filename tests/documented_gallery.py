@@ -10,7 +10,7 @@ from pathlib import Path
 from attnc.build import front, plan_program
 from attnc.explain.forward import tiles_of
 from attnc.model.resolve import resolve
-from attnc.model.variants import labelled, variants
+from attnc.model.variants import add_label, variants
 from attnc.plan import ir
 from attnc.plan.lower import plan
 from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
@@ -59,7 +59,7 @@ def _entry(spec: str, attention: str, title: str, program_of_flex: str) -> Itera
     program = front(path)
     schedule = next(s for s in program.schedules if (s.name, s.target) == (attention, "triton"))
     first = variants(program, program.attention(attention))[0]
-    module = plan(labelled(first, schedule.label), schedule)
+    module = plan(add_label(first, schedule.label), schedule)
     yield f"\n## {title}\n\n[`specs/{spec}.attn`](../specs/{spec}.attn)\n"
     yield f"\n```attn\n{_declared(load(path), attention)}```\n"
     kernel = module.kernel
@@ -117,7 +117,7 @@ def masks() -> str:
         program = front(ROOT / "specs" / f"{spec}.attn")
         schedule = next(s for s in program.schedules if (s.name, s.target) == (spec, "triton"))
         kernel = plan(
-            labelled(variants(program, program.attention(spec))[0], schedule.label), schedule
+            add_label(variants(program, program.attention(spec))[0], schedule.label), schedule
         ).kernel
         drawn = picture(kernel, 2560, 2560, 256, 256)
         rows = ["".join(2 * tile for tile in row).translate(_BLOCKS) for row in drawn.rows]

@@ -105,8 +105,8 @@ def test_messages_are_those_of_check() -> None:
 
 def test_formatting() -> None:
     untidy = TEXT.replace("  mask  ", "mask").replace("  score =", "      score   =")
-    assert editor.formatted(Source("", untidy)) == format_file(parse(Source("", TEXT)))
-    assert editor.formatted(Source("", "attention {")) is None
+    assert editor.format_text(Source("", untidy)) == format_file(parse(Source("", TEXT)))
+    assert editor.format_text(Source("", "attention {")) is None
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,11 @@ def explain(
         explain_ranks(one_spec(spec), attention, variant, target, ranks, size, strategy, as_json=as_json)
         return
     from attnc.build import front, plan_program
-    from attnc.effort import limited, renew
+    from attnc.effort import limit_steps, renew
     from attnc.explain.backward import backward_dict, backward_text, explain_backward
     from attnc.explain.forward import as_dict, as_text
     from attnc.explain.forward import explain as explain_plan
-    from attnc.model.elaborate import charged
+    from attnc.model.elaborate import report_limit
     from attnc.plan.device import DEVICES
     from attnc.plan.ir.text import module_text
 
@@ -95,9 +95,9 @@ def explain(
         raise Mistake(
             f"there is no architecture '{arch}'", "".join(did_you_mean(arch, DEVICES)) or ", ".join(DEVICES)
         )
-    with limited():
+    with limit_steps():
         program = front(one_spec(spec))
-        with charged("what explains it", program.source.span(0, 0)):
+        with report_limit("what explains it", program.source.span(0, 0)):
             modules = plan_program(program).modules
             renew()
             if not modules and program.projections:

@@ -80,7 +80,7 @@ def server() -> LanguageServer:
 
     def formatted(params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
         read = document(params.text_document.uri)
-        text = editor.formatted(read.source)
+        text = editor.format_text(read.source)
         if text is None or text == read.source.text:
             return None
         return [lsp.TextEdit(range=read.range(read.source.span(0, len(read.source.text))), new_text=text)]

@@ -56,7 +56,7 @@ def explain_backward(
         config = planned.configs[position]
         shape = picture(planned, length, length, *tiles_of(config))
         attention = module.variant.attention
-        columns, moved = _work(planned, attention), _moved(planned, attention, length)
+        columns, moved = _work(planned, attention), _count_moved_bytes(planned, attention, length)
         d, dtype = feature(attention.q), DType(attention.q.dtype)
         found.append(
             BackwardExplanation(
@@ -131,7 +131,7 @@ def _work(planned: BackwardKernel, attention: Attention) -> int:
     return products + (d if planned.chain.adds_dq is not None else 0)
 
 
-def _moved(planned: BackwardKernel, attention: Attention, length: int) -> float:
+def _count_moved_bytes(planned: BackwardKernel, attention: Attention, length: int) -> float:
     """Returns bytes of one head: every matrix once, and the two numbers of each row."""
     d, dv = feature(attention.q), feature(attention.v)
     size = DType(attention.q.dtype).bytes

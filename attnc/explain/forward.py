@@ -171,7 +171,7 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
         )
     found.append((_scale(e.kernel), place_of(attention.score.span)))
     if (unified := ir.unified_of(e.kernel)) is not None:
-        found.append((_unified(unified), place_of(knobs["softmax"].span)))
+        found.append((_describe_unified(unified), place_of(knobs["softmax"].span)))
     if e.kernel.softmax.sink is not None:
         found.append(("the sink joins the denominator", place_of(attention.softmax.span)))
     if e.kernel.softmax.v_scale is not None:
@@ -196,7 +196,7 @@ def _scale(kernel: ir.Kernel) -> str:
     return f"exp2(scale * s - {largest}) with scale = {scale}: one fused multiply-add per element"
 
 
-def _unified(unified: UnifiedMax) -> str:
+def _describe_unified(unified: UnifiedMax) -> str:
     if not unified.fallback:
         return "one maximum for all rows, without a fallback: no score can leave the bounds"
     return "one maximum for all rows; a split with a row outside of the bounds is computed again"

@@ -404,7 +404,9 @@ def bounds_of_atom(expr: Expr) -> Interval:
         case Call(function="where", args=(condition, left, right)):
             may, must = classify(condition)
             a, b = bounds(left), bounds(right)
-            return Interval(_chosen(may, must, _smaller, a.lo, b.lo), _chosen(may, must, _larger, a.hi, b.hi))
+            return Interval(
+                _bound_where(may, must, _smaller, a.lo, b.lo), _bound_where(may, must, _larger, a.hi, b.hi)
+            )
         case _:
             return UNKNOWN
 
@@ -457,7 +459,7 @@ def _is_positive(divisor: Expr) -> bool:
     return divisor.type == "int" and ((number(divisor) or 0) > 0 or isinstance(divisor, Dim))
 
 
-def _chosen(may: Expr, must: Expr, worst: Join, then: Expr | None, other: Expr | None) -> Expr | None:
+def _bound_where(may: Expr, must: Expr, worst: Join, then: Expr | None, other: Expr | None) -> Expr | None:
     """Returns a bound of where(condition, ...): of one branch where the whole tile takes it, else the worst
     of both.
     """

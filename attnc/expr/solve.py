@@ -225,7 +225,7 @@ def disjunction(a: Solution, b: Solution, var: Var) -> Solution:
     return Solution(may, largest(a.must, b.must, length), exact)
 
 
-def unsolved(mask: Expr) -> Solution:
+def leave_unsolved(mask: Expr) -> Solution:
     """Says that all positions may be kept, unless the mask is false for the whole tile, and none must be."""
     may, _ = classify(mask)
     return Solution(ALL, NONE, exact=may == TRUE)
@@ -327,7 +327,7 @@ def _solve(mask: Expr, var: Var) -> Solution:
         case Compare(op=op, left=left, right=right):
             return _solve_compare(op, affine(left) - affine(right), var)
         case _:
-            return unsolved(mask)
+            return leave_unsolved(mask)
 
 
 def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
@@ -356,7 +356,7 @@ def _at_most_zero(d: Affine, var: Var) -> Solution:
         may, must = classify(compare("<=", d.expr, ZERO))
         return Solution(Run(guard=may), Run(guard=must))
     if len(found) > 1:
-        return unsolved(compare("<=", d.expr, ZERO))
+        return leave_unsolved(compare("<=", d.expr, ZERO))
     ((atom, c),) = found
     rest = d - affine(atom) * c
     if isinstance(atom, Index):
@@ -416,7 +416,7 @@ def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Sol
                 return solve_sorted("<", atom, (x + 1).expr, var)
             return solve_sorted(">", atom, (x - 1).expr, var)
         case _:
-            return unsolved(compare(op, atom, x.expr))
+            return leave_unsolved(compare(op, atom, x.expr))
 
 
 def _solve_float(op: CompareOp, left: Expr, right: Expr, var: Var) -> Solution:
@@ -429,7 +429,7 @@ def _solve_float(op: CompareOp, left: Expr, right: Expr, var: Var) -> Solution:
         left, right, op = right, left, MIRRORED[op]
     if isinstance(left, Load) and left.is_sorted and var not in uses(right):
         return solve_sorted(op, left, right, var)
-    return unsolved(compare(op, left, right))
+    return leave_unsolved(compare(op, left, right))
 
 
 def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
@@ -443,7 +443,7 @@ def solve_sorted(op: CompareOp, load: Load, x: Expr, var: Var) -> Solution:
     offset = affine(last) - affine(Index(var))
     may_be_nan = x.type == "float" and not is_finite(x)
     if not all(map(is_scalar, (*prefix, offset.expr))) or (may_be_nan and not is_scalar(x)):
-        return unsolved(compare(op, load, x))
+        return leave_unsolved(compare(op, load, x))
 
     rows = tuple(map(normalize, prefix))
     is_row = conj(

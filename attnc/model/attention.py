@@ -76,7 +76,7 @@ class Attention:
                 return tensor
         raise KeyError(name)
 
-    def rewritten(self, expr: Callable[[Expr], Expr], tensor: Callable[[Tensor], Tensor]) -> Attention:
+    def rewrite(self, expr: Callable[[Expr], Expr], tensor: Callable[[Tensor], Tensor]) -> Attention:
         """Returns the attention with every tensor and every expression rewritten."""
         softmax = self.softmax
         return replace(

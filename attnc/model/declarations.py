@@ -320,7 +320,7 @@ class Declarations:
                     f"{name} is required",
                     hints=(f"add 'input {name}: ...'",),
                 )
-        q, k, v = (self._known(name) for name in _QKV)
+        q, k, v = (self._find_tensor(name) for name in _QKV)
         for other in (k, v):
             first = q or k
             if first and other and first is not other and not self._goes_with(other, first):
@@ -367,7 +367,7 @@ class Declarations:
         hint = f"q is of f16 or bf16 beside {name} of 8 bits; types of {name} that are not are that of q"
         return (hint,)
 
-    def _known(self, name: str) -> Tensor | None:
+    def _find_tensor(self, name: str) -> Tensor | None:
         tensor = self.scope.tensors.get(name)
         return tensor if isinstance(tensor, Tensor) else None
 
@@ -429,7 +429,7 @@ class Declarations:
                 hints=did_you_mean(name.id, OUTPUTS),
             )
             return None
-        q, v = self._known("q"), self._known("v")
+        q, v = self._find_tensor("q"), self._find_tensor("v")
         dtype, shape = self._dtype(tree.dtype), self._shape(tree.shape)
         if dtype is None or shape is None or q is None or v is None:
             return None
@@ -559,7 +559,7 @@ def _role(name: str, axis: Expr, tree: ast.Expr, ragged: bool, report: Report) -
         "E0309",
         f"'{tree.span.text}' is not an axis of {name}",
         tree.span,
-        _expected(name, ragged),
+        _describe_expected(name, ragged),
         hints=hints,
     )
     return None
@@ -568,11 +568,15 @@ def _role(name: str, axis: Expr, tree: ast.Expr, ragged: bool, report: Report) -
 def _report_count(name: ast.Name, role: Role, places: Sequence[Span], ragged: bool, report: Report) -> None:
     word = "axis of rows" if ragged and role in _LENGTH else _WORDS[role]
     if places:
-        report.error("E0309", f"{name.id} has more than one {word}", places[1], _expected(name.id, ragged))
+        report.error(
+            "E0309", f"{name.id} has more than one {word}", places[1], _describe_expected(name.id, ragged)
+        )
     else:
         hints = ("write '1' for a single head",) if role is Role.HEAD else ()
-        report.error("E0309", f"{name.id} has no {word}", name.span, _expected(name.id, ragged), hints=hints)
+        report.error(
+            "E0309", f"{name.id} has no {word}", name.span, _describe_expected(name.id, ragged), hints=hints
+        )
 
 
-def _expected(name: str, ragged: bool) -> str:
+def _describe_expected(name: str, ragged: bool) -> str:
     return f"expected a layout like {(_SHOWN_RAGGED if ragged else _SHOWN)[name]}"

@@ -89,7 +89,7 @@ _NOTE = (
 
 
 @contextmanager
-def charged(what: str, span: Span) -> Iterator[None]:
+def report_limit(what: str, span: Span) -> Iterator[None]:
     """Makes a diagnostic of it when the steps that a file may cost are spent in the block."""
     try:
         yield
@@ -127,7 +127,7 @@ class Elaborator:
         """Returns the typed expression, or None when something in it is wrong."""
         return self._expr(tree, Context(scope=self.scope, report=self.report, defs=self.scope.defs))
 
-    def typed(self, tree: ast.Expr, wanted: Type, what: str) -> Expr | None:
+    def elaborate_typed(self, tree: ast.Expr, wanted: Type, what: str) -> Expr | None:
         """Elaborates an expression for a place that takes one type; an int will do for a float."""
         made = self.expr(tree)
         if made is None or made.type == wanted or (wanted == "float" and made.type == "int"):

@@ -94,7 +94,7 @@ def _arguments(call: ast.Call, report: Report) -> dict[str, ast.Expr]:
 
 def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
     """Returns a logit of each head: float loads, params and numbers, indexed by h at most."""
-    sink = elaborator.typed(tree, "float", "the sink")
+    sink = elaborator.elaborate_typed(tree, "float", "the sink")
     if sink is None:
         return None
     if uses(sink) - {"h"} or any(isinstance(node, Dot) for node in walk(sink)):
@@ -117,7 +117,7 @@ def _v_scale(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | N
     """Returns a factor of the rows of o: what v is multiplied by, of a query and head, the same for all
     keys.
     """
-    scale = elaborator.typed(tree, "float", "the scale of v")
+    scale = elaborator.elaborate_typed(tree, "float", "the scale of v")
     if scale is None:
         return None
     if any(isinstance(node, Dot) for node in walk(scale)):
@@ -148,7 +148,7 @@ def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | N
 
 def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
     """Returns the seed: a scalar i64 input, so that every call can have another."""
-    seed = elaborator.typed(tree, "int", "the dropout seed")
+    seed = elaborator.elaborate_typed(tree, "int", "the dropout seed")
     tensor = scope.tensors.get(seed.tensor) if isinstance(seed, Load) else None
     if isinstance(tensor, Tensor) and tensor.dtype is DType.I64 and not tensor.shape:
         return seed
@@ -166,7 +166,7 @@ def _one_number(
     tree: ast.Expr, kind: Type, dtype: str, what: str, elaborator: Elaborator, report: Report
 ) -> Expr | None:
     """Resolves a number of the whole launch, or reports that it varies. dtype: of an input that would do."""
-    number = elaborator.typed(tree, kind, what)
+    number = elaborator.elaborate_typed(tree, kind, what)
     if number is not None and (uses(number) or any(isinstance(node, Dot) for node in walk(number))):
         label = f"must be one number: a scalar input '{dtype}[]'"
         report.error("E0317", f"{what} varies", tree.span, label)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from attnc.diagnostics import Label, Report, did_you_mean
-from attnc.effort import limited
+from attnc.effort import limit_steps
 from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
 from attnc.model.attention import Attention, Param, Softmax
 from attnc.model.declarations import Declarations, Sizes, raw_dims, resolve_param
 from attnc.model.dtypes import DType
-from attnc.model.elaborate import Elaborator, charged
+from attnc.model.elaborate import Elaborator, report_limit
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
 from attnc.model.program import Program, Projection
@@ -35,16 +35,16 @@ from attnc.syntax import ast
 _Item = TypeVar("_Item", bound=ast.AttentionItem)
 
 
-@limited()
+@limit_steps()
 def resolve(file: ast.File, prelude: ast.File) -> Program:
     """Returns what the file means. Raises DiagnosticError with every semantic error, in source order;
     warnings are in the Program.
     """
-    with charged("the file", file.span.source.span(0, 0)):
-        return _resolved(file, prelude)
+    with report_limit("the file", file.span.source.span(0, 0)):
+        return _resolve(file, prelude)
 
 
-def _resolved(file: ast.File, prelude: ast.File) -> Program:
+def _resolve(file: ast.File, prelude: ast.File) -> Program:
     report = Report()
     defs = collect(prelude, file, report)
     taken = Taken(report)
@@ -53,7 +53,7 @@ def _resolved(file: ast.File, prelude: ast.File) -> Program:
     for item in file.items:
         if isinstance(item, ast.Attention):
             fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS)
-            with charged(f"'{item.name.id}'", item.name.span):
+            with report_limit(f"'{item.name.id}'", item.name.span):
                 attention = _Resolver(item, defs, report).attention()
             trees.setdefault(item.name.id, item)  # one that cannot be called so has schedules all the same
             if fresh and attention is not None:
@@ -68,7 +68,7 @@ def _resolved(file: ast.File, prelude: ast.File) -> Program:
         and (schedule := resolve_schedule(item, trees, report)) is not None
     ]
     for name, attention in attentions.items():
-        with charged(f"'{name}'", trees[name].name.span):
+        with report_limit(f"'{name}'", trees[name].name.span):
             for attention_rule in ATTENTION_RULES:
                 attention_rule(trees[name], attention, report)
     for schedule_rule in SCHEDULE_RULES:
@@ -203,11 +203,11 @@ class _Resolver:
 
     def _score(self) -> Expr | None:
         tree = self._one(ast.Score, "score = dot(q, k) / sqrt(D)")
-        return self.elaborator.typed(tree.value, "float", "a score") if tree else None
+        return self.elaborator.elaborate_typed(tree.value, "float", "a score") if tree else None
 
     def _mask(self) -> Expr:
         tree = self._one(ast.Mask, None)
-        mask = self.elaborator.typed(tree.value, "bool", "a mask") if tree else TRUE
+        mask = self.elaborator.elaborate_typed(tree.value, "bool", "a mask") if tree else TRUE
         if tree and mask and any(isinstance(node, Dot) for node in walk(mask)):
             self.report.error(
                 "E0306",
@@ -228,7 +228,7 @@ class _Resolver:
         places: dict[str, Span] = {}
         for tree in self._all(ast.Length):
             name = tree.name
-            value = self.elaborator.typed(tree.value, "int", "a length")
+            value = self.elaborator.elaborate_typed(tree.value, "int", "a length")
             if name.id not in ("M", "N"):
                 hints = did_you_mean(name.id, ("M", "N"))
                 self.report.error(

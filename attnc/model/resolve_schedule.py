@@ -27,7 +27,7 @@ from attnc.model.schedule import (
     When,
     whole_of,
 )
-from attnc.model.scope import mentioned
+from attnc.model.scope import list_names
 from attnc.syntax import ast
 
 TARGETS = (
@@ -243,7 +243,7 @@ class _Block:
 
     def _when(self, tree: ast.When, phase: Phase) -> None:
         names, every = self.form.names, self._everywhere()
-        keys = [name for name in mentioned(tree.condition) if name.id not in names and name.id in every]
+        keys = [name for name in list_names(tree.condition) if name.id not in names and name.id in every]
         for key in keys:
             self.report.error(
                 "E0407",
@@ -299,7 +299,7 @@ class _Block:
             self.report.error("E0405", f"'{name}' is set twice", tree.span, "second time", related=related)
 
     def _refuse(self, name: str, value: ast.Expr, key: Key) -> None:
-        unknown = next((word.id for word in mentioned(value) if word.id not in key.words), "")
+        unknown = next((word.id for word in list_names(value) if word.id not in key.words), "")
         is_long = len(key.allowed) > 60
         self.report.error(
             "E0403",
@@ -317,10 +317,10 @@ class _Block:
         if name.id in everywhere:
             self.report.error(
                 "E0404",
-                f"'{name.id}' does not belong to {_called(phase)}",
+                f"'{name.id}' does not belong to {_name_place(phase)}",
                 name.span,
-                f"a key of {_called(everywhere[name.id])}",
-                hints=(f"write it inside '{_spelled(everywhere[name.id])}'",),
+                f"a key of {_name_place(everywhere[name.id])}",
+                hints=(f"write it inside '{_spell_block(everywhere[name.id])}'",),
             )
         elif name.id.startswith("accumulate.") and self.form.phases is PHASES:
             if grads is not None:
@@ -354,15 +354,15 @@ class _Block:
     def _where(self, name: str) -> tuple[str, ...]:
         """Spells the phases of this name that the schedule could have."""
         phases = self.form.phases[1:] if whole_of(self.form.phases[1]) else self.form.phases
-        return tuple(f"'{_spelled(phase)}' is one" for phase in phases if phase == name)
+        return tuple(f"'{_spell_block(phase)}' is one" for phase in phases if phase == name)
 
 
-def _called(phase: Phase) -> str:
+def _name_place(phase: Phase) -> str:
     """Returns what a message calls the place of a key."""
     return "the schedule itself" if phase == "projection" else f"the {phase} phase"
 
 
-def _spelled(phase: Phase) -> str:
+def _spell_block(phase: Phase) -> str:
     """Returns how a block of the phase is written: `backward { dq { ... } }`."""
     whole = whole_of(phase)
     inside = f"{phase} {{ ... }}"

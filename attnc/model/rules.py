@@ -13,7 +13,7 @@ from attnc.model.attention import Attention
 from attnc.model.declarations import MAX_HEAD_DIM
 from attnc.model.dtypes import DType
 from attnc.model.schedule import PARTS, Schedule
-from attnc.model.scope import mentioned
+from attnc.model.scope import list_names
 from attnc.model.tensors import Tensor
 from attnc.syntax import ast
 
@@ -149,20 +149,20 @@ def check_unused(tree: ast.Attention, attention: Attention, report: Report) -> N
                 places[name.id] = ("param", name)
             case ast.Let(name=name, value=value):
                 places[name.id] = ("let", name)
-                used |= {mention.id for mention in mentioned(value)}
+                used |= {mention.id for mention in list_names(value)}
             case ast.Input(names=names):
                 places |= {name.id: ("input", name) for name in names if name.id not in ("q", "k", "v")}
                 parts = (item.dtype, *item.shape, *((item.storage,) if item.storage else ()))
-                used |= {mention.id for part in parts for mention in mentioned(part)}
+                used |= {mention.id for part in parts for mention in list_names(part)}
             case ast.Output(dtype=dtype, shape=shape):
-                used |= {mention.id for part in (dtype, *shape) for mention in mentioned(part)}
+                used |= {mention.id for part in (dtype, *shape) for mention in list_names(part)}
             case (
                 ast.Score(value=value)
                 | ast.Mask(value=value)
                 | ast.Length(value=value)
                 | ast.Normalize(value=value)
             ):
-                used |= {mention.id for mention in mentioned(value)}
+                used |= {mention.id for mention in list_names(value)}
             case _:
                 pass
     for what, name in places.values():

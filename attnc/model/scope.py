@@ -43,7 +43,7 @@ class Definition:
         """Returns the definitions that the body mentions, each once, in order of first mention."""
         seen = {
             id(callee): callee
-            for name in mentioned(self.tree.value)
+            for name in list_names(self.tree.value)
             if name.id not in self.params and (callee := self.visible.get(name.id)) is not None
         }
         return list(seen.values())
@@ -79,7 +79,7 @@ def _check_names(definition: Definition, report: Report) -> None:
         taken.declare(name)
     values = (*definition.params, *INDICES, *DIMS, "inf")
     functions = (*CALLABLE, "dot", *definition.visible)
-    for name in mentioned(definition.tree.value):
+    for name in list_names(definition.tree.value):
         if name.id not in values and name.id not in functions and name.id not in ("q", "k"):
             report.error(
                 "E0203",
@@ -125,27 +125,27 @@ def _report_cycle(cycle: Sequence[Definition], report: Report) -> None:
         definition.broken = True
 
 
-def mentioned(tree: ast.Expr) -> Iterator[ast.Name]:
+def list_names(tree: ast.Expr) -> Iterator[ast.Name]:
     """Yields every name in an expression, of values and of functions, in source order."""
     match tree:
         case ast.Name():
             yield tree
         case ast.UnaryOp(operand=operand) | ast.Not(operand=operand):
-            yield from mentioned(operand)
+            yield from list_names(operand)
         case ast.BinaryOp(left=left, right=right):
-            yield from mentioned(left)
-            yield from mentioned(right)
+            yield from list_names(left)
+            yield from list_names(right)
         case ast.Compare(operands=parts) | ast.BoolOp(operands=parts) | ast.ListValue(items=parts):
             for part in parts:
-                yield from mentioned(part)
+                yield from list_names(part)
         case ast.Call(function=function, args=args, kwargs=kwargs):
             yield function
             for part in (*args, *(keyword.value for keyword in kwargs)):
-                yield from mentioned(part)
+                yield from list_names(part)
         case ast.Subscript(tensor=tensor, indices=indices):
             yield tensor
             for part in indices:
-                yield from mentioned(part)
+                yield from list_names(part)
         case _:
             pass
 

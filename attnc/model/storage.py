@@ -51,8 +51,8 @@ class Storages:
     def _storage(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
         kind = call.function.id
         make: Mapping[str, Callable[[ast.Call, str, Tensor | None], Storage | None]] = {
-            "paged": self._paged,
-            "ragged": self._ragged,
+            "paged": self._resolve_paged,
+            "ragged": self._resolve_ragged,
             "prefix": self._prefix,
         }
         if kind not in make:
@@ -74,7 +74,7 @@ class Storages:
             return None
         return make[kind](call, name, tensor)
 
-    def _paged(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
+    def _resolve_paged(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
         tree = call.kwargs[0].value
         sizes = self._page_sizes(tree)
         if name not in ("k", "v"):
@@ -91,7 +91,7 @@ class Storages:
                 call.args[0],
                 f"'{table.name}' is not a block table",
                 "needs a page for each sequence and place",
-                related=_declared(table),
+                related=_label_declaration(table),
                 hint=f"declare 'input {table.name}: i32[B, P]'",
             )
         return None
@@ -109,7 +109,7 @@ class Storages:
             case _:
                 return None
 
-    def _ragged(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
+    def _resolve_ragged(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
         if name not in ("q", "k", "v"):
             self._error(
                 call, "only q, k and v can be ragged", f"{name} is addressed by the expressions that load it"
@@ -121,7 +121,7 @@ class Storages:
                 call.args[0],
                 f"'{table.name}' does not hold B + 1 row numbers",
                 "where each sequence begins, and where the last one ends",
-                related=_declared(table),
+                related=_label_declaration(table),
                 hint=f"declare 'input {table.name}: i32[B + 1]'",
             )
         return None
@@ -143,14 +143,14 @@ class Storages:
                     call,
                     "v differs from k in more than its head dimension",
                     "a prefix has the rows of k",
-                    related=_declared(k),
+                    related=_label_declaration(k),
                 )
             elif tensor.dtype != k.dtype:
                 self._error(
                     call,
                     "v differs from k in its element type",
                     "a prefix has the elements of k",
-                    related=_declared(k),
+                    related=_label_declaration(k),
                     hint=f"declare v of type {k.dtype}",
                 )
             else:
@@ -181,7 +181,7 @@ class Storages:
             arg,
             f"'{name}' is not of type i32",
             "holds row or page numbers",
-            related=_declared(table),
+            related=_label_declaration(table),
             hint=f"declare 'input {name}: {expected}'",
         )
         return None
@@ -197,7 +197,7 @@ class Storages:
                 "k and v are stored in different ways",
                 v.storage.span or v.span or tree.span,
                 "the rows of v are those of k",
-                related=_stored(k),
+                related=_label_storage(k),
                 hints=("declare them together: 'input k, v: ... via ...'",),
             )
         elif k.storage.is_packed and not same_size(k.size(Role.KEY), v.size(Role.KEY)):
@@ -206,7 +206,7 @@ class Storages:
                 "k and v differ in rows",
                 v.span or tree.span,
                 "the rows of v are those of k",
-                related=_declared(k),
+                related=_label_declaration(k),
             )
 
     def _error(
@@ -216,11 +216,11 @@ class Storages:
         self.report.error("E0316", message, tree.span, label, related=related, hints=hints)
 
 
-def _declared(tensor: Tensor) -> tuple[Label, ...]:
+def _label_declaration(tensor: Tensor) -> tuple[Label, ...]:
     """Points to the declaration of the tensor that disagrees."""
     return () if tensor.span is None else (Label(tensor.span, f"'{tensor.name}' is declared here"),)
 
 
-def _stored(tensor: Tensor) -> tuple[Label, ...]:
+def _label_storage(tensor: Tensor) -> tuple[Label, ...]:
     span = tensor.storage.span or tensor.span
     return () if span is None else (Label(span, f"and here are those of {tensor.name}"),)

@@ -87,7 +87,7 @@ def variant_name(params: Mapping[str, ParamValue]) -> str:
     return "_".join(parts) or "default"
 
 
-def labelled(variant: Variant, label: str) -> Variant:
+def add_label(variant: Variant, label: str) -> Variant:
     """Returns the variant under one of several schedules: `d128_prefill`."""
     if not label:
         return variant
@@ -117,7 +117,7 @@ def _fix(attention: Attention, params: Mapping[str, ParamValue]) -> Attention:
             storage = replace(storage, page=int(params[storage.param]), param="")
         return replace(tensor, dtype=dtype, shape=tuple(map(fix, tensor.shape)), storage=storage)
 
-    return replace(attention.rewritten(fix, fix_tensor), params=())
+    return replace(attention.rewrite(fix, fix_tensor), params=())
 
 
 def _fix_projection(projection: Projection, params: Mapping[str, ParamValue]) -> Projection:

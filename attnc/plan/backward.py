@@ -142,7 +142,7 @@ class KernelMaker:
             softmax=softmax,
             tma=not lengths and has_descriptors(attention),
             configs=choices,
-            shared=tuple(self._shared(config, name_of(makes)) for config in choices),
+            shared=tuple(self._count_shared_bytes(config, name_of(makes)) for config in choices),
             rows=places,
             chain=rule.chain,
             makes=makes,
@@ -178,8 +178,8 @@ class KernelMaker:
             else self.target.backward_section(short_loops=short_loops, in_turns=adds_dq == "ordered"),
         )
 
-    def _shared(self, config: BackwardConfig, name: KernelName) -> int:
-        return self.target.shared(self.variant, config, name, self.layout)
+    def _count_shared_bytes(self, config: BackwardConfig, name: KernelName) -> int:
+        return self.target.count_shared_bytes(self.variant, config, name, self.layout)
 
     def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:
         names = LoadNames.of(self.attention, taken=self.sums)

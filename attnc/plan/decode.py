@@ -30,6 +30,7 @@ from attnc.plan.signature import kv_heads, parts
 from attnc.plan.softmax import LONGEST, plan_softmax, unified_max
 from attnc.plan.steps import (
     IN_BOUNDS,
+    count_stored_rows,
     dims_of,
     kv_head_of,
     lengths,
@@ -38,7 +39,6 @@ from attnc.plan.steps import (
     outruns,
     rows,
     sizes,
-    stored,
 )
 from attnc.plan.steps import program as program_of
 from attnc.plan.targets import target_of
@@ -71,7 +71,7 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
     loops = named_bounds(with_fills(loops, kept), names)
     split = None
     if _splits(choices) > 1:
-        staged = tuple(target.staged(variant, config) for config in choices)
+        staged = tuple(target.count_staged_bytes(variant, config) for config in choices)
         split = Split(
             lo=loops.loops[0].start,
             hi=loops.loops[-1].stop,
@@ -113,13 +113,13 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
         step=step,
         softmax=softmax,
         configs=choices,
-        shared=tuple(target.shared(variant, config, "forward", layout) for config in choices),
+        shared=tuple(target.count_shared_bytes(variant, config, "forward", layout) for config in choices),
         layout=layout,
         bound=error_bound(
-            attention, choices, softmax, unified, _splits(choices) + target.joined(choices, layout)
+            attention, choices, softmax, unified, _splits(choices) + target.count_joined(choices, layout)
         ),
         rows=places,
-        stored=stored(attention),
+        stored=count_stored_rows(attention),
         pack=pack,
         split=split,
         parts=parts(attention),

@@ -39,24 +39,24 @@ class Tiles:
         """Makes the sizes of these keys of a schedule."""
         return cls(**{field_of(key): size for key, size in sizes.items()})
 
-    def said(self) -> dict[str, int]:
+    def list_given(self) -> dict[str, int]:
         """Returns those that are not None, by field."""
         values = {field: getattr(self, field) for field in self.__slots__}
         return {field: value for field, value in values.items() if value is not None}
 
     def by_key(self) -> dict[str, int]:
         """Returns those that are not None, by the keys of a schedule."""
-        return {key_of(field): value for field, value in self.said().items()}
+        return {key_of(field): value for field, value in self.list_given().items()}
 
     def without(self, keys: Iterable[str]) -> Self:
         """Returns the sizes without those of these keys of a schedule."""
         held = set(keys)
-        left: dict[str, Any] = {f: size for f, size in self.said().items() if key_of(f) not in held}
+        left: dict[str, Any] = {f: size for f, size in self.list_given().items() if key_of(f) not in held}
         return type(self)(**left)
 
     def of(self, config: C) -> C:
         """Returns the config with these sizes."""
-        changes: dict[str, Any] = self.said()
+        changes: dict[str, Any] = self.list_given()
         return replace(config, **changes) if changes else config
 
 

@@ -19,6 +19,7 @@ from attnc.plan.signature import has_descriptors
 from attnc.plan.softmax import plan_softmax
 from attnc.plan.steps import (
     IN_BOUNDS,
+    count_stored_rows,
     dims_of,
     kv_head_of,
     lengths,
@@ -29,7 +30,6 @@ from attnc.plan.steps import (
     rows,
     sequences,
     sizes,
-    stored,
 )
 from attnc.plan.steps import program as program_of
 from attnc.plan.targets import target_of
@@ -78,9 +78,9 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         softmax=softmax,
         tma=not lines and has_descriptors(attention),
         configs=choices,
-        shared=tuple(target.shared(variant, config, "forward", layout) for config in choices),
+        shared=tuple(target.count_shared_bytes(variant, config, "forward", layout) for config in choices),
         layout=layout,
         bound=error_bound(attention, choices, softmax, **target.columns(choices, layout)),
         rows=places,
-        stored=stored(attention),
+        stored=count_stored_rows(attention),
     )

@@ -139,7 +139,7 @@ def chain_rule(
         for entry, accumulate in wanted
         if not entry.in_sink
     )
-    shared = tuple(_shared(score, (slope, *(adjoint.value for adjoint in adjoints)), names))
+    shared = tuple(_list_shared(score, (slope, *(adjoint.value for adjoint in adjoints)), names))
     mapping: dict[Expr, Expr] = {let.value: Ref(let.name, "float", ("q", "kv")) for let in shared}
     return ChainRule(
         raw_scale=raw_scale,
@@ -189,7 +189,7 @@ def _split_factor(slope: Expr) -> tuple[float, Expr | None]:
             return 1.0, slope
 
 
-def _shared(score: Expr | None, others: Iterable[Expr | None], names: LoadNames) -> Iterator[Let]:
+def _list_shared(score: Expr | None, others: Iterable[Expr | None], names: LoadNames) -> Iterator[Let]:
     """Yields costly values of the score, outermost first, that a derivative needs too."""
     if score is None:
         return

@@ -141,7 +141,7 @@ class LoadNames:
             return expr
         for fetch in self.fetches:
             if fetch.load == expr:
-                return _named(fetch, expr)
+                return _make_ref(fetch, expr)
         axes = axes_of(expr)
         name = self._name(expr.tensor, axes, expr.indices)
         fetch = Fetch(
@@ -152,7 +152,7 @@ class LoadNames:
             row=self.row(expr.tensor, expr.indices),
         )
         self.fetches.append(fetch)
-        return _named(fetch, expr)
+        return _make_ref(fetch, expr)
 
     def row(self, tensor: str, indices: tuple[Expr, ...]) -> Row | None:
         """Returns the pointer shared by all accesses with these leading b, h and constant indices; None when
@@ -194,7 +194,7 @@ _ENDS = {
 }
 
 
-def _named(fetch: Fetch, load: Load) -> Ref:
+def _make_ref(fetch: Fetch, load: Load) -> Ref:
     wide, within = load.wide and load.within is None, load.within
     return Ref(fetch.name, load.type, fetch.axes, wide=wide, within=within, span=load.span)
 

@@ -66,7 +66,7 @@ class ProjectionModule:
     def name(self) -> str:
         return self.variant.projection.name
 
-    def bound(self, position: int) -> DotBound:
+    def state_bound(self, position: int) -> DotBound:
         """Returns what the config at this position promises."""
         config = self.configs[position]
         dtype = self.variant.projection.dtype
@@ -101,9 +101,9 @@ def plan_projection(variant: ProjectionVariant, schedule: Schedule) -> Projectio
     """
     offered = projection_configs(schedule, variant)
     room = max(device.shared_per_block for device in DEVICES.values())
-    kept = [(config, need) for config in offered if (need := _shared(config, variant)) <= room]
+    kept = [(config, need) for config in offered if (need := _count_shared_bytes(config, variant)) <= room]
     for impl in impls_of(schedule):
-        needs = [_shared(config, variant) for config in offered if impl_of(config) == impl]
+        needs = [_count_shared_bytes(config, variant) for config in offered if impl_of(config) == impl]
         if min(needs) > room and schedule.span is not None:
             message = f"no config of '{impl}' fits any GPU"
             label = f"needs {min(needs)} B of shared memory; the most there is is {room} B"
@@ -115,14 +115,14 @@ def plan_projection(variant: ProjectionVariant, schedule: Schedule) -> Projectio
         target=schedule.target,
         configs=chosen,
         shared=tuple(need for _, need in kept),
-        ragged_n=_ragged([(c, c.tile_n) for c in products], variant.projection.size("N")),
-        ragged_k=_ragged([(c, c.tile_k) for c in products], variant.projection.size("K")),
+        ragged_n=_find_ragged([(c, c.tile_n) for c in products], variant.projection.size("N")),
+        ragged_k=_find_ragged([(c, c.tile_k) for c in products], variant.projection.size("K")),
         is_split=any(config.split_k > 1 for config in products),
         guess=_guess(chosen),
     )
 
 
-def _shared(config: ProjectionConfig, variant: ProjectionVariant) -> int:
+def _count_shared_bytes(config: ProjectionConfig, variant: ProjectionVariant) -> int:
     """Returns bytes of the tiles of x and w that are in flight, with as many rows of x as a tile may have."""
     if not isinstance(config, ProductConfig):
         return 0
@@ -131,7 +131,7 @@ def _shared(config: ProjectionConfig, variant: ProjectionVariant) -> int:
     return stages * columns * depth * variant.projection.dtype.bytes
 
 
-def _ragged(tiles: Iterable[tuple[ProductConfig, int]], size: int | None) -> frozenset[Impl]:
+def _find_ragged(tiles: Iterable[tuple[ProductConfig, int]], size: int | None) -> frozenset[Impl]:
     """Returns the implementations of which some tile of an axis reaches past its end."""
     return frozenset(impl_of(config) for config, tile in tiles if size is None or size % tile)
 

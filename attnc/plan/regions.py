@@ -26,7 +26,7 @@ from attnc.expr.simplify import nnf, substitute
 from attnc.expr.solve import Ranges, Var, solve
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
-from attnc.plan.width import ends_of, narrowed
+from attnc.plan.width import ends_of, narrow_bound
 from attnc.source import Span
 
 TILE: dict[Axis, Expr] = {"q": Dim("BLOCK_M"), "kv": Dim("BLOCK_N")}
@@ -53,15 +53,15 @@ def regions(
         """Returns the value by name, unless it is a name or a number already."""
         if isinstance(value, Const | Dim | Ref):
             return value
-        value = narrowed(value, length)
+        value = narrow_bound(value, length)
         if outruns and text in ("hi", "full_hi"):
-            value = _ended(value, length)
+            value = _clamp_end(value, length)
         bounds.append(Let(name=text, value=value, span=span))
         return Ref(text, "int", natural=is_nonnegative(value), within=ends_of(value))
 
     lo = named("lo", _align_down(_from_zero(ranges.may_lo), axis))
     hi = named("hi", _up_to(ranges.may_hi, length))
-    tail = axis == "q" or ranges.may_hi is None or not at_least(length, _unsearched(ranges.may_hi))
+    tail = axis == "q" or ranges.may_hi is None or not at_least(length, _drop_searches(ranges.may_hi))
 
     def made(*loops: Loop) -> tuple[Regions, bool]:
         return Regions(axis=axis, bounds=tuple(bounds), loops=loops), tail
@@ -109,7 +109,7 @@ def _partial(start: Expr, stop: Expr, ranges: Ranges) -> Loop:
     )
 
 
-def _unsearched(stop: Expr) -> Expr:
+def _drop_searches(stop: Expr) -> Expr:
     """Returns the bound without its searches: a tensor reads 0 past its end, which may be the value looked
     for.
     """
@@ -120,7 +120,7 @@ def _from_zero(start: Expr | None) -> Expr:
     return ZERO if start is None else larger(start, ZERO)
 
 
-def _ended(stop: Expr, length: Expr) -> Expr:
+def _clamp_end(stop: Expr, length: Expr) -> Expr:
     """Returns the bound, not past the length even where the tile is: `smaller` takes tiles to lie in
     sequences.
     """
@@ -224,7 +224,7 @@ def with_edges(loops: Regions, mask: Expr, kept: Expr | None) -> Regions:
     bounds = list(loops.bounds)
 
     def named(name: str, value: Expr) -> Expr:
-        value = narrowed(value, N)
+        value = narrow_bound(value, N)
         bounds.append(Let(name=name, value=value, span=mask.span))
         return Ref(name, "int", natural=is_nonnegative(value))
 

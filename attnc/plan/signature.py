@@ -30,7 +30,7 @@ from attnc.model.tensors import Paged, Prefix, Role, Tensor, same_size
 from attnc.plan.ir import Arg, Bind, Let
 from attnc.plan.ir.kernel import Part
 from attnc.plan.names import own_sizes
-from attnc.plan.width import saturated
+from attnc.plan.width import saturate_far
 
 # --- arguments
 
@@ -52,7 +52,7 @@ def normalise(attention: Attention) -> Attention:
     wide = {tensor.name for tensor in attention.inputs if tensor.dtype is DType.I64}
 
     def fix(expr: Expr) -> Expr:
-        return _widened(substitute(expr, mapping), wide)
+        return _widen_loads(substitute(expr, mapping), wide)
 
     def fix_size(tensor: Tensor, axis: int) -> Expr:
         size = tensor.shape[axis]
@@ -63,8 +63,8 @@ def normalise(attention: Attention) -> Attention:
     def fix_tensor(tensor: Tensor) -> Tensor:
         return replace(tensor, shape=tuple(fix_size(tensor, axis) for axis in range(len(tensor.shape))))
 
-    made = attention.rewritten(fix, fix_tensor)
-    return replace(made, mask=replace(saturated(made.mask), span=made.mask.span))
+    made = attention.rewrite(fix, fix_tensor)
+    return replace(made, mask=replace(saturate_far(made.mask), span=made.mask.span))
 
 
 def size_names(attention: Attention) -> Iterator[str]:
@@ -74,9 +74,9 @@ def size_names(attention: Attention) -> Iterator[str]:
             yield from (node.name for node in walk(size) if isinstance(node, Dim))
 
 
-def _widened(expr: Expr, wide: Collection[str]) -> Expr:
+def _widen_loads(expr: Expr, wide: Collection[str]) -> Expr:
     """Returns the expression with loads of these tensors marked as integers of 64 bits."""
-    expr = rebuild(expr, tuple(_widened(child, wide) for child in children(expr)))
+    expr = rebuild(expr, tuple(_widen_loads(child, wide) for child in children(expr)))
     return replace(expr, wide=True) if isinstance(expr, Load) and expr.tensor in wide else expr
 
 
@@ -120,7 +120,7 @@ def results(attention: Attention) -> tuple[Arg, ...]:
     return tuple(_argument(tensor, set(everything) | {"H"}, {}) for tensor in attention.outputs)
 
 
-def kept(attention: Attention) -> tuple[Arg, ...]:
+def keep_lse(attention: Attention) -> tuple[Arg, ...]:
     """Returns lse as f32[B, H, M], of packed sequences f32[H, rows], where it is not an output: the backward
     recomputes the probabilities from it.
     """

@@ -53,13 +53,13 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
     knob, loops = knobs.get("softmax"), knobs.get("loops")
     if knob is None:
         return
-    if not target.has_lazy_maximum and any("maximum" in choice.args for choice in _named(knob)):
+    if not target.has_lazy_maximum and any("maximum" in choice.args for choice in _list_choices(knob)):
         label = "'cuda.sm_90a' has it alone"
         hint = "write 'online(rescale = lazy(8))', or 'online'"
         yield unsupported("a lazy maximum is not lowered to this target", knob.span, label, hint)
     if schedule.is_decode:
-        yield from _of_decode(variant, knob)
-    elif any(choice.name == "unified_max" for choice in _named(knob)):
+        yield from _check_decode(variant, knob)
+    elif any(choice.name == "unified_max" for choice in _list_choices(knob)):
         yield unsupported(
             "a unified maximum belongs to the decode kernel",
             knob.span,
@@ -77,11 +77,11 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
                 )
 
 
-def _named(knob: Knob) -> Iterator[Choice]:
+def _list_choices(knob: Knob) -> Iterator[Choice]:
     return (choice for choice in knob.choices if isinstance(choice, Choice))
 
 
-def _of_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
+def _check_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
     """Yields what the decode kernel cannot do of the first strategy of a schedule, the one it looks at."""
     match knob.choices[0]:
         case Choice(name="unified_max", args={"fallback": fallback}):

@@ -31,7 +31,7 @@ from attnc.plan.loads import LoadNames
 from attnc.plan.names import own_name
 from attnc.plan.regions import before_the_end
 from attnc.plan.signature import kv_heads
-from attnc.plan.width import ends_of, narrowed
+from attnc.plan.width import ends_of, narrow_bound
 
 IN_BOUNDS = Compare("<", Index("kv_idx"), Dim("N"))
 _ENDS = tuple(
@@ -49,7 +49,7 @@ def shortened_lengths(attention: Attention, names: LoadNames) -> tuple[Statement
     statements: list[Statement] = [*names.fetches]
     for dim, value in attention.lengths.items():
         known = len(names.fetches)
-        shortest = narrowed(minimum(names.replace(value), Dim(dim)), Dim(dim))
+        shortest = narrow_bound(minimum(names.replace(value), Dim(dim)), Dim(dim))
         loaded = names.fetches[known:]
         statements += [*loaded, Let(name=dim, value=shortest, comment=f"length {dim}", span=value.span)]
     return tuple(statements)
@@ -83,7 +83,7 @@ def named_bounds(loops: Regions, names: LoadNames) -> Regions:
         return substitute(expr, found_at)
 
     bounds = [replace(let, value=name(let.value)) for let in lets]
-    tiles = [loop.rewritten(name) for loop in loops.loops]
+    tiles = [loop.rewrite(name) for loop in loops.loops]
     statements: tuple[Statement, ...] = (*ends, *names.fetches, *searches.values(), *bounds)
     tile = tile_axes(statements)
     kept = [item for item in statements if not isinstance(item, Fetch) or (tile[item.name] and not item.axes)]
@@ -281,7 +281,7 @@ def kv_head_of(attention: Attention) -> Expr:
             return Binary("//", Index("h"), Dim("G"))
 
 
-def of_a_head(program: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def select_per_head(program: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Returns the statements whose values change with the query head."""
     late: list[Statement] = []
     for item in program:
@@ -352,7 +352,7 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
     if "M" in attention.lengths and not attention.q.storage.is_packed:
         statements.append(Let(name=Q_ROWS.name, value=Dim("M")))
     statements += shortened_lengths(attention, names)
-    if in_tile and stored(attention) == Q_ROWS:
+    if in_tile and count_stored_rows(attention) == Q_ROWS:
         seen = Compare("<", Index("q_lo"), Dim("M"))
         comment = "a tile past the end of its sequence sees no key"
         statements.append(Let(name="N", value=Call("where", (seen, Dim("N"), Const(0))), comment=comment))
@@ -390,7 +390,7 @@ def program(names: LoadNames, lines: tuple[Statement, ...]) -> tuple[Statement, 
     return (*names.rows.values(), *lines, *scalars)
 
 
-def stored(attention: Attention) -> Expr:
+def count_stored_rows(attention: Attention) -> Expr:
     """Returns rows of o that the memory of the sequence at hand has: those from M on get o = 0 and lse =
     -inf.
     """
@@ -403,7 +403,7 @@ def outruns(attention: Attention, inner: Axis) -> bool:
     position of `inner`: what `facts` proves of a tile's place does not hold there.
     """
     if inner == "kv":
-        return stored(attention) == Q_ROWS
+        return count_stored_rows(attention) == Q_ROWS
     return attention.k.storage.is_packed or "N" in attention.lengths
 
 

@@ -139,12 +139,12 @@ class Target(ABC):
         return None
 
     @abstractmethod
-    def shared(
+    def count_shared_bytes(
         self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
     ) -> int:
         """Returns bytes of shared memory that a block must be allowed for a launcher to take the config."""
 
-    def staged(self, variant: Variant, config: TileConfig) -> int:
+    def count_staged_bytes(self, variant: Variant, config: TileConfig) -> int:
         """Returns the bytes that it takes where tensor cores read tiles there, 0 if no more than
         elsewhere.
         """
@@ -168,7 +168,7 @@ class Target(ABC):
         """
         return 0
 
-    def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
+    def count_joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         """Returns the most results of parts of a row's keys that one program joins."""
         return 0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import Dim, Expr, Index, Load, Param, Ref, walk
 from attnc.plan.ir import Decode, Fetch, Forward, Kernel, Let, Module, Row, Statement, pack_of, split_of
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.steps import kept_fetches, of_a_head
+from attnc.plan.steps import kept_fetches, select_per_head
 
 TILES = frozenset({"BLOCK_M", "BLOCK_N"})
 
@@ -103,7 +103,7 @@ def _verify_kept(kernel: Kernel, sizes: frozenset[str]) -> None:
         return
     if kernel.step.keep is None:
         raise ValueError(f"{kernel.name}: keys that no query keeps, but no tile is masked")
-    late = {item.name for item in of_a_head(kernel.program)}
+    late = {item.name for item in select_per_head(kernel.program)}
     early = tuple(item for item in kernel.program if item.name not in late)
     known = {*_from_tile(kernel), *(item.name for item in early)}
     for fetch in kept_fetches(kernel):

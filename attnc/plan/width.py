@@ -50,7 +50,7 @@ def ends_of(value: Expr) -> tuple[int, int]:
     return found.lo, found.hi
 
 
-def narrowed(value: Expr, length: Expr) -> Expr:
+def narrow_bound(value: Expr, length: Expr) -> Expr:
     """Returns a bound of positions from 0 to `length`, brought near that range, in 64 bits if it has them,
     before it is kept in 32 and tiles are added to it.
     """
@@ -59,7 +59,7 @@ def narrowed(value: Expr, length: Expr) -> Expr:
     return larger(below, Const(0)) if found.lo < NEAR.lo else below
 
 
-def saturated(mask: Expr) -> Expr:
+def saturate_far(mask: Expr) -> Expr:
     """Rewrites a mask so that its far integers are brought near where that keeps comparisons, or the bounds
     of loops that follow from them, in 32 bits.
 
@@ -74,7 +74,7 @@ def saturated(mask: Expr) -> Expr:
     costly = {far.load for node, far in found.items() if _is_costly(node)}
     most = {load: max(far.most for far in found.values() if far.load == load) for load in costly}
     near: dict[Expr, Expr] = {
-        node: _replaced(node, far.load, replace(far.load, within=(-most[far.load], most[far.load])))
+        node: _replace(node, far.load, replace(far.load, within=(-most[far.load], most[far.load])))
         for node, far in found.items()
         if far.load in costly and far.allows(most[far.load])
     }
@@ -125,7 +125,7 @@ def _bounds(mask: Expr) -> Iterator[Expr]:
         yield from (expr for expr in found if expr is not None)
 
 
-def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
+def _replace(expr: Expr, old: Expr, new: Expr) -> Expr:
     return _rebuilt(expr, {old: new})
 
 

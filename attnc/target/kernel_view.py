@@ -12,7 +12,7 @@ from attnc.plan.access import Rows
 from attnc.plan.ir import Arg, Decode, Forward, Kernel, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import RowZero, feature, stride_name
-from attnc.plan.steps import of_a_head, starts_with
+from attnc.plan.steps import select_per_head, starts_with
 from attnc.target.quote import comment, expression
 
 
@@ -88,7 +88,7 @@ class BackwardView(KernelView):
         """Statements inside of that loop."""
         if not self.groups:
             return () if self.starts_with_program else self.kernel.program
-        return of_a_head(self.kernel.program)
+        return select_per_head(self.kernel.program)
 
 
 class OutputView(KernelView):

@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
-from attnc.source import Span, joined, visible
+from attnc.source import Span, join_lines, visible
 
 _WIDTH = 100
 #: What means something inside comments or docstrings of a target or in a template, as far as it is printable:
@@ -48,12 +48,12 @@ def command(path: str) -> str:
 
 def expression(span: Span) -> str:
     """Returns what a span of a spec says, as a comment."""
-    return comment(joined(span.text), _WIDTH)
+    return comment(join_lines(span.text), _WIDTH)
 
 
 def statement(span: Span) -> str:
     """Returns the statement that a span is part of, whole and as one line."""
-    return comment(joined(span.source.statement(span.start).text))
+    return comment(join_lines(span.source.statement(span.start).text))
 
 
 def quote(span: Span | None, otherwise: str = "") -> str:
@@ -64,7 +64,7 @@ def quote(span: Span | None, otherwise: str = "") -> str:
         return otherwise
     whole = span.source.statement(span.start)
     place = f"{Path(span.source.path).name}:{whole.line}"
-    return f"{comment(place)}  {comment(joined(whole.text), _WIDTH)}"
+    return f"{comment(place)}  {comment(join_lines(whole.text), _WIDTH)}"
 
 
 def without_comments(text: str, start: Literal["#", "//"]) -> str:

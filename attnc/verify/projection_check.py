@@ -92,7 +92,7 @@ def check_projection(subject: ProjectionSubject, case: Case, *, fills: Iterable[
     """Runs one case, with each of the fills around its tensors; never raises for what the kernel does."""
     variant = subject.planned.variant
     values = draw(variant, case, subject.device)
-    bound = subject.planned.bound(case.config)
+    bound = subject.planned.state_bound(case.config)
     first: torch.Tensor | None = None
     verdict = _broken("nothing was run")
     for fill in fills:

@@ -51,11 +51,11 @@ from attnc.reference import (
     Head,
     Input,
     bf16_to_f32,
+    compute_unscaled,
     empty_outputs,
     f32_to_bf16,
     heads,
     to_arrays,
-    unscaled,
 )
 from attnc.verify.running_error import FLUSHED, HUGE, Approx, RunningError, U
 
@@ -210,7 +210,7 @@ def expect(attention: Attention, tensors: Mapping[str, Input], bound: ErrorBound
 
 def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     """Returns the rows of one head: o [M, Dv] and lse [M, 1]."""
-    o, lse = unscaled(head)
+    o, lse = compute_unscaled(head)
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
         score = RunningError.of(head, dot, bound).analyse(head.attention.score)

@@ -16,7 +16,7 @@ import pytest
 from attnc.build import compile_program
 from attnc.cli import main
 from attnc.diagnostics import DiagnosticError
-from attnc.effort import MAX_STEPS, Exhausted, limited, memo, renew, spend
+from attnc.effort import MAX_STEPS, Exhausted, limit_steps, memo, renew, spend
 from attnc.model.resolve import resolve
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
@@ -123,7 +123,7 @@ def test_no_work_is_done_uncounted(name: str) -> None:
     file, shipped = parse(Source("spec.attn", EXPENSIVE[name])), prelude()
     sys.setprofile(count)
     try:
-        with pytest.raises(DiagnosticError) as refused, limited(steps):
+        with pytest.raises(DiagnosticError) as refused, limit_steps(steps):
             compile_program(resolve(file, shipped), "spec.attn")
     finally:
         sys.setprofile(None)
@@ -133,18 +133,18 @@ def test_no_work_is_done_uncounted(name: str) -> None:
 
 def test_steps_are_counted_within_one_block() -> None:
     spend(10 * MAX_STEPS)  # outside of any
-    with limited(10):
-        with limited(100):
+    with limit_steps(10):
+        with limit_steps(100):
             spend(8)
         with pytest.raises(Exhausted):
             spend(3)
-    with limited(10):
+    with limit_steps(10):
         spend(10)
 
 
 def test_what_follows_on_plans_has_as_many_steps_again() -> None:
-    with limited(10):
-        with limited(100):
+    with limit_steps(10):
+        with limit_steps(100):
             spend(8)
         renew()
         spend(10)
@@ -160,9 +160,9 @@ def test_what_is_remembered_is_forgotten_with_the_block() -> None:
         calls.append(x)
         return 2 * x
 
-    with limited():
+    with limit_steps():
         assert (double(1), double(1), double(2)) == (2, 2, 4)
-    with limited():
+    with limit_steps():
         assert double(1) == 2
     assert (double(1), double(1)) == (2, 2)
     assert calls == [1, 2, 1, 1, 1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attnc.expr.evaluate import evaluate
 from attnc.expr.interval import I32, I64, POSITION, SIZE, range_of
 from attnc.expr.nodes import Compare, Expr, Load, walk
-from attnc.plan.width import is_wide, saturated
+from attnc.plan.width import is_wide, saturate_far
 from tests.expr.masks import Case, cases, ints, masks
 from tests.expr.spell import spell
 
@@ -51,7 +51,7 @@ def test_values_are_in_their_ranges(expr: Expr, case: Case, seed: int) -> None:
 def test_what_is_brought_near_compares_as_before(mask: Expr, case: Case, seed: int) -> None:
     if is_defined(mask):
         case = extreme(case, seed)
-        assert np.array_equal(case.kept(mask), case.kept(saturated(mask)))
+        assert np.array_equal(case.kept(mask), case.kept(saturate_far(mask)))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_is_brought_near_compares_as_before(mask: Expr, case: Case, seed: i
     ],
 )
 def test_which_loads_are_brought_near(mask: str, most: int | None) -> None:
-    made = saturated(spell(mask))
+    made = saturate_far(spell(mask))
     limits = {node.within for node in walk(made) if isinstance(node, Load)}
     assert limits == {None if most is None else (-most, most)}
     wide = any(is_wide(node) for node in walk(made))
@@ -75,7 +75,7 @@ def test_which_loads_are_brought_near(mask: str, most: int | None) -> None:
 
 
 def test_one_load_has_one_name_in_a_mask() -> None:
-    made = saturated(spell("q_pos < prefix[b] and kv_idx < prefix[b] and kv_idx <= prefix[b] + q_pos"))
+    made = saturate_far(spell("q_pos < prefix[b] and kv_idx < prefix[b] and kv_idx <= prefix[b] + q_pos"))
     assert len({node for node in walk(made) if isinstance(node, Load)}) == 1
 
 

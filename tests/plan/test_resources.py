@@ -18,7 +18,7 @@ from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles
 from attnc.plan.layout import KernelName
 from attnc.plan.signature import has_descriptors
-from attnc.plan.triton.resources import estimate, misfit, room, staged
+from attnc.plan.triton.resources import count_staged_bytes, estimate, misfit, room
 from attnc.plan.triton.target import portable, triton_backward_configs
 from attnc.source import Source
 
@@ -154,8 +154,8 @@ def test_nothing_fits() -> None:
 
 
 def test_large_tiles_stay_where_tensor_cores_read_them() -> None:
-    assert staged(config(128, 64, 2), variant(128)) == 99328
-    assert staged(config(32, 64, 2), variant(128)) == 0
+    assert count_staged_bytes(config(128, 64, 2), variant(128)) == 99328
+    assert count_staged_bytes(config(32, 64, 2), variant(128)) == 0
 
 
 def test_what_dropout_keeps_passes_through_shared_memory_on_hopper_alone() -> None:

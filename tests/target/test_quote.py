@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attnc.build import compile_program, plan_program
 from attnc.model.resolve import resolve
-from attnc.source import Source, joined
+from attnc.source import Source, join_lines
 from attnc.syntax.format import format_file
 from attnc.syntax.parser import parse, prelude
 from attnc.target.quote import comment, literal
@@ -66,10 +66,10 @@ def test_what_people_write_stays_as_it_is() -> None:
 def test_a_statement_is_joined_without_its_comments() -> None:
     text = "a = 1 # x\nb = (  # one\n  c\n\n  # two )\n  and d[  # three\n    0\n  ]\n)\ne = 2\n"
     source = Source("x.attn", text)
-    assert joined(source.statement(text.index("and")).text) == "b = (c and d[0])"
+    assert join_lines(source.statement(text.index("and")).text) == "b = (c and d[0])"
     assert source.statement(text.index("d[")).line == 2
-    assert [joined(source.statement(at).text) for at in (0, len(text) - 2)] == ["a = 1", "e = 2"]
-    assert joined("") == ""
+    assert [join_lines(source.statement(at).text) for at in (0, len(text) - 2)] == ["a = 1", "e = 2"]
+    assert join_lines("") == ""
 
 
 # --- whole files --------------------------------------------------------------------------------------------

@@ -84,9 +84,9 @@ class Chain:
     @property
     def slope_has_pole(self) -> bool:
         """Whether it can be infinite at zeros, which is what is past the end."""
-        return self.slope is not None and has_pole(self.inlined(self.slope))
+        return self.slope is not None and has_pole(self.inline(self.slope))
 
-    def inlined(self, value: Expr) -> Expr:
+    def inline(self, value: Expr) -> Expr:
         """Returns the value with what it shares with others in the place of its name."""
         values: dict[Expr, Expr] = {
             node: let.value
@@ -226,7 +226,7 @@ class BackwardKernel(TileKernel):
     def score_outgrows_lse(self) -> bool:
         """Whether p may be something else than 0 past the end, although lse is +inf there."""
         score = self.step.score
-        return score is not None and outgrows(self.chain.inlined(score))
+        return score is not None and outgrows(self.chain.inline(score))
 
     def uses(self, index: str) -> bool:
         """Returns whether anything that the kernel evaluates reads the index."""

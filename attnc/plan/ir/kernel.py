@@ -101,7 +101,7 @@ class Loop:
         guard = () if self.guard is None else (self.guard,)
         return (self.start, self.stop, *masked, *guard)
 
-    def rewritten(self, rewrite: Callable[[Expr], Expr]) -> Loop:
+    def rewrite(self, rewrite: Callable[[Expr], Expr]) -> Loop:
         """Returns the loop with every expression rewritten; it has no tests yet."""
         return replace(
             self,

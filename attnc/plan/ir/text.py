@@ -119,10 +119,10 @@ def _kernel(kernel: Kernel, takes: Iterable[str] = ()) -> Iterator[str]:
         case BackwardKernel():
             own = (*_probabilities(kernel.softmax), *_after_scores(kernel), *_configs(kernel), *takes)
         case Forward():
-            own = (*_softmax(kernel.softmax), *_of_output(kernel))
+            own = (*_softmax(kernel.softmax), *_describe_output(kernel))
         case Decode():
             unified = [] if kernel.unified is None else [_list("unified maximum", _fields(kernel.unified))]
-            own = (*_softmax(kernel.softmax), *unified, *_of_output(kernel))
+            own = (*_softmax(kernel.softmax), *unified, *_describe_output(kernel))
     yield from _block(head, (*_program(kernel), *own))
 
 
@@ -163,14 +163,14 @@ def _splits(kernel: Decode) -> Iterator[str]:
     yield f"columns of q and k: {', '.join(parts)}"
 
 
-def _of_output(kernel: Forward | Decode) -> Iterator[str]:
+def _describe_output(kernel: Forward | Decode) -> Iterator[str]:
     """Yields what a launch chooses from, what that takes, and what any of it promises."""
     yield from _configs(kernel)
     if kernel.layout is not None:
-        yield from _wrapped(f"layout {type(kernel.layout).__name__}:", _fields(kernel.layout))
+        yield from _wrap(f"layout {type(kernel.layout).__name__}:", _fields(kernel.layout))
         config = kernel.configs[0]
-        yield from _placed(kernel.layout.shared_memory(config), kernel.layout.registers(config))
-    yield from _wrapped("error bound:", _bound(kernel.bound))
+        yield from _list_resources(kernel.layout.shared_memory(config), kernel.layout.registers(config))
+    yield from _wrap("error bound:", _format_bound(kernel.bound))
 
 
 def _tile(kernel: Kernel) -> Iterator[str]:
@@ -218,10 +218,10 @@ def _statement(item: Statement) -> Iterator[str]:
             yield f"row {name} = {tensor}[{_exprs(indices)}]"
         case Fetch(name=name, load=load, axes=axes, guard=guard, row=row):
             via = "" if row is None else f" via {row.name}"
-            yield f"load {name}{_axes(axes)}: {_loaded(load)} = {show(load)}{via}{_where(guard)}"
+            yield f"load {name}{_axes(axes)}: {_describe_type(load)} = {show(load)}{via}{_where(guard)}"
 
 
-def _loaded(load: Load) -> str:
+def _describe_type(load: Load) -> str:
     """Returns the type of an element, and what it is limited to."""
     wide = "64" if load.wide else ""
     return f"{load.type}{wide}" if load.within is None else f"{load.type}{wide} in {list(load.within)}"
@@ -286,7 +286,7 @@ def _dropout(softmax: Probabilities) -> Iterator[str]:
         yield f"dropout p = {show(drawn.p)}, seed = {show(drawn.seed)}, head = {show(drawn.head)}"
 
 
-def _placed(buffers: Mapping[str, int], registers: Mapping[str, int]) -> Iterator[str]:
+def _list_resources(buffers: Mapping[str, int], registers: Mapping[str, int]) -> Iterator[str]:
     """Yields what config 0 takes, by what it is for."""
     for what, sizes in (("bytes of shared memory", buffers), ("registers of a thread", registers)):
         yield _list(what, [f"{name} {size}" for name, size in sizes.items()])
@@ -298,7 +298,7 @@ def _configs(kernel: Kernel) -> Iterator[str]:
     """
     knobs = [config.texts() for config in kernel.configs]
     common = {key: value for key, value in knobs[0].items() if all(x.get(key) == value for x in knobs)}
-    yield from _wrapped("configs:", [f"{key} = {value}" for key, value in common.items()])
+    yield from _wrap("configs:", [f"{key} = {value}" for key, value in common.items()])
     for i, own in enumerate(knobs):
         told = [f"{key} = {value}" for key, value in own.items() if key not in common]
         split = split_of(kernel)
@@ -306,7 +306,7 @@ def _configs(kernel: Kernel) -> Iterator[str]:
         yield _list(f"  {i}", [*told, f"shared = {kernel.shared[i]}", *staged])
 
 
-def _bound(bound: ErrorBound) -> list[str]:
+def _format_bound(bound: ErrorBound) -> list[str]:
     """Returns the lines of a bound but for the errors of functions, which are the same for all."""
     return [told for told in _unusual(bound) if not told.startswith("intrinsics")]
 
@@ -321,10 +321,10 @@ def _backward(backward: Backward) -> Iterator[str]:
         yield from _kernel(planned, _takes(planned, backward.layout))
     yield from map(_gradient, backward.gradients)
     if backward.layout is not None:
-        yield from _wrapped(f"layout {type(backward.layout).__name__}:", _fields(backward.layout))
+        yield from _wrap(f"layout {type(backward.layout).__name__}:", _fields(backward.layout))
     bound = backward.bound
     told = [f"tile = {bound.tile}", f"min_tile = {bound.min_tile}", f"scale = {bound.scale!r}"]
-    yield from _wrapped("error bound:", [*told, *(f"forward.{line}" for line in _bound(bound.forward))])
+    yield from _wrap("error bound:", [*told, *(f"forward.{line}" for line in _format_bound(bound.forward))])
 
 
 def _preprocess(made: Preprocess) -> Iterator[str]:
@@ -346,7 +346,7 @@ def _after_scores(planned: BackwardKernel) -> Iterator[str]:
 def _takes(planned: BackwardKernel, layout: BackwardLayout | None) -> Iterator[str]:
     if layout is not None:
         config, name = planned.configs[0], planned.kind
-        yield from _placed(layout.shared_memory(config, name), layout.registers(config, name))
+        yield from _list_resources(layout.shared_memory(config, name), layout.registers(config, name))
 
 
 def _chain(chain: Chain) -> Iterator[str]:
@@ -401,7 +401,7 @@ def _list(head: str, told: Iterable[str]) -> str:
     return f"{head}: {', '.join(told)}"
 
 
-def _wrapped(head: str, told: Iterable[str]) -> Iterator[str]:
+def _wrap(head: str, told: Iterable[str]) -> Iterator[str]:
     """Yields a list that may be longer than a line."""
     text = f"{head} {', '.join(told)}"
     lines = wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)

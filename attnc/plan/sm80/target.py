@@ -69,14 +69,14 @@ class Sm80(Target):
     def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
         return plan_cuda_backward(variant, schedule, _forward(forward))
 
-    def shared(
+    def count_shared_bytes(
         self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
     ) -> int:
         if kernel == "forward":
             return sum(_forward(layout).shared_memory(config).values())
         return sum(_backward(layout).shared_memory(config, kernel).values())
 
-    def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
+    def count_joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         most = max(config.warps for config in configs)
         return most if _forward(layout).warp_split == "kv" else 0
 

@@ -112,12 +112,12 @@ class Sm90a(Target):
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
         return isinstance(layout, Sm90Backward) and "dk" in layout.by_wgmma
 
-    def shared(
+    def count_shared_bytes(
         self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
     ) -> int:
         if kernel == "forward":
             return sum(_any_layout(layout).shared_memory(config).values())
-        return _OF_GRADIENTS.shared(variant, config, kernel, layout)
+        return _OF_GRADIENTS.count_shared_bytes(variant, config, kernel, layout)
 
     def columns(self, configs: Iterable[TileConfig], layout: Layout | None) -> Mapping[str, Any]:
         if not isinstance(layout, Sm90Layout):
@@ -140,7 +140,7 @@ class Sm90a(Target):
     def few_tiles(self, layout: Layout | None) -> int:
         return FEW_TILES if isinstance(layout, Sm90DecodeLayout) and layout.shares else 0
 
-    def joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
+    def count_joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         return layout.consumers if isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1 else 0
 
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:

@@ -50,9 +50,11 @@ class SharedMemory:
         for name in self._staying:
             yield _buffer(name, tiles[name], size, 2 if is_f32 else 1)
         copies = self._stages - 1 if is_f32 else self._stages if self._by_mma else self._copies
-        streamed = [_buffer(name, tiles[name], self._stored(name), copies) for name in self._streamed]
+        streamed = [
+            _buffer(name, tiles[name], self._count_stored_bytes(name), copies) for name in self._streamed
+        ]
         yield from streamed
-        yield from self._converted(tiles, streamed)
+        yield from self._list_converted(tiles, streamed)
         if is_f32:  # the tile at hand, in two numbers of 11 bits
             largest = max(self._streamed, key=lambda name: tiles[name][0] * tiles[name][1])
             yield _buffer(f"{largest} now", tiles[largest], size, 2)
@@ -87,7 +89,7 @@ class SharedMemory:
     def _dtype(self) -> DType:
         return DType(self.attention.q.dtype)
 
-    def _converted(
+    def _list_converted(
         self, tiles: Mapping[str, tuple[int, int]], streamed: Iterable[Buffer]
     ) -> Iterator[Buffer]:
         """Yields the tile at hand of k or v of 8 bits, in the type of q: where tensor cores read it, or where
@@ -104,7 +106,7 @@ class SharedMemory:
             yield max(found, key=lambda buffer: buffer.bytes)
 
     def _is_narrow(self, name: str) -> bool:
-        return self._stored(name) != self._dtype.bytes
+        return self._count_stored_bytes(name) != self._dtype.bytes
 
     def _stays(self, name: str) -> bool:
         """Returns whether a tile of 8 bits becomes one of 16 in the threads that loaded it: that of v, or of
@@ -113,7 +115,7 @@ class SharedMemory:
         holds_v = name == ("k" if self._shares_v else "v")
         return holds_v and self._is_narrow(name) and self._tile[0] < FEWEST_FROM_SHARED
 
-    def _stored(self, name: str) -> int:
+    def _count_stored_bytes(self, name: str) -> int:
         """Returns bytes of an element of a matrix where it comes from."""
         if name in ("k", "v"):
             return DType(self.attention.tensor(name).dtype).bytes
@@ -316,7 +318,7 @@ def misfit(
             unit="tenths",
             because=because,
         )
-    if (summed := _summed(config, kernel)) < _SHORTEST and _joins_narrow_words(variant.attention):
+    if (summed := _count_summed(config, kernel)) < _SHORTEST and _joins_narrow_words(variant.attention):
         return Rejection(
             config=config,
             what="an operand's summed axis",
@@ -365,7 +367,7 @@ def needed_capability(tensor: Tensor) -> int:
 _SHORTEST = 32
 
 
-def _summed(config: TileConfig, kernel: Which) -> int:
+def _count_summed(config: TileConfig, kernel: Which) -> int:
     """Returns how many elements of a tile the kernel's products of p sum over."""
     of_rows = phase_of(kernel) == "dkdv"
     return config.tile_q if of_rows else config.tile_kv
@@ -390,7 +392,7 @@ def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> int
     return max(min(enough, default=0), *too_few, 0)
 
 
-def staged(config: TileConfig, variant: Variant) -> int:
+def count_staged_bytes(config: TileConfig, variant: Variant) -> int:
     """Returns bytes of shared memory that a block takes where tensor cores read tiles there and so more of
     them wait; 0 if its tiles are too small for that.
     """

@@ -203,13 +203,13 @@ class Triton(Target):
     ) -> tuple[BackwardConfig, ...]:
         return triton_backward_configs(variant, schedule, kernel)
 
-    def shared(
+    def count_shared_bytes(
         self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
     ) -> int:
         return resources.room(config, variant, kernel)
 
-    def staged(self, variant: Variant, config: TileConfig) -> int:
-        return resources.staged(config, variant)
+    def count_staged_bytes(self, variant: Variant, config: TileConfig) -> int:
+        return resources.count_staged_bytes(config, variant)
 
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         return resources.estimate(config, module.variant, device, kernel)

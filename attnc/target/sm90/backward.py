@@ -9,7 +9,7 @@ from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm80.layout import GRANULE, CudaLayout
 from attnc.plan.sm90.backward import DS_TILES, P_TILES, TURNS, Sm90Backward
-from attnc.plan.steps import of_a_head
+from attnc.plan.steps import select_per_head
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import FinishText, RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
@@ -62,7 +62,7 @@ class Sm90BackwardText(Sm90TileText):
 
     @property
     def late_program(self) -> tuple[Statement, ...]:
-        return of_a_head(self.kernel.program) if self.groups else ()
+        return select_per_head(self.kernel.program) if self.groups else ()
 
     @property
     def late_fetches(self) -> tuple[Fetch, ...]:

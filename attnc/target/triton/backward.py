@@ -194,13 +194,13 @@ class BackwardText(ProgramText, BackwardView):
 
     def scored(self, expr: Expr) -> str:
         """Returns the score, from the product of q and k."""
-        return score(expr, self.show, self.chain.inlined(expr))
+        return score(expr, self.show, self.chain.inline(expr))
 
     @property
     def scores_products(self) -> bool:
         """Whether scores are computed from the products of q and k."""
         score = self.kernel.step.score
-        return score is None or Dot() in walk(self.chain.inlined(score))
+        return score is None or Dot() in walk(self.chain.inline(score))
 
     @property
     def score(self) -> str:
