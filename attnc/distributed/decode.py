@@ -25,7 +25,7 @@ from attnc.expr.construct import number
 from attnc.expr.nodes import Index, Load
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role
-from attnc.paging.cache import Spread
+from attnc.paging.spread import Spread
 from attnc.support.arguments import DTYPES
 
 #: Columns behind those of o that lse has in a message: 16 bytes keep rows aligned.

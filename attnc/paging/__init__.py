@@ -4,10 +4,11 @@ sections 4.2 to 4.4).
 
 The lists of pages and their numbers of sharers live on the host, which alone decides; the block table and the
 lengths that kernels read live on the device and are only ever written to. A step costs one small copy to the
-device and never waits for it.
+device and never waits for it. A call happens whole or not at all.
 """
 
 from attnc.paging.allocator import CacheFull, OutOfPages, OutOfRows, Statistics
-from attnc.paging.cache import Layout, PagedCache, Spread, Step
+from attnc.paging.cache import Layout, PagedCache, Step
+from attnc.paging.spread import Spread
 
 __all__ = ["CacheFull", "Layout", "OutOfPages", "OutOfRows", "PagedCache", "Spread", "Statistics", "Step"]

@@ -2,12 +2,16 @@
 
 A page is shared by several sequences after a fork, and copied when one of them is to write into it
 (PagedAttention, arXiv 2309.06180, sections 4.2 to 4.4). Statistics say how full the pages are.
+
+A call is planned first, as a `Change`, which says what the device has to be told. Lists change in `commit`,
+when the device knows: a call that fails before that has changed nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class CacheFull(RuntimeError):
@@ -73,24 +77,43 @@ class Holding:
     pages: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """What a device must be told after sequences have grown.
+class Edit(NamedTuple):
+    """What a sequence is to hold: its first `keep` pages, `pages` behind them, and `length` tokens in all."""
 
-    entries: (row, column, page) to be written to the block table; copies: (from, to) of pages to be copied
-    slots: page * page size + row of every new token
+    holding: Holding
+    length: int
+    keep: int
+    pages: Sequence[int] = ()
+
+    def page(self, column: int) -> int:
+        """Returns the page that a column of the sequence's row is to name."""
+        return self.holding.pages[column] if column < self.keep else self.pages[column - self.keep]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a call does, before it is done.
+
+    edits: of the sequences that it names, in its order
+    taken: pages that leave the list of free ones, from its end
+    copies: (from, to) of pages to be copied; slots: page * page size + row of every new token
+    begun: the sequences that begin with it; ended: those that end
     """
 
-    holdings: Sequence[Holding]
-    entries: Sequence[tuple[int, int, int]]
-    copies: Sequence[tuple[int, int]]
-    slots: Sequence[int]
+    edits: Sequence[Edit]
+    taken: int = 0
+    copies: Sequence[tuple[int, int]] = ()
+    slots: Sequence[int] = ()
+    begun: Sequence[tuple[int, Holding]] = ()
+    ended: Sequence[int] = ()
 
 
 class PageAllocator:
     """Pages and rows of a block table, given to sequences and taken back.
 
-    Sequences are numbers that are never used twice; unknown and freed ones raise ValueError.
+    Sequences are numbers that are never used twice; unknown and freed ones raise ValueError. `allocate`,
+    `grow`, `fork`, `truncate` and `free` plan a change and leave everything as it is; `commit` makes it. A
+    plan is good until the next commit.
     """
 
     def __init__(self, *, pages: int, page: int, sequences: int, max_length: int) -> None:
@@ -112,79 +135,84 @@ class PageAllocator:
         except KeyError:
             raise ValueError(f"sequence {sequence} was freed or never allocated") from None
 
-    def allocate(self) -> int:
-        """Returns a new, empty sequence. OutOfRows if the block table is full."""
-        if not self._rows:
-            raise OutOfRows(self._count)
-        sequence, self._next = self._next, self._next + 1
-        self._holdings[sequence] = Holding(self._rows.pop())
-        return sequence
+    def allocate(self) -> Change:
+        """Plans a new, empty sequence. OutOfRows if the block table is full."""
+        holding = self._next_row()
+        return Change(edits=(), begun=[(self._next, holding)])
 
-    def grow(self, sequences: Sequence[int], counts: Sequence[int]) -> Growth:
-        """Gives each sequence pages for `counts` more tokens; a last page that others share is replaced.
+    def grow(self, sequences: Sequence[int], counts: Sequence[int]) -> Change:
+        """Plans pages for `counts` more tokens of each sequence; a last page that others share is replaced.
 
-        OutOfPages or ValueError (as `PagedCache.append` says): then nothing is changed.
+        OutOfPages or ValueError as `PagedCache.append` says.
         """
         holdings = [self.holding(sequence) for sequence in sequences]
         self._check_growth(sequences, holdings, counts)
-        wanted = self._pages_to_take(holdings, counts)
-        if len(wanted) > len(self._free):
-            raise OutOfPages(len(wanted), len(self._free))
-        entries: list[tuple[int, int, int]] = []
+        size, free, taken = self._page, self._free, 0
+        edits: list[Edit] = []
         copies: list[tuple[int, int]] = []
-        for holding, column, shared in wanted:
-            page = self._free.pop()
-            self._sharers[page] = 1
-            entries.append((holding.row, column, page))
-            if shared is None:
-                holding.pages.append(page)
-            else:
-                holding.pages[column] = page
-                self._sharers[shared] -= 1
-                copies.append((shared, page))
         slots: list[int] = []
+        left: dict[int, int] = {}
         for holding, count in zip(holdings, counts, strict=True):
-            if count == 1:  # decoding: worth a line of its own
-                column, row = divmod(holding.length, self._page)
-                slots.append(holding.pages[column] * self._page + row)
+            pages, start = holding.pages, holding.length
+            if count == 1 and start % size and self._sharers[pages[-1]] == 1:  # decoding is mostly this
+                edits.append(Edit(holding, start + 1, len(pages)))
+                slots.append(pages[-1] * size + start % size)
+                continue
+            shared = self._page_to_copy(holding, count, left)
+            keep = len(pages) - (shared is not None)
+            wanted = -(-(start + count) // size) - keep
+            edit = Edit(holding, start + count, keep, free[len(free) - taken - wanted : len(free) - taken])
+            taken += wanted
+            if taken > len(free):
+                continue  # only to count how many are needed
+            edits.append(edit)
+            if count == 1:
+                slots.append(edit.page(start // size) * size + start % size)
             else:
-                slots += self._slots(holding, count)
-            holding.length += count
-        return Growth(holdings=holdings, entries=entries, copies=copies, slots=slots)
+                slots += self._slots(edit)
+            if shared is not None:
+                copies.append((shared, edit.pages[0]))
+        if taken > len(free):
+            raise OutOfPages(taken, len(free))
+        return Change(edits=edits, taken=taken, copies=copies, slots=slots)
 
-    def fork(self, sequence: int) -> int:
-        """Returns a new sequence with the same tokens, in the same pages. OutOfRows if the block table is
+    def fork(self, sequence: int) -> Change:
+        """Plans a new sequence with the same tokens, in the same pages. OutOfRows if the block table is
         full.
         """
-        parent = self.holding(sequence)
-        child = self.allocate()
-        holding = self._holdings[child]
-        holding.length, holding.pages = parent.length, parent.pages.copy()
-        for page in holding.pages:
-            self._sharers[page] += 1
-        return child
+        parent, child = self.holding(sequence), self._next_row()
+        edit = Edit(child, parent.length, 0, parent.pages.copy())
+        return Change(edits=[edit], begun=[(self._next, child)])
 
-    def truncate(self, sequence: int, length: int) -> Holding:
-        """Drops the tokens from `length` on. ValueError if there are fewer."""
+    def truncate(self, sequence: int, length: int) -> Change:
+        """Plans to drop the tokens from `length` on. ValueError if there are fewer."""
         holding = self.holding(sequence)
         if not 0 <= length <= holding.length:
             raise ValueError(f"length: expected 0 .. {holding.length}, got {length}")
-        keep = -(-length // self._page)
-        self._release(holding.pages[keep:])
-        del holding.pages[keep:]
-        holding.length = length
-        return holding
+        return Change(edits=[Edit(holding, length, -(-length // self._page))])
 
-    def free(self, sequences: Sequence[int]) -> list[Holding]:
-        """Ends sequences, and says what they held. ValueError: nothing was changed."""
-        if len(set(sequences)) < len(sequences):
-            raise ValueError(f"sequences: expected each once, got {list(sequences)}")
+    def free(self, sequences: Sequence[int]) -> Change:
+        """Plans to end sequences. ValueError for one that is unknown or named twice."""
+        _check_distinct(sequences)
         holdings = [self.holding(sequence) for sequence in sequences]
-        for sequence, holding in zip(sequences, holdings, strict=True):
-            self._release(holding.pages)
-            self._rows.append(holding.row)
-            del self._holdings[sequence]
-        return holdings
+        return Change(edits=[Edit(holding, 0, 0) for holding in holdings], ended=sequences)
+
+    def commit(self, change: Change) -> None:
+        """Makes a planned change."""
+        del self._free[len(self._free) - change.taken :]
+        for sequence, holding in change.begun:
+            self._rows.pop()
+            self._holdings[sequence] = holding
+            self._next = sequence + 1
+        for holding, length, keep, new in change.edits:
+            pages, holding.length = holding.pages, length
+            if new or keep < len(pages):
+                for page in new:
+                    self._sharers[page] += 1
+                self._release(pages[keep:])
+                pages[keep:] = new
+        for sequence in change.ended:
+            self._rows.append(self._holdings.pop(sequence).row)
 
     def statistics(self) -> Statistics:
         """Returns how full the pages are and how much of them is shared."""
@@ -206,13 +234,17 @@ class PageAllocator:
         """Counts, for each page of a sequence, how many sequences hold it."""
         return tuple(self._sharers[page] for page in self.holding(sequence).pages)
 
+    def _next_row(self) -> Holding:
+        if not self._rows:
+            raise OutOfRows(self._count)
+        return Holding(self._rows[-1])
+
     def _check_growth(
         self, sequences: Sequence[int], holdings: Sequence[Holding], counts: Sequence[int]
     ) -> None:
         if len(counts) != len(holdings):
             raise ValueError(f"counts: expected one for each of {len(holdings)} sequences, got {len(counts)}")
-        if len(set(sequences)) < len(sequences):
-            raise ValueError(f"sequences: expected each once, got {list(sequences)}")
+        _check_distinct(sequences)
         for sequence, holding, count in zip(sequences, holdings, counts, strict=True):
             if count < 0:
                 raise ValueError(f"counts: expected no negative number, got {count} for sequence {sequence}")
@@ -220,35 +252,35 @@ class PageAllocator:
             if count > room:
                 raise ValueError(f"counts: expected at most {room} for sequence {sequence}, got {count}")
 
-    def _pages_to_take(
-        self, holdings: Sequence[Holding], counts: Sequence[int]
-    ) -> list[tuple[Holding, int, int | None]]:
-        """Lists (sequence, column, page to copy or None) for every page that growing takes.
+    def _page_to_copy(self, holding: Holding, count: int, left: dict[int, int]) -> int | None:
+        """Returns the last page of a sequence if others share it, as it is copied before they write there.
 
-        Of n that share a last page and all grow, n - 1 copy it: the last to come has it for itself.
+        left: by page, how many of the sequences before left it to those that share it. So of n that share a
+        page and all grow, n - 1 copy it: the last to come has it for itself.
         """
-        wanted: list[tuple[Holding, int, int | None]] = []
-        left: dict[int, int] = {}
-        for holding, count in zip(holdings, counts, strict=True):
-            if count and holding.length % self._page:
-                last = holding.pages[-1]
-                if self._sharers[last] > 1 + left.get(last, 0):
-                    left[last] = left.get(last, 0) + 1
-                    wanted.append((holding, len(holding.pages) - 1, last))
-            held, needed = len(holding.pages), -(-(holding.length + count) // self._page)
-            if needed > held:
-                wanted += ((holding, column, None) for column in range(held, needed))
-        return wanted
+        if not count or not holding.length % self._page:
+            return None
+        page = holding.pages[-1]
+        if self._sharers[page] == 1 + left.get(page, 0):
+            return None
+        left[page] = left.get(page, 0) + 1
+        return page
 
-    def _slots(self, holding: Holding, count: int) -> Iterable[int]:
-        start, stop = holding.length, holding.length + count
-        for column in range(start // self._page, -(-stop // self._page)):
-            first = column * self._page
-            base = holding.pages[column] * self._page - first
-            yield from range(base + max(start, first), base + min(stop, first + self._page))
+    def _slots(self, edit: Edit) -> Iterator[int]:
+        """Yields where the tokens belong that an edit adds."""
+        start, stop, size = edit.holding.length, edit.length, self._page
+        for column in range(start // size, -(-stop // size)):
+            first = column * size
+            base = edit.page(column) * size - first
+            yield from range(base + max(start, first), base + min(stop, first + size))
 
     def _release(self, pages: Iterable[int]) -> None:
         for page in pages:
             self._sharers[page] -= 1
             if not self._sharers[page]:
                 self._free.append(page)
+
+
+def _check_distinct(sequences: Sequence[int]) -> None:
+    if len(set(sequences)) < len(sequences):
+        raise ValueError(f"sequences: expected each once, got {list(sequences)}")

@@ -1,58 +1,23 @@
 """The pools and the tables on the device, kept as the allocator on the host decides, and what
 a step gives to kernels.
+
+Every call happens whole or not at all, also where the device runs out of memory or a transfer fails: all that
+a call needs is made and sent first, pages are copied into free ones, then one operation writes what has
+changed of the tables, and then the lists on the host follow, which cannot fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import index
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 import torch
 
-from attnc.paging.allocator import Growth, PageAllocator, Statistics
-
-_Position = TypeVar("_Position", int, torch.Tensor)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Says where keys lie that ranks share: blocks of `block` keys go round `ranks`. Position p of a sequence
-    is row (p // (ranks * block)) * block + p % block of rank p // block % ranks, so that sequences that grow
-    do so everywhere. The first rank never has fewer than another.
-    """
-
-    ranks: int
-    block: int
-
-    def rank(self, position: _Position) -> _Position:
-        """Returns the rank that has the key at each position."""
-        return position // self.block % self.ranks
-
-    def row(self, position: _Position) -> _Position:
-        """Returns which row of its rank's cache the key at each position is."""
-        return position // (self.block * self.ranks) * self.block + position % self.block
-
-    def count(self, length: int, rank: int) -> int:
-        """Counts the keys that a rank has of a sequence of this length."""
-        round_ = self.block * self.ranks
-        return length // round_ * self.block + min(max(length % round_ - rank * self.block, 0), self.block)
-
-    def counts(self, lengths: torch.Tensor, rank: int) -> torch.Tensor:
-        """Counts the same of many sequences, as a tensor of the type of lengths, without a wait."""
-        round_ = self.block * self.ranks
-        return lengths // round_ * self.block + (lengths % round_ - rank * self.block).clamp(0, self.block)
-
-    def longest(self, rows: int, rank: int) -> int:
-        """Returns the length of the longest sequence of which a rank has no more than these rows."""
-        return (rows // self.block * self.ranks + rank) * self.block + rows % self.block
-
-    def positions(self, rows: int, rank: int, device: torch.device) -> torch.Tensor:
-        """Returns the positions of a rank's first rows, ascending, i32."""
-        row = torch.arange(rows, dtype=torch.int32, device=device)
-        return row // self.block * (self.block * self.ranks) + rank * self.block + row % self.block
+from attnc.paging.allocator import Change, Holding, PageAllocator, Statistics
+from attnc.paging.arguments import check_size, check_tensor, to_integer, to_integers
+from attnc.paging.spread import Spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,26 +42,13 @@ class Step:
 
 Layout: TypeAlias = Literal["NHD", "HND"]
 
-
-def _check_rows(name: str, given: Any, dtype: torch.dtype) -> None:
-    """TypeError for what is no tensor of this type."""
-    if not isinstance(given, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(given).__name__}")
-    if given.dtype != dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, got {given.dtype}")
+#: Entries of the tables: kv_len begins at a multiple, so that kernels read it as aligned as its own memory.
+_ALIGNMENT = 64
 
 
 def _movable(x: torch.Tensor) -> torch.Tensor:
     """Returns the elements, of 8 bits as bytes: torch moves no rows of its float8."""
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
-
-
-def _integers(name: str, given: Any) -> list[int]:
-    """Returns numbers as Python's own, which nobody changes in place. TypeError for what is none."""
-    try:
-        return [index(number) for number in given]
-    except TypeError:
-        raise TypeError(f"{name}: expected integers, got {given!r}") from None
 
 
 class PagedCache:
@@ -117,8 +69,10 @@ class PagedCache:
     without a sequence has kv_len 0.
     One page more than `pages` is allocated, for what `last_slots` has free rows write.
 
-    Sequences are numbers that are never used twice. Unknown and freed ones raise ValueError, as do sizes
-    below one. Not for use by several threads at once.
+    Sequences are numbers that are never used twice. A call that raises has changed nothing: neither lists nor
+    tables nor what sequences read, whatever it was that failed. Numbers are Python's, NumPy's or torch's
+    integers; bools and floats are a TypeError. Unknown and freed sequences are a ValueError, as are sizes
+    below one and layers that there are not. Not for use by several threads at once.
     """
 
     def __init__(
@@ -138,24 +92,24 @@ class PagedCache:
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
     ) -> None:
-        sizes = {"pages": pages, "page": page, "kv_heads": kv_heads, "head_dim": head_dim}
-        sizes |= {"sequences": sequences, "max_length": max_length, "layers": layers}
-        if v_head_dim is not None:
-            sizes["v_head_dim"] = v_head_dim
-        for name, size in sizes.items():
-            if not hasattr(size, "__index__"):
-                raise TypeError(f"{name}: expected an integer, got {size!r}")
-            if size < (least := int(name != "v_head_dim")):
-                raise ValueError(f"{name}: expected at least {least}, got {size}")
+        pages, page = check_size("pages", pages), check_size("page", page)
+        kv_heads, head_dim = check_size("kv_heads", kv_heads), check_size("head_dim", head_dim)
+        v_head_dim = head_dim if v_head_dim is None else check_size("v_head_dim", v_head_dim, least=0)
+        sequences, max_length = check_size("sequences", sequences), check_size("max_length", max_length)
+        layers = check_size("layers", layers)
         if layout not in ("NHD", "HND"):
             raise ValueError(f"layout: expected 'NHD' or 'HND', got {layout!r}")
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype: expected a torch.dtype, got {dtype!r}")
+        if not isinstance(spread, Spread | None):
+            raise TypeError(f"spread: expected a Spread or None, got {spread!r}")
         self.spread = Spread(1, page) if spread is None else spread
-        if self.spread.block < 1 or page % self.spread.block or not 0 <= rank < self.spread.ranks:
+        self.rank = to_integer("rank", rank)
+        if page % self.spread.block or not 0 <= self.rank < self.spread.ranks:
             raise ValueError(
                 f"spread: expected blocks that divide pages of {page} rows and ranks beyond {rank}, "
                 f"got {self.spread}"
             )
-        self.rank = rank
         self.page = page
         self.pages = pages
         self.max_length = max_length
@@ -164,39 +118,42 @@ class PagedCache:
         inner = (page, kv_heads) if layout == "NHD" else (kv_heads, page)
         self._pools = tuple(
             torch.zeros((layers, pages + 1, *inner, size), dtype=dtype, device=self.device)
-            for size in (head_dim, head_dim if v_head_dim is None else v_head_dim)
+            for size in (head_dim, v_head_dim)
             if size
         )
-        tokens = page * self.spread.ranks
+        tokens = page * self.spread.ranks  # of all ranks, in a page of each
         width = -(-max_length // tokens)
-        self.block_table = torch.full((sequences, width), -1, dtype=torch.int32, device=self.device)
-        self.kv_len = torch.zeros(sequences, dtype=torch.int32, device=self.device)
+        # The tables are one tensor, so that one operation changes both.
+        self._lengths_at = -(-sequences * width // _ALIGNMENT) * _ALIGNMENT
+        self._tables = torch.zeros(self._lengths_at + sequences, dtype=torch.int32, device=self.device)
+        self.block_table = self._tables[: sequences * width].view(sequences, width).fill_(-1)
+        self.kv_len = self._tables[self._lengths_at :]
         self._allocator = PageAllocator(pages=pages, page=tokens, sequences=sequences, max_length=max_length)
 
     def k(self, layer: int = 0) -> torch.Tensor:
         """Views K of a layer: [pages + 1, page, Hkv, D] for NHD, [pages + 1, Hkv, page, D] for HND."""
-        return self._pools[0][layer]
+        return self._pools[0][self._layer(layer)]
 
     def v(self, layer: int = 0) -> torch.Tensor:
         """Views V of a layer, like `k`. ValueError if the cache was made without V."""
         if len(self._pools) < 2:
             raise ValueError("this cache has no V: it was made with v_head_dim = 0")
-        return self._pools[1][layer]
+        return self._pools[1][self._layer(layer)]
 
     def __len__(self) -> int:
         return len(self._allocator)
 
     def length(self, sequence: int) -> int:
         """Returns how many tokens a sequence has."""
-        return self._allocator.holding(sequence).length
+        return self._holding(sequence).length
 
     def row(self, sequence: int) -> int:
         """Returns the row of a sequence in `block_table` and `kv_len`, for kernels that run over all rows."""
-        return self._allocator.holding(sequence).row
+        return self._holding(sequence).row
 
     def allocate(self) -> int:
         """Begins a new, empty sequence and returns its number. OutOfRows if the block table is full."""
-        return self._allocator.allocate()
+        return self._begin(self._allocator.allocate())
 
     def append(self, sequences: Sequence[int], counts: int | Sequence[int] = 1) -> Step:
         """Makes room for `counts` new tokens at the end of each sequence; write them to the step's `slots`.
@@ -205,10 +162,13 @@ class PagedCache:
         there are too few pages, ValueError for a sequence named twice, a negative count or a length above
         max_length, TypeError for what is no integer; nothing is changed then.
         """
-        sequences = _integers("sequences", sequences)
-        is_one = isinstance(counts, int) or getattr(counts, "ndim", None) == 0
-        counts = _integers("counts", [counts] * len(sequences) if is_one else counts)
-        return self._publish(self._allocator.grow(sequences, counts), counts)
+        sequences = to_integers("sequences", sequences)
+        is_one = not isinstance(counts, Iterable) or getattr(counts, "ndim", None) == 0
+        counts = [to_integer("counts", counts)] * len(sequences) if is_one else to_integers("counts", counts)
+        change = self._allocator.grow(sequences, counts)
+        step = self._make_step(change, counts)
+        self._allocator.commit(change)
+        return step
 
     def view(self, sequences: Sequence[int]) -> Step:
         """Returns the step of these sequences with no new token."""
@@ -218,21 +178,16 @@ class PagedCache:
         """Begins a new sequence with the same tokens, in the same pages. OutOfRows if the block table is
         full.
         """
-        child = self._allocator.fork(sequence)
-        source, target = self.row(sequence), self.row(child)
-        self.block_table[target].copy_(self.block_table[source])
-        self.kv_len[target].copy_(self.kv_len[source])
-        return child
+        return self._begin(self._allocator.fork(to_integer("sequence", sequence)))
 
     def truncate(self, sequence: int, length: int) -> None:
         """Drops the tokens from `length` on, such as rejected drafts. ValueError if there are fewer."""
-        (length,) = _integers("length", [length])
-        self.kv_len[self._allocator.truncate(sequence, length).row].fill_(length)
+        sequence, length = to_integer("sequence", sequence), to_integer("length", length)
+        self._carry_out(self._allocator.truncate(sequence, length))
 
     def free(self, *sequences: int) -> None:
-        """Ends sequences; a page is free once nobody shares it. ValueError: nothing was changed."""
-        for holding in self._allocator.free(sequences):
-            self.kv_len[holding.row].fill_(0)
+        """Ends sequences; a page is free once nobody shares it. ValueError for one that is named twice."""
+        self._carry_out(self._allocator.free(to_integers("sequences", sequences)))
 
     def write(
         self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None = None, layer: int = 0
@@ -240,38 +195,35 @@ class PagedCache:
         """Stores keys [T, Hkv, D] and values [T, Hkv, Dv] of a layer at slots: i64[T]. No gradients flow
         through it.
 
-        TypeError for a dtype that is not the cache's, or slots that are not i64. ValueError for another
-        shape, for missing values, and for values where the cache has none.
+        A slot of -1 is nowhere: that row is not stored. Slots below it or beyond the pages are a ValueError
+        on a CPU; on a GPU, where to look would be to wait, they are nowhere too. TypeError for a dtype that
+        is not the cache's, or slots that are not i64. ValueError for another shape or device, for missing
+        values, and for values where the cache has none.
         """
-        _check_rows("slots", slots, torch.int64)
-        if slots.dim() != 1:
-            raise ValueError(f"slots: expected shape [T], got {list(slots.shape)}")
+        layer, device = self._layer(layer), self._tables.device
+        check_tensor("slots", slots, torch.int64, ["T"], device)
         given = (k,) if v is None else (k, v)
         if len(given) != len(self._pools):
             raise ValueError(f"v: expected {'a tensor' if v is None else 'None'}, as the cache was made")
-        for name, pool, rows in zip("kv", self._pools, given, strict=False):
-            _check_rows(name, rows, pool.dtype)
-            pool, rows = _movable(pool), _movable(rows)
-            slot_major = pool[layer] if self.layout == "NHD" else pool[layer].transpose(1, 2)
-            wanted = (len(slots), *slot_major.shape[2:])
-            if rows.shape != wanted:
-                raise ValueError(f"{name}: expected shape {list(wanted)}, got {list(rows.shape)}")
-            rows = rows.detach()  # or the pool would hold all that they were computed from
-            if self.layout == "NHD":
-                slot_major.flatten(0, 1).index_copy_(0, slots, rows)
-            else:
-                slot_major[slots // self.page, slots % self.page] = rows
+        pools = [self._by_slot(pool[layer]) for pool in self._pools]
+        for name, pool, rows in zip("kv", pools, given, strict=False):
+            check_tensor(name, rows, pool.dtype, [len(slots), *pool.shape[2:]], device)
+        at: tuple[torch.Tensor, ...] = (self._bounded(slots),)
+        if self.layout == "NHD":
+            pools = [pool.flatten(0, 1) for pool in pools]
+        else:
+            at = (at[0] // self.page, at[0] % self.page)
+        # Detached, or the pool would hold all that the rows were computed from.
+        _store([_movable(pool) for pool in pools], at, [_movable(rows.detach()) for rows in given])
 
     def read(self, sequence: int, layer: int = 0) -> tuple[torch.Tensor, ...]:
         """Copies out K [N, Hkv, D] and V [N, Hkv, Dv] of a sequence, found through the device's tables: of
         the rows that this rank has.
         """
-        held = self._allocator.holding(sequence)
+        held, layer = self._holding(sequence), self._layer(layer)
         index = torch.arange(self.spread.count(held.length, self.rank), device=self.device)
         pages = self.block_table[held.row][index // self.page].long()
-        heads_last = self.layout == "NHD"
-        layers = (_movable(pool)[layer] for pool in self._pools)
-        views = (pool if heads_last else pool.transpose(1, 2) for pool in layers)
+        views = (self._by_slot(_movable(pool)[layer]) for pool in self._pools)
         found = (view[pages, index % self.page] for view in views)
         return tuple(rows.view(pool.dtype) for rows, pool in zip(found, self._pools, strict=True))
 
@@ -300,42 +252,106 @@ class PagedCache:
 
     def sharers(self, sequence: int) -> tuple[int, ...]:
         """Counts, for each page of a sequence, how many sequences hold it."""
-        return self._allocator.sharers(sequence)
+        return self._allocator.sharers(to_integer("sequence", sequence))
 
-    def _publish(self, growth: Growth, counts: Sequence[int]) -> Step:
-        """Brings the device up to date with one copy to it, and gathers the rows concerned."""
-        spread, slots, own = self.spread, growth.slots, list[int]()
+    def _holding(self, sequence: int) -> Holding:
+        return self._allocator.holding(to_integer("sequence", sequence))
+
+    def _layer(self, layer: int) -> int:
+        layer, layers = to_integer("layer", layer), len(self._pools[0])
+        if not 0 <= layer < layers:
+            raise ValueError(f"layer: expected 0 .. {layers - 1}, got {layer}")
+        return layer
+
+    def _by_slot(self, pool: torch.Tensor) -> torch.Tensor:
+        """Views the pool of a layer as [pages + 1, page, Hkv, D], whatever the layout."""
+        return pool if self.layout == "NHD" else pool.transpose(1, 2)
+
+    def _bounded(self, slots: torch.Tensor) -> torch.Tensor:
+        """Returns slots that are indices of rows: -1, the last one, is in the spare page, hence nowhere."""
+        last = (self.pages + 1) * self.page - 1
+        if slots.device.type == "cpu" and len(slots) and not torch.compiler.is_compiling():
+            least, most = (int(bound) for bound in slots.aminmax())
+            if least < -1 or most > last:
+                raise ValueError(f"slots: expected -1 .. {last}, got {least if least < -1 else most}")
+        return slots.clamp(-1, last)
+
+    def _begin(self, change: Change) -> int:
+        """Carries out a change with which a sequence begins, and returns its number."""
+        self._carry_out(change)
+        ((sequence, _),) = change.begun
+        return sequence
+
+    def _carry_out(self, change: Change) -> None:
+        """Brings the device up to date, then the lists on the host."""
+        places, numbers = self._entries(change)
+        if places:
+            self._publish(*self._upload(places, numbers))
+        self._allocator.commit(change)
+
+    def _entries(self, change: Change) -> tuple[list[int], list[int]]:
+        """Lists which entries of the tables change, and what they become: those of the block table first."""
+        width = self.block_table.shape[1]
+        places, numbers = list[int](), list[int]()
+        rows, lengths = list[int](), list[int]()
+        for holding, length, keep, pages in change.edits:
+            if pages:
+                first = holding.row * width + keep
+                places += range(first, first + len(pages))
+                numbers += pages
+            if length != holding.length:
+                rows.append(self._lengths_at + holding.row)
+                lengths.append(length)
+        return places + rows, numbers + lengths
+
+    def _publish(self, places: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Writes entries of the tables: one operation, which happens or does not."""
+        self._tables.index_copy_(0, places, numbers.int())
+
+    def _make_step(self, change: Change, counts: Sequence[int]) -> Step:
+        """Makes the step of a change that is not published yet, with one copy to the device; then publishes
+        it.
+        """
+        spread, slots, own = self.spread, change.slots, list[int]()
         if spread.ranks > 1:  # the allocator's pages hold the tokens of all ranks
             own = [i for i, slot in enumerate(slots) if spread.rank(slot) == self.rank]
             slots = [spread.row(slots[i]) for i in own]
-        rows, lengths, cu_q, where, table, copied, mine = self._upload(
-            [holding.row for holding in growth.holdings],
-            [holding.length for holding in growth.holdings],
+        width = self.block_table.shape[1]
+        of_step = [
+            b * width + column
+            for b, edit in enumerate(change.edits)
+            if edit.pages
+            for column in range(edit.keep, edit.keep + len(edit.pages))
+        ]
+        rows, lengths, cu_q, where, mine, copied, of_step_, places, numbers = self._upload(
+            [edit.holding.row for edit in change.edits],
+            [edit.length for edit in change.edits],
             [0, *accumulate(counts)],
             slots,
-            [number for entry in growth.entries for number in entry],
-            [number for pair in growth.copies for number in pair],
             own,
+            [number for pair in change.copies for number in pair],
+            of_step,
+            *self._entries(change),
         )
-        if growth.entries:
-            row, column, page = table.view(-1, 3).unbind(1)
-            self.block_table[row, column] = page.int()
-        if growth.copies:
-            source, target = copied.view(-1, 2).unbind(1)
-            for pool in map(_movable, self._pools):
-                pool[:, target] = pool[:, source]
-        kv_len = lengths.int()
-        if growth.slots:
-            self.kv_len[rows] = kv_len
+        block_table, kv_len = self.block_table[rows], lengths.int()
+        if of_step:
+            block_table.view(-1).index_copy_(0, of_step_, numbers[: len(of_step)].int())
         is_spread = spread.ranks > 1
-        return Step(
-            block_table=self.block_table[rows],
+        step = Step(
+            block_table=block_table,
             kv_len=kv_len,
             cu_q=cu_q.int(),
             slots=where.clone(),
             counts=spread.counts(kv_len, self.rank) if is_spread else None,
             own=mine.clone() if is_spread else None,
         )
+        if change.copies:
+            source, target = copied.view(-1, 2).unbind(1)
+            for pool in map(_movable, self._pools):
+                pool[:, target] = pool[:, source]
+        if len(places):
+            self._publish(places, numbers)
+        return step
 
     def _upload(self, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """Returns the lists as i64 tensors on the device. Pinned memory: the host does not wait
@@ -344,3 +360,18 @@ class PagedCache:
         numbers = [number for numbers in lists for number in numbers]
         host = torch.tensor(numbers, dtype=torch.int64, pin_memory=self.device.type == "cuda")
         return torch.split_with_sizes(host.to(self.device, non_blocking=True), [len(part) for part in lists])
+
+
+def _store(pools: Sequence[torch.Tensor], at: tuple[torch.Tensor, ...], rows: Sequence[torch.Tensor]) -> None:
+    """Stores rows in the first pool and, if there is one, the second: in both or in none."""
+    first, *others = zip(pools, rows, strict=True)
+    is_captured = pools[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    before = first[0][at] if others and not is_captured else None  # a graph runs whole
+    first[0].index_put_(at, first[1])
+    try:
+        for pool, new in others:
+            pool.index_put_(at, new)
+    except BaseException:
+        if before is not None:
+            first[0].index_put_(at, before)
+        raise

@@ -4,13 +4,11 @@ a piece of it that occurs there once, and what stands there instead.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
+
+from tests.replacing import replaced
 
 Shown: TypeAlias = Literal["rows", "parts", "holes", "sink gradient", "dropout", "decode", "decode sink"]
 
@@ -131,24 +129,6 @@ BUGS = (
 )
 
 
-@contextmanager
-def planted(bug: Bug) -> Iterator[None]:
+def planted(bug: Bug) -> AbstractContextManager[None]:
     """The mistake is there within the block. LookupError if its text is not there exactly once."""
-    module_name, *path = bug.place.split(".")
-    module = importlib.import_module(f"attnc.distributed.{module_name}")
-    owner: Any = module
-    for name in path[:-1]:
-        owner = getattr(owner, name)
-    right = inspect.getattr_static(owner, path[-1])
-    function = inspect.unwrap(getattr(owner, path[-1]))
-    text = textwrap.dedent(inspect.getsource(function))
-    if text.count(bug.old) != 1:
-        raise LookupError(f"{bug.name}: its text is there {text.count(bug.old)} times")
-    made: dict[str, Any] = {}
-    code = compile("from __future__ import annotations\n" + text.replace(bug.old, bug.new), bug.name, "exec")
-    exec(code, function.__globals__, made)
-    setattr(owner, path[-1], made[path[-1]])
-    try:
-        yield
-    finally:
-        setattr(owner, path[-1], right)
+    return replaced(f"attnc.distributed.{bug.place}", bug.old, bug.new)
