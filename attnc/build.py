@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnc.diagnostics import Diagnostic, DiagnosticError, warning
-from attnc.effort import limit_steps, renew, spend
+from attnc.diagnostics import LIFT, MAX_DIAGNOSTICS, Diagnostic, DiagnosticError, error, warning
+from attnc.effort import announce, at_most, finish, limit_steps, renew, spend
+from attnc.model.attention import Attention
 from attnc.model.configs import schedule_of
 from attnc.model.elaborate import report_limit
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
-from attnc.model.variants import MAX_VARIANTS, add_label, projection_variants, variants
+from attnc.model.variants import MAX_VARIANTS, add_label, count_variants, projection_variants, variants
 from attnc.output import Output
 from attnc.plan import ir
 from attnc.plan.differentiable import check_differentiable
@@ -42,6 +43,8 @@ from attnc.tuned.tables import Table, load_tables, projection_rows, schedule_row
 #: What a module costs whatever its expressions are, and a character of its text.
 _STEPS_PER_MODULE = 1500
 _STEPS_PER_CHARACTER = 0.15
+#: Variants of a file, those of every schedule: a file of 1,000 for three targets and more.
+MAX_MODULES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,59 +70,98 @@ def front(path: Path) -> Program:
 
 
 @limit_steps()
-def plan_program(program: Program) -> Planned:
-    """Returns every schedule of the program at every variant. Raises DiagnosticError with all reasons why one
-    cannot be.
+def plan_program(program: Program, most: int = MAX_VARIANTS) -> Planned:
+    """Returns every schedule of the program at every variant, or at the first `most` of them. Raises
+    DiagnosticError with all reasons why one cannot be.
     """
-    modules: list[ir.Module] = []
-    problems: list[Diagnostic] = []
-    warnings = list(program.warnings)
+    found = _Found(list(program.warnings))
     if not program.attentions and not program.projections:
-        warnings.append(_declares_nothing(program.source))
-    _charge_modules(program)
-    for schedule in program.schedules:
-        if schedule.target not in TARGETS and schedule.span is not None:
-            warnings.append(_not_compiled(schedule, schedule.span))
-            continue
-        with report_limit(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):
-            for plain in variants(program, program.attention(schedule.name)):
-                variant = add_label(plain, schedule.label)
-                try:
-                    chosen = schedule_of(schedule, variant)
-                    warnings += [*check_differentiable(variant, chosen), *check_mask(variant)]
-                    modules.append(plan(variant, chosen))
-                except DiagnosticError as failure:
-                    problems += failure.diagnostics
-    scheduled = {schedule.name for schedule in program.schedules if schedule.target in TARGETS}
-    for attention in program.attentions:
-        if attention.name not in scheduled:
-            with report_limit(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
-                for variant in variants(program, attention):  # what only numbers show, without a schedule too
-                    warnings += check_mask(variant)
-    projections: list[ProjectionModule] = []
-    for schedule in program.projection_schedules:
-        with report_limit(f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)):
-            for layer in projection_variants(program, program.projection(schedule.name)):
-                try:
-                    projections.append(plan_projection(layer, schedule))
-                except DiagnosticError as failure:
-                    problems += failure.diagnostics
-    if problems:
-        raise DiagnosticError(dict.fromkeys([*problems, *warnings]))
+        found.warnings.append(_declares_nothing(program.source))
+    _announce_variants(program, most)
+    modules = [
+        module for schedule in program.schedules for module in _plan_schedule(program, schedule, most, found)
+    ]
+    _check_unscheduled(program, most, found)
+    projections = _plan_projections(program, found)
+    if found.problems:
+        raise DiagnosticError(dict.fromkeys([*found.problems, *found.warnings]))
     return Planned(
-        modules=tuple(modules), warnings=tuple(dict.fromkeys(warnings)), projections=tuple(projections)
+        modules=tuple(modules),
+        warnings=tuple(dict.fromkeys(found.warnings)),
+        projections=tuple(projections),
     )
 
 
-def _charge_modules(program: Program) -> None:
-    """Counts what modules cost whatever their expressions are, before any is made."""
-    for schedule in program.schedules:
-        if schedule.target in TARGETS:
-            choices = (len(param.choices) for param in program.attention(schedule.name).params)
-            with report_limit(
-                f"this schedule of '{schedule.name}'", schedule.span or program.source.span(0, 0)
-            ):
-                spend(_STEPS_PER_MODULE * min(prod(choices), MAX_VARIANTS))
+@dataclass(slots=True)
+class _Found:
+    """What is found while a program is planned."""
+
+    warnings: list[Diagnostic]
+    problems: list[Diagnostic] = field(default_factory=list)
+
+    @contextmanager
+    def keep_problems(self) -> Iterator[None]:
+        """Keeps the errors of the block, and goes on. Raises DiagnosticError with too many to read."""
+        try:
+            yield
+        except DiagnosticError as failure:
+            self.problems += failure.diagnostics
+            if len(self.problems) >= MAX_DIAGNOSTICS:
+                raise DiagnosticError(dict.fromkeys([*self.problems, *self.warnings])) from None
+
+
+def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Found) -> list[ir.Module]:
+    """Returns the modules of a schedule that can be planned."""
+    modules: list[ir.Module] = []
+    if schedule.target not in TARGETS and schedule.span is not None:
+        found.warnings.append(_not_compiled(schedule, schedule.span))
+        return modules
+    place = schedule.span or program.source.span(0, 0)
+    for plain in variants(program, program.attention(schedule.name), most):
+        variant = add_label(plain, schedule.label)
+        with report_limit(f"variant '{variant.name}' of this schedule", place), found.keep_problems():
+            spend(_STEPS_PER_MODULE)
+            chosen = schedule_of(schedule, variant)
+            found.warnings += [*check_differentiable(variant, chosen), *check_mask(variant)]
+            modules.append(plan(variant, chosen))
+        finish(f"{schedule.name} {variant.name}")
+    return modules
+
+
+def _check_unscheduled(program: Program, most: int, found: _Found) -> None:
+    """Finds what only numbers show in attentions that have no schedule."""
+    for attention in _list_unscheduled(program):
+        for variant in variants(program, attention, most):
+            with report_limit(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
+                found.warnings += check_mask(variant)
+            finish(f"{attention.name} {variant.name}")
+
+
+def _list_unscheduled(program: Program) -> list[Attention]:
+    scheduled = {schedule.name for schedule in program.schedules if schedule.target in TARGETS}
+    return [attention for attention in program.attentions if attention.name not in scheduled]
+
+
+def _plan_projections(program: Program, found: _Found) -> list[ProjectionModule]:
+    projections: list[ProjectionModule] = []
+    for schedule in program.projection_schedules:
+        place = schedule.span or program.source.span(0, 0)
+        for layer in projection_variants(program, program.projection(schedule.name)):
+            with report_limit(f"variant '{layer.name}' of this schedule", place), found.keep_problems():
+                projections.append(plan_projection(layer, schedule))
+            finish(f"{schedule.name} {layer.name}")
+    return projections
+
+
+def _announce_variants(program: Program, most: int) -> None:
+    """Announces the variants of all schedules. Raises DiagnosticError where a file has too many."""
+    attentions = [program.attention(one.name) for one in program.schedules if one.target in TARGETS]
+    layers = [program.projection(one.name) for one in program.projection_schedules]
+    count = sum(min(count_variants(one), most) for one in (*attentions, *_list_unscheduled(program)))
+    count += sum(map(count_variants, layers))
+    if count > at_most(MAX_MODULES):
+        raise DiagnosticError([_refuse_variants(program.source, count)])
+    announce(count)
 
 
 @limit_steps()
@@ -134,6 +176,7 @@ def compile_program(
     """
     planned = plan_program(program)
     renew()
+    announce(len(planned.modules) + len(planned.projections))
     choices = () if tuned is None else load_tuned(tuned)
     tables = () if dispatch is None else load_tables(dispatch)
     sha256 = digest(program.source)
@@ -146,6 +189,7 @@ def compile_program(
         with report_limit(f"the text of '{attention.name}'", attention.span or program.source.span(0, 0)):
             files = render_files(module, path=name, sha256=sha256, tuned=tuned_choices(module, choices))
             spend(sum(map(len, files.values())) * _STEPS_PER_CHARACTER)
+        finish(f"{folder} {module.variant.name}")
         outputs += (Output(path=f"{folder}/{file}", text=text) for file, text in files.items())
     for folder, family in families.items():
         attention = program.attention(family[0].variant.attention.name)
@@ -183,6 +227,7 @@ def _projection_outputs(
         with report_limit(f"the text of '{module.name}'", projection.span or program.source.span(0, 0)):
             texts = render_projection(module, path=name, sha256=digest(program.source), tuned=rows)
             spend(sum(map(len, texts.values())) * _STEPS_PER_CHARACTER)
+        finish(f"{module.name} {module.variant.name}")
         outputs += (Output(path=f"{folder_of(module)}/{file}", text=text) for file, text in texts.items())
     for folder, family in families.items():
         projection = program.projection(family[0].name)
@@ -276,6 +321,16 @@ def _declares_nothing(source: Source) -> Diagnostic:
         source.span(0, 0),
         "nothing to check or to compile",
         hints=("begin with 'attention NAME {', and add 'schedule NAME for triton { ... }'",),
+    )
+
+
+def _refuse_variants(source: Source, count: int) -> Diagnostic:
+    return error(
+        "E0508",
+        f"the file has {count} variants of schedules; the limit is {MAX_MODULES}",
+        source.span(0, 0),
+        "each is a kernel of its own",
+        hints=("divide the file", LIFT),
     )
 
 

@@ -33,6 +33,8 @@ _DECLARED = re.compile(
     r"^[ \t]*(?:(param|let|length)[ \t]+(\w+)|(input|output)[ \t]+([\w, \t]+?)[ \t]*:)(.*)", re.MULTILINE
 )
 _PICTURED = (512, 512), (1, 512)
+#: Variants of an attention that are planned while its text is written.
+_FEW = 16
 
 _STATEMENTS: Mapping[str, str] = {
     "param": "`param NAME in {a, b}`: a choice at compile time; the first is the default",
@@ -86,9 +88,11 @@ class Completion:
 
 
 def diagnose(source: Source) -> tuple[Diagnostic, ...]:
-    """Returns everything to say about a text, errors and warnings, as `attnc check` would of a file."""
+    """Returns what there is to say about a text, errors and warnings, as `attnc check` does of a file: of an
+    attention with many variants about the first ones, since this runs with every key that is pressed.
+    """
     try:
-        return plan_program(resolve(parse(source), prelude())).warnings
+        return plan_program(resolve(parse(source), prelude()), _FEW).warnings
     except DiagnosticError as failure:
         return failure.diagnostics
 
@@ -192,7 +196,7 @@ def _tiles(source: Source, name: str) -> str:
     from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 
     try:
-        modules = plan_program(resolve(parse(source), prelude())).modules
+        modules = plan_program(resolve(parse(source), prelude()), _FEW).modules
     except DiagnosticError:
         return ""
     module = next((module for module in modules if module.variant.attention.name == name), None)

@@ -1,29 +1,39 @@
-"""What one file may cost the compiler, counted in steps and not in seconds: a file that is refused is refused
-on every machine, and one that is not takes no longer than a known number of steps.
+"""What the compiler may spend on a file, counted in steps and not in seconds: a file that is refused is
+refused on every machine, and one that is not takes no longer than a known number of steps.
 
 Limits of size alone (characters, operations, variants, configs) multiply, and some analyses of masks take
-more than linear time. So the primitives that all passes are made of count their work here.
+more than linear time. So the primitives that all passes are made of count their work here. The work for a
+file has pieces: an attention that is read, a variant that is planned for a target, its text. Any piece may
+cost `MAX_STEPS`. All pieces of a file may cost `MAX_STEPS`, and `STEPS_PER_PIECE` for each after the first:
+what a file costs grows linearly with what it makes.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from math import inf
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-#: For reading and planning a file, which is what `attnc check` does, and as many again for what a command
-#: then makes of the plans: about a second of a core each.
+#: For any piece: a second of a core. A piece is read and planned in as many, and printed in as many again.
 MAX_STEPS = 500_000
+#: What each further piece adds to the steps of its file: a tenth of a second, several times what pieces cost.
+STEPS_PER_PIECE = MAX_STEPS // 10
+#: Set by `--no-limits`, also for the processes that a command starts.
+_VARIABLE = "ATTNC_NO_LIMITS"
+#: More than anything costs, and finite, so that differences are.
+_ENDLESS = 1e300
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+#: Told that so many more pieces are to come (count, ""), and of each that is done (0, its name).
+Watcher: TypeAlias = Callable[[int, str], None]
 
 
 class Exhausted(Exception):
-    """The steps that a file may cost are spent. `model.elaborate.report_limit` makes it a diagnostic."""
+    """The steps of a piece, or of a file, are spent. `model.elaborate.report_limit` makes it a diagnostic."""
 
 
 class _Unknown:
@@ -34,13 +44,14 @@ _UNKNOWN = _Unknown()
 
 
 class _Meter(threading.local):
-    """whole, left: steps of the block, and those not spent; known: what `memo` has seen, None outside of
-    `limit_steps`.
+    """most: steps of a piece; left: those not spent, of the piece at work if there is one, else of the file;
+    known: what `memo` has seen, None outside of `limit_steps`; watcher: who is told of progress.
     """
 
-    whole: float = inf
-    left: float = inf
+    most: float = _ENDLESS
+    left: float = _ENDLESS
     known: dict[Hashable, Any] | None = None
+    watcher: Watcher | None = None
 
 
 _METER = _Meter()
@@ -55,28 +66,83 @@ def spend(steps: float = 1) -> None:
 
 @contextmanager
 def limit_steps(steps: float = MAX_STEPS) -> Iterator[None]:
-    """Limits the work of the block. Inside another such block only that one's limit holds."""
+    """Limits the work of the block, one file, of which any piece may cost so many steps. Inside another such
+    block only that one's limit holds.
+    """
     if _METER.known is not None:
         yield
         return
-    _METER.whole, _METER.left, _METER.known = steps, steps, {}
+    _METER.most = _METER.left = at_most(steps)
+    _METER.known = {}
     try:
         yield
     finally:
-        _METER.whole, _METER.left, _METER.known = inf, inf, None
+        _METER.most, _METER.left, _METER.known = _ENDLESS, _ENDLESS, None
+
+
+@contextmanager
+def limit_piece() -> Iterator[None]:
+    """Limits the block, a piece of the file, on its own too. It may be a part of another piece."""
+    of_file = _METER.left
+    allowed = _METER.left = min(of_file, _METER.most)
+    try:
+        yield
+    finally:
+        _METER.left = of_file - (allowed - _METER.left)
+
+
+def announce(pieces: int) -> None:
+    """Gives the file steps for so many pieces, the first of which it has already."""
+    _METER.left += max(pieces - 1, 0) * _METER.most * STEPS_PER_PIECE / MAX_STEPS
+    if _METER.watcher is not None:
+        _METER.watcher(pieces, "")
+
+
+def finish(name: str) -> None:
+    """Says that a piece which was announced is done."""
+    if _METER.watcher is not None:
+        _METER.watcher(0, name)
 
 
 def renew() -> None:
-    """Gives the block as many steps as it had in the beginning: the plans are there, and a file that `attnc
+    """Gives the file as many steps as it had in the beginning: the plans are there, and a file that `attnc
     check` accepts is not refused for what it cost to check.
     """
-    _METER.left = _METER.whole
+    _METER.left = _METER.most
+
+
+@contextmanager
+def watch_pieces(watcher: Watcher) -> Iterator[None]:
+    """Tells the watcher of the pieces that the block announces and finishes."""
+    before, _METER.watcher = _METER.watcher, watcher
+    try:
+        yield
+    finally:
+        _METER.watcher = before
+
+
+@contextmanager
+def lift_limits() -> Iterator[None]:
+    """Lifts every limit on the size of a file and the work for it."""
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
+
+
+def at_most(limit: float) -> float:
+    """Returns the limit; what nothing reaches where limits are lifted."""
+    return _ENDLESS if os.environ.get(_VARIABLE) else limit
 
 
 def memo(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Remembers what a pure function gave within a `limit_steps` block, and no longer: what a file costs does
-    not
-    depend on those before it.
+    not depend on those before it.
     """
 
     @wraps(function)

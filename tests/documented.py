@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Set
 
-from attnc.build import plan_program
+from attnc.build import MAX_MODULES, plan_program
 from attnc.diagnostics import CODES, DiagnosticError
-from attnc.effort import MAX_STEPS
+from attnc.effort import MAX_STEPS, STEPS_PER_PIECE
 from attnc.expr.interval import SIZE
 from attnc.model.configs import MAX_CONFIGS
 from attnc.model.declarations import MAX_HEAD_DIM
@@ -234,9 +234,16 @@ def limits() -> str:
             ("calls of defs that an attention expands to", f"{MAX_CALLS:,}"),
             ("integers", "64 bits; constants 62"),
             ("rows, keys, any other size", f"{SIZE:,}"),
-            ("variants of an attention", f"{MAX_VARIANTS}"),
+            (
+                "variants of an attention; of a file, for all its schedules",
+                f"{MAX_VARIANTS:,}; {MAX_MODULES:,}",
+            ),
             ("configs of a phase, before `where`", f"{MAX_CONFIGS:,}"),
-            ("steps that a file costs, all of these together (E0510)", f"{MAX_STEPS:,}"),
+            ("steps that an attention costs, or a variant of it for a target (E0510)", f"{MAX_STEPS:,}"),
+            (
+                "steps that a file costs (E0510)",
+                f"{MAX_STEPS:,}, and {STEPS_PER_PIECE:,} for each variant and target after the first",
+            ),
             ("head dimension", f"1 to {MAX_HEAD_DIM:,}"),
             ("rows of a page", f"1 to {MAX_PAGE:,}"),
         ]

@@ -4,14 +4,15 @@ exit codes. What commands need is imported when they run, so that `attnc --help`
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from inspect import cleandoc
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,6 +32,7 @@ from attnc.cli.packages import import_mistake
 from attnc.cli.tune import calibrate, tune
 from attnc.cli.verify import fuzz, verify
 from attnc.diagnostics import DiagnosticError
+from attnc.effort import lift_limits
 from attnc.version import find_commit
 
 app = typer.Typer(
@@ -51,24 +53,54 @@ def _flowing(command: Callable[..., None]) -> str:
     """Returns the docstring with a line for each paragraph: Typer keeps line breaks, but the screen has its
     own.
     """
-    return "\n\n".join(" ".join(part.split()) for part in cleandoc(command.__doc__ or "").split("\n\n"))
+    return "\n\n".join(
+        " ".join(part.split()) for part in inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    )
 
 
-app.command("new", rich_help_panel=_COMPILER, help=_flowing(new))(new)
-app.command("compile", rich_help_panel=_COMPILER, help=_flowing(compile_))(compile_)
-app.command("check", rich_help_panel=_COMPILER, help=_flowing(check))(check)
-app.command("fmt", rich_help_panel=_COMPILER, help=_flowing(fmt))(fmt)
-app.command("explain", rich_help_panel=_COMPILER, help=_flowing(explain))(explain)
-app.command("import-flex", rich_help_panel=_COMPILER, help=_flowing(import_flex))(import_flex)
-app.command("demo", rich_help_panel=_JUDGE, help=_flowing(demo))(demo)
-app.command("verify", rich_help_panel=_JUDGE, help=_flowing(verify))(verify)
-app.command("fuzz", rich_help_panel=_JUDGE, help=_flowing(fuzz))(fuzz)
-app.command("bench", rich_help_panel=_SPEED, help=_flowing(bench))(bench)
-app.command("calibrate", rich_help_panel=_SPEED, help=_flowing(calibrate))(calibrate)
-app.command("tune", rich_help_panel=_SPEED, help=_flowing(tune))(tune)
-app.command("export", rich_help_panel=_COMPILER, help=_flowing(export))(export)
-app.command("lsp", rich_help_panel=_COMPILER, help=_flowing(lsp))(lsp)
-app.command("doctor", rich_help_panel="Machine", help=_flowing(doctor))(doctor)
+_NO_LIMITS = Annotated[
+    bool,
+    typer.Option("--no-limits", help="Lift the limits on the size of a spec and on the work for it."),
+]
+
+
+def _with_limits(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns the command with the option that lifts the compiler's limits: a file has no say in them."""
+
+    def run(*, is_unlimited: bool, **options: Any) -> None:
+        with lift_limits() if is_unlimited else nullcontext():
+            command(**options)
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    option = inspect.Parameter(
+        "is_unlimited", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_NO_LIMITS
+    )
+    run.__signature__ = inspect.Signature([*own, option])  # type: ignore[attr-defined]  # what Typer reads
+    run.__annotations__ = {**{one.name: one.annotation for one in own}, option.name: _NO_LIMITS}
+    return run
+
+
+def _add(name: str, panel: str, command: Callable[..., None], *, reads_specs: bool = True) -> None:
+    """Makes a subcommand of a function."""
+    made = _with_limits(command) if reads_specs else command
+    app.command(name, rich_help_panel=panel, help=_flowing(command))(made)
+
+
+_add("new", _COMPILER, new, reads_specs=False)
+_add("compile", _COMPILER, compile_)
+_add("check", _COMPILER, check)
+_add("fmt", _COMPILER, fmt)
+_add("explain", _COMPILER, explain)
+_add("import-flex", _COMPILER, import_flex, reads_specs=False)
+_add("demo", _JUDGE, demo, reads_specs=False)
+_add("verify", _JUDGE, verify)
+_add("fuzz", _JUDGE, fuzz)
+_add("bench", _SPEED, bench)
+_add("calibrate", _SPEED, calibrate)
+_add("tune", _SPEED, tune)
+_add("export", _COMPILER, export, reads_specs=False)
+_add("lsp", _COMPILER, lsp, reads_specs=False)
+_add("doctor", "Machine", doctor, reads_specs=False)
 
 
 def _version(wanted: bool) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from attnc.diagnostics import Diagnostic, render, suggest
+from attnc.effort import watch_pieces
 from attnc.resources import resource
 from attnc.source import visible
 
@@ -157,8 +158,8 @@ def without_kernels(specs: str, schedules: int) -> Mistake:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Progress]:
-    """Shows a bar on stderr while the block runs (total None: of unknown length); nothing where there is no
-    terminal.
+    """Shows a bar on stderr while the block runs (total None: of unknown length), which also counts what the
+    compiler announces and finishes; nothing where there is no terminal.
     """
     if not sys.stderr.isatty():
         yield Progress()
@@ -167,7 +168,9 @@ def progress(label: str, total: int | None) -> Iterator[Progress]:
     from rich.progress import Progress as RichBar
 
     with RichBar(console=Console(stderr=True), transient=True) as bar:
-        yield Progress(bar, bar.add_task(_label(label), total=total))
+        shown = Progress(bar, bar.add_task(_label(label), total=total))
+        with watch_pieces(shown.watch):
+            yield shown
 
 
 @contextmanager
@@ -198,6 +201,15 @@ class Progress:
         """Counts one more that is done; `label` says what comes next."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=1, description=_label(label))
+
+    def watch(self, announced: int, finished: str) -> None:
+        """Counts what the compiler says of the pieces of a file (`attnc.effort`)."""
+        if self._bar is None or self._task is None:
+            return
+        if finished:
+            self.advance(finished)
+        elif (total := self._bar.tasks[self._task].total) is not None:
+            self._bar.update(self._task, total=total + announced)
 
 
 def _label(text: str) -> str:

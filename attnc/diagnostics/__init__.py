@@ -6,6 +6,8 @@ that is raised is a bug in the compiler.
 
 from attnc.diagnostics.codes import CODES, CodeInfo
 from attnc.diagnostics.diagnostic import (
+    LIFT,
+    MAX_DIAGNOSTICS,
     Details,
     Diagnostic,
     DiagnosticError,
@@ -22,6 +24,8 @@ from attnc.diagnostics.diagnostic import (
 
 __all__ = [
     "CODES",
+    "LIFT",
+    "MAX_DIAGNOSTICS",
     "CodeInfo",
     "Details",
     "Diagnostic",

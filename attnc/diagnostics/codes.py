@@ -311,7 +311,9 @@ _EXPANSION = {
     ),
     "E0508": CodeInfo(
         "too many variants",
-        "The choices of all params multiply to at most 256 variants.",
+        "The choices of all params multiply to at most 1,024 variants of an attention. Those of all "
+        "schedules of a file are at most 4,096. `--no-limits` on the command line lifts this limit, and "
+        "those of E0501, E0506, E0509 and E0510.",
     ),
     "E0509": CodeInfo(
         "too many configs",
@@ -320,8 +322,9 @@ _EXPANSION = {
     "E0510": CodeInfo(
         "file that is too much work",
         "Each limit may be kept and all of them together still be too much: what a file costs is counted in "
-        "steps, each about one operation of an expression that is looked at, over all attentions, variants, "
-        "schedules and configs.",
+        "steps, each about one operation of an expression that is looked at. An attention, and any variant "
+        "of it for one target, may cost 500,000. A file may cost as many, and 50,000 for each variant and "
+        "target after the first. `--no-limits` on the command line lifts this.",
     ),
 }
 

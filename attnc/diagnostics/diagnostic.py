@@ -18,6 +18,8 @@ from attnc.diagnostics.codes import CODES
 from attnc.source import Source, Span, visible
 
 Severity = Literal["error", "warning", "note"]
+#: The hint of every limit on size and work.
+LIFT = "--no-limits lifts the limit"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from itertools import product
 from math import prod
 from typing import Literal, TypeAlias, overload
 
-from attnc.diagnostics import DiagnosticError, Label, Report, did_you_mean, error
-from attnc.effort import spend
+from attnc.diagnostics import LIFT, DiagnosticError, Label, Report, did_you_mean, error
+from attnc.effort import at_most, spend
 from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
 from attnc.model.knobs import Kind, keys_of
@@ -248,9 +248,9 @@ def configs(schedule: Schedule, phase: Phase, variant: AnyVariant) -> tuple[Conf
     # Keys that another target has alone are the planner's to refuse.
     lines = [{name: line.get(name, default) for name, default in defaults.items()} for line in said]
     place = schedule.span or variant.source.span(0, 0)
-    if (count := sum(prod(map(len, line.values())) for line in lines)) > MAX_CONFIGS:
+    if (count := sum(prod(map(len, line.values())) for line in lines)) > at_most(MAX_CONFIGS):
         message = f"the {phase} phase has {count} configs before 'where'; the limit is {MAX_CONFIGS}"
-        raise DiagnosticError([error("E0509", message, place, "too many to choose from")])
+        raise DiagnosticError([error("E0509", message, place, "too many to choose from", hints=(LIFT,))])
     spend(count)
     every = dict.fromkeys(values for line in lines for values in product(*line.values()))
     points = [dict(zip(defaults, values, strict=True)) for values in every]

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from attnc.diagnostics import DiagnosticError, Label, Report, did_you_mean, error
-from attnc.effort import MAX_STEPS, Exhausted, spend
+from attnc.diagnostics import LIFT, DiagnosticError, Label, Report, did_you_mean, error
+from attnc.effort import MAX_STEPS, STEPS_PER_PIECE, Exhausted, at_most, limit_piece, spend
 from attnc.expr.nodes import (
     MAX_INTEGER,
     And,
@@ -61,7 +61,7 @@ class Expansion:
     def fits(self, expr: Expr) -> bool:
         """Returns whether the tree is small enough to walk."""
         size, depth = self._extent(expr)
-        return size <= MAX_NODES and depth <= MAX_DEPTH
+        return size <= at_most(MAX_NODES) and depth <= MAX_DEPTH
 
     def _extent(self, expr: Expr) -> tuple[int, int]:
         """Operations and levels of a tree; shared parts count each time, as a walk sees them."""
@@ -79,20 +79,23 @@ def report_expansion(tree: ast.Expr, at: Context) -> None:
         tree.span,
         "lets and defs are expanded where they are used",
         notes=(f"the limits are {MAX_NODES} operations, {MAX_DEPTH} levels and {MAX_CALLS} calls of defs",),
+        hints=(f"{LIFT}, but for that of levels",),
     )
 
 
 _NOTE = (
-    f"a file may cost {MAX_STEPS:,} steps, each about one operation of an expression that is looked at; "
-    "variants, schedules and configs are looked at one by one"
+    f"an attention, and a variant of it for one target, may cost {MAX_STEPS:,} steps, each about one "
+    f"operation of an expression that is looked at; a file as many, and {STEPS_PER_PIECE:,} for each variant "
+    "and target after the first"
 )
 
 
 @contextmanager
 def report_limit(what: str, span: Span) -> Iterator[None]:
-    """Makes a diagnostic of it when the steps that a file may cost are spent in the block."""
+    """Limits what the block costs, a piece of the file, and makes a diagnostic of it when that is spent."""
     try:
-        yield
+        with limit_piece():
+            yield
     except Exhausted:
         raise DiagnosticError(
             [
@@ -102,7 +105,7 @@ def report_limit(what: str, span: Span) -> Iterator[None]:
                     span,
                     f"the limit was reached in {what}",
                     notes=(_NOTE,),
-                    hints=("divide the file, or have fewer params, choices or terms",),
+                    hints=("have fewer terms, choices of keys or params", LIFT),
                 )
             ]
         ) from None
@@ -350,8 +353,8 @@ class Elaborator:
             _report_count(tree, definition.name, len(definition.params), at, definition)
             return None
         self._expansion.calls += 1
-        if self._expansion.calls > MAX_CALLS:
-            if self._expansion.calls == MAX_CALLS + 1:
+        if self._expansion.calls > (limit := at_most(MAX_CALLS)):
+            if self._expansion.calls == limit + 1:
                 report_expansion(tree, at)
             return None
         return self._expr(definition.tree.value, at.enter(definition, arguments, tree.span))

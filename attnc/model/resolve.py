@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from attnc.diagnostics import Label, Report, did_you_mean
-from attnc.effort import limit_steps
+from attnc.effort import announce, finish, limit_steps
 from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
 from attnc.model.attention import Attention, Param, Softmax
 from attnc.model.declarations import Declarations, Sizes, raw_dims, resolve_param
@@ -50,11 +50,13 @@ def _resolve(file: ast.File, prelude: ast.File) -> Program:
     taken = Taken(report)
     trees: dict[str, ast.Attention] = {}
     attentions: dict[str, Attention] = {}
+    announce(sum(isinstance(item, ast.Attention) for item in file.items))
     for item in file.items:
         if isinstance(item, ast.Attention):
             fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS)
             with report_limit(f"'{item.name.id}'", item.name.span):
                 attention = _Resolver(item, defs, report).attention()
+            finish(item.name.id)
             trees.setdefault(item.name.id, item)  # one that cannot be called so has schedules all the same
             if fresh and attention is not None:
                 attentions[item.name.id] = attention

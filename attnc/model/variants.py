@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from math import inf, prod
 
-from attnc.diagnostics import DiagnosticError, Label, Report, error
+from attnc.diagnostics import LIFT, DiagnosticError, Label, Report, error
+from attnc.effort import at_most
 from attnc.expr.construct import MAX_FLOAT, number
 from attnc.expr.derive import derive
 from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, children, walk
@@ -17,17 +18,19 @@ from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, ParamValue, Variant
 from attnc.model.dtypes import DType
+from attnc.model.elaborate import report_limit
 from attnc.model.program import Program, Projection, ProjectionVariant
 from attnc.model.tensors import Paged, Tensor, is_static
 from attnc.source import Span
 
-MAX_VARIANTS = 256
+MAX_VARIANTS = 1024
 #: What a factor, or the reciprocal of a divisor, stays below, so that it may be multiplied by log2(e).
 MAX_FACTOR = 2.0**127
 
 
-def variants(program: Program, attention: Attention) -> tuple[Variant, ...]:
-    """Returns all variants, in the order of the params' choices, the default first.
+def variants(program: Program, attention: Attention, most: int | None = None) -> tuple[Variant, ...]:
+    """Returns all variants, or at most so many of them, in the order of the params' choices, the default
+    first.
 
     Raises DiagnosticError when there are more than MAX_VARIANTS (counted, not expanded), and for sizes and
     divisors that turn out to be zero or negative.
@@ -35,14 +38,16 @@ def variants(program: Program, attention: Attention) -> tuple[Variant, ...]:
     _check_count("attention", attention, program)
     report = Report()
     made = []
-    for point in product(*(param.choices for param in attention.params)):
+    for point in islice(product(*(param.choices for param in attention.params)), most):
         params = {param.name: value for param, value in zip(attention.params, point, strict=True)}
-        variant = Variant(
-            source=program.source, attention=_fix(attention, params), params=params, name=variant_name(params)
-        )
-        made.append(variant)
-        if not report.errors:
-            _check(variant, report)
+        with report_limit(f"variant '{variant_name(params)}'", attention.span or program.source.span(0, 0)):
+            fixed = _fix(attention, params)
+            variant = Variant(
+                source=program.source, attention=fixed, params=params, name=variant_name(params)
+            )
+            made.append(variant)
+            if not report.errors:
+                _check(variant, report)
     report.raise_errors()
     return tuple(made)
 
@@ -58,9 +63,14 @@ def projection_variants(program: Program, projection: Projection) -> tuple[Proje
     return tuple(made)
 
 
+def count_variants(block: Attention | Projection) -> int:
+    """Returns how many variants the params make."""
+    return prod(len(param.choices) for param in block.params)
+
+
 def _check_count(kind: str, block: Attention | Projection, program: Program) -> None:
-    count = prod(len(param.choices) for param in block.params)
-    if count > MAX_VARIANTS:
+    count = count_variants(block)
+    if count > at_most(MAX_VARIANTS):
         shown = str(count) if count < 10**9 else "more than 10^9"  # huge integers cannot be printed
         sizes = " x ".join(f"{len(param.choices)} {param.name}" for param in block.params[:8])
         raise DiagnosticError(
@@ -71,6 +81,7 @@ def _check_count(kind: str, block: Attention | Projection, program: Program) -> 
                     block.span or program.source.span(0, 0),
                     "each is a kernel of its own",
                     notes=(sizes + " x ..." * (len(block.params) > 8),),
+                    hints=(LIFT,),
                 )
             ]
         )

@@ -27,8 +27,8 @@ from lark.exceptions import UnexpectedInput
 from lark.lark import PostLex
 from lark.utils import TextSlice
 
-from attnc.diagnostics import Diagnostic, DiagnosticError, Label, error
-from attnc.effort import spend
+from attnc.diagnostics import LIFT, Diagnostic, DiagnosticError, Label, error
+from attnc.effort import at_most, spend
 from attnc.resources import resource
 from attnc.source import Source, Span
 from attnc.syntax import ast
@@ -43,10 +43,9 @@ _COMMENT = re.compile(r"#[^\n]*")
 def load(path: Path) -> Source:
     """Reads a spec file. Raises OSError, and DiagnosticError for text that is not UTF-8."""
     with path.open("rb") as file:
-        data = file.read(4 * MAX_CHARACTERS + 4)
-    cut_off = (
-        len(data) > 4 * MAX_CHARACTERS
-    )  # more than enough for `parse` to refuse it, so decoding may be rough
+        most = at_most(4 * MAX_CHARACTERS)  # bytes; `check_size` refuses a file that has more
+        data = file.read(int(most) + 4 if most == 4 * MAX_CHARACTERS else -1)
+    cut_off = len(data) > most  # so decoding may be rough
     try:
         text = data.decode("utf-8-sig", errors="replace" if cut_off else "strict")
     except UnicodeDecodeError as failure:
@@ -418,14 +417,14 @@ _TOKEN = re.compile(
 
 def check_size(source: Source) -> Diagnostic | None:
     """Returns E0501, or None. Counts what reading the file costs."""
-    if len(source.text) > MAX_CHARACTERS:
+    if len(source.text) > at_most(MAX_CHARACTERS):
         message = f"the file has {len(source.text)} characters; the limit is {MAX_CHARACTERS}"
-        return error("E0501", message, source.span(0, 0), "too large to be a spec")
+        return error("E0501", message, source.span(0, 0), "too large to be a spec", hints=(LIFT,))
     tokens = sum(match.lastgroup != "comment" for match in _TOKEN.finditer(source.text))
     for count, what in ((source.text.count("\n"), "lines"), (tokens, "words, numbers and signs")):
-        if count > MAX_TOKENS:
+        if count > at_most(MAX_TOKENS):
             message = f"the file has {count} {what}; the limit is {MAX_TOKENS}"
-            return error("E0501", message, source.span(0, 0), "too large to be a spec")
+            return error("E0501", message, source.span(0, 0), "too large to be a spec", hints=(LIFT,))
     spend(_STEPS_PER_TOKEN * tokens)
     return None
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from attnc.effort import spend
-from attnc.expr.nodes import Load, walk
+from attnc.effort import memo, spend
+from attnc.expr.nodes import Expr, Load, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Summation, TileConfig
@@ -171,9 +171,8 @@ class SharedMemory:
     def _loads(self) -> Iterator[Buffer]:
         """Streamed besides: what score and mask read at each key, or row, of the inner loop."""
         rows = dict(zip(("q", "kv"), self._tile, strict=True))
-        nodes = dict.fromkeys(node for e in (self.attention.score, self.attention.mask) for node in walk(e))
-        for load in nodes:
-            if isinstance(load, Load) and self._inner in (axes := axes_of(load)):
+        for load in find_loads(self.attention.score, self.attention.mask):
+            if self._inner in (axes := axes_of(load)):
                 size = DType(self.attention.tensor(load.tensor).dtype).bytes
                 columns = rows["kv"] if len(axes) == 2 else 1
                 yield _buffer(
@@ -232,9 +231,16 @@ class SharedMemory:
     def _stores_scores(self) -> bool:
         """Whether a gradient has an element for each score."""
         return any(
-            isinstance(node, Load) and node.tensor in self.attention.grads and len(axes_of(node)) == 2
-            for node in walk(self.attention.score)
+            load.tensor in self.attention.grads and len(axes_of(load)) == 2
+            for load in find_loads(self.attention.score)
         )
+
+
+@memo
+def find_loads(*expressions: Expr) -> tuple[Load, ...]:
+    """Returns the loads in expressions, each once."""
+    nodes = dict.fromkeys(node for expr in expressions for node in walk(expr))
+    return tuple(node for node in nodes if isinstance(node, Load))
 
 
 def _buffer(name: str, tile: tuple[int, int], size: int, count: int) -> Buffer:
@@ -245,7 +251,7 @@ def _buffer(name: str, tile: tuple[int, int], size: int, count: int) -> Buffer:
 
 _THREADS_PER_WARP = 32
 #: What an estimate costs.
-_STEPS = 100
+_STEPS = 40
 #: Addresses, loop counters, row statistics: what every kernel needs besides its tiles.
 _BASE_REGISTERS = 40
 
@@ -384,12 +390,21 @@ def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> int
     """Returns bytes of shared memory that a block must be allowed for a launcher to take the config: the
     fewest such that every supported device that allows as many has what the config needs there.
     """
-    needs = {device: estimate(config, variant, device, kernel).shared for device in DEVICES.values()}
+    alike: dict[tuple[bool, ...], int] = {}
+    for device in DEVICES.values():
+        if (kind := _memory_kind(device)) not in alike:
+            alike[kind] = estimate(config, variant, device, kernel).shared
+    needs = {device: alike[_memory_kind(device)] for device in DEVICES.values()}
     enough = [size for device, size in needs.items() if size <= device.shared_per_block]
     too_few = [
         device.shared_per_block + 1 for device, size in needs.items() if size > device.shared_per_block
     ]
     return max(min(enough, default=0), *too_few, 0)
+
+
+def _memory_kind(device: Device) -> tuple[bool, ...]:
+    """Returns the facts of a device that decide which buffers a kernel has there."""
+    return device.has_mma_from_shared, device.has_tma, device.has_tensor_memory
 
 
 def count_staged_bytes(config: TileConfig, variant: Variant) -> int:
