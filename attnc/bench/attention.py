@@ -80,7 +80,7 @@ class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[
     def draw(self, cell: Cell, copies: int) -> Sequence[Inputs]:
         return [draw(cell) for _ in range(copies)]
 
-    def timed(
+    def time_cell(
         self, cell: Cell, launches: Mapping[str, Launch], missing: Mapping[str, str], rounds: int
     ) -> Result[Cell]:
         timings = interleave(launches, rounds)

@@ -90,7 +90,7 @@ class DecodeInputs:
         scale = torch.ones((), device=self.k.device)
         return self.k.to(torch.float8_e4m3fn), self.v.to(torch.float8_e4m3fn), scale
 
-    def paged(self, page: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def split_into_pages(self, page: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns k and v in pages [B * N / page, page, Hkv, D], and their table."""
         k, v = (pool.view(-1, page, *pool.shape[1:]) for pool in (self.k_pool, self.v_pool))
         return k, v, self.tables[page]
@@ -165,9 +165,9 @@ def _narrow(target: str, _: DecodeCell, x: DecodeInputs) -> Launch:
     return lambda: kernel(x.q, k, v, x.kv_len, scale, scale)
 
 
-def _paged(target: str, name: str, page: int, _: DecodeCell, x: DecodeInputs) -> Launch:
+def _make_paged(target: str, name: str, page: int, _: DecodeCell, x: DecodeInputs) -> Launch:
     kernel = kernel_of(SPEC, target, name)
-    k, v, table = x.paged(page)
+    k, v, table = x.split_into_pages(page)
     return lambda: kernel(x.q, k, v, table, x.kv_len)
 
 
@@ -228,7 +228,7 @@ def _ours(target: str, names: Collection[str], prefix: str = "", suffix: str = "
     makers: dict[str, tuple[str, Make]] = {"attnc": ("attnc", partial(_dense, target, "dense"))}
     for page, name in PAGED.items():
         if page == PAGE or name in names:
-            makers[name] = f"page {page}", partial(_paged, target, name, page)
+            makers[name] = f"page {page}", partial(_make_paged, target, name, page)
     if NARROW in names and target == "triton":
         makers[NARROW] = NARROW, partial(_narrow, target)
     makers["unified"] = "unified_max", partial(_dense, target, "unified")
@@ -277,7 +277,7 @@ class DecodeBenchmark(Rotation[DecodeCell | ServingCell, Any], Benchmark[DecodeC
         launch()
         return launch
 
-    def timed(
+    def time_cell(
         self,
         cell: DecodeCell | ServingCell,
         launches: Mapping[str, Launch],
@@ -285,7 +285,7 @@ class DecodeBenchmark(Rotation[DecodeCell | ServingCell, Any], Benchmark[DecodeC
         rounds: int,
     ) -> Result[DecodeCell | ServingCell]:
         if cell != CALLS:
-            return super().timed(cell, launches, missing, rounds)
+            return super().time_cell(cell, launches, missing, rounds)
         calls = {name: partial(host_ms, launch, _CALLS_IN_A_ROW) for name, launch in launches.items()}
         timings = {name: summarise(samples) for name, samples in take_turns(calls, rounds).items()}
         return Result(cell=cell, timings=timings, missing=missing)

@@ -45,7 +45,7 @@ def _documents(length: int, device: str) -> tuple[Mod, Mod]:
     return None, lambda b, h, q, kv: (document[q] == document[kv]) & (q >= kv)
 
 
-def _learned(length: int, device: str) -> tuple[Mod, Mod]:
+def _make_learned(length: int, device: str) -> tuple[Mod, Mod]:
     bias = torch.zeros(H, 2 * 128 + 1, device=device, requires_grad=True)
 
     def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
@@ -83,7 +83,7 @@ MODS: Mapping[str, Make] = {
     "documents": _documents,
     "alibi": _alibi,
     "softcap": _softcap,
-    "learned bias": _learned,
+    "learned bias": _make_learned,
     "neighbourhood": _neighbourhood,
     "chunks": lambda length, device: (None, lambda b, h, q, kv: (q >= kv) & (q // 256 == kv // 256)),
     "heads": _heads,

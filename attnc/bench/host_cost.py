@@ -79,7 +79,7 @@ def calls_of(module: ir.Module) -> dict[Call, Launch]:
     if grads:
         names = (arg.tensor.name for arg in module.args)
         inputs = [x.clone().requires_grad_(n in grads) for n, x in zip(names, tensors, strict=True)]
-        calls |= _differentiated(name, module.target, function, inputs)
+        calls |= _make_backward_calls(name, module.target, function, inputs)
     return calls
 
 
@@ -92,8 +92,8 @@ def peers() -> dict[Call, Launch]:
     attention = partial(scaled_dot_product_attention, is_causal=True)
     return {
         Call("scaled_dot_product_attention", _PEER): lambda: attention(q, k, v),
-        **_differentiated("scaled_dot_product_attention", _PEER, attention, inputs),
-        **_differentiated("a function that does nothing", _PEER, _Nothing.apply, inputs),
+        **_make_backward_calls("scaled_dot_product_attention", _PEER, attention, inputs),
+        **_make_backward_calls("a function that does nothing", _PEER, _Nothing.apply, inputs),
     }
 
 
@@ -108,7 +108,7 @@ class _Nothing(torch.autograd.Function):
         return cotangents * len(ctx.saved_tensors)
 
 
-def _differentiated(
+def _make_backward_calls(
     name: str, whose: str, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
 ) -> dict[Call, Launch]:
     found = function(*inputs)

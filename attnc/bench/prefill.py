@@ -128,7 +128,7 @@ def _need_equal(form: str, cell: PrefillCell) -> None:
         raise Unavailable("prompts of different lengths")
 
 
-def _generated(target: str, form: str, cell: PrefillCell, x: PrefillInputs) -> Launch:
+def _make_generated(target: str, form: str, cell: PrefillCell, x: PrefillInputs) -> Launch:
     _need_equal(form, cell)
     kernel = kernel_of(SPEC, target, form)
     if form == "dense":
@@ -183,9 +183,9 @@ class PrefillBenchmark(
         return f"{cell.name:26} {cell.flops * 1e-9:9.1f} GFLOP"
 
     def candidates(self, cell: PrefillCell) -> Sequence[Attendant]:
-        makers: dict[str, Callable[..., Launch]] = {OURS: partial(_generated, self.target)}
+        makers: dict[str, Callable[..., Launch]] = {OURS: partial(_make_generated, self.target)}
         if "triton" in self.peers and self.target != "triton":
-            makers["triton"] = partial(_generated, "triton")
+            makers["triton"] = partial(_make_generated, "triton")
         if "fa3" in self.peers:
             makers["fa3"] = _flash3
         return [

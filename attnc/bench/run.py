@@ -20,7 +20,7 @@ import torch
 
 from attnc.bench.report import Page
 from attnc.runtime.children import spawning_safely
-from attnc.runtime.timing import Launch, Timing, interleave, replayed
+from attnc.runtime.timing import Launch, Timing, capture_calls, interleave
 
 #: Bytes that launches rotate over; the L2 cache of an H200 holds 50 MB.
 ROTATED = 384 << 20
@@ -115,7 +115,7 @@ class Contest(ABC, Generic[CellT, InputsT]):
         torch.cuda.synchronize()
         return launch
 
-    def timed(
+    def time_cell(
         self, cell: CellT, launches: Mapping[str, Launch], missing: Mapping[str, str], rounds: int
     ) -> Result[CellT]:
         """Returns the result of a cell from what `ready` made of the candidates."""
@@ -150,7 +150,7 @@ class Contest(ABC, Generic[CellT, InputsT]):
                     missing[candidate.name] = str(reason)
                 except Exception as failure:
                     missing[candidate.name] = first_line(failure)
-            return self.timed(cell, launches, missing, rounds)
+            return self.time_cell(cell, launches, missing, rounds)
 
 
 class Reads(Cell, Protocol):
@@ -173,9 +173,9 @@ class Rotation(Contest[ReadsT, InputsT], Generic[ReadsT, InputsT]):
         return max(2, -(-ROTATED // cell.bytes))
 
     def ready(self, cell: ReadsT, launches: Sequence[Launch]) -> Launch:
-        return replayed([*launches] * self._turns(cell))
+        return capture_calls([*launches] * self._turns(cell))
 
-    def timed(
+    def time_cell(
         self, cell: ReadsT, launches: Mapping[str, Launch], missing: Mapping[str, str], rounds: int
     ) -> Result[ReadsT]:
         together = self.copies(cell) * self._turns(cell)

@@ -131,7 +131,7 @@ Server: TypeAlias = Candidate[ServingCell, ServingInputs]
 Make: TypeAlias = Callable[[ServingCell, ServingInputs], Launch]
 
 
-def _generated(target: str, name: str) -> Make:
+def _make_generated(target: str, name: str) -> Make:
     def make(_: ServingCell, x: ServingInputs) -> Launch:
         kernel = kernel_of(SPEC, target, name)
         if name == "mla":  # v is the first columns of k
@@ -192,7 +192,7 @@ def _drafts(backend: SDPBackend) -> Make:
     return make
 
 
-def _compressed(backend: SDPBackend) -> Make:
+def _make_compressed(backend: SDPBackend) -> Make:
     def make(_: ServingCell, x: ServingInputs) -> Launch:
         k = _in_order(x.k.transpose(1, 2), x.block_table)
         q, v = x.q.transpose(1, 2), k[..., :MLA_VALUE]
@@ -238,10 +238,12 @@ _NAMED = ("cudnn", "fa2", "triton")
 
 def serving_candidates(kind: Kind, peers: Collection[str], target: str) -> list[Server]:
     """Returns who takes part in a kind of cell; the first is the one that others are compared with."""
-    attnc = Server(name=OURS, title="attnc", make=_generated(target, kind), compiles=True, ours=True)
-    on_triton = Server(name="triton", title="attnc on Triton", make=_generated("triton", kind), compiles=True)
+    attnc = Server(name=OURS, title="attnc", make=_make_generated(target, kind), compiles=True, ours=True)
+    on_triton = Server(
+        name="triton", title="attnc on Triton", make=_make_generated("triton", kind), compiles=True
+    )
     ours = [attnc] if target == "triton" else [attnc, on_triton]
-    sdpa = _compressed if kind == "mla" else _drafts
+    sdpa = _make_compressed if kind == "mla" else _drafts
     libraries = [
         Server(name="cudnn", title="cuDNN", make=sdpa(SDPBackend.CUDNN_ATTENTION)),
         Server(name="fa2", title="FA2", make=sdpa(SDPBackend.FLASH_ATTENTION)),
@@ -255,7 +257,7 @@ def serving_candidates(kind: Kind, peers: Collection[str], target: str) -> list[
         case "verify":
             found = [*ours, *libraries]
         case "prefix":
-            cascade, plain = partial(_cascade, target), _generated(target, "own")
+            cascade, plain = partial(_cascade, target), _make_generated(target, "own")
             found = [
                 Server(name="cascade", title="cascade", make=cascade, compiles=True, ours=True),
                 Server(name="plain", title="paged decode", make=plain, compiles=True, ours=True),

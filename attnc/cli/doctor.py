@@ -238,7 +238,7 @@ def _targets(device: str | None) -> Iterator[Finding]:
 def _choices(label: str, gpu: Gpu) -> Iterator[Finding]:
     """Yields the rule for a GPU, and what it comes to for each function of generated/."""
     from attnc.plan.targets import TARGETS
-    from attnc.runtime.one_import import chosen, rule
+    from attnc.runtime.one_import import choose_functions, rule
     from attnc.runtime.toolchains import toolchain_of
 
     if not any(map(gpu.runs, TARGETS)):
@@ -248,7 +248,7 @@ def _choices(label: str, gpu: Gpu) -> Iterator[Finding]:
             fix = f"{install('triton')}, or for CUDA kernels {install('cupy')}"
             yield Finding(name=f"targets {label}", state="missing", detail="none runs", fix=fix)
         return
-    found = list(chosen(_GENERATED, gpu))
+    found = list(choose_functions(_GENERATED, gpu))
     every = dict.fromkeys(target for function in found for target in function.targets)
     left_out = [target for target in every if gpu.could_run(target) and not gpu.runs(target)]
     needs = dict.fromkeys(toolchain_of(target).package for target in left_out)

@@ -164,7 +164,7 @@ def _lapsed(judges: Sequence[Judge], *, is_sanitized: bool) -> tuple[Judge, ...]
     """Returns the modules of whose text there is no record, and of each target for which the support package
     has none the first; is_sanitized: those that the sanitizer has not watched.
     """
-    from attnc.verify.record import lapsed, lapsed_support, target_of
+    from attnc.verify.record import lapsed_support, list_lapsed, target_of
     from attnc.verify.runners import runner_of
 
     if is_sanitized:
@@ -172,7 +172,7 @@ def _lapsed(judges: Sequence[Judge], *, is_sanitized: bool) -> tuple[Judge, ...]
     records, paths = known_records(), [judge.path for judge in judges]
     for path in paths:
         require_committed(path)
-    wanted = set(lapsed(GENERATED, paths, records.sanitized if is_sanitized else records.verified))
+    wanted = set(list_lapsed(GENERATED, paths, records.sanitized if is_sanitized else records.verified))
     if not is_sanitized:
         met = set(map(target_of, wanted))
         for target in lapsed_support(GENERATED, paths, records):

@@ -117,9 +117,9 @@ class SpreadKeys:
 
     def _join_partial_results(self, attention: Attention, every: torch.Tensor) -> Any:
         """Joins what the ranks found into one result."""
-        from attnc.runtime.merge import joined  # Triton, which is told first whether to interpret
+        from attnc.runtime.merge import join_ranks  # Triton, which is told first whether to interpret
 
-        o, lse = joined(every, every.shape[-1] - _PADDING, DTYPES[attention.o.dtype])
+        o, lse = join_ranks(every, every.shape[-1] - _PADDING, DTYPES[attention.o.dtype])
         if attention.lse is None:
             return o
         rows = attention.o.roles[:-1]

@@ -105,7 +105,7 @@ def derive(
     """
     maker = _Maker(attention, form)
     schedule = _schedule(program, attention, target, form)
-    return maker.derived(point, schedule, target)
+    return maker.make(point, schedule, target)
 
 
 @dataclass(slots=True)
@@ -258,7 +258,7 @@ class _Maker:
 
     # --- text ---------------------------------------------------------------------------------------------
 
-    def derived(self, point: Mapping[str, ParamValue], schedule: Schedule, target: str) -> Derived:
+    def make(self, point: Mapping[str, ParamValue], schedule: Schedule, target: str) -> Derived:
         attention = self.attention
         score, mask, softmax = (
             _clamp_positions(_normal(self.expr(attention.score))),
@@ -282,7 +282,7 @@ class _Maker:
             *(f"param {name} in {{{_spell(value)}}}" for name, value in point.items()),
             *self._matrices(),
             *(f"input {name}: {TABLES[name]}" for name in used),
-            *(self._declared(view) for view in self.views.values()),
+            *(self._declare(view) for view in self.views.values()),
             *(f"length {name} = {show(value)}" for name, value in lengths.items()),
             f"score = {show(score)}",
             *([] if mask == TRUE else [f"mask = {show(mask)}"]),
@@ -328,7 +328,7 @@ class _Maker:
         axes = [names.get(role, show(size)) for role, size in zip(tensor.roles, tensor.shape, strict=True)]
         return axes if Role.BATCH in tensor.roles else ["B", *axes]
 
-    def _declared(self, view: View) -> str:
+    def _declare(self, view: View) -> str:
         tensor = self.attention.tensor(view.tensor)
         sizes = (
             self._size(view, axis, kind, size)

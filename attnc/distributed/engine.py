@@ -134,7 +134,7 @@ class ContextParallel:
         rows = (plan.owned_keys if by_key else plan.owned_rows)(self.group.rank)
         axis = tensor.roles.index(Role.KEY if by_key else Role.QUERY)
         _check_axis(of, x, axis, plan.sizes.keys if by_key else plan.sizes.queries, "all ranks together")
-        return places(rows, x.device).of(x, axis)
+        return places(rows, x.device).take(x, axis)
 
     def unshard(self, x: torch.Tensor, of: str = "o") -> torch.Tensor:
         """Gathers the whole of a tensor from every rank's rows: of o, or of "lse", "q", "k", "v" or one
@@ -222,7 +222,7 @@ class ContextParallel:
         try:
             kernels, _ = self.kernels_for(q)
             extras = self._tensors(kernels.attention, self._name_inputs(inputs, named), q.device)
-            _check_inputs(kernels.attention, extras, _known(kernels.attention, plan.sizes))
+            _check_inputs(kernels.attention, extras, _collect_sizes(kernels.attention, plan.sizes))
             if is_dtensor(q) and not plan.in_slices:
                 raise ValueError(
                     "q: DTensors lie in slices, and the plan does not: call plan(q, k) with them"
@@ -331,7 +331,7 @@ class ContextParallel:
             tensors={},
             dims=dims,
         )
-        _check_inputs(attention, named, _known(attention, sizes))
+        _check_inputs(attention, named, _collect_sizes(attention, sizes))
         return replace(sizes, tensors={name: self._host(name, named) for name in reads})
 
     @staticmethod
@@ -419,7 +419,7 @@ def _check_tensors(attention: Attention, **given: Any) -> None:
                 )
 
 
-def _known(attention: Attention, sizes: Sizes) -> dict[str, int]:
+def _collect_sizes(attention: Attention, sizes: Sizes) -> dict[str, int]:
     """Returns the sizes of a call by name; M and N where all sequences have as many."""
     known = {"B": sizes.batch, "H": sizes.heads, "Hkv": sizes.kv_heads, "G": sizes.heads // sizes.kv_heads}
     rows = (("M", attention.q, sizes.queries), ("N", attention.k, sizes.keys))

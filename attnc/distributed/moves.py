@@ -34,7 +34,7 @@ class Places:
     count: int
     index: torch.Tensor | None
 
-    def of(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+    def take(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         """Takes these rows of x: a view where they are a slice."""
         if self.index is None:
             return x.narrow(axis, self.first, self.count)
@@ -318,7 +318,7 @@ class Moves:
         others = [r for r in range(self.plan.ranks) if r != self.rank]
         for r in (self.rank, *others):
             at, is_own = self.keys.sent[r], r == self.rank
-            rows = [places.of(x, axis) for x, axis, places in sent[r]] if is_own else came[r]
+            rows = [places.take(x, axis) for x, axis, places in sent[r]] if is_own else came[r]
             write = at.put if is_own and fresh else at.add
             for tensor, total, axis, some in zip(tensors, totals, axes, rows, strict=True):
                 write(heads_of(tensor, total, *self.plan.heads(r, number)), axis, some)
@@ -337,7 +337,7 @@ class Moves:
         made = torch.empty(size, dtype=x.dtype, device=self.device)
         came = self._swap(sent, [[(axis, at.count)] for at in self.queries.kept], [made])
         for r in self.plan.mates(self.rank):
-            rows = mine[2].of(mine[0], axis) if r == self.rank else came[r][0]
+            rows = mine[2].take(mine[0], axis) if r == self.rank else came[r][0]
             self.queries.kept[r].put(made, axis, rows)
         return made
 
@@ -347,7 +347,7 @@ class Moves:
         sent = [[(made, axis, at)] for at in self.queries.kept]
         came = self._swap(sent, [[(axis, at.count)] for at in self.queries.sent], [made])
         for r in self.plan.mates(self.rank):
-            rows = self.queries.kept[r].of(made, axis) if r == self.rank else came[r][0]
+            rows = self.queries.kept[r].take(made, axis) if r == self.rank else came[r][0]
             heads_of(tensor, x, *self.heads(r, number)).copy_(rows)
 
     def heads(self, rank: int, number: int) -> tuple[int, int]:

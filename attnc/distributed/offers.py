@@ -212,7 +212,7 @@ class Needs:
             return np.tile(first // self._slices, (len(owner), 1))
         return np.tile(first * self.ranks // max(int(self.edges[-1]), 1), (len(owner), 1))
 
-    def seen(self, group: Ints, groups: int) -> Bools:
+    def find_seen(self, group: Ints, groups: int) -> Bools:
         """Returns which runs are seen by the chunks of each group, [ways, groups, runs]. group: [ways,
         chunks].
         """
@@ -289,7 +289,7 @@ def offers(needs: Needs, chunks: Chunks, ways: Mapping[str, Ints]) -> list[Offer
     """Returns what each way comes to. ways: the rank of each chunk, by name."""
     ranks = np.arange(needs.ranks)
     owner = np.array(tuple(ways.values()))
-    key_owner, needed = needs.owners(owner), needs.seen(owner, needs.ranks)
+    key_owner, needed = needs.owners(owner), needs.find_seen(owner, needs.ranks)
     mine = (owner[:, None] == ranks[:, None]).astype(np.float64)  # [ways, ranks, chunks]
     load, rows = mine @ chunks.work, mine @ chunks.rows
     keys = (key_owner[:, None] == ranks[:, None]) * needs.keys  # [ways, ranks, runs]

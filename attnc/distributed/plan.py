@@ -90,11 +90,13 @@ class Plan:
 
     def owned_rows(self, rank: int) -> Ints:
         """Lists the rows of q and o that are the rank's, ascending."""
-        return self._known(("q", rank), lambda: _rows_of(self.owner == rank, self.chunk, self.sizes.queries))
+        return self._remember(
+            ("q", rank), lambda: _rows_of(self.owner == rank, self.chunk, self.sizes.queries)
+        )
 
     def owned_keys(self, rank: int) -> Ints:
         """Returns rows of k and v that are the rank's, ascending."""
-        return self._known(("k", rank), lambda: _rows_of(self.key_owner == rank, BLOCK, self.sizes.keys))
+        return self._remember(("k", rank), lambda: _rows_of(self.key_owner == rank, BLOCK, self.sizes.keys))
 
     def mates(self, rank: int) -> range:
         """Returns the ranks whose rows the rank computes, sharing the heads with them."""
@@ -106,7 +108,7 @@ class Plan:
         mates = self.mates(rank)
         if len(mates) == 1:
             return self.owned_rows(rank)
-        return self._known(
+        return self._remember(
             ("rows", mates.start), lambda: np.sort(np.concatenate([self.owned_rows(mate) for mate in mates]))
         )
 
@@ -127,7 +129,7 @@ class Plan:
             seen = self.awaited[self.mates(rank).start : self.mates(rank).stop].any(axis=0)
             return _rows_of(seen, BLOCK, self.last_key)
 
-        return self._known(("keys", self.mates(rank).start), made)
+        return self._remember(("keys", self.mates(rank).start), made)
 
     def window(self, rank: int) -> tuple[int, int]:
         """Returns the first key of what waiting rows are computed against, and the one behind the last. It
@@ -167,7 +169,7 @@ class Plan:
         ends = self.sizes.ends_k
         return self.sizes.keys if ends is None else int(ends[-1])
 
-    def _known(self, key: object, make: Callable[[], Ints]) -> Ints:
+    def _remember(self, key: object, make: Callable[[], Ints]) -> Ints:
         if key not in self._rows:
             self._rows[key] = make()
         return self._rows[key]
@@ -324,7 +326,7 @@ def make_plan(
     offer = next(offer for offer in offered if offer.name == chosen.owners)
     ready, awaited = offer.ready & chosen.splits, offer.needed
     if ready.any():
-        awaited = needs.seen(np.where(ready, ranks, offer.owner)[None], ranks + 1)[0, :ranks]
+        awaited = needs.find_seen(np.where(ready, ranks, offer.owner)[None], ranks + 1)[0, :ranks]
     return Plan(
         ranks=ranks,
         sizes=sizes,

@@ -392,7 +392,7 @@ class Stages:
         axes = [axis_of(tensor, Role.QUERY) for tensor in tensors]
         arguments = self._arguments(task, q, keys, extras, first)
         if own.index is None:
-            out = tuple(self._add_batch_axis(own.of(x, axis)) for x, axis in zip(into, axes, strict=True))
+            out = tuple(self._add_batch_axis(own.take(x, axis)) for x, axis in zip(into, axes, strict=True))
             self.kernels.forward(*arguments, out=out)
             return
         made = self.kernels.forward(*arguments)
@@ -415,13 +415,13 @@ class Stages:
         """
         own = task.queries
         o, lse = (
-            self._add_batch_axis(own.of(x, axis_of(tensor, Role.QUERY)))
+            self._add_batch_axis(own.take(x, axis_of(tensor, Role.QUERY)))
             for tensor, x in zip((self.attention.o, self.lse), results, strict=True)
         )
-        do = self._add_batch_axis(own.of(cotangents[0], axis_of(self.attention.o, Role.QUERY)))
+        do = self._add_batch_axis(own.take(cotangents[0], axis_of(self.attention.o, Role.QUERY)))
         dlse = cotangents[1]
         if dlse is not None:
-            dlse = self._add_batch_axis(own.of(dlse, axis_of(self.lse, Role.QUERY)))
+            dlse = self._add_batch_axis(own.take(dlse, axis_of(self.lse, Role.QUERY)))
         arguments = self._arguments(task, q, keys, extras, first)
         dq, dk, dv, *others = self.kernels.gradients(do, dlse, arguments, o, lse)
         for view, gradient in zip(self.kernels.derived.grads, others, strict=True):
@@ -440,7 +440,7 @@ class Stages:
                 inputs.append(torch.full((), first, dtype=torch.int32, device=self.device))
             else:
                 inputs.append(task.tables[item])
-        return (self._add_batch_axis(task.queries.of(q, axis)), *map(self._add_batch_axis, keys), *inputs)
+        return (self._add_batch_axis(task.queries.take(q, axis)), *map(self._add_batch_axis, keys), *inputs)
 
     # --- pieces -------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 A result is a state: o, normalised, and lse, the natural logarithm of its denominator. Merging is associative
 and commutative up to rounding, and the empty state (o = 0, lse = -inf) changes nothing. It is how a prefix
 that sequences share is attended to once for all of them (cascade, `merge_states`), and how ranks that hold
-parts of the keys agree (`joined`, one kernel).
+parts of the keys agree (`join_ranks`, one kernel).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def merge_states(
     weight, other_weight = torch.exp(lse - shift), torch.exp(other_lse - shift)
     total = weight + other_weight
     scale = 1.0 / torch.where(total == 0.0, 1.0, total)
-    merged = _weighed(o, weight * scale) + _weighed(other_o, other_weight * scale)
+    merged = _weigh(o, weight * scale) + _weigh(other_o, other_weight * scale)
     return merged.to(o.dtype), m + torch.log(total)
 
 
-def _weighed(o: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _weigh(o: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     share = weight[..., None]
     return torch.where(share == 0.0, 0.0, o.float() * share)
 
@@ -78,7 +78,7 @@ def _join(  # type: ignore[no-untyped-def]  # Triton reads annotations its own w
     tl.store(lse_ptr + row, shift + tl.log(total))
 
 
-def joined(every: torch.Tensor, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def join_ranks(every: torch.Tensor, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (o, lse) over the keys of all ranks, which are added rank by rank.
 
     every: f32[ranks, rows..., width + more], contiguous: o of each rank, normalised, and in column `width`

@@ -63,13 +63,13 @@ def compile_cubin(source: str, options: Sequence[str]) -> Cubin:
     """
     options = [*options, "--ptxas-options=-v"]
     key = hashlib.sha256("\0".join([nvrtc_version(), *options, source]).encode()).hexdigest()
-    kept = kept_entry(f"{key}.nvrtc", lambda: _packed(_compile(source, options))).payload
+    kept = kept_entry(f"{key}.nvrtc", lambda: _pack(_compile(source, options))).payload
     size, _, rest = kept.partition(b"\n")
     log, image = rest[: int(size)], rest[int(size) :]
     return Cubin(image=image, log=log.decode())
 
 
-def _packed(cubin: Cubin) -> bytes:
+def _pack(cubin: Cubin) -> bytes:
     """Returns a log and the image behind it, with the size of the log in front."""
     log = cubin.log.encode()
     return b"%d\n%s%s" % (len(log), log, cubin.image)
@@ -81,7 +81,7 @@ def compile_ptx(source: str, options: Sequence[str]) -> str:
     """
     options = [option.replace("-arch=sm_", "-arch=compute_") for option in options]
     library = _library()
-    with _compiled(library, source, options) as (program, _):
+    with _compile_program(library, source, options) as (program, _):
         return _text(_bytes(library.nvrtcGetPTXSize, library.nvrtcGetPTX, program))
 
 
@@ -115,12 +115,14 @@ def _candidates() -> Iterator[str]:
 
 def _compile(source: str, options: list[str]) -> Cubin:
     library = _library()
-    with _compiled(library, source, options) as (program, log):
+    with _compile_program(library, source, options) as (program, log):
         return Cubin(image=_bytes(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program), log=log)
 
 
 @contextmanager
-def _compiled(library: ctypes.CDLL, source: str, options: list[str]) -> Iterator[tuple[ctypes.c_void_p, str]]:
+def _compile_program(
+    library: ctypes.CDLL, source: str, options: list[str]
+) -> Iterator[tuple[ctypes.c_void_p, str]]:
     """Gives a compiled program of NVRTC, and its log."""
     program = ctypes.c_void_p()
     name = b"kernel.cu"

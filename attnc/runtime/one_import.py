@@ -73,7 +73,7 @@ class Chosen:
     runs: bool = True
 
 
-def chosen(folder: Path, gpu: Gpu) -> Iterator[Chosen]:
+def choose_functions(folder: Path, gpu: Gpu) -> Iterator[Chosen]:
     """Yields what each function with several targets calls, of those that `attnc compile` has written to a
     folder.
     """
@@ -89,7 +89,7 @@ def chosen(folder: Path, gpu: Gpu) -> Iterator[Chosen]:
         found = {key: _words(gpu, choice, key) for key in choice.variants}
         yield Chosen(
             name=name,
-            text=_joined(params, found),
+            text=_join_texts(params, found),
             targets=tuple(choice.needs),
             measured_on=tuple(dict.fromkeys(device for device, _ in choice.tuned)),
             runs=all(gpu.rows(choice, key) for key in choice.variants),
@@ -165,7 +165,7 @@ def _condition(limits: Sequence[int | None]) -> str:
     return " ".join([*([f"for {within}"] if within else []), *(["without gradients"] if plain else [])])
 
 
-def _joined(params: Sequence[str], found: dict[tuple[Any, ...], str]) -> str:
+def _join_texts(params: Sequence[str], found: dict[tuple[Any, ...], str]) -> str:
     """Returns the texts of all variants, each once."""
     alike: dict[str, list[str]] = {}
     for key, text in found.items():

@@ -164,7 +164,7 @@ def find_package(folder: Path) -> Package | None:
     try:
         text = _text(folder / _MANIFEST)
         manifest = json.loads(text)
-        if text != _written(manifest) or manifest.pop("sha256") != _seal(folder, manifest):
+        if text != _format_manifest(manifest) or manifest.pop("sha256") != _seal(folder, manifest):
             return None
         files = {name: _text(folder / name) for name in manifest["files"]}
     except (LookupError, ValueError, TypeError, AttributeError):
@@ -187,7 +187,7 @@ def keep_package(folder: Path, package: Package) -> None:
         "facts": dict(package.facts),
     }
     whole = {**manifest, "sha256": _seal(folder, manifest)}
-    store_bytes(folder / _MANIFEST, _written(whole).encode())
+    store_bytes(folder / _MANIFEST, _format_manifest(whole).encode())
 
 
 def load_package(folder: Path, package: Package) -> ModuleType:
@@ -221,7 +221,7 @@ def _seal(folder: Path, manifest: Mapping[str, Any]) -> str:
     return _digest(json.dumps([folder.name, manifest], sort_keys=True))
 
 
-def _written(manifest: Mapping[str, Any]) -> str:
+def _format_manifest(manifest: Mapping[str, Any]) -> str:
     return json.dumps(manifest, indent=1)
 
 

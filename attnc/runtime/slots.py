@@ -11,7 +11,7 @@ LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float8_e4m3fn, torc
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
-def _saturated(x, scale, MOST: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
+def _saturate(x, scale, MOST: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """Divides rows by their scale; what is larger than the largest number becomes that, and NaN stays."""
     x = x.to(tl.float32) / scale
     x = tl.maximum(x, -MOST, propagate_nan=tl.PropagateNan.ALL)
@@ -36,12 +36,12 @@ def _store(  # type: ignore[no-untyped-def]  # Triton reads annotations its own 
         h, d = at // D, at % D
         x = tl.load(K + t * stride_kt + h * stride_kh + d, mask=h < H, other=0.0)
         if MOST > 0:
-            x = _saturated(x, tl.load(k_scale + h * stride_ks, mask=h < H, other=1.0), MOST)
+            x = _saturate(x, tl.load(k_scale + h * stride_ks, mask=h < H, other=1.0), MOST)
         tl.store(K_cache + p * stride_kp + r * stride_kr + h * stride_kc + d, x, mask=h < H)
         h, d = at // Dv, at % Dv
         x = tl.load(V + t * stride_vt + h * stride_vh + d, mask=h < H, other=0.0)
         if MOST > 0:
-            x = _saturated(x, tl.load(v_scale + h * stride_vs, mask=h < H, other=1.0), MOST)
+            x = _saturate(x, tl.load(v_scale + h * stride_vs, mask=h < H, other=1.0), MOST)
         tl.store(V_cache + p * stride_vp + r * stride_vr + h * stride_vc + d, x, mask=h < H)
 
 

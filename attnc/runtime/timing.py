@@ -166,7 +166,7 @@ def _flushed_sample(launch: Launch, flushed: torch.Tensor) -> float:
     return sum(float(start.elapsed_time(end)) for start, end in pairs) / _FLUSHED
 
 
-def replayed(calls: Sequence[Launch]) -> Launch:
+def capture_calls(calls: Sequence[Launch]) -> Launch:
     """Returns a launch of all the calls in turn, captured once; they are made once before, for what they
     allocate.
     """

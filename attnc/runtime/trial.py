@@ -22,7 +22,7 @@ from attnc.plan.layout import KernelName
 from attnc.plan.projection import ProjectionModule
 from attnc.plan.signature import PAGES
 from attnc.runtime.loader import load_module, load_text
-from attnc.runtime.timing import Launch, replayed
+from attnc.runtime.timing import Launch, capture_calls
 from attnc.support.arguments import DTYPES
 from attnc.tuned.choices import Choice
 
@@ -63,7 +63,7 @@ def problem_for(
             if bind.name is not None:
                 dims.setdefault(bind.name, length)
     generator = torch.Generator(device).manual_seed(0)
-    located = _located(module, dims, generator)
+    located = _locate_rows(module, dims, generator)
     tensors = (
         located[arg.tensor.name] if arg.tensor.name in located else _draw(arg, dims, generator)
         for arg in module.args
@@ -88,7 +88,7 @@ def _memory_dims(module: ir.Module, dims: Mapping[str, int]) -> dict[str, int]:
     return known
 
 
-def _located(
+def _locate_rows(
     module: ir.Module, dims: Mapping[str, int], generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
     """Returns what says where rows lie: cumulative lengths and block tables."""
@@ -204,7 +204,7 @@ class Sized:
         loaded: Any = load_module(module, choices)
         function = getattr(loaded, module.variant.attention.name)
         with torch.no_grad():
-            return replayed([partial(function, *tensors) for tensors in self.problems])
+            return capture_calls([partial(function, *tensors) for tensors in self.problems])
 
     def with_gradients(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
         """Returns a call and its backward by autograd, on one copy."""
@@ -278,7 +278,7 @@ class Layer:
             config = self.module.CONFIGS[position]
             calls = [partial(function, x, w, *self.bias, out=y, config=config) for w in self.weights]
             try:
-                made[str(position)] = replayed(calls)
+                made[str(position)] = capture_calls(calls)
             except Exception:  # too large for this device, or the compiler gave up: not a candidate
                 torch.cuda.synchronize()
         return made

@@ -19,7 +19,7 @@ ENDED = 124
 
 
 @contextmanager
-def watched(what: str, device: str, seconds: float = PATIENCE) -> Iterator[None]:
+def watch(what: str, device: str, seconds: float = PATIENCE) -> Iterator[None]:
     """Ends the process if what is done here, and waited for, takes longer on a GPU. what: for a reader."""
     if device == "cpu":
         yield

@@ -165,7 +165,9 @@ def _word(stop: Stop) -> Diagnostic | None:
     text, span = stop.span.text, stop.span
     if "ATTENTION" in stop.accepts:
         label = "expected 'attention', 'projection', 'schedule' or 'def'"
-        return error("E0107", f"unexpected {_found(stop)}", span, label, hints=did_you_mean(text, _ITEMS))
+        return error(
+            "E0107", f"unexpected {_describe_found(stop)}", span, label, hints=did_you_mean(text, _ITEMS)
+        )
     if "SCORE" in stop.accepts and stop.kind == "NAME":
         label = f"expected {_any_of(_STATEMENTS)}"
         hints = (_SEVERAL_LINES,) if text in ("and", "or") else did_you_mean(text, _STATEMENTS)
@@ -179,8 +181,8 @@ def _word(stop: Stop) -> Diagnostic | None:
 
 def _expectation(stop: Stop) -> Diagnostic:
     """Returns E0102: what was found, and what could have stood there."""
-    label = f"expected {_expected(stop.accepts)}"
-    return error("E0102", f"unexpected {_found(stop)}", stop.span, label, hints=_advice(stop))
+    label = f"expected {_describe_expected(stop.accepts)}"
+    return error("E0102", f"unexpected {_describe_found(stop)}", stop.span, label, hints=_advice(stop))
 
 
 def _advice(stop: Stop) -> list[str]:
@@ -208,11 +210,11 @@ def _advice(stop: Stop) -> list[str]:
     return []
 
 
-def _found(stop: Stop) -> str:
+def _describe_found(stop: Stop) -> str:
     return {"_NL": "end of line", "$END": "end of file"}.get(stop.kind, f"'{stop.span.text}'")
 
 
-def _expected(accepts: Collection[str]) -> str:
+def _describe_expected(accepts: Collection[str]) -> str:
     rest, words = set(accepts), []
     if rest >= {"NAME", "NUMBER", "LPAR"}:
         words.append("a value" if "LSQB" in rest else "an expression")

@@ -101,11 +101,13 @@ def _parse_items(source: Source, start: int, end: int) -> tuple[ast.Item, ...]:
         tree = session.feed_token(Token("$END", "", end, end_pos=end))
     except UnexpectedInput as failure:
         taken = tokens[:-1] if tokens and tokens[-1] is getattr(failure, "token", None) else tokens
-        raise DiagnosticError([explain(source, taken, failure, _accepted(text, len(taken)), end)]) from None
+        raise DiagnosticError(
+            [explain(source, taken, failure, _list_accepted(text, len(taken)), end)]
+        ) from None
     return build_items(source, tree)
 
 
-def _accepted(text: TextSlice[str], count: int) -> set[str]:
+def _list_accepted(text: TextSlice[str], count: int) -> set[str]:
     """Returns the types of token that may follow the first `count` tokens.
 
     Parsed anew: the parser that failed may have reduced before it saw that it could not go on.

@@ -27,7 +27,7 @@ from attnc.runtime.trial import (
     synchronize,
     trial,
 )
-from attnc.runtime.watchdog import watched
+from attnc.runtime.watchdog import watch
 from attnc.tune import NothingRuns, in_processes
 from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel
 
@@ -122,7 +122,7 @@ def _launches(module: ir.Module, kernel: Which, tensors: Arguments, count: int) 
     for position in range(count):
         try:
             launch = _trial(module, kernel, tensors, position)
-            with watched(_name(module, kernel, position), "cuda"):
+            with watch(_name(module, kernel, position), "cuda"):
                 launch()
                 synchronize()
         except Exception as failure:  # too large for this device, or the compiler gave up: not a candidate
@@ -161,7 +161,7 @@ def _compile_one(path: Path, target: str, variant: int, kernel: Which, position:
     module = [module for module in plan_program(front(path)).modules if module.target == target][variant]
     try:
         launch = _trial(module, kernel, problem_for(module, min(_LENGTHS.values())), position)
-        with watched(_name(module, kernel, position), "cuda"):
+        with watch(_name(module, kernel, position), "cuda"):
             launch()
             synchronize()
     except Exception:  # the measurement meets the same failure

@@ -72,7 +72,7 @@ def crossovers(times: Mapping[int, Mapping[Impl, float]]) -> Crossovers:
     def cost(assigned: Iterable[Impl]) -> float:
         return sum(log(times[M].get(impl, inf) / best[M]) for M, impl in zip(rows, assigned, strict=True))
 
-    candidates = [_assigned(cuts, impls, len(rows)) for cuts in _cuts(len(rows), len(impls))]
+    candidates = [_assign_rows(cuts, impls, len(rows)) for cuts in _cuts(len(rows), len(impls))]
     chosen: dict[int, Impl] = dict(zip(rows, min(candidates, key=cost), strict=True))
     exceptions = []
     for M in rows:
@@ -86,7 +86,7 @@ def _cuts(count: int, impls: int) -> list[tuple[int, ...]]:
     return list(combinations_with_replacement(range(count + 1), impls - 1))
 
 
-def _assigned(cuts: Sequence[int], impls: Sequence[Impl], count: int) -> tuple[Impl, ...]:
+def _assign_rows(cuts: Sequence[int], impls: Sequence[Impl], count: int) -> tuple[Impl, ...]:
     """Returns the implementations of rows: row i has the one after as many cuts as stand at or before it."""
     return tuple(impls[sum(cut <= i for cut in cuts)] for i in range(count))
 
@@ -120,7 +120,7 @@ def tune_projections(path: Path, rounds: int, report: Callable[[str], None]) -> 
     Raises DiagnosticError for a wrong spec or file, NothingRuns where no config does. Needs a CUDA device.
     """
     known_tables(dispatch_path(path))  # before anything is measured that could not be written
-    planned = _fixed(path)
+    planned = _list_fixed(path)
     if planned:
         _compile_all(path)
     tuned = []
@@ -131,7 +131,7 @@ def tune_projections(path: Path, rounds: int, report: Callable[[str], None]) -> 
     return tuple(tuned)
 
 
-def _fixed(path: Path) -> list[ProjectionModule]:
+def _list_fixed(path: Path) -> list[ProjectionModule]:
     """Returns the projections that there is something to measure of."""
     found = plan_program(front(path)).projections
     return [module for module in found if all(module.variant.projection.size(size) for size in "NK")]
@@ -231,7 +231,7 @@ def _compile_all(path: Path) -> None:
 
 def _compile_share(path: Path, share: int, shares: int) -> None:
     """Compiles every `shares`-th pair of a config and a number of rows, of each layer."""
-    for module in _fixed(path):
+    for module in _list_fixed(path):
         layer = _layer(module, copies=1)
         jobs = [(at, M) for at, one in enumerate(module.configs) for M in _PADDED.get(impl_of(one), ())]
         for at, M in jobs[share::shares]:

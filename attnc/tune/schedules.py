@@ -18,7 +18,7 @@ from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import Sized, device_name
 from attnc.tuned.choices import Choice
-from attnc.tuned.tables import ATTENTION_SIZES, Row, Table, joined, known_tables, merge_tables, plain_name
+from attnc.tuned.tables import ATTENTION_SIZES, Row, Table, join_rows, known_tables, merge_tables, plain_name
 
 #: The sizes that are measured: query rows, keys, sequences.
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -136,7 +136,7 @@ def table_of(name: str, variant: str, points: Sequence[Point], device: str, comp
         device=device,
         toolchain=compiler,
         sizes=ATTENTION_SIZES,
-        rows=joined(rows),
+        rows=join_rows(rows),
     )
 
 

@@ -28,7 +28,7 @@ from attnc.tuned.tables import (
     TARGET_SIZES,
     Row,
     Table,
-    joined,
+    join_rows,
     known_tables,
     merge_tables,
     plain_name,
@@ -155,7 +155,7 @@ def target_table(family: Sequence[ir.Module], points: Sequence[TargetPoint], dev
         device=device,
         toolchain=toolchain_of("triton").version(),
         sizes=TARGET_SIZES,
-        rows=joined(rows),
+        rows=join_rows(rows),
     )
 
 

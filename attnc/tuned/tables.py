@@ -198,7 +198,7 @@ def plain_name(module: ir.Module) -> str:
     return variant_name(module.variant.params)
 
 
-def joined(rows: Iterable[Row]) -> tuple[Row, ...]:
+def join_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Returns the rows of a grid in lexical order of their limits from the last size to the first, as few as
     decide alike: neighbours along the first size with one choice become one, and boxes that decide as the
     next one does are left out.

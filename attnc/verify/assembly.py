@@ -34,7 +34,7 @@ def run(text: str, operands: Sequence[_Array], results: Sequence[np.dtype[Any]],
     registers: dict[str, Words] = {}
     number = sum(_registers(dtype, pack) for dtype in results)
     for operand in operands:
-        for word in _packed(operand, pack):
+        for word in _pack(operand, pack):
             registers[f"${number}"] = word
             number += 1
     lines = (part.strip() for part in re.sub(r"//.*", "", text).strip("{} \n").split(";"))
@@ -55,7 +55,7 @@ def _registers(dtype: np.dtype[Any], pack: int) -> int:
     return max(1, pack * dtype.itemsize // 4)
 
 
-def _packed(values: _Array, pack: int) -> list[Words]:
+def _pack(values: _Array, pack: int) -> list[Words]:
     """Returns the elements as words: the registers of an operand."""
     flat = np.ascontiguousarray(values).reshape(-1)
     rest = np.zeros(-len(flat) % pack, flat.dtype)
@@ -91,7 +91,7 @@ def _prmt(a: Words, b: Words, order: Words) -> Words:
     return made.astype(np.uint32)
 
 
-def _of_halves(function: Callable[..., _Array]) -> Callable[..., Words]:
+def _lift_halves(function: Callable[..., _Array]) -> Callable[..., Words]:
     """Makes an operation on pairs of f16 of one on f16."""
 
     def on_pairs(*operands: Words) -> Words:
@@ -103,7 +103,7 @@ def _of_halves(function: Callable[..., _Array]) -> Callable[..., Words]:
     return on_pairs
 
 
-def _of_floats(function: Callable[..., _Array]) -> Callable[..., Words]:
+def _lift_floats(function: Callable[..., _Array]) -> Callable[..., Words]:
     """The same for one f32."""
 
     def on_floats(*operands: Words) -> Words:
@@ -136,12 +136,12 @@ _INSTRUCTIONS: Mapping[str, Callable[..., Words]] = {
     "mov.b32": lambda x: x,
     "xor.b32": np.bitwise_xor,
     "prmt.b32": _prmt,
-    "sub.f16x2": _of_halves(np.subtract),
+    "sub.f16x2": _lift_halves(np.subtract),
     "cvt.rn.f16x2.e4m3x2": _from_e4m3,
     "cvt.f32.f16": _from_f16,
     "cvt.rn.bf16x2.f32": _to_bf16,
-    "tanh.approx.f32": _of_floats(np.tanh),
-    "ex2.approx.ftz.f32": _of_floats(np.exp2),
-    "ex2.approx.f32": _of_floats(np.exp2),
-    "lg2.approx.f32": _of_floats(np.log2),
+    "tanh.approx.f32": _lift_floats(np.tanh),
+    "ex2.approx.ftz.f32": _lift_floats(np.exp2),
+    "ex2.approx.f32": _lift_floats(np.exp2),
+    "lg2.approx.f32": _lift_floats(np.log2),
 }

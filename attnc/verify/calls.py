@@ -191,8 +191,8 @@ class _Calls:
 
     def compare(self, first: Variation, second: Variation) -> str | None:
         """Returns what is wrong with the second call, alone or after the first."""
-        fresh, error = self._launched(second)
-        warm, later = self._launched(second, after=first)
+        fresh, error = self._record_launches(second)
+        warm, later = self._record_launches(second, after=first)
         if second.refused:
             refused = all(isinstance(failure, TypeError | ValueError) for failure in (error, later))
             return None if refused else f"another {second.name} is taken"
@@ -214,7 +214,7 @@ class _Calls:
             a == b or (_is_address(a) and _is_address(b) and not {a, b} & known) for a, b in pairs
         )
 
-    def _launched(
+    def _record_launches(
         self, variation: Variation, after: Variation | None = None
     ) -> tuple[list[Event], Exception | None]:
         self.call.forget()
@@ -259,7 +259,7 @@ class _Calls:
         """Stands in for the counter of tiles, which the support package keeps by stream."""
         return torch.zeros(8, dtype=torch.int32)
 
-    def _copied(self, copied: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def _copy(self, copied: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Returns a copy that is made of what TMA does not take, in the same place every time."""
         copy = copied(x)
         return self.memory.setdefault((x.data_ptr(), copy.shape, copy.dtype), copy)
@@ -344,7 +344,7 @@ class _Calls:
             patch.object(self.call, "gpu_of", lambda number: real(number)._replace(index=index)),
             patch.object(self.call, "launch_type", Recording),
             patch.object(self.call, "counter", lambda number: self._counter, create=True),
-            patch.object(self.call, "copied", partial(self._copied, copied), create=True),
+            patch.object(self.call, "copied", partial(self._copy, copied), create=True),
         ):
             yield
 

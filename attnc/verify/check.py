@@ -2,7 +2,7 @@
 
 A case passes when the outputs are within the plan's error bound of the reference, do not depend on what
 surrounds the tensors in memory, and nothing but the outputs was written. Workspaces of the backward are full
-of NaN before its kernels see them (`subject.poisoned`).
+of NaN before its kernels see them (`subject.poison_allocations`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from attnc.model.attention import Attention
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Floats
-from attnc.runtime.watchdog import watched
+from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case, Layout, is_far
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
-from attnc.verify.memory import guarding, shuffled
+from attnc.verify.memory import guarding, shuffle_programs
 from attnc.verify.problem import Problem, build, place_tensor
-from attnc.verify.subject import Subject, poisoned
+from attnc.verify.subject import Subject, poison_allocations
 from attnc.verify.tolerance import Verdict, expect, judge, to_float64
 
 # --- gradients ----------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def check_gradients(
     numbers.
     """
     found, cotangents = run_backward(attention, module, problem, case)
-    plain = {name: _detached(value) for name, value in problem.inputs.items()}
+    plain = {name: _detach(value) for name, value in problem.inputs.items()}
     with np.errstate(invalid="ignore"):  # of rows whose scores are all -inf
         expected = expect_gradients(attention, plain, cotangents, bound)
     return judge_gradients(expected, found)
@@ -70,7 +70,7 @@ def run_backward(
     function: Callable[..., Any] = getattr(module, attention.name)
     tensors, device = [x for x in inputs if isinstance(x, torch.Tensor)], _device(problem)
     what = f"the gradients of {attention.name}, case {case.to_json()},"
-    with guarding(*tensors), poisoned(module), watched(what, device.type):
+    with guarding(*tensors), poison_allocations(module), watch(what, device.type):
         given = function(*inputs, **options)
         outputs = dict(
             zip(
@@ -106,7 +106,7 @@ def _device(problem: Problem) -> torch.device:
     return next(iter(problem.outputs.values())).device
 
 
-def _detached(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
@@ -138,13 +138,13 @@ def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Ver
     for number, fill in enumerate(fills):
         problem = build(attention, case, fill=fill, device=subject.device)
         try:
-            with shuffled(number):
+            with shuffle_programs(number):
                 subject.run(problem.inputs, problem.outputs, case.config, case.call)
         except Exception as error:
-            return broken(f"{type(error).__name__}: {error}")
-        disturbed = problem.disturbed()
+            return report_broken(f"{type(error).__name__}: {error}")
+        disturbed = problem.find_disturbed()
         if disturbed is not None:
-            return broken(f"memory around '{disturbed}' was written to, or the input itself")
+            return report_broken(f"memory around '{disturbed}' was written to, or the input itself")
         if first is None:
             first = problem.outputs
             verdict = judge(attention, expect(attention, problem.inputs, subject.bound), problem.outputs)
@@ -154,7 +154,7 @@ def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Ver
                 return verdict
         for name, output in problem.outputs.items():
             if not same_bits(output, first[name]):
-                return broken(f"'{name}' depends on memory outside the tensors")
+                return report_broken(f"'{name}' depends on memory outside the tensors")
         del problem
     if first is not None and subject.gradients is not None and case.seed % _AGAIN == 0:
         verdict = keeps(subject, case, _gradients_agree, verdict)
@@ -167,9 +167,9 @@ def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verd
     try:
         both = _join_verdicts(verdict, _gradients(subject, subject.gradients, problem, case))
     except Exception as error:
-        return broken(f"backward: {type(error).__name__}: {error}")
-    if problem.disturbed() is not None:
-        return broken("the backward wrote to an input, or around one")
+        return report_broken(f"backward: {type(error).__name__}: {error}")
+    if problem.find_disturbed() is not None:
+        return report_broken("the backward wrote to an input, or around one")
     return both
 
 
@@ -178,7 +178,7 @@ def _gradients_agree(subject: Subject, case: Case) -> Iterator[str]:
     case, found = replace(case, special="none"), []
     for order in (0, case.seed + 1):
         problem = build(subject.variant.attention, case, device=subject.device)
-        with shuffled(order):
+        with shuffle_programs(order):
             found.append(run_backward(subject.variant.attention, subject.module, problem, case)[0])
         del problem
     for name in sorted(found[0].keys() - subject.atomic):
@@ -214,7 +214,7 @@ def keeps(subject: Subject, case: Case, rules: Rules, verdict: Verdict) -> Verdi
         found = next(iter(rules(subject, case)), None)
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
-    return verdict if found is None else replace(broken(found), rule=found.partition(": ")[0])
+    return verdict if found is None else replace(report_broken(found), rule=found.partition(": ")[0])
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -228,6 +228,6 @@ def same_numbers(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(((left == right) | (left.isnan() & right.isnan())).all())
 
 
-def broken(message: str) -> Verdict:
+def report_broken(message: str) -> Verdict:
     """Returns the verdict on what no bound has a measure for."""
     return Verdict(ok=False, message=message, worst=float("inf"))

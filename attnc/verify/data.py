@@ -57,7 +57,7 @@ def _constant(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     return q, np.broadcast_to(k[:, :1], k.shape)
 
 
-def _aligned(rng: Rng, at: Sizes, logits: Floats) -> tuple[Floats, Floats]:
+def _draw_aligned(rng: Rng, at: Sizes, logits: Floats) -> tuple[Floats, Floats]:
     """Returns q and k along one direction, so that q.k/sqrt(D) of key j is about `logits[j]`."""
     direction = rng.choice([-1.0, 1.0], size=at.D)
     size = np.sqrt(np.abs(logits).max(initial=1.0)) / at.D**0.25
@@ -74,42 +74,42 @@ def _spike(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     logits = np.zeros(at.N)
     if at.N:
         logits[rng.integers(at.N)] = 40
-    q, k = _aligned(rng, at, logits)
+    q, k = _draw_aligned(rng, at, logits)
     return q, k + 2.0**-6 * rng.standard_normal(k.shape)
 
 
 def _rising(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     """Moves the maximum at every key, so that every step rescales."""
-    return _aligned(rng, at, np.linspace(-20, 20, at.N))
+    return _draw_aligned(rng, at, np.linspace(-20, 20, at.N))
 
 
 def _falling(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     """Makes the first key outweigh the rest, so that late tiles underflow."""
-    return _aligned(rng, at, np.linspace(60, -60, at.N))
+    return _draw_aligned(rng, at, np.linspace(60, -60, at.N))
 
 
 def _very_negative(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     """Puts all logits below -5e4, where a finite stand-in for -inf would win."""
-    return _aligned(rng, at, np.linspace(-6.5e4, -6.4e4, at.N))
+    return _draw_aligned(rng, at, np.linspace(-6.5e4, -6.4e4, at.N))
 
 
 def _huge(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     """Puts all logits above 5e4: exp overflows unless the maximum is subtracted first."""
-    return _aligned(rng, at, np.linspace(6.4e4, 6.5e4, at.N))
+    return _draw_aligned(rng, at, np.linspace(6.4e4, 6.5e4, at.N))
 
 
 def _low(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     """Returns q and k of scores far below 0, where sums of exponentials are small but no zero: a fixed
     maximum is a bad guess.
     """
-    return _aligned(rng, at, np.linspace(-86, -55, at.N))
+    return _draw_aligned(rng, at, np.linspace(-86, -55, at.N))
 
 
 def _last(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     """Makes the last keys outweigh the others beyond float32: a maximum that misses them overflows."""
     logits = np.zeros(at.N)
     logits[-max(at.N // 100, 1) :] = 150
-    return _aligned(rng, at, logits)
+    return _draw_aligned(rng, at, logits)
 
 
 def _alternating(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
@@ -289,7 +289,7 @@ def ascending(array: Array, rng: Rng) -> Array:
 # --- inputs besides these -----------------------------------------------------------------------------------
 
 
-def _drawn(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
+def _draw(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
     return drawn
 
 
@@ -314,7 +314,7 @@ def _negative(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> A
     return -np.abs(drawn)
 
 
-def _masked(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
+def _mask(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
     """Makes what is added to a score -inf: in whole rows, and here and there."""
     if tensor.name not in addends(attention) or not drawn.ndim:
         return drawn
@@ -324,23 +324,23 @@ def _masked(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Arr
 
 def _many(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
     """Ids of so many things that each has a few positions; what is searched holds many values."""
-    if not drawn.ndim or tensor.name not in compared(attention):
+    if not drawn.ndim or tensor.name not in find_compared(attention):
         return drawn
     found: Array = rng.integers(0, max(drawn.shape[-1] // 6, 2), drawn.shape)
     return found
 
 
 EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
-    "drawn": _drawn,
+    "drawn": _draw,
     "zero": _zero,
     "one": _one,
     "negative": _negative,
-    "masked": _masked,
+    "masked": _mask,
     "many": _many,
 }
 
 
-def restyled(attention: Attention, tensor: Tensor, drawn: Array, style: str, rng: Rng) -> Array:
+def restyle(attention: Attention, tensor: Tensor, drawn: Array, style: str, rng: Rng) -> Array:
     """Returns the numbers of an input in this style; what says where rows lie, and seeds, stay as
     they are.
     """
@@ -357,7 +357,7 @@ def styles_for(attention: Attention) -> tuple[str, ...]:
     found = ["drawn", "zero", "one", "negative"]
     if any(tensor.shape and tensor.name in addends(attention) for tensor in free):
         found.append("masked")
-    if any(tensor.shape and tensor.name in compared(attention) for tensor in free):
+    if any(tensor.shape and tensor.name in find_compared(attention) for tensor in free):
         found.append("many")
     return tuple(found)
 
@@ -385,7 +385,7 @@ def addends(attention: Attention) -> set[str]:
     }
 
 
-def compared(attention: Attention) -> set[str]:
+def find_compared(attention: Attention) -> set[str]:
     """Returns integer inputs whose elements the mask compares with each other."""
     return {
         name

@@ -71,7 +71,7 @@ def expect_gradients(
             HeadErrors.of(head, do, dlse, bound).add_to(sums)
         errors = {name: sums.total(name) for name in attention.grads}
     values = gradients(attention, tensors, cotangents)
-    return {name: _expected(attention, name, values[name], errors[name]) for name in attention.grads}
+    return {name: _expect(attention, name, values[name], errors[name]) for name in attention.grads}
 
 
 def _repeats(x: Floats) -> bool:
@@ -79,7 +79,7 @@ def _repeats(x: Floats) -> bool:
     return any(x.shape[axis] > 1 and (x == x.take([0], axis)).all() for axis in range(x.ndim))
 
 
-def _expected(attention: Attention, name: str, value: Floats, error: Floats) -> ExpectedGradient:
+def _expect(attention: Attention, name: str, value: Floats, error: Floats) -> ExpectedGradient:
     dtype = DType(attention.tensor(name).dtype)
     smallest = max(dtype.smallest_subnormal / 2, FLUSHED)
     allowed = SLACK * (error + (dtype.unit_roundoff + 2 * U) * np.abs(value)) + 2 * smallest

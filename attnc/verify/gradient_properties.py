@@ -29,7 +29,7 @@ from attnc.reference import Array, Floats, Head, heads, rows, to_arrays
 from attnc.verify.case import Case
 from attnc.verify.check import run_backward, same_bits, same_numbers
 from attnc.verify.gradient_bound import HeadErrors, expect_gradients
-from attnc.verify.memory import shuffled
+from attnc.verify.memory import shuffle_programs
 from attnc.verify.problem import Problem, Value, build
 from attnc.verify.rerun import may_exclude, poisoned_keys
 from attnc.verify.running_error import U
@@ -79,7 +79,7 @@ class GradientRun:
         problem = build(self.attention, self.case, fill=fill, device=self.subject.device)
         if inputs is not None:
             problem = Problem(inputs, problem.outputs, ())
-        with shuffled(self.case.seed + 1):
+        with shuffle_programs(self.case.seed + 1):
             found, _ = _backward(self.subject, self.case, problem)
         for name in found.keys() - self.subject.atomic:
             if not same(found[name], self.gradients[name]):

@@ -84,8 +84,8 @@ class Language:
             for name, function in functions.items():
                 method = self.binary(function, getattr(self.tensor, name), types, compares=compares)
                 yield name, self.to_pointers(method) if name == "__add__" else method
-        yield "to", self.widened(self.tensor.to)
-        yield "__getitem__", self.expanded(self.tensor.__getitem__)
+        yield "to", self.widen(self.tensor.to)
+        yield "__getitem__", self.expand(self.tensor.__getitem__)
 
     def functions(self) -> Iterator[tuple[str, Method]]:
         """Yields replacements of the functions of the language, by name."""
@@ -101,7 +101,7 @@ class Language:
         ):
             yield name, self.extreme(of_floats, of_integers, getattr(self.tl, name))
 
-    def made(self, data: Any, dtype: Any, shape: Shape) -> Any:
+    def make_tensor(self, data: Any, dtype: Any, shape: Shape) -> Any:
         """Returns a tensor of these values; shape: () for a scalar, whose values are an array of one."""
         key = dtype.name, shape
         fields = self.fields.get(key)
@@ -141,7 +141,7 @@ class Language:
                 if not fits and not (kind is float and dtype.name == "fp32"):
                     return long_way(left, right, **named)
                 data = function(values, values.dtype.type(number))
-            return self.made(data, int1 if compares else dtype, data.shape if is_block else ())
+            return self.make_tensor(data, int1 if compares else dtype, data.shape if is_block else ())
 
         return method
 
@@ -165,11 +165,11 @@ class Language:
             dtype = left.dtype
             size = max(1, dtype.element_ty.primitive_bitwidth // 8)
             data = left.handle.data + size * right.handle.data.astype(np.uint64)
-            return self.made(data, dtype, data.shape if left.shape or right.shape else ())
+            return self.make_tensor(data, dtype, data.shape if left.shape or right.shape else ())
 
         return method
 
-    def widened(self, long_way: Any) -> Method:
+    def widen(self, long_way: Any) -> Method:
         """Integers to 64 bits."""
         int32, int64 = self.tl.int32, self.tl.int64
 
@@ -177,11 +177,11 @@ class Language:
             if more or dtype is not int64 or left.dtype is not int32:
                 return long_way(left, dtype, *more, **named)
             data = left.handle.data.astype(np.int64)
-            return self.made(data, int64, data.shape if left.shape else ())
+            return self.make_tensor(data, int64, data.shape if left.shape else ())
 
         return method
 
-    def expanded(self, long_way: Any) -> Method:
+    def expand(self, long_way: Any) -> Method:
         """Returns x[:, None] and x[None, :]."""
 
         def method(left: Any, places: Any, **named: Any) -> Any:
@@ -191,7 +191,7 @@ class Language:
             if any(place is not None and place != slice(None) for place in places):
                 return long_way(left, places, **named)
             data = left.handle.data[places]
-            return self.made(data, left.dtype, data.shape)
+            return self.make_tensor(data, left.dtype, data.shape)
 
         return method
 
@@ -227,7 +227,7 @@ class Language:
             dtype = self.interpreter._get_np_dtype(element)
             rest = np.full(addresses.shape, filler or 0, dtype)
             data = self.interpreter._interpreter.load(addresses, active, rest, dtype)
-            return self.made(data, element, data.shape if pointer.shape else ())
+            return self.make_tensor(data, element, data.shape if pointer.shape else ())
 
         return function
 
@@ -261,7 +261,7 @@ class Language:
                 return long_way(condition, x, y, **named)
             data = np.where(condition.handle.data, sides[0], sides[1])
             is_block = condition.shape or any(side.shape for side in tensors)
-            return self.made(data, dtype, data.shape if is_block else ())
+            return self.make_tensor(data, dtype, data.shape if is_block else ())
 
         return function
 
@@ -283,7 +283,7 @@ class Language:
             length = last - first
             if length < 1 or length & (length - 1):
                 return long_way(start, end, **named)
-            return self.made(_counted(first, last), self.tl.int32, (length,))
+            return self.make_tensor(_count(first, last), self.tl.int32, (length,))
 
         return function
 
@@ -293,7 +293,7 @@ class Language:
             number = self.operand(value, kind) if getattr(kind, "name", "") in _NUMBERS else None
             if number is None or value.__class__ is self.tensor or any(n & (n - 1) or n < 1 for n in sizes):
                 return long_way(shape, value, dtype, **named)
-            return self.made(np.full(sizes, number), kind, sizes)
+            return self.make_tensor(np.full(sizes, number), kind, sizes)
 
         return function
 
@@ -303,7 +303,7 @@ class Language:
 
 
 @cache
-def _counted(first: int, last: int) -> Any:
+def _count(first: int, last: int) -> Any:
     values = np.arange(first, last, dtype=np.int32)
     values.flags.writeable = False
     return values

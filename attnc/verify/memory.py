@@ -155,7 +155,7 @@ def _permutation(order: int, count: int) -> list[int]:
 WATCH = Watch()
 
 
-def untouched(size: int) -> mmap.mmap:
+def reserve_zeros(size: int) -> mmap.mmap:
     """Returns bytes, all 0, of which only those pages exist that are touched: gigabytes on any machine."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
 
@@ -164,11 +164,11 @@ def _nothing(count: int) -> Bools:
     """Returns [count] False; tensors span gigabytes where their strides pass 32 bits."""
     if count < 1 << 24:
         return np.zeros(count, dtype=np.bool_)
-    return np.frombuffer(untouched(count), dtype=np.bool_)
+    return np.frombuffer(reserve_zeros(count), dtype=np.bool_)
 
 
 @contextmanager
-def shuffled(order: int) -> Iterator[None]:
+def shuffle_programs(order: int) -> Iterator[None]:
     """Makes the programs of an interpreted launch come in another order for every number; 0: in a row. Nobody
     may count on one.
     """

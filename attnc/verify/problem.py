@@ -27,21 +27,21 @@ from attnc.verify.data import (
     draw_qkv,
     farthest,
     generator,
-    restyled,
+    restyle,
 )
-from attnc.verify.memory import untouched
+from attnc.verify.memory import reserve_zeros
 from attnc.verify.storage import (
     LENGTHS,
     SMALL,
     WHOLE,
     Lengths,
+    convert,
     draw_lengths,
     draw_table,
     fill_pool,
     kv_lengths,
     memory_dims,
     pack,
-    stored,
     unused_of,
     unused_value,
 )
@@ -68,13 +68,13 @@ class Guarded:
     buffer: torch.Tensor
     before: torch.Tensor | None
 
-    def disturbed(self, *, is_output: bool) -> bool:
+    def is_disturbed(self, *, is_output: bool) -> bool:
         """Returns whether anything changed that should not: an input, or what surrounds an output."""
         if self.before is None:
             return False
         now = self.buffer.clone()
         if is_output:
-            _restrided(now, self.view).copy_(_restrided(self.before, self.view))
+            _restride(now, self.view).copy_(_restride(self.before, self.view))
         return not torch.equal(_bytes(now), _bytes(self.before))
 
 
@@ -86,10 +86,10 @@ class Problem:
     outputs: Mapping[str, torch.Tensor]
     guarded: tuple[Guarded, ...]
 
-    def disturbed(self) -> str | None:
+    def find_disturbed(self) -> str | None:
         """Returns the name of a tensor whose surroundings, or for an input whose elements, have changed."""
         for tensor in self.guarded:
-            if tensor.disturbed(is_output=tensor.name in self.outputs):
+            if tensor.is_disturbed(is_output=tensor.name in self.outputs):
                 return tensor.name
         return None
 
@@ -109,7 +109,7 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
         if not tensor.shape and case.seed % 2:
             inputs[tensor.name] = value.item()
             continue
-        data = stored(torch.from_numpy(np.array(value)), DType(tensor.dtype))
+        data = convert(torch.from_numpy(np.array(value)), DType(tensor.dtype))
         made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device)
         inputs[tensor.name] = made.view
         guarded.append(made)
@@ -162,10 +162,10 @@ def _pages(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
     """Returns a buffer of gigabytes, of which a CPU makes only the pages that are touched."""
     if device != "cpu":
         return torch.empty(count, dtype=dtype, device=device)
-    return torch.frombuffer(untouched(count * dtype.itemsize), dtype=dtype)
+    return torch.frombuffer(reserve_zeros(count * dtype.itemsize), dtype=dtype)
 
 
-def _restrided(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+def _restride(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     return buffer.as_strided(view.shape, view.stride(), view.storage_offset())
 
 
@@ -240,7 +240,7 @@ def draw_extras(
             array = LENGTHS[case.lengths](rng, prod(shape), case.dims.get("N", at.N)).reshape(shape)
         else:
             drawn = np.asarray(_draw_extra(attention, tensor, shape, at, rng))
-            array = restyled(attention, tensor, drawn, case.extras, rng)
+            array = restyle(attention, tensor, drawn, case.extras, rng)
         values[tensor.name] = ascending(array, rng) if tensor.is_sorted else array
         is_drawn = _is_length(attention, tensor) and case.lengths == "drawn"
         if is_drawn and attention.k.storage.is_paged:  # a number for all sequences has one too

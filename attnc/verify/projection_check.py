@@ -94,7 +94,7 @@ def check_projection(subject: ProjectionSubject, case: Case, *, fills: Iterable[
     values = draw(variant, case, subject.device)
     bound = subject.planned.state_bound(case.config)
     first: torch.Tensor | None = None
-    verdict = _broken("nothing was run")
+    verdict = _report_broken("nothing was run")
     for fill in fills:
         inputs, y = _build(subject, case, values, fill)
         tensors = {name: guarded.view for name, guarded in inputs.items()}
@@ -105,18 +105,18 @@ def check_projection(subject: ProjectionSubject, case: Case, *, fills: Iterable[
             if subject.device != "cpu":
                 torch.cuda.synchronize()
         except Exception as failure:
-            return _broken(f"{type(failure).__name__}: {failure}")
-        if any(guarded.disturbed(is_output=False) for guarded in inputs.values()):
-            return _broken("an input was written to, or memory around it")
-        if y.disturbed(is_output=True):
-            return _broken("memory around y was written to")
+            return _report_broken(f"{type(failure).__name__}: {failure}")
+        if any(guarded.is_disturbed(is_output=False) for guarded in inputs.values()):
+            return _report_broken("an input was written to, or memory around it")
+        if y.is_disturbed(is_output=True):
+            return _report_broken("memory around y was written to")
         if first is None:
             first = y.view
             verdict = _judge(tensors, y.view, bound, variant.projection.dtype)
             if not verdict.ok:
                 return verdict
         elif not same_bits(y.view, first):
-            return _broken("y depends on memory outside the tensors")
+            return _report_broken("y depends on memory outside the tensors")
     return verdict
 
 
@@ -168,7 +168,7 @@ def _largest(values: torch.Tensor) -> float:
     return float(finite.amax()) if finite.numel() else 0.0
 
 
-def _broken(message: str) -> Verdict:
+def _report_broken(message: str) -> Verdict:
     return Verdict(ok=False, message=message, worst=float("inf"))
 
 
@@ -189,7 +189,7 @@ class ProjectionTrial(Trial):
         yield from boundary_cases(self._variant, reach, self._boundaries, configs)
         yield from fixed_cases(self._variant, reach, count)
 
-    def drawn(self) -> SearchStrategy[Case]:
+    def draw_cases(self) -> SearchStrategy[Case]:
         return cases(self._variant, self.subject.reach())
 
     def check(self, case: Case, fills: Iterable[str]) -> Verdict:

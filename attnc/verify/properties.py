@@ -28,7 +28,7 @@ from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_viola
 from attnc.verify.problem import Value, build
 from attnc.verify.rerun import Outputs, Run, excluded_keys_are_invisible, may_exclude
 from attnc.verify.running_error import RunningError
-from attnc.verify.storage import altered, lengths_for
+from attnc.verify.storage import alter, lengths_for
 from attnc.verify.strategies import all_dims, free_dims, size
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import Expected, apart, dot_products, expect, to_float64
@@ -152,7 +152,9 @@ def values_scale(run: Run) -> str | None:
 def batches_permute(run: Run) -> str | None:
     """Sequences do not see each other: they can come in any order."""
     order = list(range(run.case.dims.get("B", 1)))[::-1]
-    return _permuted(run, lambda tensor: [(axis, order) for axis in sized_axes(tensor, run.attention.batch)])
+    return _check_permuted(
+        run, lambda tensor: [(axis, order) for axis in sized_axes(tensor, run.attention.batch)]
+    )
 
 
 def heads_permute(run: Run) -> str | None:
@@ -169,10 +171,10 @@ def heads_permute(run: Run) -> str | None:
         of_keys = [(axis, order) for axis in sized_axes(tensor, run.attention.heads_kv)]
         return of_keys + [(axis, blocks) for axis in sized_axes(tensor, run.attention.heads_q)]
 
-    return _permuted(run, orders)
+    return _check_permuted(run, orders)
 
 
-def _permuted(run: Run, orders: Callable[[Tensor], list[tuple[int, list[int]]]]) -> str | None:
+def _check_permuted(run: Run, orders: Callable[[Tensor], list[tuple[int, list[int]]]]) -> str | None:
     def apply(tensor: Tensor, value: Value) -> Value:
         for axis, order in orders(tensor):
             assert isinstance(value, torch.Tensor)
@@ -214,7 +216,7 @@ def masked_keys_are_invisible(run: Run) -> str | None:
         assert axis is not None
         value = run.tensor(tensor.name)
         places = torch.tensor(chosen, device=value.device)
-        inputs[tensor.name] = altered(value, partial(_fill_at, axis, places, junk))
+        inputs[tensor.name] = alter(value, partial(_fill_at, axis, places, junk))
     outputs = run.again(inputs)
     for name, rows in blind.items():
         where = torch.from_numpy(rows).to(outputs[name].device)
@@ -265,7 +267,7 @@ def visible_keys_count(run: Run) -> str | None:
             head.place(run.attention.o, {"o": scale})[...] = head.v_scale
     axis = run.attention.v.axis(Role.KEY)
     assert axis is not None
-    inputs = {**run.inputs, "v": altered(run.tensor("v"), partial(_move, axis, chosen))}
+    inputs = {**run.inputs, "v": alter(run.tensor("v"), partial(_move, axis, chosen))}
     outputs = run.again(inputs)
     known = [expect(run.attention, given, run.subject.bound)["o"] for given in (run.inputs, inputs)]
     with np.errstate(invalid="ignore"):

@@ -186,7 +186,7 @@ def support_hash(folder: Path) -> str:
     return hashlib.sha256("\0".join(_code_of(text) for text in texts).encode()).hexdigest()
 
 
-def lapsed(
+def list_lapsed(
     folder: Path, modules: Iterable[str], records: Mapping[str, Record] | Mapping[str, Sanitized]
 ) -> list[str]:
     """Lists modules (paths below `folder`) of whose text there is no record: changed since, or never run."""

@@ -23,7 +23,7 @@ from attnc.reference import Array, Bools, Head, Integers, heads, rows, to_arrays
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.problem import Value, build
-from attnc.verify.storage import altered
+from attnc.verify.storage import alter
 from attnc.verify.subject import Subject
 
 Inputs: TypeAlias = Mapping[str, Value]
@@ -146,7 +146,7 @@ def _with_junk(
         value = inputs[tensor.name]
         assert isinstance(value, torch.Tensor)
         where = torch.from_numpy(chosen.transpose(order).copy()).to(value.device)
-        made[tensor.name] = altered(value, partial(_fill_rows, where)).requires_grad_(value.requires_grad)
+        made[tensor.name] = alter(value, partial(_fill_rows, where)).requires_grad_(value.requires_grad)
     return made
 
 

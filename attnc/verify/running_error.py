@@ -176,12 +176,12 @@ class RunningError:
                 factor = 1.0 if function == "log" else np.log2(np.e)
                 carried = _share(factor * x.error, (x.value - x.error).clip(0))
                 own = own + (relative + U) * (size < 1)
-                return Approx(value, _of_positive(x, carried + own), x.overflows)
+                return Approx(value, _propagate_positive(x, carried + own), x.overflows)
             case "sqrt":
                 carried = _share(x.error, 2 * np.sqrt((x.value - x.error).clip(0)))
-                return Approx(value, _of_positive(x, carried + own), x.overflows)
+                return Approx(value, _propagate_positive(x, carried + own), x.overflows)
             case _ if REAL[function].is_bounded:
-                return Approx(value, _of_bounded(REAL[function], x, value) + own)
+                return Approx(value, _propagate_bounded(REAL[function], x, value) + own)
             case _:
                 raise ValueError(f"no error analysis of '{function}'")
 
@@ -241,7 +241,7 @@ def _exponential(x: Floats, error: Floats, value: Array, own: Floats, *, rounded
     )
 
 
-def _of_positive(x: Approx, error: Floats) -> Floats:
+def _propagate_positive(x: Approx, error: Floats) -> Floats:
     """Returns the error of a function of what is not negative; nothing is promised where the sign is in
     doubt.
     """
@@ -249,7 +249,7 @@ def _of_positive(x: Approx, error: Floats) -> Floats:
     return np.where(doubtful & ~np.isfinite(error), np.inf, np.where(np.isinf(x.value), x.error, error))
 
 
-def _of_bounded(function: RealFunction, x: Approx, value: Array) -> Floats:
+def _propagate_bounded(function: RealFunction, x: Approx, value: Array) -> Floats:
     """Returns what a bounded function, which is monotonous, makes of its argument's error."""
     low, high = real(function.name, x.value - x.error), real(function.name, x.value + x.error)
     carried = np.maximum(np.abs(high - value), np.abs(value - low))

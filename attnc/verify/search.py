@@ -82,7 +82,7 @@ class Trial(ABC):
         """Yields cases that are the same on every run: those at boundaries, and about `count` others."""
 
     @abstractmethod
-    def drawn(self) -> SearchStrategy[Case]:
+    def draw_cases(self) -> SearchStrategy[Case]:
         """Returns all cases that there are, to be drawn from."""
 
     @abstractmethod
@@ -142,7 +142,7 @@ class AttentionTrial(Trial):
     def cases(self, count: int) -> Iterable[Case]:
         return covering_cases(self.subject.space, self._limits, count)
 
-    def drawn(self) -> SearchStrategy[Case]:
+    def draw_cases(self) -> SearchStrategy[Case]:
         return cases(self.subject.variant, self._limits)
 
     def check(self, case: Case, fills: Iterable[str]) -> Verdict:
@@ -294,7 +294,7 @@ def search(
         phases=(Phase.generate, Phase.target, *((Phase.shrink,) if shrink else ())),
         suppress_health_check=list(HealthCheck),
     )
-    @given(trial.drawn())
+    @given(trial.draw_cases())
     def passes(case: Case) -> None:
         key = case.to_json()
         if key not in known:

@@ -82,7 +82,7 @@ def launch(
 
     folder: of the templates, whose `simt.h` the source includes.
     """
-    library = _compiled(source, tuple(sorted(defines.items())), folder)
+    library = _compile(source, tuple(sorted(defines.items())), folder)
     run = getattr(library, f"simt_run_{kernel or _kernels(source)[0]['kernel']}")
     run.restype = ctypes.c_char_p
     problem = run(args, blocks, threads, shared, ctypes.c_uint64(seed), ctypes.c_void_p(_memory()))
@@ -180,7 +180,7 @@ def _kernels(source: str) -> list[dict[str, str]]:
 
 
 @cache
-def _compiled(source: str, defines: tuple[tuple[str, int | str], ...], folder: str) -> ctypes.CDLL:
+def _compile(source: str, defines: tuple[tuple[str, int | str], ...], folder: str) -> ctypes.CDLL:
     """Returns the shared library of a kernel, from the cache when it has been compiled before."""
     include = resource("templates", folder)
     headers = [
@@ -195,10 +195,10 @@ def _compiled(source: str, defines: tuple[tuple[str, int | str], ...], folder: s
     flags = [f"-D{name}={value}" for name, value in defines]
     content = "\0".join([text, *headers, *flags])
     name = f"{hashlib.sha256(content.encode()).hexdigest()}.so"
-    return ctypes.CDLL(str(kept_entry(name, lambda: _built(text, include, flags)).path))
+    return ctypes.CDLL(str(kept_entry(name, lambda: _build(text, include, flags)).path))
 
 
-def _built(text: str, include: Path, flags: list[str]) -> bytes:
+def _build(text: str, include: Path, flags: list[str]) -> bytes:
     """Returns a shared library. ValueError with what g++ says of a text that it refuses."""
     command = [
         *(

@@ -82,7 +82,7 @@ def _mostly_empty(rng: Rng, count: int, longest: int) -> Array:
     return lengths
 
 
-def _of_one(rng: Rng, count: int, longest: int) -> Array:
+def _draw_one(rng: Rng, count: int, longest: int) -> Array:
     lengths = np.full(count, min(1, longest))
     lengths[-1:] = longest
     return lengths
@@ -108,7 +108,7 @@ LENGTHS: Mapping[str, Callable[[Rng, int, int], Array]] = {
     "drawn": _some_lengths,
     "full": _full,
     "empty": _mostly_empty,
-    "one": _of_one,
+    "one": _draw_one,
     "tiles": _around_tiles,
     "beyond": _beyond,
 }
@@ -198,7 +198,7 @@ def unused_of(dtype: DType, fill: str) -> float:
     return LARGEST.get(dtype, _UNUSED[fill]) if fill == "large" else _UNUSED[fill]
 
 
-def stored(given: torch.Tensor, dtype: DType) -> torch.Tensor:
+def convert(given: torch.Tensor, dtype: DType) -> torch.Tensor:
     """Returns numbers as a tensor of this type: rounded, and in 8 bits the largest for what is larger and
     finite. What has no infinities has NaN for them, and what has no NaN the least integer.
     """
@@ -210,11 +210,11 @@ def stored(given: torch.Tensor, dtype: DType) -> torch.Tensor:
     return given.to(DTYPES[dtype])
 
 
-def altered(value: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def alter(value: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Returns change(a copy), of the same type; numbers of 8 bits, which torch does not compute with, are
     float32 on the way.
     """
     dtype = SMALL.get(value.dtype)
     if dtype is None or not dtype.is_narrow:
         return change(value.detach().clone())
-    return stored(change(value.float()), dtype)
+    return convert(change(value.float()), dtype)

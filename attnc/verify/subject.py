@@ -23,7 +23,7 @@ from attnc.plan.ir import split_of
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import empty_outputs, to_arrays
 from attnc.runtime.loader import load_files
-from attnc.runtime.watchdog import watched
+from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
 from attnc.target.files import render_files
 from attnc.verify.boundaries import PROCESSORS
@@ -129,7 +129,7 @@ class Subject:
             for tensor in attention.outputs
         }
 
-    def called(self, config: int, tensors: Iterable[torch.Tensor]) -> str:
+    def name_call(self, config: int, tensors: Iterable[torch.Tensor]) -> str:
         """Names a call for a reader: the attention, target and config, and the shapes of its tensors."""
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
         return f"{self.variant.attention.name} for {self.target}, config {config}, of {shapes}"
@@ -147,7 +147,11 @@ class Subject:
         out = tuple(outputs.values())
         given = None if call == "new" else out[0] if len(out) == 1 else out
         tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
-        with guarding(*tensors), poisoned(self.module), watched(self.called(config, tensors), self.device):
+        with (
+            guarding(*tensors),
+            poison_allocations(self.module),
+            watch(self.name_call(config, tensors), self.device),
+        ):
             made = self.function(*inputs.values(), out=given, config=self.configs[config])
             if self.device != "cpu":
                 torch.cuda.synchronize()
@@ -177,15 +181,15 @@ def _split_more(config: Any) -> Any:
 
 
 @contextmanager
-def poisoned(module: ModuleType) -> Iterator[None]:
+def poison_allocations(module: ModuleType) -> Iterator[None]:
     """Makes torch.empty and what calls of the module allocate by give floats that are NaN."""
     call = getattr(module, "CALL", None)
     own = nullcontext() if call is None else patch.object(call, "allocate", _all_filled(call.allocate))
-    with patch.object(torch, "empty", _filled(torch.empty)), own:
+    with patch.object(torch, "empty", _fill_with_nan(torch.empty)), own:
         yield
 
 
-def _filled(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _fill_with_nan(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def make(*layout: Any, **options: Any) -> torch.Tensor:
         return _nan(empty(*layout, **options))
 

@@ -242,14 +242,16 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         row_open: Bools = np.asarray(np.broadcast_to(too_large, head.shape).any(axis=1, keepdims=True))
         row_open = row_open | np.isnan(sink) | np.isposinf(sink)
         judged = ~row_open & np.isfinite(lse[:, None])
-        lse_allowed = _bound(mean_e + sums + 2 * U * (np.abs(lse[:, None]) + shift) + bound.tail, judged)
+        lse_allowed = _bound_values(
+            mean_e + sums + 2 * U * (np.abs(lse[:, None]) + shift) + bound.tail, judged
+        )
         p_max = np.fmax(p.max(axis=1, initial=0.0, keepdims=True), p_sink)
         cut_off = (chain_error(bound, seen) - U * bound.tile_kv).clip(0)
         weights = _Weights(head, bound, p, exponents, sums + cut_off[:, None], p_max, seen, judged)
         factor = head.attention.softmax.v_scale
         found = Approx(head.v_scale, np.zeros(())) if factor is None else _scale(head, dot, bound, factor)
         return {
-            "o": weights.expected(o, found, row_open, _eager(head, DType(bound.input_dtype))),
+            "o": weights.expect(o, found, row_open, _eager(head, DType(bound.input_dtype))),
             "lse": Expected(
                 value=lse[:, None],
                 allowed=SLACK * lse_allowed,
@@ -321,19 +323,21 @@ class _Weights:
     seen: Bools
     judged: Bools
 
-    def expected(self, o: Floats, factor: Approx, row_open: Bools, eager: Floats) -> Expected:
+    def expect(self, o: Floats, factor: Approx, row_open: Bools, eager: Floats) -> Expected:
         """Returns what o is times the factor [M, 1]; without one that is 1."""
         bound, v = self.bound, self.head.v
         p_dtype, o_dtype = DType(bound.p_dtype), DType(bound.o_dtype)
         u_p = p_dtype.unit_roundoff
         u_v = bound.product_error
         drop, kept = self.head.dropout
-        w = _bound(self.exponents + self.p * (self.sums + u_p + u_v), self.judged)
+        w = _bound_values(self.exponents + self.p * (self.sums + u_p + u_v), self.judged)
         scale = 1 / (1 - drop) if drop < 1 else 0.0  # every key is dropped
         w = np.where(kept, w * scale, 0.0)
         v_size = np.abs(np.where(np.isfinite(v), v, 0.0))
         delta_p = max(p_dtype.smallest_subnormal / 2, FLUSHED) * scale
-        lost = delta_p / bound.least_probability * _bound(self.p_max, self.judged) * (self.seen @ v_size)
+        lost = (
+            delta_p / bound.least_probability * _bound_values(self.p_max, self.judged) * (self.seen @ v_size)
+        )
         size = np.where(np.isfinite(o), np.abs(o), 0.0)
         b = w @ v_size + lost
         if bound.tail:
@@ -391,6 +395,6 @@ def _finite(values: Floats) -> Floats:
     return np.where(np.isfinite(values), values, 0.0)
 
 
-def _bound(values: Floats, judged: Bools) -> Floats:
+def _bound_values(values: Floats, judged: Bools) -> Floats:
     """Returns a bound of what is judged, infinite where it is NaN; 0 elsewhere."""
     return np.where(judged, np.where(np.isnan(values), np.inf, values), 0.0)

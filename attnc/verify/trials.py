@@ -34,7 +34,7 @@ from attnc.runtime.trial import problem_for
 from attnc.source import Source
 from attnc.verify.boundaries import Boundary
 from attnc.verify.case import Case, Kept
-from attnc.verify.check import Rules, broken, with_gradients
+from attnc.verify.check import Rules, report_broken, with_gradients
 from attnc.verify.cover import Space
 from attnc.verify.problem import Problem, build
 from attnc.verify.projection_check import ProjectionTrial, projection_subject
@@ -228,9 +228,9 @@ def check_large(subject: Subject, case: Case) -> Verdict:
     try:
         subject.run(problem.inputs, problem.outputs, case.config)
     except Exception as error:
-        return broken(f"{type(error).__name__}: {error}")
-    if (disturbed := problem.disturbed()) is not None:
-        return broken(f"memory around '{disturbed}' was written to, or the input itself")
+        return report_broken(f"{type(error).__name__}: {error}")
+    if (disturbed := problem.find_disturbed()) is not None:
+        return report_broken(f"memory around '{disturbed}' was written to, or the input itself")
     verdict = judge_sample(subject, problem, case)
     if verdict.ok and subject.gradients is not None and _scores(subject, case) <= _WITH_GRADIENTS:
         verdict = with_gradients(subject, case, problem, verdict)
@@ -252,7 +252,7 @@ def judge_sample(subject: Subject, problem: Problem, case: Case) -> Verdict:
     outputs: dict[str, Array] = {name: to_float64(value) for name, value in problem.outputs.items()}
     for name, values in outputs.items():
         if np.isnan(values).any() and case.special == "none":
-            return broken(f"'{name}' has {int(np.isnan(values).sum())} elements that are NaN")
+            return report_broken(f"'{name}' has {int(np.isnan(values).sum())} elements that are NaN")
     count = sum(1 for _ in heads(attention, arrays))
     order = np.random.default_rng(case.seed).permutation(count)
     chosen = {0, count - 1, *map(int, order[:_PIECES])}

@@ -91,7 +91,7 @@ def test_a_pool_is_read_in_pages_of_every_size() -> None:
     tables = {page: torch.arange(64 // page)[None] for page in PAGES}
     x = DecodeInputs(q=pool, k=pool, v=pool, k_pool=pool, v_pool=pool, tables=tables, kv_len=pool)
     for page in PAGES:
-        k, v, table = x.paged(page)
+        k, v, table = x.split_into_pages(page)
         assert k.shape == v.shape == (64 // page, page, 1, 1)
         assert torch.equal(k[table[0]].flatten(), pool.flatten())
 

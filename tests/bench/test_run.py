@@ -76,11 +76,11 @@ def test_who_breaks_is_a_gap_in_the_table() -> None:
 def test_a_replay_counts_for_each_of_its_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def replayed(launches: Sequence[Launch]) -> Launch:
+    def capture(launches: Sequence[Launch]) -> Launch:
         made.append(len(launches))
         return launches[0]
 
-    monkeypatch.setattr(run, "replayed", replayed)
+    monkeypatch.setattr(run, "capture_calls", capture)
     small = Cell("small", bytes=1 << 20)
     (result,) = Rotating().measure([small], 5, lambda _: None)
     copies = Rotating().copies(small)

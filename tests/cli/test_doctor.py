@@ -14,7 +14,7 @@ from attnc.cli.doctor import Finding, _choices, _tables, _targets
 from attnc.model.resolve import resolve
 from attnc.output import write
 from attnc.runtime import devices
-from attnc.runtime.one_import import Gpu, absent_gpu, chosen, read_choice, rule
+from attnc.runtime.one_import import Gpu, absent_gpu, choose_functions, read_choice, rule
 from attnc.source import Source
 from attnc.support import by_target
 from attnc.support.devices import Gpu as Properties
@@ -184,7 +184,7 @@ def test_what_is_said_of_an_absent_gpu_is_what_calls_take_on_one(
     machine("some GPU", capability, {"cupy", "triton"})
     here = Gpu(name="some GPU", capability=absent.capability, index=0)
     folder = project / "generated"
-    assert list(chosen(folder, absent)) == list(chosen(folder, here))
+    assert list(choose_functions(folder, absent)) == list(choose_functions(folder, here))
     choice, params = read_choice(folder / "near" / "__init__.py")
     assert params
     for key in choice.variants:
@@ -200,7 +200,7 @@ def test_an_older_gpu_takes_none(project: Path) -> None:
 
 def test_a_function_that_runs_nowhere_here_and_one_that_is_broken_are_notes(project: Path) -> None:
     (project / "generated" / "old" / "__init__.py").write_text("ByTarget\n1 / 0\n", encoding="utf-8")
-    near, old = chosen(project / "generated", absent_gpu("sm_70"))
+    near, old = choose_functions(project / "generated", absent_gpu("sm_70"))
     assert near.text == "none of cuda.sm_90a, triton, cuda.sm_80 runs"
     assert not near.runs
     assert old.text == "cannot be read: it has no TARGETS"
@@ -208,7 +208,7 @@ def test_a_function_that_runs_nowhere_here_and_one_that_is_broken_are_notes(proj
 
 
 def test_without_functions_the_rule_is_that_of_all_targets(tmp_path: Path) -> None:
-    assert list(chosen(tmp_path, absent_gpu("sm_80"))) == []
+    assert list(choose_functions(tmp_path, absent_gpu("sm_80"))) == []
     assert rule(absent_gpu("sm_80"), []) == "the first that a function has of triton, cuda.sm_80"
 
 

@@ -269,7 +269,7 @@ def test_a_library_of_the_simulator_that_was_cut_is_built_again(cache: Path) -> 
     content = library.read_bytes()
     library.unlink()  # what is loaded stays as it is
     library.write_bytes(content[:-1000])
-    simt._compiled.cache_clear()
+    simt._compile.cache_clear()
     assert simulated(1) == [1.0] * 32
 
 

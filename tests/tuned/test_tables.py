@@ -19,7 +19,7 @@ from attnc.tuned.tables import (
     Table,
     dump_tables,
     guess_rows,
-    joined,
+    join_rows,
     load_tables,
     projection_rows,
     schedule_rows,
@@ -169,7 +169,7 @@ def test_joining_rows_changes_no_choice() -> None:
         ((1, 1024, None), "a"), ((4, 1024, None), "b"), ((None, 1024, None), "b"),
         ((1, None, None), "c"), ((4, None, None), "c"), ((None, None, None), "c"),
     )  # fmt: skip
-    few = joined(rows)
+    few = join_rows(rows)
     assert len(few) == 5
     for sizes in ((M, N, BH) for M in (1, 3, 4, 5, 99) for N in (1, 1024, 4096) for BH in (1, 32, 33)):
         assert picked(few, sizes) == picked(rows, sizes)

@@ -149,7 +149,7 @@ def test_cases_are_affordable_and_survive_json(name: str) -> None:
         assert case.dims.keys() == set(free_dims(variant.attention))
         assert limits.cost(case.dims, case.config) <= limits.work
         problem = build(variant.attention, case)
-        assert problem.disturbed() is None
+        assert problem.find_disturbed() is None
 
     @settings(max_examples=15)
     @given(cases(variant, limits))

@@ -167,7 +167,7 @@ def test_they_are_short_ways(compares: bool) -> None:
     for x, y in ((f, f), (f, 0.5), (f, 2), (i, 3), (i, i), (i, long), (long, tl.constexpr(4))):
         assert takes_the_short_way(binary, x, y)
     assert takes_the_short_way(LANGUAGE.where, tensor(tl.int1, (4, 8)), f, 0.0)
-    assert takes_the_short_way(LANGUAGE.expanded, tensor(tl.int32, (4,)), (slice(None), None))
+    assert takes_the_short_way(LANGUAGE.expand, tensor(tl.int32, (4,)), (slice(None), None))
     assert takes_the_short_way(LANGUAGE.arange, 0, tl.constexpr(16))
 
 

@@ -25,7 +25,7 @@ from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.problem import FILLS, Value, build
 from attnc.verify.rerun import Run
-from attnc.verify.storage import altered, stored
+from attnc.verify.storage import alter, convert
 from attnc.verify.subject import Subject
 from tests.by_day import some_by_day
 from tests.verify.judging import modules_of, right, spec, subject_of_text
@@ -183,7 +183,7 @@ def test_numbers_that_are_stored_are_those_of_the_type(dtype: DType) -> None:
     given = torch.tensor(
         [0.0, -0.0, 1.0, -3.0, 1e9, -1e9, torch.nan, torch.inf, -torch.inf], dtype=torch.float64
     )
-    numbers = stored(given, dtype).double().tolist()
+    numbers = convert(given, dtype).double().tolist()
     most = {DType.E4M3: 448, DType.E5M2: 57344, DType.I8: 127}[dtype]
     assert numbers[:5] == [0, 0, 1, -3, most]
     match dtype:
@@ -196,8 +196,8 @@ def test_numbers_that_are_stored_are_those_of_the_type(dtype: DType) -> None:
             assert numbers[7:] == [torch.inf, -torch.inf]
         case _:
             assert numbers[5:] == [-128, -128, 127, -128]
-    kept = stored(given, dtype)
-    assert torch.equal(altered(kept, lambda x: x).view(torch.uint8), kept.view(torch.uint8))
+    kept = convert(given, dtype)
+    assert torch.equal(alter(kept, lambda x: x).view(torch.uint8), kept.view(torch.uint8))
 
 
 @pytest.mark.parametrize("kind", ["forward", "decode", "every step", "packed"])

@@ -19,8 +19,8 @@ from attnc.verify.record import (
     Sanitized,
     dump,
     hash_of,
-    lapsed,
     lapsed_support,
+    list_lapsed,
     read,
     support_hash,
     target_of,
@@ -43,7 +43,7 @@ def unsupported(folder: Path, modules: Iterable[str], records: Records) -> list[
 
 def without_record(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
     """Lists modules (paths below `folder`) with neither a record of their text nor an entry `unverified`."""
-    return [name for name in lapsed(folder, modules, records.verified) if name not in records.unverified]
+    return [name for name in list_lapsed(folder, modules, records.verified) if name not in records.unverified]
 
 
 def without_sanitizer(folder: Path, modules: Iterable[str], records: Records) -> list[str]:
@@ -51,7 +51,9 @@ def without_sanitizer(folder: Path, modules: Iterable[str], records: Records) ->
     `unsanitized`.
     """
     kernels = [name for name in modules if (folder / name).with_suffix(".cu").is_file()]
-    return [name for name in lapsed(folder, kernels, records.sanitized) if name not in records.unsanitized]
+    return [
+        name for name in list_lapsed(folder, kernels, records.sanitized) if name not in records.unsanitized
+    ]
 
 
 def test_every_module_has_a_record_of_its_text_or_says_that_it_is_unverified() -> None:

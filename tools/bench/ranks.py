@@ -28,7 +28,7 @@ from attnc.distributed.group import Alone, on_processes
 from attnc.distributed.kernels import spec_of
 from attnc.distributed.plan import make_plan, widths_of
 from attnc.distributed.spans import Sizes, Visibility
-from attnc.runtime.timing import Launch, Sampler, host_ms, in_bursts, replayed, take_turns
+from attnc.runtime.timing import Launch, Sampler, capture_calls, host_ms, in_bursts, take_turns
 from tools.bench.ranks_peers import GROUPS, PEERS, links
 from tools.bench.ranks_report import draw_plot, markdown
 
@@ -389,11 +389,11 @@ def _decode(cell: RanksCell, rounds: int) -> dict[str, Any]:
     for _ in range(3):  # what a first call makes is there before a graph is captured
         step()
     found: dict[str, Any] = {"bytes of keys": 2 * k.numel() * 2}
-    found |= together({f"T{ranks} eager": step, f"T{ranks}": replayed([step])}, rounds)
+    found |= together({f"T{ranks} eager": step, f"T{ranks}": capture_calls([step])}, rounds)
     if rank == 0:
         expected = one(q, k, v, *extras.values())[0]
         found["largest_difference"] = float((step_result(step).float() - expected.float()).abs().max())
-        found |= alone({"T1": replayed([lambda: one(q, k, v, *extras.values())])}, rounds)
+        found |= alone({"T1": capture_calls([lambda: one(q, k, v, *extras.values())])}, rounds)
         found["speedup"] = found["T1"] / found[f"T{ranks}"]
     else:
         step_result(step)
