@@ -111,7 +111,6 @@ class _Found:
 
 
 def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Found) -> list[ir.Module]:
-    """Returns the modules of a schedule that can be planned."""
     modules: list[ir.Module] = []
     if schedule.target not in TARGETS and schedule.span is not None:
         found.warnings.append(_not_compiled(schedule, schedule.span))
@@ -129,7 +128,6 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Foun
 
 
 def _check_unscheduled(program: Program, most: int, found: _Found) -> None:
-    """Finds what only numbers show in attentions that have no schedule."""
     for attention in _list_unscheduled(program):
         for variant in variants(program, attention, most):
             with report_limit(f"'{attention.name}'", attention.span or program.source.span(0, 0)):

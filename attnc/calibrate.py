@@ -77,7 +77,6 @@ def calibrate(path: Path, samples: Path | None, keys: int) -> tuple[Calibration,
 def _calibrate(
     modules: list[Module], choice: Choice, span: Span, given: Mapping[str, Input] | None, keys: int
 ) -> Calibration:
-    """Takes the maxima of all variants that the samples fit."""
     types, seen, misfits = set(), [], []
     for module in modules:
         attention = module.variant.attention
@@ -140,6 +139,5 @@ def _narrowest(types: set[DType]) -> tuple[float, float]:
 
 
 def _find_unified(knob: Knob) -> Choice | None:
-    """Returns the unified maximum among the choices."""
     chosen = (choice for choice in knob.choices if isinstance(choice, Choice))
     return next((choice for choice in chosen if choice.name == "unified_max"), None)

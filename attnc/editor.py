@@ -230,7 +230,6 @@ def _find_declared(text: str, start: int) -> dict[str, str]:
 
 
 def _defs(source: Source) -> dict[str, str]:
-    """Returns the defs of the prelude, and those of the text as far as it parses, as they are written."""
     try:
         own = parse(source).items
     except DiagnosticError:
@@ -249,7 +248,6 @@ def _word_at(source: Source, offset: int) -> Span | None:
 
 
 def _block_at(text: str, offset: int) -> tuple[str, str, int] | None:
-    """Returns (kind, name, offset) of the last block that starts at or before the line of an offset."""
     end = text.find("\n", offset)
     last = None
     for match in _BLOCK.finditer(text, 0, len(text) if end < 0 else end):

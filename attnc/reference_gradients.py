@@ -76,7 +76,6 @@ class _Pieces:
     dlse: Floats
 
     def add_to(self, found: Mapping[str, Floats]) -> None:
-        """Adds what these rows contribute to every gradient."""
         head, attention = self.head, self.head.attention
         i, j = np.nonzero(head.visible)
         scores = _Scores(head, i, j)
@@ -141,9 +140,6 @@ class _Scores:
     def value_and_slopes(
         self, wanted: tuple[str, ...]
     ) -> tuple[Floats, Floats, dict[str, Callable[[Floats], Floats]]]:
-        """Returns the scores, d score / d dot, and for each wanted input that the score reads a function that
-        gives its gradient from that of the scores.
-        """
         products = (self.head.q @ self.head.k.T)[self.i, self.j]
         self.dot = torch.from_numpy(products).requires_grad_()
         score = self.evaluate(self.head.attention.score).expand(len(self.i))
@@ -218,7 +214,6 @@ class _Scores:
 
 
 def _sink_slopes(head: Head, wanted: tuple[str, ...]) -> dict[str, Floats]:
-    """Returns d sink / d x for each wanted input that the sink reads."""
     assert head.attention.softmax.sink is not None
     scores = _Scores(head, np.zeros(0, np.int64), np.zeros(0, np.int64))
     sink = scores.evaluate(head.attention.softmax.sink)
@@ -230,7 +225,6 @@ def _sink_slopes(head: Head, wanted: tuple[str, ...]) -> dict[str, Floats]:
 
 
 def _pull_back(score: Values, leaf: Values, ds: Values) -> Floats:
-    """Returns the gradient of sum(ds * score) with respect to a leaf, 0 where the score does not use it."""
     found: tuple[Values | None, ...] = torch.autograd.grad(
         score, leaf, ds, retain_graph=True, allow_unused=True
     )

@@ -107,12 +107,10 @@ class Span:
 
     @property
     def line(self) -> int:
-        """The line of the first character."""
         return self.source.position(self.start)[0]
 
     @property
     def end_line(self) -> int:
-        """The line of the last character (of the place itself, when empty)."""
         return self.source.position(max(self.start, self.end - 1))[0]
 
     def to(self, other: Span) -> Span:

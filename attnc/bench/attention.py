@@ -101,9 +101,6 @@ class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[
         )
 
     def _markdown(self, results: Sequence[Result[Cell]], machine: Mapping[str, str]) -> str:
-        """Returns TFLOP/s of every candidate, attnc's ratio to the best peer and share of the matmul
-        ceiling.
-        """
         mine, *others = self.columns()
         head = [self._title(results), mine.title, "spread", *(peer.title for peer in others)]
         head += ["to the best", "of matmul", f"{mine.title}, flushed", "to the best, flushed"]
@@ -135,7 +132,6 @@ class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[
         ]
 
     def _figures(self, result: Result[Cell]) -> dict[str, Any]:
-        """Milliseconds with quantiles, TFLOP/s, the ceiling, and why a candidate is missing."""
         flops = result.cell.flops_of(self.phase)
         return {
             "name": result.cell.name,
@@ -154,8 +150,6 @@ class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[
         }
 
     def _draw(self, results: Sequence[Result[Cell]], device: str) -> Draw:
-        """Returns what draws horizontal bars, a group for each cell."""
-
         def draw(plt: Any) -> Any:
             peers = self.columns()
             made, axes = plt.subplots(figsize=(9, 1 + 0.16 * len(peers) * len(results) + 0.2 * len(results)))
@@ -181,7 +175,6 @@ def _backward(forward: Make, cell: Cell, x: Inputs) -> Launch:
 
 
 def _ceiling(result: Result[Cell]) -> float | None:
-    """Returns TFLOP/s of the multiplication of matrices."""
     return result.rate(_MATMUL_FLOPS, CEILING.name)
 
 

@@ -56,7 +56,6 @@ class Cell:
 
     @property
     def kept(self) -> float:
-        """Elements of one N x N score matrix that count."""
         n = self.length
         match self.mask:
             case "full":
@@ -74,7 +73,6 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of the forward."""
         return 2.0 * self.batch * self.heads * self.kept * (self.width + self.value_width)
 
     def flops_of(self, phase: Phase) -> float:

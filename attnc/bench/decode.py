@@ -67,7 +67,6 @@ class DecodeCell:
 
     @property
     def bytes(self) -> int:
-        """Bytes of K and V, which a step must read."""
         return self.batch * self.length * self.kv_heads * 2 * WIDTH * 2
 
 
@@ -224,7 +223,6 @@ def decoders(names: Collection[str], target: str = "triton") -> tuple[Decoder, .
 
 
 def _ours(target: str, names: Collection[str], prefix: str = "", suffix: str = "") -> Iterator[Decoder]:
-    """Yields the kernels for a target, called so that they differ from those for another one."""
     makers: dict[str, tuple[str, Make]] = {"attnc": ("attnc", partial(_dense, target, "dense"))}
     for page, name in PAGED.items():
         if page == PAGE or name in names:
@@ -328,9 +326,6 @@ def _markdown(
     taking: Sequence[Decoder],
     machine: Mapping[str, str],
 ) -> str:
-    """Returns GB/s of K and V of every candidate, ratios to the best peer and of pages to a tensor, and what
-    a call costs the host.
-    """
     head = ["decode, bf16, d128", "us", *(who.title for who in taking)]
     head += ["to the best", "pages to tensor", "spread"]
     calls = ", ".join(f"{who.title} {eager[who.name]:.1f}" for who in taking if who.name in eager)
@@ -359,23 +354,17 @@ def _row(result: Result[Any], taking: Sequence[Decoder]) -> list[str]:
 
 
 def _figures(result: Result[Any]) -> dict[str, Any]:
-    """Returns microseconds with quantiles, GB/s, and why a candidate is missing."""
     return result.figures(
         lambda name: {"gb_s": round(_speed(result, name) or 0.0, 1)}, bytes=result.cell.bytes
     )
 
 
 def _speed(result: Result[Any], name: str) -> float | None:
-    """Returns GB/s of K and V."""
     narrow = name.removeprefix("triton_") == NARROW
     return result.rate(result.cell.bytes // (2 if narrow else 1), name, 1e9)
 
 
 def _draw(results: Sequence[Result[Any]], taking: Sequence[Decoder], device: str) -> Draw:
-    """Returns what draws horizontal bars, a group for each cell, beside the time of one sequence over its
-    length.
-    """
-
     def draw(plt: Any) -> Any:
         made, (bars, growth) = plt.subplots(1, 2, figsize=(12, 1 + 0.75 * len(results)), width_ratios=(3, 2))
         speeds = {who.title: [_speed(r, who.name) or 0.0 for r in results] for who in taking}
@@ -391,7 +380,6 @@ def _draw(results: Sequence[Result[Any]], taking: Sequence[Decoder], device: str
 
 
 def _growth(axes: Any, results: Sequence[Result[Any]], taking: Sequence[Decoder]) -> None:
-    """Microseconds of a single sequence over its length."""
     single = sorted((r for r in results if r.cell.batch == 1), key=lambda r: r.cell.length)
     for who in taking:
         points = [(r.cell.length, r.timings[who.name].median * 1e3) for r in single if who.name in r.timings]

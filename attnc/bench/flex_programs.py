@@ -118,9 +118,6 @@ def call(
 def _function(
     who: str, score_mod: Mod, mask_mod: Mod, length: int, own: tuple[int | None, int | None]
 ) -> Callable[..., Any]:
-    """Returns the attention of q, k and v. own: the batch and heads of a block mask that differs
-    among them.
-    """
     if who != TORCH:
         from attnc.flex import flex_attention
 

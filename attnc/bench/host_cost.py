@@ -175,7 +175,6 @@ class HostBenchmark(Benchmark[HostCell, Mapping[Call, float]]):
 
 
 def _markdown(rows: Mapping[str, Mapping[str, float]], machine: Mapping[str, str]) -> str:
-    """Returns a row for each call, a column for each target."""
     whose = list(dict.fromkeys(name for costs in rows.values() for name in costs))
     return document(
         [ran_on(machine)],

@@ -215,7 +215,6 @@ def make(target: str, folder: Path, cell: Cell, x: Inputs) -> Launch:
 
 @cache
 def _modules(target: str, folder: Path) -> dict[tuple[str, int, int, str], ModuleType]:
-    """Loads the modules of a folder of specs, by name, D, Dv and type."""
     found = {}
     for path in sorted(folder.glob("*.attn")):
         choices = tuned_of(path)
@@ -240,7 +239,6 @@ def kernel_of(spec: Path, target: str, name: str) -> Callable[..., Any]:
 
 @cache
 def _modules_of(spec: Path, target: str) -> dict[str, ModuleType]:
-    """Returns the modules of a spec for a target, by the name of the attention."""
     planned = (module for module in plan_program(front(spec)).modules if module.target == target)
     return {module.variant.attention.name: load_module(module) for module in planned}
 

@@ -46,12 +46,10 @@ class PrefillCell:
 
     @property
     def is_equal(self) -> bool:
-        """Whether one tensor holds them without padding."""
         return len(set(self.lengths)) == 1
 
     @property
     def flops(self) -> float:
-        """Half of each square counts."""
         return sum(2.0 * HEADS * length**2 * WIDTH for length in self.lengths)
 
 
@@ -106,7 +104,6 @@ def draw_prefill(cell: PrefillCell, device: str = "cuda") -> PrefillInputs:
 def _in_pages(
     k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...], page: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns k and v in pages in random order, and the table of the pages of each prompt."""
     counts = [-(-length // page) for length in lengths]
     order = torch.randperm(sum(counts), generator=generator, device=k.device).to(torch.int32)
     table = torch.zeros(len(lengths), max(counts), dtype=torch.int32, device=k.device)
@@ -218,9 +215,6 @@ class PrefillBenchmark(
         )
 
     def _markdown(self, results: Sequence[Result[PrefillCell]], machine: Mapping[str, str]) -> str:
-        """Returns a row for each cell and form: TFLOP/s, ratios to our dense kernel and to others' of the
-        form.
-        """
         timed = {name.split()[0] for result in results for name in result.timings}
         others = [who for who in _TITLES if who != OURS and who in timed]
         head = ["prompts", "keys", "us", "attnc", "spread", "to dense", *(_TITLES[who] for who in others)]
@@ -251,6 +245,5 @@ def _row(result: Result[PrefillCell], form: str, others: Sequence[str]) -> list[
 
 
 def _figures(result: Result[PrefillCell]) -> dict[str, Any]:
-    """Returns microseconds with quantiles, TFLOP/s, and why others are missing."""
     flops = result.cell.flops
     return result.figures(lambda name: {"tflops": round(result.rate(flops, name) or 0.0, 1)}, flops=flops)

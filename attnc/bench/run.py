@@ -184,7 +184,6 @@ class Rotation(Contest[ReadsT, InputsT], Generic[ReadsT, InputsT]):
         return Result(cell=cell, timings=of_one, missing=missing)
 
     def _turns(self, cell: ReadsT) -> int:
-        """Returns how often a graph goes round the copies, to last some milliseconds."""
         once = cell.bytes / _BYTES_A_SECOND + _LAUNCH_SECONDS
         return max(1, round(_GRAPH_SECONDS / once / self.copies(cell)))
 

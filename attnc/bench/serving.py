@@ -51,7 +51,6 @@ class ServingCell:
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values that a step must read, each once."""
         if self.kind == "mla":
             return self.batch * self.length * MLA_WIDTH * 2
         keys = self.length + self.batch * SUFFIX if self.kind == "prefix" else self.batch * self.length
@@ -59,7 +58,6 @@ class ServingCell:
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions of both products, for every key that a row sees."""
         if self.kind == "mla":
             return 2.0 * self.batch * MLA_HEADS * self.length * (MLA_WIDTH + MLA_VALUE)
         rows = self.batch * (DRAFTS if self.kind == "verify" else 1)
@@ -142,7 +140,6 @@ def _make_generated(target: str, name: str) -> Make:
 
 
 def _cascade(target: str, _: ServingCell, x: ServingInputs) -> Launch:
-    """Returns the prefix once for all sequences, each one's own keys, and both results joined."""
     shared, own = kernel_of(SPEC, target, "shared"), kernel_of(SPEC, target, "own")
     batch, pages = x.block_table.shape
     prefix = pages - SUFFIX // PAGE
@@ -207,7 +204,6 @@ def _make_compressed(backend: SDPBackend) -> Make:
 
 
 def _products(_: ServingCell, x: ServingInputs) -> Launch:
-    """Returns two matrix products of cuBLAS and a softmax between them, the scores in memory."""
     k = _in_order(x.k.transpose(1, 2), x.block_table)[:, 0]
     q, v = x.q[:, 0], k[..., :MLA_VALUE]
 
@@ -219,7 +215,6 @@ def _products(_: ServingCell, x: ServingInputs) -> Launch:
 
 
 def _bare_products(_: ServingCell, x: ServingInputs) -> Launch:
-    """Returns the two matrix products alone, by cuBLAS, into tensors that are there."""
     k = _in_order(x.k.transpose(1, 2), x.block_table)[:, 0]
     q, v = x.q[:, 0], k[..., :MLA_VALUE]
     scores = torch.empty(*q.shape[:2], k.shape[1], dtype=q.dtype, device=q.device)

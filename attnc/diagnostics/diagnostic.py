@@ -271,12 +271,10 @@ def _marks(label: Label, sign: str) -> list[_Mark]:
 
 
 def _end(span: Span, line: int) -> int:
-    """Returns the end of the span within the line, the line ending left out."""
     return min(span.end - span.source.line_start(line), len(span.source.line_text(line)))
 
 
 def _display(line: str) -> tuple[list[str], list[int]]:
-    """Returns what each character is shown as, and the display column of each character boundary."""
     shown: list[str] = []
     offsets = [0]
     for char in line:
@@ -302,9 +300,6 @@ def _columns(shown: list[str], lo: int, hi: int) -> str:
 
 
 def _crop(width: int, starts: list[int], ends: list[int]) -> tuple[int, int]:
-    """Returns the display columns to show of a line: all, unless it is long, then those around the first
-    mark.
-    """
     if width <= _WIDTH:
         return 0, width
     lo = 0 if max(ends) <= _WIDTH else max(0, min(starts) - _MARGIN)

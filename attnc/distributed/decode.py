@@ -104,7 +104,6 @@ class SpreadKeys:
     def _message(
         self, attention: Attention, q: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns memory for o and lse side by side, and both as the kernel writes them."""
         width = int(number(attention.v.shape[-1]) or 0)
         sizes = dict(zip(attention.q.roles, q.shape, strict=True))
         rows = attention.o.roles[:-1]
@@ -116,7 +115,6 @@ class SpreadKeys:
         return message, message[..., :width], lse
 
     def _join_partial_results(self, attention: Attention, every: torch.Tensor) -> Any:
-        """Joins what the ranks found into one result."""
         from attnc.runtime.merge import join_ranks  # Triton, which is told first whether to interpret
 
         o, lse = join_ranks(every, every.shape[-1] - _PADDING, DTYPES[attention.o.dtype])
@@ -126,7 +124,6 @@ class SpreadKeys:
         return o, lse.permute([rows.index(role) for role in attention.lse.roles])
 
     def _rows(self, attention: Attention, k: torch.Tensor, given: Mapping[str, Any]) -> int:
-        """Returns how many rows this rank has room for."""
         storage = attention.k.storage
         if storage.table:
             return int(given[storage.table].shape[1]) * storage.rows_of_page

@@ -129,7 +129,6 @@ class _Maker:
         return Load(name, index[axis], extents, kind, is_sorted="sorted" in TABLES[name])
 
     def length(self, name: str) -> Expr:
-        """Returns M or N of the sequence at hand, as on one GPU."""
         if self.packed:
             if name == "N":
                 return sub(self.table("seq_stop"), self.table("seq_start"))
@@ -143,7 +142,6 @@ class _Maker:
         return maximum(minimum(self.expr(given), whole), Const(0))
 
     def index(self, name: str) -> Expr:
-        """Returns what an index of the original spec is in the derived one."""
         attention = self.attention
         match name, self.form:
             case "h", _:
@@ -172,7 +170,6 @@ class _Maker:
     # --- expressions --------------------------------------------------------------------------------------
 
     def expr(self, expr: Expr) -> Expr:
-        """Returns the expression over the rows that the rank has."""
         match expr:
             case Index(name=name):
                 return self.index(name)
@@ -214,7 +211,6 @@ class _Maker:
         return view
 
     def _kind(self, index: Expr) -> Kind:
-        """Returns what a rank needs of an axis with this index."""
         match index:
             case Index(name="h"):
                 return "heads"
@@ -242,7 +238,6 @@ class _Maker:
         return Call("where", (inside, index, Const(-1)))
 
     def mask(self) -> Expr:
-        """Returns the mask, and where the sequence at hand ends."""
         attention, more = self.attention, []
         mask = self.expr(attention.mask)
         if self.packed:
@@ -323,7 +318,6 @@ class _Maker:
             yield f"input {tensor.name}: {tensor.dtype}[{', '.join(self._axes(tensor))}]{storage}"
 
     def _axes(self, tensor: Tensor) -> list[str]:
-        """Returns the shape, with sequences apart where they were packed."""
         names = {Role.QUERY: "M", Role.KEY: "N"}
         axes = [names.get(role, show(size)) for role, size in zip(tensor.roles, tensor.shape, strict=True)]
         return axes if Role.BATCH in tensor.roles else ["B", *axes]
@@ -339,7 +333,6 @@ class _Maker:
         )
 
     def _size(self, view: View, axis: int, kind: Kind, size: Expr) -> str:
-        """Returns how a view spells the size of an axis: as the tensor does where it is the same."""
         heads = (Dim("H"), self.attention.heads_q)
         match kind:
             case "keys":
@@ -403,9 +396,6 @@ def _spell(value: ParamValue) -> str:
 
 
 def _normal(expr: Expr) -> Expr:
-    """Returns every int subexpression as a sum in normal form, comparisons of sums with their
-    terms gathered.
-    """
     made = normalize(expr)
 
     def collected(node: Expr) -> Expr:

@@ -95,7 +95,6 @@ def _row_axis(tensor: Tensor) -> int:
 
 
 def _axis_of(x: Any, group: Ranks, name: str) -> int:
-    """Returns the axis of the tensor's mesh whose ranks the group is."""
     mesh = x.device_mesh
     if isinstance(group, Group):
         if group.axis and group.axis in (mesh.mesh_dim_names or ()):

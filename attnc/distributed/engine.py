@@ -295,7 +295,6 @@ class ContextParallel:
         return self._plan
 
     def _name_inputs(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns this rank's part of inputs besides q, k and v, by name."""
         found = name_inputs(self.spec.attention, inputs, named)
         return {name: local_input(x, name, self.group) for name, x in found.items()}
 
@@ -427,7 +426,6 @@ def _collect_sizes(attention: Attention, sizes: Sizes) -> dict[str, int]:
 
 
 def _check_inputs(attention: Attention, named: Mapping[str, Any], known: Mapping[str, int]) -> None:
-    """ValueError for an input whose shape is not what the sizes of q and k make it."""
     env = Env(dims=dict(known))
     for tensor in attention.extras:
         shape = getattr(named.get(tensor.name), "shape", None)

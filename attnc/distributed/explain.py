@@ -79,7 +79,6 @@ def sizes_known(attention: Attention) -> tuple[str, ...]:
 
 
 def _starts(total: int) -> Ints:
-    """Draws where documents of different lengths begin."""
     shares = np.random.default_rng(7).exponential(1.0, _DOCUMENTS) + 0.1
     return np.append(0, (shares.cumsum()[:-1] / shares.sum() * total).astype(np.int64))
 
@@ -261,7 +260,6 @@ def _stages(plan: Plan) -> Iterator[str]:
 
 
 def _picture(plan: Plan) -> Iterator[str]:
-    """Chunks of queries from top to bottom, keys from left to right."""
     count = len(plan.owner)
     step = max(-(-count // 32), 1)
     columns = min(_COLUMNS, plan.needed.shape[1])

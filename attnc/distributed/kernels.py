@@ -99,7 +99,6 @@ def _is_in_file(function: Callable[..., Any]) -> bool:
 
 
 def _path_of(function: Callable[..., Any]) -> Path:
-    """Returns the spec that a generated function was made from, which stands in the text of its module."""
     module = sys.modules[function.__module__]
     doc, file = module.__doc__ or "", Path(module.__file__ or "")
     words = [word.rstrip(";.`'") for word in doc.split()]
@@ -160,7 +159,6 @@ class Kernels:
 
     @cached_property
     def module(self) -> ir.Module:
-        """The plan of the derived kernels."""
         program = resolve(parse(Source("derived.attn", self.derived.text)), prelude())
         return plan_program(program).modules[0]
 

@@ -228,7 +228,6 @@ class Moves:
         return k, rows.narrow(0, of_k.numel(), of_v.numel()).view(of_v)
 
     def _layout(self, k: torch.Tensor, v: torch.Tensor) -> Layout:
-        """Returns the layout, made once: the plan says how many sequences, rows and heads there are."""
         if self._known is not None:
             return self._known
         mine = [

@@ -238,7 +238,6 @@ class Needs:
 
     @cached_property
     def ends(self) -> tuple[Ints, Ints]:
-        """The first and the last run that each chunk sees; the last one before the first if it sees none."""
         chunk, first, stop = self._spans
         lo, hi = np.full(self._chunks, len(self.edges)), np.full(self._chunks, -1)
         np.minimum.at(lo, chunk, self._run[first])
@@ -247,7 +246,6 @@ class Needs:
 
 
 def _merge_touching(chunk: Ints, first: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
-    """Turns blocks into spans, and joins those of a chunk that follow each other and touch as one."""
     if not len(chunk):
         return chunk, first, stop
     apart = np.ones(len(chunk), np.bool_)
@@ -423,7 +421,6 @@ def estimate(
 
 
 def _keys_moved(strategy: Strategy, ways: int, offer: Offer, run_keys: Ints) -> tuple[list[int], list[int]]:
-    """Returns how many keys each rank receives from others, and sends."""
     ranks = len(offer.keys)
     if strategy in ("gather", "heads"):
         total = sum(offer.keys)

@@ -83,7 +83,6 @@ class Plan:
 
     @property
     def in_slices(self) -> bool:
-        """Whether the rows of each rank follow those of the one before."""
         return self.chosen.owners == "slices"
 
     # What a rank owns and computes
@@ -178,7 +177,6 @@ class Plan:
 
     @property
     def owner_rows(self) -> Ints:
-        """Queries of each rank."""
         return np.asarray([len(self.owned_rows(rank)) for rank in range(self.ranks)])
 
     @cached_property
@@ -214,7 +212,6 @@ class Plan:
 
     @cached_property
     def hash(self) -> bytes:
-        """Hashes all that ranks must agree on."""
         state = hashlib.sha256()
         for part in (self.ranks, self.chunk, self.sizes.batch, self.sizes.queries, self.sizes.keys):
             state.update(f"{part};".encode())
@@ -350,7 +347,6 @@ def _total(estimate: Estimate) -> float:
 
 
 def _is_better(found: Estimate, best: Estimate) -> bool:
-    """Returns whether it is shorter by more than the estimate can tell, or as short and moves much less."""
     if found.total < best.total * (1 - _TIE):
         return True
     return found.total < best.total * (1 + _TIE) and found.bytes < 0.7 * best.bytes
@@ -364,7 +360,6 @@ def is_tied(sizes: Sizes) -> bool:
 
 
 def _ways(strategy: Strategy, ranks: int) -> Iterator[int]:
-    """Yields how many ranks may share the heads."""
     match strategy:
         case "need" | "gather":
             yield 1
@@ -375,7 +370,6 @@ def _ways(strategy: Strategy, ranks: int) -> Iterator[int]:
 
 
 def _rows_of(kept: Any, size: int, total: int) -> Ints:
-    """Returns the rows of the chunks (or blocks) that are kept."""
     starts = np.flatnonzero(kept) * size
     rows = (starts[:, None] + np.arange(size)[None, :]).ravel()
     return rows[rows < total]

@@ -318,7 +318,6 @@ def _load(node: Load) -> Function:
 
 
 def _search(node: Search) -> Function:
-    """Compiles a search in a sorted axis to a bisection."""
     sought, extents = function_of(node.value), function_of(node.length)
     place = _place(node.prefix, node.extents[:-1])
     side: Literal["left", "right"] = "left" if node.side == "lower" else "right"
@@ -350,7 +349,6 @@ def _line(table: Value, key: int) -> Value:
 
 
 def _place(indices: Sequence[Expr], extents: Sequence[Expr]) -> Callable[[tuple[int, ...], Env], Value]:
-    """Returns which element of a tensor of some shape is read, and whether it is inside."""
     axes = [(function_of(index), function_of(extent)) for index, extent in zip(indices, extents, strict=True)]
 
     def place(shape: tuple[int, ...], env: Env) -> tuple[Value, Value]:

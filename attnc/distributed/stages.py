@@ -164,7 +164,6 @@ def _slice_padded(x: torch.Tensor, axis: int, first: int, count: int) -> torch.T
 
 
 def _take_padded(x: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor:
-    """Takes these rows of the axis, zeros where there are none."""
     size = x.shape[axis]
     if not size:
         return x.new_zeros([*x.shape[:axis], len(rows), *x.shape[axis + 1 :]])
@@ -387,7 +386,6 @@ class Stages:
     def _compute(
         self, task: Task, q: torch.Tensor, keys: Pair, extras: Extras, first: int, into: Pair
     ) -> None:
-        """Computes o and lse of the task's rows and writes them into those of all rows."""
         own, tensors = task.queries, (self.attention.o, self.lse)
         axes = [axis_of(tensor, Role.QUERY) for tensor in tensors]
         arguments = self._arguments(task, q, keys, extras, first)
@@ -429,7 +427,6 @@ class Stages:
         return self._drop_batch_axis(dq), self._drop_batch_axis(dk), self._drop_batch_axis(dv)
 
     def _arguments(self, task: Task, q: torch.Tensor, keys: Pair, extras: Extras, first: int) -> Tensors:
-        """Returns what the derived function takes."""
         axis = axis_of(self.attention.q, Role.QUERY)
         heads = q.shape[axis_of(self.attention.q, Role.HEAD)]
         inputs: list[torch.Tensor] = []
@@ -474,7 +471,6 @@ class Stages:
         return found
 
     def _run(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the rows of k, or of its gradient, that ready rows see."""
         return self._run_of(self.attention.k, x)
 
     def _run_of_v(self, x: torch.Tensor) -> torch.Tensor:
@@ -486,13 +482,9 @@ class Stages:
         return x.narrow(axis_of(tensor, Role.KEY), self._run_at, part.hi - part.lo)
 
     def _sees_own(self) -> bool:
-        """Returns whether the rank's rows see every block of keys of its own."""
         return self.moves.keys.sent[self.rank].count == len(self.plan.owned_keys(self.rank))
 
     def _zeros(self, tensor: Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Returns memory for a gradient of k or v, zero where nothing is written before something is
-        added.
-        """
         if self.ready is None and not self._fresh:
             return torch.zeros(x.shape, dtype=torch.float32, device=self.device)
         made = torch.empty(x.shape, dtype=torch.float32, device=self.device)
@@ -504,7 +496,6 @@ class Stages:
         return made
 
     def _results(self, rows: int, heads: int) -> Pair:
-        """Returns memory for o and lse."""
         sizes = {
             Role.BATCH: self.plan.sizes.batch,
             Role.QUERY: rows,

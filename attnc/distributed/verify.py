@@ -62,7 +62,6 @@ def cases(attention: Attention, count: int, scale: int = 1) -> Iterator[RanksCas
 
 
 def _in_order(attention: Attention, case: Case) -> Case:
-    """Returns the case, or the next of its kind that has no packed sequence with more queries than keys."""
     ends = attention.q.storage.ends, attention.k.storage.ends
     if not all(ends):
         return case

@@ -124,7 +124,6 @@ def _grid(e: BackwardExplanation) -> str:
 
 
 def _work(planned: BackwardKernel, attention: Attention) -> int:
-    """Returns multiply-adds for each score: S, dP where it is needed, and the gradients."""
     d, dv = feature(attention.q), feature(attention.v)
     made = {"dq": d, "dk": d, "dv": dv}
     products = d + (0 if planned.kind == "dv" else dv) + sum(made[name] for name in planned.makes)
@@ -132,7 +131,6 @@ def _work(planned: BackwardKernel, attention: Attention) -> int:
 
 
 def _count_moved_bytes(planned: BackwardKernel, attention: Attention, length: int) -> float:
-    """Returns bytes of one head: every matrix once, and the two numbers of each row."""
     d, dv = feature(attention.q), feature(attention.v)
     size = DType(attention.q.dtype).bytes
     width = {"q": d, "k": d, "v": dv, "do": dv, "o": dv, "dq": d, "dk": d, "dv": dv}

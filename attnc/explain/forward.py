@@ -73,12 +73,10 @@ class Explanation:
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Rows and keys of a tile."""
         return tiles_of(self.config)
 
     @property
     def needs(self) -> Estimate:
-        """What a block is estimated to take."""
         target = target_of(self.module.target)
         return target.estimate(self.module, self.config, "forward", self.device)
 

@@ -290,7 +290,6 @@ def _without(total: Affine, index: Index) -> Affine:
 
 
 def _lower_bound(atom: Expr) -> Expr | None:
-    """Returns a constant lower bound of an atom."""
     match atom:
         case Dim(name="M"):
             return Const(1)
@@ -303,7 +302,6 @@ def _lower_bound(atom: Expr) -> Expr | None:
 
 
 def _upper_bound(atom: Expr) -> Expr | None:
-    """Returns an upper bound of an atom: a constant or a size."""
     match atom:
         case Search(extents=extents):
             return extents[-1]

@@ -111,7 +111,6 @@ def sub(left: Expr, right: Expr) -> Expr:
 
 
 def _shift(expr: Expr, offset: int) -> Expr:
-    """Returns expr + offset, merged with a constant that the sum already ends with."""
     if isinstance(expr, Binary) and expr.type == "int" and isinstance(expr.right, Const):
         if expr.op == "+":
             return add(expr.left, Const(int(expr.right.value) + offset))
@@ -311,7 +310,6 @@ def disj(*operands: Expr) -> Expr:
 
 
 def _flatten(operands: tuple[Expr, ...], kind: type[And] | type[Or]) -> tuple[Expr, ...]:
-    """Returns operands of nested nodes of one kind, each once, in order of first appearance."""
     flat: dict[Expr, None] = {}
     for operand in operands:
         nested = operand.operands if isinstance(operand, kind) else (operand,)

@@ -42,7 +42,6 @@ def derive(score: Expr) -> Derivative:
 
 
 def _sweep(expr: Expr, adjoint: Expr, adjoints: dict[Expr, Expr]) -> None:
-    """Adds adjoint * d expr / d leaf to the adjoint of every leaf."""
     if expr.type != "float" or adjoint == _ZERO:
         return
     match expr:
@@ -65,7 +64,6 @@ def _sweep(expr: Expr, adjoint: Expr, adjoints: dict[Expr, Expr]) -> None:
 
 
 def _shares(expr: Binary, adjoint: Expr) -> tuple[Expr, Expr]:
-    """Returns what the operands of left <op> right get of its adjoint."""
     left, right = expr.left, expr.right
     match expr.op:
         case "+":
@@ -83,7 +81,6 @@ def _shares(expr: Binary, adjoint: Expr) -> tuple[Expr, Expr]:
 
 
 def _slope(expr: Call, operand: Expr) -> Expr:
-    """Returns d function(operand) / d operand."""
     match expr.function:
         case "abs":
             negative = where(Compare("<", operand, _ZERO), Const(-1.0), _ZERO)

@@ -460,9 +460,6 @@ def _is_positive(divisor: Expr) -> bool:
 
 
 def _bound_where(may: Expr, must: Expr, worst: Join, then: Expr | None, other: Expr | None) -> Expr | None:
-    """Returns a bound of where(condition, ...): of one branch where the whole tile takes it, else the worst
-    of both.
-    """
     if then is None or other is None:
         return None
     mixed = other if may == must else where(may, worst(then, other), other)
@@ -552,7 +549,6 @@ def _may_be_minus_infinity(function: str) -> bool:
 
 
 def _at_zeros(value: Expr) -> float | None:
-    """Returns the value where the product of q and k is 0, if that is a constant."""
     found = number(substitute(value, {Dot(): Const(0.0)}))
     return None if found is None else float(found)
 

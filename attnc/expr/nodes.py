@@ -261,7 +261,6 @@ class Search(Node):
 
     @property
     def length(self) -> Expr:
-        """How many elements are looked at."""
         return self.extents[-1] if self.limit is None else self.limit
 
 

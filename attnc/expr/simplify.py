@@ -185,7 +185,6 @@ def _scale(expr: Expr, factor: Const) -> Expr:
 
 
 def _absorbs(expr: Expr) -> bool:
-    """Returns whether a factor costs nothing at run time: it meets a constant."""
     match expr:
         case Const():
             return True
@@ -204,7 +203,6 @@ def _absorbs(expr: Expr) -> bool:
 
 
 def _is_scalar(expr: Expr) -> bool:
-    """Returns whether the value is one per head: computed once, outside the loops."""
     match expr:
         case Dot() | Param():
             return False

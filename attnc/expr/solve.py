@@ -138,7 +138,6 @@ def hull(a: Run, b: Run, length: Expr) -> tuple[Run, bool]:
 
 
 def _lower_start(a: Run, b: Run, length: Expr) -> Expr | None:
-    """Returns the lower start of the runs whose guards hold."""
     x, y = a.guarded_lo(length), b.guarded_lo(length)
     if x is None or y is None:
         return None
@@ -151,7 +150,6 @@ def _lower_start(a: Run, b: Run, length: Expr) -> Expr | None:
 
 
 def _higher_end(a: Run, b: Run, length: Expr) -> Expr | None:
-    """Returns the higher end of the runs whose guards hold."""
     x, y = a.guarded_hi(length), b.guarded_hi(length)
     if x is None or y is None:
         return None
@@ -164,7 +162,6 @@ def _higher_end(a: Run, b: Run, length: Expr) -> Expr | None:
 
 
 def _touch(a: Run, b: Run, given: Expr = TRUE) -> bool:
-    """Returns whether neither run starts behind the end of the other."""
     return all(x.hi is None or at_least(x.hi, y.lo or ZERO, given) for x, y in ((a, b), (b, a)))
 
 
@@ -306,14 +303,12 @@ def _without_fine(mask: Expr, var: Var, tile: int) -> Expr:
 
 
 def _trim_to_sequence(run: Run, length: Expr) -> Run:
-    """Drops ends that lie outside the sequence anyway."""
     lo = None if run.lo is None or at_least(ZERO, run.lo) else run.lo
     hi = None if run.hi is None or at_least(run.hi, length) else run.hi
     return Run(lo, hi, run.guard)
 
 
 def _solve(mask: Expr, var: Var) -> Solution:
-    """Solves a mask in negation normal form."""
     match mask:
         case And(operands=operands):
             return reduce(conjunction, (_solve(operand, var) for operand in operands))
@@ -511,7 +506,6 @@ def searched_once(equality: Solution) -> Solution:
 
 
 def _search_of(bound: Expr | None, side: Literal["lower", "upper"]) -> Search | None:
-    """Returns the one search in a bound, if it is of this kind."""
     found = [] if bound is None else [node for node in walk(bound) if isinstance(node, Search)]
     return found[0] if len(found) == 1 and found[0].side == side else None
 

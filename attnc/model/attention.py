@@ -41,7 +41,6 @@ class Softmax:
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
-        """The arguments that are given."""
         optional = (self.sink, self.dropout, self.seed, self.first_head, self.v_scale)
         return tuple(expr for expr in optional if expr is not None)
 
@@ -130,7 +129,6 @@ class Attention:
 
     @property
     def batch(self) -> Expr:
-        """The number of sequences."""
         axis = self.q.axis(Role.BATCH)
         return Dim("B") if axis is None else self.q.shape[axis]
 
@@ -151,7 +149,6 @@ class Attention:
 
     @property
     def extras(self) -> tuple[Tensor, ...]:
-        """Inputs besides q, k, v, in declaration order."""
         return tuple(t for t in self.inputs if t.name not in ("q", "k", "v"))
 
 

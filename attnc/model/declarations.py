@@ -97,7 +97,6 @@ def raw_dims(attention: ast.Attention, params: dict[str, Param | Wrong]) -> dict
 def _stated_size(
     tree: ast.Expr | None, dims: dict[str, Expr], params: dict[str, Param | Wrong]
 ) -> Expr | None:
-    """Returns the head dimension that a last axis states: a number, or a name with a known meaning."""
     match tree:
         case ast.Number(value=int() as value):
             return Const(value)
@@ -246,7 +245,6 @@ class Declarations:
         return True
 
     def _choices(self, dtype: DType | str) -> tuple[DType, ...]:
-        """Returns the type, or the choices of the param that it is."""
         if isinstance(dtype, DType):
             return (dtype,)
         param = self.scope.params[dtype]
@@ -296,7 +294,6 @@ class Declarations:
         return all(choice.is_float for choice in self._choices(dtype))
 
     def _is_ragged(self, tree: ast.Input) -> bool:
-        """Returns whether the rows follow each other, directly or as the prefix of an input whose rows do."""
         call = tree.storage
         if call is None or call.function.id != "prefix":
             return call is not None and call.function.id == "ragged"
@@ -447,9 +444,6 @@ class Declarations:
         return tensor if self._matches(tensor, q, v) else None
 
     def _matches(self, tensor: Tensor, q: Tensor, v: Tensor) -> bool:
-        """Returns whether an output has the batch, rows and heads of q and, for o, the head
-        dimension of v.
-        """
         for size, role in zip(tensor.shape, tensor.roles, strict=True):
             model = v if role is Role.FEATURE else q
             axis = model.axis(role)

@@ -216,7 +216,6 @@ class Elaborator:
         return Binary(tree.op, *operands, span=at.span(tree))
 
     def _compare(self, tree: ast.Compare, at: Context) -> Expr | None:
-        """Reads a comparison: numbers compare in any order, conditions may be equal or not."""
         operands = self._operands(tree.operands, "a comparison", (*_NUMBERS, "bool"), at)
         if operands is None:
             return None
@@ -231,7 +230,6 @@ class Elaborator:
         return And(tuple(pairs), span=at.span(tree)) if len(pairs) > 1 else pairs[0]
 
     def _report_mixed(self, tree: ast.Compare, operands: tuple[Expr, ...], at: Context) -> None:
-        """Reports a condition that is compared with a number, or put in order."""
         place = next(part for part, made in zip(tree.operands, operands, strict=True) if made.type == "bool")
         hints = ("true and false have no order",) if all(made.type == "bool" for made in operands) else ()
         at.error("E0303", "a comparison needs numbers", place.span, f"this is {_A['bool']}", hints=hints)
@@ -337,7 +335,6 @@ class Elaborator:
         return Call(name, (condition, then, other), span=at.span(tree))
 
     def _argument(self, tree: ast.Expr, at: Context) -> Argument:
-        """Returns an argument of a def: an extra input by its name, or a value."""
         if isinstance(tree, ast.Name):
             meaning = at.meaning(tree.id)
             if isinstance(meaning, Tensor) and meaning.shape and meaning.name not in ("q", "k", "v"):

@@ -62,8 +62,6 @@ def _among(*sizes: int) -> Callable[[ast.Expr], Value | None]:
 
 
 def _power(low: int, high: int) -> Callable[[ast.Expr], Value | None]:
-    """Returns a power of two within these limits."""
-
     def read(tree: ast.Expr) -> Value | None:
         size = _integer(tree)
         return size if size is not None and low <= size <= high and size & (size - 1) == 0 else None
@@ -89,7 +87,6 @@ def _number(
     phases: tuple[Phase, ...],
     target: str = "",
 ) -> Key:
-    """Returns a key that is a number."""
     return Key(read=read, allowed=allowed, default=default, kind="number", phases=phases, target=target)
 
 

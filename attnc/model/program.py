@@ -52,7 +52,6 @@ class Projection:
 
     @property
     def dtype(self) -> DType:
-        """The element type, of a variant."""
         return DType(self.tensors["x"].dtype)
 
     def size(self, name: str) -> int | None:

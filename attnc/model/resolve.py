@@ -89,7 +89,6 @@ def _resolve(file: ast.File, prelude: ast.File) -> Program:
 def _projections(
     file: ast.File, trees: Mapping[str, ast.Projection], taken: Taken, report: Report
 ) -> tuple[tuple[Projection, ...], tuple[Schedule, ...]]:
-    """Returns the projections and their schedules, those without mistakes."""
     made: dict[str, Projection] = {}
     for item in file.items:
         if isinstance(item, ast.Projection):
@@ -248,7 +247,6 @@ class _Resolver:
         return lengths
 
     def _grads(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Returns the inputs whose gradients are wanted, each once, and those whose gradients are f32."""
         places: dict[str, Span] = {}
         f32: list[str] = []
         for tree in self._all(ast.Grad):

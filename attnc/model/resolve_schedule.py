@@ -209,7 +209,6 @@ class _Block:
     def entries(
         self, entries: tuple[ast.ScheduleEntry, ...], phase: Phase, allowed: tuple[Phase, ...]
     ) -> None:
-        """Reads the entries of a block. allowed: the phases that blocks may be of here."""
         for entry in entries:
             match entry:
                 case ast.Phase(name=name):
@@ -341,7 +340,6 @@ class _Block:
         return None
 
     def _everywhere(self) -> dict[str, Phase]:
-        """Returns every key, and the first phase that has it."""
         return {key: phase for phase in reversed(self.form.phases) for key in self.form.keys(phase)}
 
     def _condition_names(self, phase: Phase) -> Mapping[str, Kind]:
@@ -352,13 +350,11 @@ class _Block:
         return {**self.form.names, **{name: key.kind for name, key in keys.items()}}
 
     def _where(self, name: str) -> tuple[str, ...]:
-        """Spells the phases of this name that the schedule could have."""
         phases = self.form.phases[1:] if whole_of(self.form.phases[1]) else self.form.phases
         return tuple(f"'{_spell_block(phase)}' is one" for phase in phases if phase == name)
 
 
 def _name_place(phase: Phase) -> str:
-    """Returns what a message calls the place of a key."""
     return "the schedule itself" if phase == "projection" else f"the {phase} phase"
 
 

@@ -241,7 +241,6 @@ def _choices(attention: Attention, param: str) -> Sequence[DType | bool | int | 
 
 
 def _dtypes(attention: Attention, tensor: Tensor) -> tuple[DType, ...]:
-    """Returns the element type, or those that a param has for it."""
     if isinstance(tensor.dtype, DType):
         return (tensor.dtype,)
     return tuple(DType(str(choice)) for choice in _choices(attention, tensor.dtype))
@@ -284,10 +283,8 @@ def _is_solvable(axis: Expr) -> bool:
 
 
 def _memory_axes(tensor: Tensor) -> tuple[Expr, ...]:
-    """Returns the axes whose sizes the tensor in memory has: pages hide the batch."""
     return () if tensor.storage.is_part else tensor.shape
 
 
 def _bound_by_storage(attention: Attention) -> set[str]:
-    """Returns free names of rows, the sizes of ragged tensors."""
     return {name for t in attention.inputs if t.storage.is_packed for name in _dims(t.shape[0])}

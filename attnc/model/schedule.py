@@ -106,12 +106,10 @@ class Schedule:
 
     @property
     def forward(self) -> Mapping[str, Knob]:
-        """The keys that are set outside of all blocks."""
         return self.phases["forward"]
 
     @cached_property
     def decode_knobs(self) -> tuple[Knob, ...]:
-        """The keys that ask for what only the decode kernel does."""
         loops, pack, split = (self.forward.get(key) for key in ("loops", "pack", "split.kv"))
         asking = (
             loops if loops and ("kv",) in loops.choices else None,
@@ -230,7 +228,6 @@ class TileConfig(Config):
 
     @property
     def longest_first(self) -> bool:
-        """Whether the tiles with the most work come first."""
         return self.order == "longest_first"
 
     @property

@@ -158,7 +158,6 @@ class Storages:
         return None
 
     def _table(self, call: ast.Call, expected: str) -> Tensor | None:
-        """Returns the i32 input that the first argument names."""
         arg = call.args[0]
         name = arg.id if isinstance(arg, ast.Name) else None
         if name is None or name not in self.scope.tensors:
@@ -187,7 +186,6 @@ class Storages:
         return None
 
     def _check_same_rows(self, tree: ast.Attention) -> None:
-        """Reports k and v that do not lie in memory in the same way, where v is no part of k."""
         k, v = self.scope.tensors.get("k"), self.scope.tensors.get("v")
         if not isinstance(k, Tensor) or not isinstance(v, Tensor) or v.storage.is_part:
             return
@@ -217,7 +215,6 @@ class Storages:
 
 
 def _label_declaration(tensor: Tensor) -> tuple[Label, ...]:
-    """Points to the declaration of the tensor that disagrees."""
     return () if tensor.span is None else (Label(tensor.span, f"'{tensor.name}' is declared here"),)
 
 

@@ -79,7 +79,6 @@ class Kind:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is an ordinary tensor, whose sequences all have as many rows."""
         return not (self.is_packed or self.is_paged or self.is_part)
 
     @property
@@ -104,7 +103,6 @@ class Kind:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The inputs that say where rows lie."""
         return tuple(name for name in (self.table, self.ends) if name)
 
 

@@ -148,9 +148,6 @@ def _fix_projection(projection: Projection, params: Mapping[str, ParamValue]) ->
 
 
 def _check(variant: Variant, report: Report) -> None:
-    """Reports what only numbers show: sizes below 1, division by zero, overflow, a prefix wider than the
-    whole.
-    """
     attention, note = variant.attention, f"in variant '{variant.name}'"
     place = attention.span or variant.source.span(0, 0)
     for tensor in (*attention.inputs, *attention.outputs):
@@ -223,7 +220,6 @@ def _beyond_float32(node: Expr) -> str:
 
 
 def _check_slopes(attention: Attention, place: Span, note: str, report: Report) -> None:
-    """Reports constants that come together in a derivative, though the score has none of them."""
     derivative = derive(attention.score)
     slopes = (derivative.dot, *(slope for load, slope in derivative.loads if load.tensor in attention.grads))
     for what in filter(None, (_beyond_float32(node) for slope in slopes for node in walk(slope))):

@@ -91,15 +91,12 @@ class TileWalk:
 
     @property
     def size(self) -> str:
-        """Rows of a tile."""
         return "BLOCK_M" if self.axis == "q" else "BLOCK_N"
 
     @property
     def lo(self) -> str:
-        """The first row of the tile at hand."""
         return f"{self.axis}_lo"
 
     @property
     def tiles(self) -> str:
-        """How many a head has."""
         return f"{self.axis}_tiles"

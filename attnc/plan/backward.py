@@ -152,7 +152,6 @@ class KernelMaker:
     def _loops(
         self, inner: Axis, names: LoadNames, *, over_keys: bool, outruns: bool
     ) -> tuple[Regions, Expr]:
-        """Returns the inner loops, and what a partial tile must test besides the mask."""
         mask, padded = self.attention.mask, inner == "q" and not over_keys
         loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=outruns)
         if inner == "kv":

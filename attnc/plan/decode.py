@@ -193,7 +193,6 @@ def has_fixed_splits(kernel: Decode) -> bool:
 
 
 def _splits(choices: tuple[ForwardConfig, ...]) -> int:
-    """Returns the most splits that any config makes of a sequence of LONGEST keys."""
     return max(map(_split_count, choices))
 
 

@@ -44,7 +44,6 @@ def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagn
 
 
 def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | None, str, str]:
-    """Returns where it is said that there are no gradients, why, and what has them."""
     for tensor in (attention.k, attention.v):
         if not tensor.storage.has_gradients:
             what = "keys and values in pages" if tensor.storage.is_paged else "a prefix of k"

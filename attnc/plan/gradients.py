@@ -190,7 +190,6 @@ def _split_factor(slope: Expr) -> tuple[float, Expr | None]:
 
 
 def _list_shared(score: Expr | None, others: Iterable[Expr | None], names: LoadNames) -> Iterator[Let]:
-    """Yields costly values of the score, outermost first, that a derivative needs too."""
     if score is None:
         return
     elsewhere = {node for other in others if other is not None for node in walk(other)}

@@ -74,7 +74,6 @@ def dense_conditions(mask: Expr) -> Iterator[Expr]:
 
 
 def _looked_up(condition: Expr) -> Iterator[Load]:
-    """Yields what a condition loads by the position of a query or a key."""
     for part in walk(condition):
         if isinstance(part, Load) and any(uses(index) & _POSITIONS for index in part.indices):
             yield part
@@ -156,12 +155,10 @@ def _sums(condition: Expr) -> Iterator[Affine]:
 
 
 def _opaque(total: Affine) -> Iterator[tuple[str, int]]:
-    """Yields terms of which nothing is known: two sums say something together where these cancel."""
     return ((show(atom), c) for atom, c in total.terms if not isinstance(atom, Index | Dim))
 
 
 def _is_negative(total: Affine) -> bool:
-    """Returns whether the sum is below 0 wherever the query and the key are."""
     places: dict[Expr, Expr] = {Index("q_idx"): Q_LO, Index("kv_idx"): KV_LO}
     return at_least(Const(-1), substitute(total.expr, places))
 
@@ -174,7 +171,6 @@ def mask_notes(variant: Variant) -> Iterator[Diagnostic]:
 
 
 def _visits_everything(ranges: Ranges) -> bool:
-    """Returns whether neither a range nor a test of tiles excludes anything."""
     return ranges.may_lo is None and ranges.may_hi is None and ranges.tile_may is None
 
 

@@ -124,7 +124,6 @@ def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> boo
 
 
 def _clashes(name: str) -> bool:
-    """Returns whether a kernel may have another use for the name of a value, or of a size."""
     is_parameter = name.startswith(("_", "stride_")) or name.endswith("_ptr")
     return iskeyword(name) or is_parameter or name in words()
 

@@ -47,7 +47,6 @@ class Picture:
 
     @property
     def keys_read(self) -> int:
-        """Keys of the kv tiles that some q tile visits: the rows of k and v that have to be read."""
         columns = sum(any(kind != SKIP for kind in column) for column in zip(*self.rows, strict=True))
         return min(columns * self.tile_kv, self.keys)
 
@@ -170,7 +169,6 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int) -> Iterator[tuple[_Arr
 
 
 def _scalars(kernel: ir.Kernel) -> list[tuple[str, Expr]]:
-    """Returns the program's named values that its loops depend on, in order."""
     split = ir.split_of(kernel)
     ends = () if split is None else (split.lo, split.hi)
     ranges = (x for loop in kernel.regions.loops for x in (loop.start, loop.stop, loop.masked, loop.guard))

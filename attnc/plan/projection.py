@@ -123,7 +123,6 @@ def plan_projection(variant: ProjectionVariant, schedule: Schedule) -> Projectio
 
 
 def _count_shared_bytes(config: ProjectionConfig, variant: ProjectionVariant) -> int:
-    """Returns bytes of the tiles of x and w that are in flight, with as many rows of x as a tile may have."""
     if not isinstance(config, ProductConfig):
         return 0
     columns = config.tile_n + MOST_ROWS[impl_of(config)]
@@ -132,7 +131,6 @@ def _count_shared_bytes(config: ProjectionConfig, variant: ProjectionVariant) ->
 
 
 def _find_ragged(tiles: Iterable[tuple[ProductConfig, int]], size: int | None) -> frozenset[Impl]:
-    """Returns the implementations of which some tile of an axis reaches past its end."""
     return frozenset(impl_of(config) for config, tile in tiles if size is None or size % tile)
 
 

@@ -50,7 +50,6 @@ def regions(
     bounds: list[Let] = []
 
     def named(text: str, value: Expr) -> Expr:
-        """Returns the value by name, unless it is a name or a number already."""
         if isinstance(value, Const | Dim | Ref):
             return value
         value = narrow_bound(value, length)
@@ -138,12 +137,10 @@ def _up_to(stop: Expr | None, length: Expr) -> Expr:
 
 
 def _align_up(position: Expr, axis: Axis) -> Expr:
-    """Returns the start of the first tile that begins at the position or behind it."""
     return position if position == ZERO else _align_down(add(position, sub(TILE[axis], Const(1))), axis)
 
 
 def _align_down(position: Expr, axis: Axis) -> Expr:
-    """Returns the start of the tile that the position is in."""
     return position if position == ZERO else mul(floordiv(position, TILE[axis]), TILE[axis])
 
 

@@ -75,7 +75,6 @@ def size_names(attention: Attention) -> Iterator[str]:
 
 
 def _widen_loads(expr: Expr, wide: Collection[str]) -> Expr:
-    """Returns the expression with loads of these tensors marked as integers of 64 bits."""
     expr = rebuild(expr, tuple(_widen_loads(child, wide) for child in children(expr)))
     return replace(expr, wide=True) if isinstance(expr, Load) and expr.tensor in wide else expr
 
@@ -134,9 +133,6 @@ def keep_lse(attention: Attention) -> tuple[Arg, ...]:
 
 
 def _argument(tensor: Tensor, bound: set[str], fixed: Mapping[str, Expr]) -> Arg:
-    """Returns an argument. fixed: sizes that have a name in the kernel, although the spec says what they
-    are.
-    """
     binds = []
     for size in tensor.shape:
         match size:
@@ -190,7 +186,6 @@ class RowZero:
 
     @property
     def rows(self) -> Role:
-        """The axis along which rows lie."""
         return Role.QUERY if self.tensor.axis(Role.KEY) is None else Role.KEY
 
     @property
@@ -203,7 +198,6 @@ class RowZero:
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """Products of indices and strides, to be added."""
         axes = ((index, self.tensor.axis(role)) for role, index in self.indices.items())
         return tuple((index, stride_name(self.tensor, axis)) for index, axis in axes if axis is not None)
 

@@ -82,7 +82,6 @@ def _list_choices(knob: Knob) -> Iterator[Choice]:
 
 
 def _check_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
-    """Yields what the decode kernel cannot do of the first strategy of a schedule, the one it looks at."""
     match knob.choices[0]:
         case Choice(name="unified_max", args={"fallback": fallback}):
             yield from check_bounds(variant, knob)

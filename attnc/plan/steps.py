@@ -118,7 +118,6 @@ def tile_axes(statements: Iterable[Statement]) -> dict[str, frozenset[str]]:
 
 
 def _read_by(guard: Expr | None, statements: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Selects the statements that the guard reads, itself or through another of them, in their order."""
     used = set() if guard is None else {node.name for node in walk(guard) if isinstance(node, Ref)}
     kept: list[Statement] = []
     for item in reversed(statements):

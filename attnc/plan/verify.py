@@ -58,7 +58,6 @@ def verify_module(module: Module) -> None:
 
 
 def _verify_scopes(kernel: Kernel) -> None:
-    """Checks that every name is defined before it is used, and that no load is left without one."""
     known: set[str] = set()
     known |= _from_tile(kernel)
     known |= {"h"} if pack_of(kernel) else set()
@@ -115,9 +114,6 @@ def _verify_kept(kernel: Kernel, sizes: frozenset[str]) -> None:
 
 
 def _from_tile(kernel: Kernel) -> frozenset[str]:
-    """Returns what a program of packed sequences knows from its tile: the sequence's rows, and where they
-    begin.
-    """
     if kernel.grid.sequences is None:
         return frozenset()
     known = {"q": {"M", "q_rows", "q_first"}, "kv": {"N", "k_first"}, "head": set[str]()}
@@ -131,7 +127,6 @@ def _sizes(kernel: Kernel) -> frozenset[str]:
 
 
 def _verify_chain(kernel: BackwardKernel) -> None:
-    """Derivatives are over names of the kernel, and every gradient has one way to its tensor."""
     chain = kernel.chain
     statements = (*kernel.program, *kernel.outer, *kernel.step.fetches, *chain.shared)
     known = {item.name for item in statements}
@@ -179,9 +174,6 @@ def _verify_names(
 
 
 def _verify_regions(kernel: Kernel) -> None:
-    """Checks that a partial loop has a mask, and that a kernel without one has only full loops besides its
-    tail.
-    """
     masked = any(loop.masked is not False for loop in kernel.regions.loops)
     if kernel.step.keep is not None and not masked:
         raise ValueError(f"{kernel.name}: a mask, but no partial loop")

@@ -96,7 +96,6 @@ class _Far:
         return -(-max(self.reach, NEAR.hi) // self.factor)
 
     def allows(self, most: int) -> bool:
-        """Returns whether the sum has 32 bits for loads up to this."""
         return most * self.factor >= self.reach and self.reach + most * self.factor <= I32.hi
 
 
@@ -115,7 +114,6 @@ def _far(comparison: Compare) -> _Far | None:
 
 
 def _is_costly(comparison: Compare) -> bool:
-    """Returns whether it, or a bound that follows from it, would take 64 bits."""
     return any(is_wide(node) for expr in (comparison, *_bounds(comparison)) for node in walk(expr))
 
 
@@ -130,7 +128,6 @@ def _replace(expr: Expr, old: Expr, new: Expr) -> Expr:
 
 
 def _rebuilt(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
-    """Returns the expression as it is written, with other nodes in some places."""
     found = mapping.get(expr)
     if found is not None:
         return found

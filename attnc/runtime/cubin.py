@@ -80,7 +80,6 @@ def _content_of(section: _Section) -> bytes:
 
 
 def _without_kernel(name: str, kernels: list[str]) -> str:
-    """Returns the name of a section with the number of its kernel in the place of the name."""
     for number, kernel in enumerate(kernels):
         if name.endswith(f".{kernel}"):
             return f"{name.removesuffix(kernel)}{number}"
@@ -105,7 +104,6 @@ def _read_sections(image: bytes) -> list[_Section]:
 
 
 def _resolve(relocations: _Section, sections: list[_Section]) -> bytes:
-    """Returns the lines of a table of relocations, each with what it refers to, in the order of places."""
     table = next(section.content for section in sections if section.name == ".symtab")
     entries = "<QQq" if relocations.kind == _RELA else "<QQ"
     lines = []
@@ -116,7 +114,6 @@ def _resolve(relocations: _Section, sections: list[_Section]) -> bytes:
 
 
 def _describe(sections: list[_Section], index: int, value: int, size: int) -> str:
-    """Says what a symbol stands for: the bytes of data, a place in code."""
     if index >= len(sections):  # absolute, or of another file
         return f"at {value}"
     section = sections[index]

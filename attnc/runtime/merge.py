@@ -58,7 +58,6 @@ def _join(  # type: ignore[no-untyped-def]  # Triton reads annotations its own w
     every_ptr, o_ptr, lse_ptr, stride_rank, stride_row,
     RANKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Joins row r in program r."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     own = every_ptr + row * stride_row

@@ -70,7 +70,6 @@ def compile_cubin(source: str, options: Sequence[str]) -> Cubin:
 
 
 def _pack(cubin: Cubin) -> bytes:
-    """Returns a log and the image behind it, with the size of the log in front."""
     log = cubin.log.encode()
     return b"%d\n%s%s" % (len(log), log, cubin.image)
 
@@ -123,7 +122,6 @@ def _compile(source: str, options: list[str]) -> Cubin:
 def _compile_program(
     library: ctypes.CDLL, source: str, options: list[str]
 ) -> Iterator[tuple[ctypes.c_void_p, str]]:
-    """Gives a compiled program of NVRTC, and its log."""
     program = ctypes.c_void_p()
     name = b"kernel.cu"
     _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name, 0, None, None))

@@ -119,7 +119,6 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()
 
 
 def _literal(node: ast.expr) -> Any:
-    """Returns the value of a literal, in which dtypes of torch may stand. ValueError for anything else."""
     match node:
         case ast.Tuple(elts=parts):
             return tuple(map(_literal, parts))
@@ -145,7 +144,6 @@ def rule(gpu: Gpu, functions: Sequence[Chosen]) -> str:
 
 
 def _words(gpu: Gpu, choice: ByTarget, key: tuple[Any, ...]) -> str:
-    """Returns what a variant calls, and why."""
     rows = gpu.rows(choice, key)
     if not rows:
         return f"none of {', '.join(choice.variants[key])} runs"
@@ -166,7 +164,6 @@ def _condition(limits: Sequence[int | None]) -> str:
 
 
 def _join_texts(params: Sequence[str], found: dict[tuple[Any, ...], str]) -> str:
-    """Returns the texts of all variants, each once."""
     alike: dict[str, list[str]] = {}
     for key, text in found.items():
         values = (str(value).removeprefix("torch.") for value in key)

@@ -101,7 +101,6 @@ class TritonKernel:
 
     @property
     def options(self) -> dict[str, object]:
-        """The options of Triton's compiler."""
         return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.maxnreg}
 
     def compile(self) -> Usage | None:

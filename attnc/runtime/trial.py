@@ -72,9 +72,6 @@ def problem_for(
 
 
 def _memory_dims(module: ir.Module, dims: Mapping[str, int]) -> dict[str, int]:
-    """Returns rows of packed tensors, columns of a block table and pages, for sequences that are all as
-    long.
-    """
     attention, known = module.variant.attention, {}
     for tensor, role, name in ((attention.q, Role.QUERY, "M"), (attention.k, Role.KEY, "N")):
         match tensor.storage:
@@ -91,7 +88,6 @@ def _memory_dims(module: ir.Module, dims: Mapping[str, int]) -> dict[str, int]:
 def _locate_rows(
     module: ir.Module, dims: Mapping[str, int], generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """Returns what says where rows lie: cumulative lengths and block tables."""
     attention, batch, device = module.variant.attention, dims["B"], generator.device
     made = {}
     for tensor, name in ((attention.q, "M"), (attention.k, "N")):
@@ -221,13 +217,11 @@ class Sized:
 
 
 def _first(found: Any) -> torch.Tensor:
-    """Returns o among the results."""
     o: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return o
 
 
 def _heads(tensor: Tensor, values: torch.Tensor) -> int:
-    """Returns how many heads the values have: one where the tensor has no axis of heads."""
     axis = tensor.axis(Role.HEAD)
     return 1 if axis is None else int(values.shape[axis])
 

@@ -60,7 +60,6 @@ class Stop:
 
     @property
     def touches_last(self) -> bool:
-        """No blank parts the token from the one before it."""
         return bool(self.taken) and _end(self.taken[-1]) == self.span.start
 
     @property
@@ -124,7 +123,6 @@ def _open_brackets(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _is_block(bracket: Token, tokens: Sequence[Token]) -> bool:
-    """Returns whether a bracket is the brace of a block, not of a set."""
     before = [token for token in tokens if _end(token) <= _start(bracket)]
     return bracket == "{" and before[-1].type != "IN"
 

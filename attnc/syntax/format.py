@@ -143,7 +143,6 @@ def _on_one_line(block: ast.Phase | ast.When, depth: int) -> str:
 
 
 def _lines(statements: Iterable[_Statement]) -> Iterator[list[_Statement]]:
-    """Yields the statements that were written on one line, joined by commas, together."""
     group: list[_Statement] = []
     for statement in statements:
         if group and "\n" in statement.span.source.text[group[-1].span.end : statement.span.start]:
@@ -155,7 +154,6 @@ def _lines(statements: Iterable[_Statement]) -> Iterator[list[_Statement]]:
 
 
 def _statement_texts(group: Sequence[ast.Node]) -> list[str]:
-    """Returns the lines of some statements that share a line."""
     match group[0]:
         case ast.Param():
             params = cast("Sequence[ast.Param]", group)
@@ -205,7 +203,6 @@ def _define(head: str, value: ast.Expr) -> list[str]:
 
 
 def _break(head: str, value: ast.Expr) -> list[str]:
-    """Returns an expression on one line if it fits, else a line for each part, in brackets."""
     text = head + print_expr(value)
     if len(_INDENT) + len(text) <= _WIDTH:
         return [text]
@@ -217,7 +214,6 @@ def _break(head: str, value: ast.Expr) -> list[str]:
 
 
 def _align(rows: Sequence[_Row]) -> Iterator[str]:
-    """Yields the lines, a blank line where there was one, trailing comments aligned within each paragraph."""
     paragraph: list[_Row] = []
     for row in rows:
         if paragraph and (row.after_blank or row.depth != paragraph[-1].depth):
@@ -274,9 +270,6 @@ def print_list(exprs: Iterable[ast.Expr]) -> str:
 
 
 def _print(expr: ast.Expr, at_least: int) -> str:
-    """Returns the text of an expression, in brackets if it binds looser than its place asks
-    for.
-    """
     text = _bare(expr)
     return text if _level(expr) >= at_least else f"({text})"
 

@@ -258,7 +258,6 @@ class _Builder:
                 yield ast.Grad(names=self.names(children[0]), dtype=dtype, span=span)
 
     def part(self, tree: Cst) -> Iterator[ast.ProjectionItem]:
-        """Yields a statement of a projection."""
         if tree.data == "equation":
             name, value = _trees(tree)
             yield ast.Equation(name=self.name(name), value=self.expr(value), span=self.span(tree))

@@ -78,7 +78,6 @@ def tune(
 
 
 def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Which, ir.Kernel]:
-    """Returns the kernels of a module that are to be measured."""
     return {name: kernel for name, kernel in module.kernels.items() if name in kernels}
 
 
@@ -136,7 +135,6 @@ def _launches(module: ir.Module, kernel: Which, tensors: Arguments, count: int) 
 
 
 def _name(module: ir.Module, kernel: Which, position: int) -> str:
-    """Names a config for a reader."""
     return f"config {position} of {kernel} of {module.variant.attention.name} for {module.target}"
 
 
@@ -147,7 +145,6 @@ def _trial(module: ir.Module, kernel: Which, tensors: Arguments, position: int) 
 
 
 def _compile_all(path: Path, planned: Sequence[ir.Module], kernels: Collection[str]) -> None:
-    """Fills the compilers' caches, which outlive the processes, with every config of every kernel."""
     jobs = [
         (path, module.target, variant, kernel, position)
         for variant, module in enumerate(planned)

@@ -87,7 +87,6 @@ def _cuts(count: int, impls: int) -> list[tuple[int, ...]]:
 
 
 def _assign_rows(cuts: Sequence[int], impls: Sequence[Impl], count: int) -> tuple[Impl, ...]:
-    """Returns the implementations of rows: row i has the one after as many cuts as stand at or before it."""
     return tuple(impls[sum(cut <= i for cut in cuts)] for i in range(count))
 
 
@@ -132,7 +131,6 @@ def tune_projections(path: Path, rounds: int, report: Callable[[str], None]) -> 
 
 
 def _list_fixed(path: Path) -> list[ProjectionModule]:
-    """Returns the projections that there is something to measure of."""
     found = plan_program(front(path)).projections
     return [module for module in found if all(module.variant.projection.size(size) for size in "NK")]
 
@@ -164,7 +162,6 @@ def _tune(module: ProjectionModule, rounds: int) -> TunedLayer:
 
 
 def _times(layer: Layer, positions: Sequence[int], M: int, rounds: int) -> dict[int, float]:
-    """Microseconds of one call of each config that runs."""
     timings = interleave(layer.graphs(positions, M), rounds, sample_ms=_SAMPLE_MS)
     copies = len(layer.weights)
     return {int(name): timing.median * 1e3 / copies for name, timing in timings.items()}
@@ -224,7 +221,6 @@ def table_of(
 
 
 def _compile_all(path: Path) -> None:
-    """Fills Triton's cache, which outlives the processes, with every config at every number of rows."""
     shares = max(1, min(_WORKERS, os.cpu_count() or 2))
     in_processes(_compile_share, [(path, share, shares) for share in range(shares)], shares)
 

@@ -71,7 +71,6 @@ class TargetPoint:
 
     @property
     def fastest(self) -> str:
-        """The fastest target; of those that are as fast, the first to be tried where nobody measured."""
         limit = min(self.microseconds.values()) * (1 + _TIE)
         return next(name for name in fastest_first(self.microseconds) if self.microseconds[name] <= limit)
 
@@ -184,7 +183,6 @@ def _measure(family: Sequence[ir.Module], choices: Iterable[Choice], size: Size,
 
 
 def _compile(path: Path, at: int, target: str) -> None:
-    """Fills the compilers' caches with the kernels that one module takes at all sizes."""
     family = target_families(path)[at]
     module, choices = next(module for module in family if module.target == target), tuned_of(path)
     for size in sizes_of(family):

@@ -218,7 +218,6 @@ def join_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def _is_idle(row: Row, later: Sequence[Row]) -> bool:
-    """Returns whether the rows behind one decide as it does whatever it admits."""
     for other in later:
         if other.choice != row.choice:
             return False
@@ -232,7 +231,6 @@ def _decides_alike(one: Sequence[Row], other: Sequence[Row]) -> bool:
 
 
 def _wider(inner: Sequence[int | None], outer: Sequence[int | None]) -> bool:
-    """Returns whether all that the inner limits admit along the later sizes, the outer ones do."""
     return all(
         wide is None or (narrow is not None and narrow <= wide)
         for narrow, wide in zip(inner[1:], outer[1:], strict=True)

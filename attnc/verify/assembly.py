@@ -56,7 +56,6 @@ def _registers(dtype: np.dtype[Any], pack: int) -> int:
 
 
 def _pack(values: _Array, pack: int) -> list[Words]:
-    """Returns the elements as words: the registers of an operand."""
     flat = np.ascontiguousarray(values).reshape(-1)
     rest = np.zeros(-len(flat) % pack, flat.dtype)
     words = np.concatenate((flat, rest)).reshape(-1, pack).view(np.uint32)
@@ -92,8 +91,6 @@ def _prmt(a: Words, b: Words, order: Words) -> Words:
 
 
 def _lift_halves(function: Callable[..., _Array]) -> Callable[..., Words]:
-    """Makes an operation on pairs of f16 of one on f16."""
-
     def on_pairs(*operands: Words) -> Words:
         pairs = np.broadcast_arrays(*operands)
         halves = (np.ascontiguousarray(words).view(np.float16) for words in pairs)
@@ -104,8 +101,6 @@ def _lift_halves(function: Callable[..., _Array]) -> Callable[..., Words]:
 
 
 def _lift_floats(function: Callable[..., _Array]) -> Callable[..., Words]:
-    """The same for one f32."""
-
     def on_floats(*operands: Words) -> Words:
         values = (np.ascontiguousarray(words).view(np.float32) for words in operands)
         made: Words = function(*values).astype(np.float32).view(np.uint32)

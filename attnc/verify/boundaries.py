@@ -69,7 +69,6 @@ class Boundary:
 
     @property
     def points(self) -> tuple[int, ...]:
-        """Lists the sizes to try: one less than the value, the value, and one more."""
         return tuple(n for n in (self.value - 1, self.value, self.value + 1) if n >= 0)
 
     def is_in_force(self, configs: Mapping[str, Any]) -> bool:
@@ -204,7 +203,6 @@ def _searches(module: ir.Module) -> Iterator[Boundary]:
 def _near(
     name: str, quantity: Quantity, value: int, kernel: str, where: tuple[tuple[str, int], ...]
 ) -> Boundary:
-    """Returns a boundary within reach of ordinary cases, or of a GPU alone."""
     reach: Reach = "default" if value < _LONGEST else "large"
     return Boundary(name=name, quantity=quantity, value=value, kernel=kernel, where=where, reach=reach)
 

@@ -73,7 +73,6 @@ class _Calls:
     # --- what is called
 
     def pairs(self) -> Iterator[tuple[Variation, Variation]]:
-        """Yields a call, and one that differs from it."""
         base = self.base = self._tensors()
         out = self._results(base)
         ordinary = Variation(name="itself", call=partial(self._forward, base, out))
@@ -190,7 +189,6 @@ class _Calls:
     # --- what it launches
 
     def compare(self, first: Variation, second: Variation) -> str | None:
-        """Returns what is wrong with the second call, alone or after the first."""
         fresh, error = self._record_launches(second)
         warm, later = self._record_launches(second, after=first)
         if second.refused:
@@ -206,7 +204,6 @@ class _Calls:
         return f"{second.name}: after another call it is not launched as at first"
 
     def _launches_agree(self, fresh: list[Event], warm: list[Event]) -> bool:
-        """Returns whether launches are the same, but for memory that host code takes from torch by itself."""
         held = (*self.memory.values(), *self.base.values())
         known = {x.data_ptr() for x in held if isinstance(x, torch.Tensor)}
         pairs = [(a, b) for x, y in zip(fresh, warm, strict=False) for a, b in zip(x, y, strict=False)]
@@ -235,7 +232,6 @@ class _Calls:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Keeps the module from launching anything within, and gives its results the same memory always."""
         index = None if self.subject.device == "cpu" else torch.cuda.current_device()
         with ExitStack() as stack:
             stack.enter_context(patch.object(self.call, "allocate", self._allocate))
@@ -256,11 +252,9 @@ class _Calls:
 
     @cached_property
     def _counter(self) -> torch.Tensor:
-        """Stands in for the counter of tiles, which the support package keeps by stream."""
         return torch.zeros(8, dtype=torch.int32)
 
     def _copy(self, copied: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Returns a copy that is made of what TMA does not take, in the same place every time."""
         copy = copied(x)
         return self.memory.setdefault((x.data_ptr(), copy.shape, copy.dtype), copy)
 
@@ -276,9 +270,6 @@ class _Calls:
         return self.memory[key]
 
     def _triton(self) -> type:
-        """Returns the module's launch with another kernel behind it, and a binary of it after the
-        first call.
-        """
         events, launch = self.events, self.call.launch_type
 
         class Recording(launch):  # type: ignore[misc,valid-type]  # of the module's support package
@@ -308,7 +299,6 @@ class _Calls:
 
     @contextmanager
     def _cuda(self, index: int) -> Iterator[None]:
-        """Records the module's own launches within, but for the driver."""
         real, events = self.call.gpu_of, self.events
         launch_type = getattr(self.call, "gpu_launch_type", self.call.launch_type)
 
@@ -357,7 +347,6 @@ class _NoDevice(nullcontext[None]):
 
 
 def _plain(x: Any) -> tuple[object, ...]:
-    """Returns an argument of a launch as what can be compared."""
     if isinstance(x, torch.Tensor):
         return (x.data_ptr(),)
     base = getattr(x, "base", None)
@@ -369,7 +358,6 @@ def _is_address(x: object) -> TypeGuard[int]:
 
 
 def _is_wrong(event: Event, what: str) -> str | None:
-    """Returns what is wrong with a launch by itself, of a call in which this is changed."""
     match event:
         case ("quick", name, _, stream, *arguments):
             if stream != _STREAM:
@@ -403,7 +391,6 @@ def _changes(x: torch.Tensor, *, by_rows: bool) -> Iterator[tuple[str, torch.Ten
 
 
 def _wrong(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Yields tensors that are not as declared."""
     yield "number of axes", x.unsqueeze(0), True
     other = torch.float64 if x.is_floating_point() else torch.int16
     yield "type", x.to(other), True

@@ -118,7 +118,6 @@ def list_cuda_modules(folder: Path) -> list[str]:
 
 
 def _judge(record: Record, name: str, before: Path, after: Path) -> Comparison:
-    """Compares what a record speaks of with what is there now."""
     if not (before / name).is_file() or hash_of(before / name) != record.sha256:
         return Comparison(module=name, because="the record is not of that revision's text")
     arch = find_arch(record.device)
@@ -139,9 +138,6 @@ def _judge(record: Record, name: str, before: Path, after: Path) -> Comparison:
 def _list_kernels(
     module: Path, arch: str
 ) -> Iterator[tuple[tuple[str, int, bool], tuple[str, tuple[str, ...]]]]:
-    """Yields source and options of each kernel of a module, by its name, the position of its config and
-    whether rows are aligned.
-    """
     program: Any = getattr(load_file(module).CALL, "program", None)
     if program is None:
         return
@@ -242,7 +238,6 @@ class _Declaration(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
-        """Takes the configs out of a tuple of them."""
         calls = [one for one in node.elts if isinstance(one, ast.Call) and _name_of(one) == "Config"]
         if not calls or len(calls) != len(node.elts):
             return self.generic_visit(node)

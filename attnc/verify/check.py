@@ -174,7 +174,6 @@ def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verd
 
 
 def _gradients_agree(subject: Subject, case: Case) -> Iterator[str]:
-    """Names inputs whose gradients differ in any bit when the programs come in another order."""
     case, found = replace(case, special="none"), []
     for order in (0, case.seed + 1):
         problem = build(subject.variant.attention, case, device=subject.device)
@@ -195,7 +194,6 @@ def _gradients(subject: Subject, bound: GradientBound, problem: Problem, case: C
 
 
 def _join_verdicts(outputs: Verdict, gradients: Verdict) -> Verdict:
-    """Joins two verdicts: the gradients' message if they are wrong, and the larger ratio."""
     worse = gradients if gradients.worst > outputs.worst else outputs
     return replace(
         outputs,

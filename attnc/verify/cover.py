@@ -53,13 +53,11 @@ class Space:
 
     @cached_property
     def boundaries(self) -> tuple[Boundary, ...]:
-        """The boundaries of the plan that a usable config puts in force; none without a plan."""
         found = () if self.plan is None else boundaries_of(self.plan, self.processors)
         return tuple(boundary for boundary in found if any(map(boundary.is_in_force, self._all_configs)))
 
     @property
     def _all_configs(self) -> tuple[dict[str, Any], ...]:
-        """Every config that some case runs, by its kernel."""
         forward = [{"forward": self.configs[number]} for number in self.usable]
         backward = [{name: config} for name, configs in self.backward.items() for config in configs]
         return (*forward, *backward)
@@ -73,12 +71,10 @@ class Space:
 
     @cached_property
     def points(self) -> frozenset[Point]:
-        """All points of the boundaries."""
         return frozenset((boundary, point) for boundary in self.boundaries for point in boundary.points)
 
     @cached_property
     def factors(self) -> dict[str, tuple[str, ...]]:
-        """The levels of every factor that has more than one."""
         names = free_dims(self.attention)
         found: dict[str, tuple[str, ...]] = {"config": tuple(map(str, self.usable))}
         for name in ("M", "N"):
@@ -101,7 +97,6 @@ class Space:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that a case lays out: inputs, outputs, and gradients of the outputs."""
         attention = self.attention
         found = [
             tensor
@@ -209,7 +204,6 @@ class Space:
 
     @cached_property
     def pairs(self) -> frozenset[Pair]:
-        """All pairs of levels that some case can have and that are asked for."""
         found = set()
         outputs = {f"layout of {tensor.name}" for tensor in self.attention.outputs}
         for (one, left), (other, right) in combinations(self.factors.items(), 2):
@@ -279,7 +273,6 @@ class Space:
 
     @cached_property
     def _searched(self) -> tuple[Expr, ...]:
-        """Lengths of what is searched."""
         if self.plan is None:
             return ()
         lets = (
@@ -366,10 +359,8 @@ def by_tiles(length: int, tile: int) -> str:
 
 
 def _asked_for(one: str, other: str) -> bool:
-    """Returns whether two factors are paired."""
     return one not in _NUMBERS and other not in _NUMBERS
 
 
 def _gradient(tensor: Tensor) -> Tensor:
-    """Returns what the backward is handed for an output."""
     return replace(tensor, name=f"d{tensor.name}", storage=Dense())

@@ -50,7 +50,6 @@ def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
 
 
 def _worth(coverage: Coverage, limits: Limits, case: Case) -> float:
-    """Returns what a candidate adds, for what it costs."""
     space = coverage.space
     points = tuple(space.facts(case).points(space.boundaries))
     cost = limits.cost(case.dims, case.config)
@@ -58,7 +57,6 @@ def _worth(coverage: Coverage, limits: Limits, case: Case) -> float:
 
 
 def _candidate(coverage: Coverage, limits: Limits, rng: random.Random, number: int) -> Case:
-    """Levels that nobody had where there are any, sizes at boundaries that nobody met."""
     space = coverage.space
     levels = {name: _pick(coverage, name, rng) for name in space.factors}
     config = int(levels.get("config", space.usable[0]))
@@ -105,7 +103,6 @@ def _layouts(space: Space, levels: Mapping[str, str]) -> dict[str, Layout]:
 def _dims(
     coverage: Coverage, case: Case, levels: Mapping[str, str], limits: Limits, rng: random.Random
 ) -> dict[str, int]:
-    """Returns sizes of these levels, or at boundaries that nobody met, as far as they are affordable."""
     space = coverage.space
     config = space.configs[case.config]
     names = free_dims(space.attention)
@@ -150,7 +147,6 @@ def _dims(
 
 
 def _heads(dims: Mapping[str, int], heads: int) -> dict[str, int]:
-    """Makes a case of one sequence with so many heads."""
     if "H" in dims:
         return {**dict.fromkeys({"B"} & dims.keys(), 1), "H": heads}
     if "Hkv" in dims:
@@ -159,7 +155,6 @@ def _heads(dims: Mapping[str, int], heads: int) -> dict[str, int]:
 
 
 def _unmet(coverage: Coverage, case: Case, quantity: str, limits: Limits) -> list[int]:
-    """Returns points of this quantity, of what the case's configs put in force, that nobody met."""
     configs = coverage.space.configs_of(case)
     return [
         point
@@ -279,7 +274,6 @@ def _diagonal(space: Space, config: int) -> dict[str, int]:
 
 
 def _is_lazy(space: Space) -> bool:
-    """Returns whether a forward kernel keeps a maximum, or what was scaled by it, while scores rise."""
     softmax = None if space.plan is None else space.plan.kernel.softmax
     return softmax is not None and bool(softmax.headroom or softmax.rescale == "lazy")
 

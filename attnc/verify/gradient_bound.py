@@ -75,7 +75,6 @@ def expect_gradients(
 
 
 def _repeats(x: Floats) -> bool:
-    """Returns whether all that lies along an axis is the same."""
     return any(x.shape[axis] > 1 and (x == x.take([0], axis)).all() for axis in range(x.ndim))
 
 
@@ -340,7 +339,6 @@ class HeadErrors:
                     sums.variance[load.tensor][at] += factor**2 * self.sink[2]
 
     def _add_load(self, sums: Sums, load: Load, value: Expr) -> None:
-        """Adds the errors of what all scores add to the gradient of a load."""
         slope = self._analyse(value)
         self._scatter(sums.rest[load.tensor], load, self._term(slope))
         weight = self.probability * slope.value
@@ -358,7 +356,6 @@ class HeadErrors:
             self._scatter(sums.variance[load.tensor], load, np.full(self.head.shape, np.inf))
 
     def _term(self, slope: Approx) -> Floats:
-        """Returns the error of what each score adds, but for delta's from o."""
         m, n = self.head.dims["M"], self.head.shape[1]
         tiles = sum(-(-length // self.bound.min_tile) for length in (m, n))
         many = 2 * U * (2 * self.bound.tile + tiles + self.head.dims["B"] * self.head.dims["H"] + 8)

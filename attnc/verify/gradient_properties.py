@@ -100,7 +100,6 @@ class GradientRun:
 
     @cached_property
     def heads(self) -> Mapping[tuple[int, int], list[Head]]:
-        """The pieces of all query heads, by sequence and K/V head."""
         found: dict[tuple[int, int], list[Head]] = {}
         for head in heads(self.attention, self.arrays):
             group = max(head.dims["H"] // max(head.dims["Hkv"], 1), 1)
@@ -114,7 +113,6 @@ class GradientRun:
 
     @cached_property
     def allowed(self) -> dict[str, Array]:
-        """The bound of each element."""
         assert self.subject.gradients is not None
         plain = {
             name: value.detach() if isinstance(value, torch.Tensor) else value
@@ -291,7 +289,6 @@ def _the_unseen_gets_nothing(run: GradientRun) -> str | None:
 
 
 def _the_unseen_does_not_matter(run: GradientRun) -> str | None:
-    """Checks gradients while masked elements become junk, and those that belong to no sequence NaN."""
     inputs = dict(run.problem.inputs)
     for name, part in _mark_visible(run).items():
         value = inputs[name]

@@ -305,7 +305,6 @@ class _Patch:
         return materialize_pointers
 
     def inline_asm(self, asm: str, _: str, args: Any, types: Any, is_pure: bool, pack: int) -> Any:
-        """Runs assembly on whole tensors, as their bits."""
         kinds = [np.dtype(self.interpreter._get_np_dtype(kind)) for kind in types]
         made = assembly.run(asm, [arg.data for arg in args], kinds, pack)
         scalars = (kind.scalar for kind in types)

@@ -65,9 +65,6 @@ def launches(module: ir.Module, host: ModuleType) -> Iterator[None]:
 def _gradients(
     module: ir.Module, host: Any, aligned: list[torch.Tensor], shifted: list[torch.Tensor]
 ) -> Iterator[None]:
-    """Yields all backward kernels: as the module chooses, misaligned, and each under each of its other
-    configs.
-    """
     attention = module.variant.attention
     wanted = [n for n, arg in enumerate(module.args) if arg.tensor.name in attention.grads]
     others = [

@@ -109,7 +109,6 @@ class Watch:
                 pass
 
     def _locate(self, addresses: Addresses, mask: Bools, action: str) -> Iterator[tuple[Allocation, Any]]:
-        """Yields each tensor touched, with the indices of its elements."""
         active = np.broadcast_to(addresses, mask.shape)[mask].astype(np.int64)
         if not active.size:
             return
@@ -129,7 +128,6 @@ class Watch:
         raise MemoryFault(self._describe(int(active[0]), active.size, action))
 
     def _describe(self, address: int, count: int, action: str) -> str:
-        """Returns which tensor is nearest to a stray address, and how far away it is."""
         if not self.allocations:
             return f"{action} from or to {count} addresses, but the kernel has no tensor"
         nearest = min(

@@ -317,9 +317,6 @@ def _names(expr: Expr) -> set[str]:
 
 
 def _is_id(mask: Expr, name: str) -> bool:
-    """Returns whether elements of the tensor are compared with each other: document ids, of which there are
-    few.
-    """
     compared = (node for node in walk(mask) if isinstance(node, Compare))
     return any(name in _names(node.left) and name in _names(node.right) for node in compared)
 

@@ -133,7 +133,6 @@ def _build(
 
 
 def _judge(tensors: Mapping[str, torch.Tensor], y: torch.Tensor, bound: DotBound, dtype: DType) -> Verdict:
-    """Compares y with the product in float64: NaN and infinities exactly, then every element."""
     x, w = tensors["x"].double(), tensors["w"].double()
     bias = tensors["bias"].double() if "bias" in tensors else torch.zeros((), device=x.device)
     want, size = x @ w.T + bias, x.abs() @ w.abs().T + bias.abs()
@@ -163,7 +162,6 @@ def _judge(tensors: Mapping[str, torch.Tensor], y: torch.Tensor, bound: DotBound
 
 
 def _largest(values: torch.Tensor) -> float:
-    """Returns the largest finite absolute value, 0 where there is none."""
     finite = values.abs().nan_to_num(nan=0.0, posinf=0.0)
     return float(finite.amax()) if finite.numel() else 0.0
 
@@ -302,9 +300,6 @@ def facts(case: Case, configs: Sequence[Any]) -> Facts:
 
 
 def _layouts(seed: int) -> dict[str, Layout]:
-    """Returns layouts: rows with gaps, of a tensor that does not begin with its buffer, or one row for
-    all.
-    """
     gapped = Layout(order=(0, 1), gaps=(0, 8), offset=8)
     odd = Layout(order=(0, 1), gaps=(0, 3), offset=1)
     expanded = Layout(order=(0, 1), gaps=(0, 0), expanded=(0,))

@@ -62,7 +62,6 @@ def _expressions(attention: Attention) -> tuple[Expr, ...]:
 
 
 def _addresses(attention: Attention) -> Iterator[tuple[Expr, Expr]]:
-    """Yields every index that an input is read at, with the size of its axis."""
     for expr in _expressions(attention):
         for node in walk(expr):
             if isinstance(node, Load):
@@ -70,7 +69,6 @@ def _addresses(attention: Attention) -> Iterator[tuple[Expr, Expr]]:
 
 
 def _positions(expr: Expr) -> Iterator[str]:
-    """Yields names of the indices that are used as numbers, not only to address a tensor."""
     if isinstance(expr, Index):
         yield expr.name
     if not isinstance(expr, Load):
@@ -124,7 +122,6 @@ def is_grouped(attention: Attention) -> bool:
 
 
 def _unequal(left: Outputs, right: Outputs) -> str | None:
-    """Returns which output differs in a bit."""
     for name in left:
         if not same_bits(left[name], right[name]):
             return f"'{name}' differs in {int((left[name] != right[name]).sum())} elements"
@@ -230,7 +227,6 @@ def _fill_at(axis: int, places: torch.Tensor, junk: float, values: torch.Tensor)
 
 
 def _blind_rows(run: Run) -> tuple[list[int], dict[str, Bools]]:
-    """Returns some keys, and for each output where its rows see none of them."""
     arrays = to_arrays(run.attention, run.inputs)
     rng = np.random.default_rng(run.case.seed)
     count = run.case.dims.get("N", 0)
@@ -330,7 +326,6 @@ def configs_agree(run: Run) -> str | None:
 
 
 def _too_far(expected: Mapping[str, Expected], left: Outputs, right: Outputs) -> str | None:
-    """Returns which output differs by more than two right runs may."""
     for name, want in expected.items():
         wrong = apart((want, want), to_float64(left[name]), to_float64(right[name]))
         if wrong.any():
@@ -380,7 +375,6 @@ def fallback_violations(subject: Subject) -> Iterator[str]:
 
 
 def _tiles(subject: Subject, kernel: ir.Decode, block_m: int, inputs: Mapping[str, Value]) -> tuple[int, int]:
-    """Returns tiles of rows in which some row is surely outside the bounds, and those in which one may be."""
     attention, unified = subject.variant.attention, kernel.unified
     assert unified is not None
     sure: set[tuple[int, int, int]] = set()
@@ -409,7 +403,6 @@ def _largest_error(head: Head, bound: ir.ErrorBound) -> Floats:
 
 
 def _is_outside(unified: UnifiedMax, exponent: float, margin: float) -> bool:
-    """Returns whether it is, by as much as this."""
     return exponent > unified.high + margin or exponent < unified.low - margin
 
 

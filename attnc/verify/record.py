@@ -152,7 +152,6 @@ def hash_of(module: Path) -> str:
 
 
 def _kernel_files(module: Path) -> list[Path]:
-    """Returns the .cu files of a module: named after it, and after each kernel of its backward."""
     forward = module.with_suffix(".cu")
     backward = module.parent.glob(f"{glob.escape(module.stem)}_backward_*.cu")
     return [*([forward] if forward.is_file() else []), *sorted(backward)]
@@ -239,7 +238,6 @@ def dump(records: Records) -> str:
 
 
 def _without_empty(entries: dict[str, object]) -> dict[str, object]:
-    """Returns the entries but those that older records lack, where they say nothing."""
     return {name: value for name, value in entries.items() if name not in ("met", "large") or value}
 
 

@@ -135,7 +135,6 @@ def _places(attention: Attention, arrays: Mapping[str, Array], b: int, count: in
 def _with_junk(
     attention: Attention, inputs: Inputs, arrays: Mapping[str, Array], alone: set[int]
 ) -> dict[str, Value]:
-    """Returns k and v with junk in these rows, counted in the order of the axes of k."""
     made: dict[str, Value] = {}
     chosen = np.zeros(arrays["k"].shape[:-1], dtype=np.bool_)
     chosen.reshape(-1)[sorted(alone)] = True

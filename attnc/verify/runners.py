@@ -44,7 +44,6 @@ class Runner(ABC):
 
     @property
     def is_too_late(self) -> bool:
-        """Whether this process cannot be prepared any more."""
         return False
 
     @abstractmethod

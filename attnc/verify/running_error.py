@@ -187,7 +187,6 @@ class RunningError:
 
 
 def _binary(op: str, a: Approx, b: Approx, value: Array, quotient: float) -> Approx:
-    """Returns a sum, product or quotient with its error. quotient: the relative error of a division."""
     size = np.abs(value)
     match op:
         case "+" | "-":
@@ -231,7 +230,6 @@ def _binary(op: str, a: Approx, b: Approx, value: Array, quotient: float) -> App
 
 
 def _exponential(x: Floats, error: Floats, value: Array, own: Floats, *, rounded: bool) -> Approx:
-    """Returns exp of x, in natural units. rounded: the argument is multiplied by log2(e) first."""
     carried = np.where(error < 1, value * np.expm1(error), np.exp(x + error) - value)
     scaled = np.where(value == 0, 0.0, 2 * U * np.abs(x) * value) if rounded else 0.0
     is_infinite = (error == 0) | (x - error > _LARGEST_EXPONENT)
@@ -250,7 +248,6 @@ def _propagate_positive(x: Approx, error: Floats) -> Floats:
 
 
 def _propagate_bounded(function: RealFunction, x: Approx, value: Array) -> Floats:
-    """Returns what a bounded function, which is monotonous, makes of its argument's error."""
     low, high = real(function.name, x.value - x.error), real(function.name, x.value + x.error)
     carried = np.maximum(np.abs(high - value), np.abs(value - low))
     span = function.high - function.low
@@ -281,14 +278,12 @@ def _where(takes: Array, turned: Bools, a: Approx, b: Approx, value: Array) -> A
 
 
 def _may_turn(a: Approx, b: Approx) -> Bools:
-    """Marks elements for which rounding may turn a comparison."""
     spread = a.error + b.error
     near = (spread > 0) & (np.abs(a.value - b.value) <= spread)
     return np.asarray(near | (a.overflows & b.may_be_infinite) | (b.overflows & a.may_be_infinite))
 
 
 def _underflow_loss(values: Array) -> Floats:
-    """Bounds what is lost if numbers below the normal ones are taken for 0."""
     size = np.abs(values)
     return np.where(size < FLUSHED, size, 0.0)
 

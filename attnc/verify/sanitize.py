@@ -63,7 +63,6 @@ class Outcome:
 
     @property
     def clean(self) -> tuple[str, ...]:
-        """The modules that each of their tools has watched to their end without a word."""
         guilty = {finding.name for finding in self.findings}
         return tuple(name for name in self.launches if name not in guilty)
 

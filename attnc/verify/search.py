@@ -203,7 +203,6 @@ class _Tally:
         return time.monotonic() - self.started
 
     def judge(self, case: Case, fills: Iterable[str]) -> Verdict:
-        """Runs a case and counts it."""
         verdict = self.trial.holds_to_rules(case, self.trial.check(case, fills))
         self.examples += 1
         self.eager_ratio = max(self.eager_ratio, verdict.eager_ratio)

@@ -150,7 +150,6 @@ def attach(module: ModuleType) -> None:
 
 
 def _tensor_map(pointer: int, dtype: torch.dtype, *layout: Any) -> bytes:
-    """Makes a tensor map from what the support package tells the driver."""
     return tensor_map(pointer, dtype.itemsize, *layout)
 
 
@@ -181,7 +180,6 @@ def _kernels(source: str) -> list[dict[str, str]]:
 
 @cache
 def _compile(source: str, defines: tuple[tuple[str, int | str], ...], folder: str) -> ctypes.CDLL:
-    """Returns the shared library of a kernel, from the cache when it has been compiled before."""
     include = resource("templates", folder)
     headers = [
         path.read_text(encoding="utf-8")

@@ -76,7 +76,6 @@ def _full(rng: Rng, count: int, longest: int) -> Array:
 
 
 def _mostly_empty(rng: Rng, count: int, longest: int) -> Array:
-    """Draws one sequence among many that have nothing, with some of these before it and after."""
     lengths = np.zeros(count, dtype=np.int64)
     lengths[count // 2 : count // 2 + 1] = longest if count > 1 else 0
     return lengths
@@ -89,7 +88,6 @@ def _draw_one(rng: Rng, count: int, longest: int) -> Array:
 
 
 def _around_tiles(rng: Rng, count: int, longest: int) -> Array:
-    """Draws lengths of one less, as many and one more than whole tiles have."""
     marks = [tiles + step for tiles in (16, 32, 64, 128, 256) for step in (-1, 0, 1)]
     lengths = rng.choice([mark for mark in marks if mark <= longest] or [longest], count)
     lengths[:1] = longest

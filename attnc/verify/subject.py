@@ -57,7 +57,6 @@ class Subject:
 
     @property
     def space(self) -> Space:
-        """What cases can be."""
         return Space(
             attention=self.variant.attention,
             configs=self.configs,
@@ -100,7 +99,6 @@ class Subject:
 
     @property
     def _gpu(self) -> Any:
-        """What torch knows of the device; annotated incompletely there."""
         return torch.cuda.get_device_properties(self.device)
 
     def limits(self) -> Limits:
@@ -114,7 +112,6 @@ class Subject:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The generated callable."""
         found: Callable[..., Any] = getattr(self.module, self.variant.attention.name)
         return found
 

@@ -238,7 +238,6 @@ def check_large(subject: Subject, case: Case) -> Verdict:
 
 
 def _scores(subject: Subject, case: Case) -> int:
-    """Returns the most scores that the case can have."""
     dims = all_dims(subject.variant.attention, case.dims)
     count = size(subject.variant.attention.heads_q, dims) * dims.get("B", 1)
     # what a loop over heads takes is counted as scores

@@ -271,7 +271,6 @@ def _gb(found: Bytes | None, name: str) -> str:
 
 
 def _draw(rows: Sequence[Row], device: str, plt: Any) -> Any:
-    """Draws time, device memory and shared memory of each candidate, a group of bars for each cell."""
     cells = list(dict.fromkeys(row.cell for row in rows))
     figure, panels = plt.subplots(1, 3, figsize=(13, 1.5 + 1.1 * len(cells)), sharey=True)
     for axes, (title, value) in zip(panels, _panes(), strict=True):

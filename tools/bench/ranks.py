@@ -154,7 +154,6 @@ def draw(cell: RanksCell, device: str | torch.device = DEVICE) -> tuple[list[tor
 
 
 def _reads(cell: RanksCell) -> dict[str, torch.Tensor]:
-    """Returns the inputs besides q, k and v, on the host."""
     if cell.mask == "documents":
         return {"doc": documents(cell.length)[None]}
     if cell.mask == "prefix":
@@ -171,7 +170,6 @@ def documents(length: int) -> torch.Tensor:
 
 
 def _warm(mask: str, over_ranks: bool, target: str) -> None:
-    """Compiles the kernels of one attention: as one GPU runs them, or as ranks do."""
     cell = RanksCell(name="warm", mask=mask, length=4096, decode=mask == "token")
     (q, k, v), extras = draw(cell)
     if cell.decode:
@@ -192,7 +190,6 @@ def _warm(mask: str, over_ranks: bool, target: str) -> None:
 
 
 def _single(mask: str, target: str) -> Callable[..., Any]:
-    """Returns the kernels of one GPU."""
     from attnc.api.compile import compile_family
 
     return compile_family(SPEC, attention=mask, target=target, warn=False)
@@ -373,7 +370,6 @@ def _shared(
 
 
 def _decode(cell: RanksCell, rounds: int) -> dict[str, Any]:
-    """Returns one token against keys on all ranks: replayed from a CUDA graph, as a serving engine does."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     (q, k, v), extras = draw(cell)
     keys = SpreadKeys(SPEC, attention=cell.mask, block=64)
@@ -410,7 +406,6 @@ def step_result(step: Callable[[], Any]) -> torch.Tensor:
 def _peers_on_rank(
     rank: int, names: tuple[str, ...], cells: tuple[RanksCell, ...], rounds: int, seconds: float, path: str
 ) -> None:
-    """Measures some peers at every cell that they can run."""
     begin = time.monotonic()
     for name, cell in ((name, cell) for name in names for cell in cells if not cell.decode):
         late = torch.tensor(float(time.monotonic() - begin > seconds - 5), device=DEVICE)

@@ -54,8 +54,6 @@ def _contiguous(rank: int, length: int) -> torch.Tensor:
 
 
 def _phases(attend: Callable[..., torch.Tensor], leaves: list[torch.Tensor]) -> Mapping[str, Launch]:
-    """Returns a launch for each phase, tried once."""
-
     def forward() -> Any:
         with torch.no_grad():
             return attend(*leaves)
@@ -287,7 +285,6 @@ def _pairs(ranks: int) -> dict[str, float]:
 
 
 def _symmetric(rank: int, ranks: int) -> dict[str, Any]:
-    """Copies out of a peer's memory by copy engines, alone and beside a kernel that fills the GPU."""
     import torch.distributed._symmetric_memory as symmetric
 
     size = 256 << 20

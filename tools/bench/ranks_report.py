@@ -75,23 +75,19 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ours(parts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Returns what attnc has of each cell."""
     return {name.partition(": ")[2]: part for name, part in parts.items() if name.startswith("attnc: ")}
 
 
 def _of_peers(parts: Mapping[str, Any], cell: str) -> dict[str, Mapping[str, Any]]:
-    """Returns what each peer has of a cell: times, or an error."""
     every = ((*name.partition(": ")[::2], part) for name, part in parts.items())
     return {peer: part for peer, of, part in every if of == cell and peer != "attnc"}
 
 
 def _flops(part: Mapping[str, Any], phase: str) -> float:
-    """Operations of a call in units of 1e9, which are TFLOP/s over milliseconds."""
     return 1e-9 * float(part["flops"]) * (1.0 if phase == "forward" else 3.5)
 
 
 def _rows(parts: Mapping[str, Any], phase: str, ranks: int) -> Iterator[list[str]]:
-    """Yields a row for each call, and one for it with keys copied out of symmetric memory."""
     key = f"T{ranks} {phase}"
     for cell, part in _ours(parts).items():
         if key in part:
@@ -117,7 +113,6 @@ def _row(cell: str, part: Mapping[str, Any], phase: str, ranks: int, peers: Mapp
 
 
 def _peers(parts: Mapping[str, Any], ours: Mapping[str, Any], ranks: int) -> Iterator[str]:
-    """Milliseconds of every peer, and a number for the reason why it has none."""
     cells = [cell for cell in ours if _of_peers(parts, cell)]
     names = list(dict.fromkeys(name for cell in cells for name in _of_peers(parts, cell)))
     if not names:

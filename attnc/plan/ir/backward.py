@@ -83,7 +83,6 @@ class Chain:
 
     @property
     def slope_has_pole(self) -> bool:
-        """Whether it can be infinite at zeros, which is what is past the end."""
         return self.slope is not None and has_pole(self.inline(self.slope))
 
     def inline(self, value: Expr) -> Expr:
@@ -98,7 +97,6 @@ class Chain:
 
     @property
     def step_expressions(self) -> Iterator[Expr]:
-        """What a step evaluates besides the score."""
         yield from (let.value for let in self.shared)
         if self.slope is not None:
             yield self.slope
@@ -109,7 +107,6 @@ class Chain:
 
     @property
     def expressions(self) -> Iterator[Expr]:
-        """What a step evaluates besides the score, and where the sums go after the last one."""
         yield from self.step_expressions
         for adjoint in self.adjoints:
             yield from adjoint.load.indices
@@ -144,7 +141,6 @@ class Preprocess:
 
     @property
     def walk(self) -> TileWalk:
-        """What the number of a program's tile says."""
         return TileWalk(
             axis="q",
             rows=Dim("M_padded") if self.sequences is None else self.sequences.rows,
@@ -178,7 +174,6 @@ class BackwardKernel(TileKernel):
 
     @property
     def kind(self) -> KernelName:
-        """Which kernel of its backward this is."""
         return name_of(self.makes)
 
     @property
@@ -188,7 +183,6 @@ class BackwardKernel(TileKernel):
 
     @property
     def config(self) -> str:
-        """What declarations and parameters call the kernel's config."""
         return f"{self.kind}_config"
 
     @property
@@ -201,12 +195,10 @@ class BackwardKernel(TileKernel):
 
     @property
     def limits_registers(self) -> bool:
-        """Whether a config limits the registers of a thread."""
         return any(config.maxnreg is not None for config in self.configs)
 
     @property
     def sums_heads(self) -> bool:
-        """Whether a program walks over all query heads that share its keys."""
         return "G" in self.dims and not self.over_q
 
     @property

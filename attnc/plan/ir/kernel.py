@@ -96,7 +96,6 @@ class Loop:
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
-        """Everything that the loop computes."""
         masked = () if isinstance(self.masked, bool) else (self.masked,)
         guard = () if self.guard is None else (self.guard,)
         return (self.start, self.stop, *masked, *guard)
@@ -124,12 +123,10 @@ class Regions:
 
     @property
     def tests(self) -> tuple[Statement, ...]:
-        """What the guards of all loops read of the tile at hand."""
         return tuple({test.name: test for loop in self.loops for test in loop.tests}.values())
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        """All values that the control flow is made of."""
         return (*self.bounds, *self.tests)
 
     @property
@@ -282,7 +279,6 @@ class Softmax(Probabilities):
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
-        """What is evaluated once for each row."""
         return tuple(expr for expr in (self.sink, self.v_scale) if expr is not None)
 
 
@@ -413,7 +409,6 @@ class TileKernel(ABC):
         """What the number of a program's tile says."""
 
     def _walk(self, rows: str, *, is_padded: bool, writes_all_rows: bool) -> TileWalk:
-        """Returns what the number of a tile says, where it is one of so many rows of a head."""
         over_q, sequences = self.regions.axis == "kv", self.grid.sequences
         return TileWalk(
             axis="q" if over_q else "kv",
@@ -428,12 +423,10 @@ class TileKernel(ABC):
 
     @property
     def score_expressions(self) -> Iterator[Expr]:
-        """Everything that the kernel evaluates for its scores."""
         return expressions_of(self.program, self.outer, self.regions, self.step)
 
     @property
     def expressions(self) -> Iterator[Expr]:
-        """Everything that the kernel evaluates."""
         return self.score_expressions
 
 

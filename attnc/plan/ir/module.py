@@ -74,12 +74,10 @@ class Module:
 
     @property
     def backward_kernels(self) -> dict[KernelName, BackwardKernel]:
-        """The backward kernels by what they make, in the order of execution; none without gradients."""
         return {} if self.backward is None else {planned.kind: planned for planned in self.backward.kernels}
 
     @property
     def kernels(self) -> dict[Which, Kernel]:
-        """All kernels over tiles by what they make; the first, also one that decodes, is "forward"."""
         found: dict[Which, Kernel] = {"forward": self.kernel}
         found.update(self.backward_kernels.items())
         return found

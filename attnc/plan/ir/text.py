@@ -102,7 +102,6 @@ def _type(tensor: Tensor) -> str:
 
 
 def _storage(tensor: Tensor) -> str:
-    """Returns how rows are kept, where it is not in an ordinary tensor, and whether they are sorted."""
     kind = tensor.storage
     told = "" if kind.is_plain else f" {kind.name}({', '.join(kind.tables)})"
     return f"{told}{' sorted' if tensor.is_sorted else ''}"
@@ -112,7 +111,6 @@ def _storage(tensor: Tensor) -> str:
 
 
 def _kernel(kernel: Kernel, takes: Iterable[str] = ()) -> Iterator[str]:
-    """Yields the lines of a kernel. takes: buffers and registers of a kernel of the backward."""
     head = f"kernel {kernel.name}({', '.join(kernel.dims)}) {kernel.structure}"
     own: tuple[str, ...]
     match kernel:
@@ -127,7 +125,6 @@ def _kernel(kernel: Kernel, takes: Iterable[str] = ()) -> Iterator[str]:
 
 
 def _program(kernel: Kernel) -> Iterator[str]:
-    """Yields what a program does up to its scores."""
     yield _grid(kernel.grid)
     yield f"kv_head = {show(kernel.kv_head)}"
     if isinstance(kernel, Decode):
@@ -147,7 +144,6 @@ def _program(kernel: Kernel) -> Iterator[str]:
 
 
 def _splits(kernel: Decode) -> Iterator[str]:
-    """Yields how heads, keys and columns are shared."""
     if kernel.pack is not None:
         yield f"pack query heads, group = {show(kernel.pack.group)}"
     if kernel.split is not None:
@@ -164,7 +160,6 @@ def _splits(kernel: Decode) -> Iterator[str]:
 
 
 def _describe_output(kernel: Forward | Decode) -> Iterator[str]:
-    """Yields what a launch chooses from, what that takes, and what any of it promises."""
     yield from _configs(kernel)
     if kernel.layout is not None:
         yield from _wrap(f"layout {type(kernel.layout).__name__}:", _fields(kernel.layout))
@@ -222,7 +217,6 @@ def _statement(item: Statement) -> Iterator[str]:
 
 
 def _describe_type(load: Load) -> str:
-    """Returns the type of an element, and what it is limited to."""
     wide = "64" if load.wide else ""
     return f"{load.type}{wide}" if load.within is None else f"{load.type}{wide} in {list(load.within)}"
 
@@ -287,15 +281,11 @@ def _dropout(softmax: Probabilities) -> Iterator[str]:
 
 
 def _list_resources(buffers: Mapping[str, int], registers: Mapping[str, int]) -> Iterator[str]:
-    """Yields what config 0 takes, by what it is for."""
     for what, sizes in (("bytes of shared memory", buffers), ("registers of a thread", registers)):
         yield _list(what, [f"{name} {size}" for name, size in sizes.items()])
 
 
 def _configs(kernel: Kernel) -> Iterator[str]:
-    """Yields what all configs share, then each by what is its own, and the bytes of shared memory that it
-    takes.
-    """
     knobs = [config.texts() for config in kernel.configs]
     common = {key: value for key, value in knobs[0].items() if all(x.get(key) == value for x in knobs)}
     yield from _wrap("configs:", [f"{key} = {value}" for key, value in common.items()])
@@ -307,7 +297,6 @@ def _configs(kernel: Kernel) -> Iterator[str]:
 
 
 def _format_bound(bound: ErrorBound) -> list[str]:
-    """Returns the lines of a bound but for the errors of functions, which are the same for all."""
     return [told for told in _unusual(bound) if not told.startswith("intrinsics")]
 
 
@@ -402,7 +391,6 @@ def _list(head: str, told: Iterable[str]) -> str:
 
 
 def _wrap(head: str, told: Iterable[str]) -> Iterator[str]:
-    """Yields a list that may be longer than a line."""
     text = f"{head} {', '.join(told)}"
     lines = wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
     yield from (line if i == 0 else f"    {line}" for i, line in enumerate(lines))
@@ -422,12 +410,10 @@ def _exprs(exprs: Iterable[Expr]) -> str:
 
 
 def _fields(made: Any) -> list[str]:
-    """Returns the fields of a dataclass that a target, or a small decision, is made of."""
     return [f"{field.name} = {_value(getattr(made, field.name))}" for field in fields(made)]
 
 
 def _unusual(made: Any) -> list[str]:
-    """Returns the fields of a dataclass that are not as by default."""
     named = zip(fields(made), _fields(made), strict=True)
     return [told for field, told in named if getattr(made, field.name) != field.default]
 

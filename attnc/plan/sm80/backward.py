@@ -119,7 +119,6 @@ def cuda_backward_estimate(plan: CudaBackward, config: TileConfig, kernel: Kerne
 
 
 def _registers(plan: CudaBackward, config: TileConfig, kernel: KernelName) -> dict[str, int]:
-    """Registers of a thread by value, and an allowance for the rest."""
     other = _FREE_REGISTERS_F32 if plan.layout.is_f32 else _FREE_REGISTERS
     return {**plan.registers(config, kernel), "other": other}
 

@@ -90,7 +90,6 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def _wide(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """Yields a refusal of heads whose values no warp can sum alone."""
     widest = max(feature(tensor) for tensor in (variant.attention.q, variant.attention.v))
     softmax, split = knobs.get("softmax"), knobs.get("warp_split")
     unified = softmax and isinstance(softmax.choices[0], Choice) and softmax.choices[0].name == "unified_max"
@@ -197,6 +196,5 @@ def cuda_estimate(layout: CudaLayout, config: TileConfig) -> Estimate:
 
 
 def _registers(layout: CudaLayout, config: TileConfig) -> dict[str, int]:
-    """Registers of a thread by value, and an allowance for the rest."""
     other = _FREE_REGISTERS_F32 if layout.is_f32 else _FREE_REGISTERS
     return {**layout.registers(config), "other": other}

@@ -109,12 +109,10 @@ class CudaLayout:
 
     @property
     def is_padded(self) -> bool:
-        """Whether more columns are multiplied than are stored."""
         return (self.d, self.dv) != (self.d_multiplied, self.dv_multiplied)
 
     @property
     def is_f32(self) -> bool:
-        """Whether a product is three of tf32."""
         return self.element is DType.F32
 
     @property
@@ -311,9 +309,6 @@ def device_memory(
 
 
 def _exchange(kernel: OutputKernel, layout: CudaLayout, config: TileConfig) -> tuple[int, int]:
-    """Returns bytes of shared memory read and written in a step to sum what the warps of split-K have
-    found.
-    """
     if layout.warp_split != "kv" or layout.merge == "end":  # at the end it is little beside the tiles
         return 0, 0
     tile_q, warps, v = config.tile_q, config.warps, layout.v.width

@@ -116,7 +116,6 @@ class SharedMemory:
         return holds_v and self._is_narrow(name) and self._tile[0] < FEWEST_FROM_SHARED
 
     def _count_stored_bytes(self, name: str) -> int:
-        """Returns bytes of an element of a matrix where it comes from."""
         if name in ("k", "v"):
             return DType(self.attention.tensor(name).dtype).bytes
         return self._dtype.bytes
@@ -129,7 +128,6 @@ class SharedMemory:
 
     @property
     def _matrices(self) -> Iterator[tuple[str, int, int]]:
-        """Name, rows and columns of a tile of each matrix."""
         (tile_q, tile_kv), (d, dv) = self._tile, self.columns
         yield from (("q", tile_q, d), ("do", tile_q, dv), ("k", tile_kv, d))
         yield "v", tile_kv, 0 if self._shares_v else dv
@@ -169,7 +167,6 @@ class SharedMemory:
 
     @property
     def _loads(self) -> Iterator[Buffer]:
-        """Streamed besides: what score and mask read at each key, or row, of the inner loop."""
         rows = dict(zip(("q", "kv"), self._tile, strict=True))
         for load in find_loads(self.attention.score, self.attention.mask):
             if self._inner in (axes := axes_of(load)):
@@ -186,7 +183,6 @@ class SharedMemory:
 
     @property
     def _passing(self) -> Iterator[Buffer]:
-        """What passes through shared memory on its way to other threads, or to global memory."""
         (tile_q, tile_kv), size = self._tile, self._dtype.bytes
         d, dv = self.columns
         is_f32, outside_in = self._dtype is DType.F32, self.kernel == "forward" and self._inner == "q"
@@ -229,7 +225,6 @@ class SharedMemory:
 
     @property
     def _stores_scores(self) -> bool:
-        """Whether a gradient has an element for each score."""
         return any(
             load.tensor in self.attention.grads and len(axes_of(load)) == 2
             for load in find_loads(self.attention.score)
@@ -374,13 +369,11 @@ _SHORTEST = 32
 
 
 def _count_summed(config: TileConfig, kernel: Which) -> int:
-    """Returns how many elements of a tile the kernel's products of p sum over."""
     of_rows = phase_of(kernel) == "dkdv"
     return config.tile_q if of_rows else config.tile_kv
 
 
 def _joins_narrow_words(attention: Attention) -> bool:
-    """Returns whether p is computed from 8-bit words of memory and from dropout's."""
     used = (node for expr in (attention.score, attention.mask) for node in walk(expr))
     reads_bools = any(isinstance(node, Load) and node.type == "bool" for node in used)
     return attention.softmax.dropout is not None and reads_bools
@@ -403,7 +396,6 @@ def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> int
 
 
 def _memory_kind(device: Device) -> tuple[bool, ...]:
-    """Returns the facts of a device that decide which buffers a kernel has there."""
     return device.has_mma_from_shared, device.has_tma, device.has_tensor_memory
 
 

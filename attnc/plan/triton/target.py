@@ -86,7 +86,6 @@ def triton_backward_configs(
 
 
 def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]]:
-    """Yields the group that suits the head dimension, if the backward is of f32 and there is one."""
     if DType(attention.q.dtype) is DType.F32:
         widest = max(feature(attention.q), feature(attention.v))
         groups = (group for columns, group in _F32_TILES[phase].items() if widest <= columns)
@@ -156,7 +155,6 @@ def _nearest(config: TileConfig, variant: Variant, device: Device, kernel: Which
 
 
 def _is_smaller(key: str, value: int, config: TileConfig) -> bool:
-    """Returns whether the change lowers the needs: more warps, less of everything else."""
     now = config.value(key)
     assert isinstance(now, int), "keys of numbers alone"
     return value > now if key == "warps" else value < now
