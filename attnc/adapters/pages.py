@@ -105,8 +105,8 @@ def attend(
 
 
 def uniform(tokens: int, most: int, sequences: int) -> int:
-    """Returns how many new tokens each sequence has, for `attend`, where that follows from `tokens` in all and
-    `most` of one, and is few enough to split the keys; else 0.
+    """Returns how many new tokens each sequence has, for `attend`, where that follows from `tokens` in all
+    and `most` of one, and is few enough to split the keys; else 0.
     """
     return most if 0 < most <= _MOST_DRAFTS and tokens == most * sequences else 0
 

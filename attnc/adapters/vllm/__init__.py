@@ -54,8 +54,8 @@ def unified_attention(
 
     q: [T, Hq, D]; out: [T, Hq, Dv]
     k: [num_blocks, block_size, Hkv, D]; v: [num_blocks, block_size, Hkv, Dv], any strides but a contiguous
-        last axis; all of float16, bfloat16 or float32, or k and v of float8_e4m3fn, float8_e5m2 or int8 beside
-        16 bits
+        last axis; all of float16, bfloat16 or float32, or k and v of float8_e4m3fn, float8_e5m2 or int8
+        beside 16 bits
     k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], a number or
         None; other caches are taken as they are, whatever their scales, as vLLM's kernels do
     cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], with the new tokens; block_table: i32[B, P]
