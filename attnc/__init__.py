@@ -22,14 +22,22 @@ __all__ = ["Family", "SpecError", "SpecWarning", "__version__", "compile", "flex
 
 
 def compile(
-    source: Spec, *, target: str | None = None, attention: str | None = None, cache: Cache = True
+    source: Spec,
+    *,
+    target: str | None = None,
+    attention: str | None = None,
+    deterministic: bool = True,
+    cache: Cache = True,
 ) -> Family:
     """Compiles a spec, and returns its function.
 
     source: a path, or the text of a spec (a string with a line break or a brace)
-    target: "triton", "cuda.sm_80", ...; by default that of the first schedule. A spec without a schedule for
-        the target gets one: `Family.spec` shows it
+    target: "triton", "cuda.sm_80", ...; by default the fastest that the current GPU runs, of those that the
+        attention has schedules for where it has some. One without a schedule for the target gets one:
+        `Family.spec` shows it
     attention: which one, in a spec that declares several
+    deterministic: whether gradients under a schedule that is made here are the same bits in every run; False
+        takes the fastest
     cache: True keeps what is compiled in the user's cache folder ($ATTNC_CACHE_DIR), for all processes; a
         path in another folder, of which this user must be the only one to write to; False for this process
 
@@ -40,7 +48,9 @@ def compile(
     """
     from attnc.api.compile import compile_family
 
-    return compile_family(source, target=target, attention=attention, cache=cache)
+    return compile_family(
+        source, target=target, attention=attention, deterministic=deterministic, cache=cache
+    )
 
 
 def __getattr__(name: str) -> Any:

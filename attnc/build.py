@@ -122,6 +122,7 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Foun
             spend(_STEPS_PER_MODULE)
             chosen = schedule_of(schedule, variant)
             found.warnings += [*check_differentiable(variant, chosen), *check_mask(variant)]
+            found.warnings += target_of(chosen.target).check_speed(variant, chosen)
             modules.append(plan(variant, chosen))
         finish(f"{schedule.name} {variant.name}")
     return modules

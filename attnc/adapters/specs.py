@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from attnc.api.compile import compile_family, first_made, need_of
+from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
 from attnc.model.dtypes import DType
 
 Kernel: TypeAlias = Callable[..., Any]
@@ -89,6 +91,11 @@ class Wanted:
     @property
     def text(self) -> str:
         """The spec; save it to a file to compile it ahead of time, tune or verify it."""
+        return f"{self.attention}\n{self._schedule}"
+
+    @property
+    def attention(self) -> str:
+        """The spec without its schedule, which is for Triton."""
         dtype = DTYPES[self.dtype]
         cached = dtype if self.cache is None else NARROW[self.cache]
         score = f"dot(q, k) * {self.scale!r}"
@@ -115,12 +122,15 @@ class Wanted:
             *([f"output lse: f32{self.lse}"] if self.lse else []),
             *([f"grad {', '.join(self.grad)}"] if self.grad else []),
         ]
+        body = "\n  ".join(lines)
+        return f"attention {self.name} {{\n  {body}\n}}\n"
+
+    @property
+    def _schedule(self) -> str:
         knobs = self._decode_knobs if self.decode else self._prefill_knobs
         if self.grad:
             knobs += f"\n  backward {{\n    {_BACKWARD[self.dtype.itemsize]}\n  }}"
-        body = "\n  ".join(lines)
-        attention = f"attention {self.name} {{\n  {body}\n}}\n"
-        return f"{attention}\nschedule {self.name} for triton {{\n  {knobs}\n}}\n"
+        return f"schedule {self.name} for triton {{\n  {knobs}\n}}\n"
 
     @property
     def _prefill_knobs(self) -> str:
@@ -153,10 +163,47 @@ class Wanted:
 
 @lru_cache(maxsize=256)
 def kernel(wanted: Wanted) -> Kernel:
-    """Returns the callable of the spec, compiled in a few milliseconds and cached for the process.
+    """Returns the callable of the spec, for the fastest target that takes the tensors of a call. Compiled for
+    each in a few milliseconds, and cached for the process.
 
     DiagnosticError where the spec is refused, such as a head dimension that no kernel is made for.
     """
+    made = _made(wanted, TRITON)
+    # Triton reads memory as fast; only latent attention has more to multiply than to read
+    return made if wanted.decode and (wanted.split_size or not wanted.value) else _Fastest(wanted, made)
+
+
+class _Fastest:
+    """The function of a spec on whichever target suits a call. made: by the targets of calls."""
+
+    def __init__(self, wanted: Wanted, made: Kernel) -> None:
+        self._wanted = wanted
+        self._made: dict[tuple[str, ...], Kernel] = {(TRITON,): made}
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        tensors = dict(zip("qkv", inputs, strict=False)) or named
+        q, k, v = tensors["q"], tensors["k"], None if self._wanted.value else tensors["v"]
+        targets = targets_of_call(self._wanted.name, q, k, v, gradients=bool(self._wanted.grad))
+        made = self._made.get(targets)
+        if made is None:
+            made = self._made[targets] = self._first(targets)
+        return made(*inputs, **named)
+
+    def _first(self, targets: tuple[str, ...]) -> Kernel:
+        of_triton = self._made[TRITON,]
+        made, failure = first_made(
+            targets, lambda target: of_triton if target == TRITON else _made(self._wanted, target)
+        )
+        if failure and targets[0] == HOPPER:
+            warn_of_loss(self._wanted.name, need_of(failure))
+        return made
+
+
+def _made(wanted: Wanted, target: str) -> Kernel:
+    """Returns the function of a spec for a target."""
+    if target != TRITON:
+        family = compile_family(wanted.attention, target=target, warn=False)
+        return family.function
     from attnc.build import plan_program
     from attnc.model.resolve import resolve
     from attnc.runtime.loader import load_module

@@ -12,19 +12,29 @@ from __future__ import annotations
 
 import copyreg
 import hashlib
+import json
 import os
 import re
-import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache as once
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from attnc.api import fastest
 from attnc.api.family import Family
+from attnc.api.fastest import (
+    HOPPER,
+    KINDS,
+    TRITON,
+    caller_level,
+    chosen_target,
+    kind_of,
+    targets_on,
+    warn_of_loss,
+)
 from attnc.diagnostics import DiagnosticError, render
 from attnc.resources import resource
 from attnc.runtime.packages import Package, find_package, keep_package, load_package
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
 
 Spec: TypeAlias = str | os.PathLike[str]
 Cache: TypeAlias = bool | str | os.PathLike[str]
+Made = TypeVar("Made")
 
 _NAME = re.compile(r"^[ \t]*(?:attention|projection)[ \t]+(\w+)", re.MULTILINE)
 
@@ -56,6 +67,7 @@ def compile_family(
     *,
     target: str | None = None,
     attention: str | None = None,
+    deterministic: bool = True,
     cache: Cache = True,
     warn: bool = True,
 ) -> Family:
@@ -64,7 +76,9 @@ def compile_family(
 
     warn: whether warnings of the compiler become a SpecWarning.
     """
-    family = family_of(*_read_spec(source), target=target, attention=attention, cache=cache)
+    family = family_of(
+        *_read_spec(source), target=target, attention=attention, deterministic=deterministic, cache=cache
+    )
     if warn and family.warnings:
         warnings.warn(f"\n{family.warnings}", SpecWarning, stacklevel=3)
     return family
@@ -84,20 +98,8 @@ def warn_of_dense_mask(function: str, family: Family) -> None:
             f"{function}: {family.dense}: what it excludes costs what it would without a mask. Tiles are"
             " skipped for bounds by positions, lengths and ids that ascend",
             SpecWarning,
-            stacklevel=_stacklevel(),
+            stacklevel=caller_level(),
         )
-
-
-def _stacklevel() -> int:
-    """Returns how far above the function that asks the first frame is that is neither attnc's nor torch's."""
-    import torch
-
-    ours = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
-    frame: FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and frame.f_code.co_filename.startswith(ours):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def family_of(
@@ -107,11 +109,13 @@ def family_of(
     *,
     target: str | None = None,
     attention: str | None = None,
+    deterministic: bool = True,
     cache: Cache = True,
 ) -> Family:
     """Compiles a spec that is read already, with what was measured for it, as `compile_family` does."""
+    ranked = _ranked(target)
     key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
-    key = _key(key, target or "", attention or "", _compiler())
+    key = _key(key, json.dumps(ranked), str(deterministic), attention or "", _compiler())
     folder = _cache_folder(cache) / "packages" / key
     family = _FAMILIES.get(folder)
     if family is None:
@@ -122,11 +126,13 @@ def family_of(
                 place = folder
                 if package is None:
                     try:
-                        package = _package(text, tuned, dispatch, target, attention)
+                        package = _package(text, tuned, dispatch, ranked, attention, deterministic)
                     except DiagnosticError as failure:
                         raise SpecError(failure.diagnostics) from None
                     place = _keep(folder, package, cache)
                 family = _FAMILIES[folder] = _imported(place, package)
+                if lost := package.facts["lost"]:
+                    warn_of_loss(_FUNCTION, lost)
     return family
 
 
@@ -205,37 +211,126 @@ def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
     return text, tuned_source(path), dispatch_source(path)
 
 
+#: What callers are told that they called.
+_FUNCTION = "attnc.compile"
+#: By the kind of an attention the targets that it may run on, the fastest first; for any kind the one that a
+#: caller names.
+Ranked: TypeAlias = Mapping[str, Sequence[str]]
+
+
+def _ranked(target: str | None) -> Ranked:
+    """Returns the targets to choose from on the current device, where the caller names none."""
+    if target is not None:
+        return {"": [target]}
+    index = fastest.current_index()
+    return {kind: targets_on(_FUNCTION, index, kind, chosen_target()) for kind in KINDS}
+
+
 def _package(
-    text: Source, tuned: Source | None, dispatch: Source | None, target: str | None, attention: str | None
+    text: Source,
+    tuned: Source | None,
+    dispatch: Source | None,
+    ranked: Ranked,
+    attention: str | None,
+    deterministic: bool,
 ) -> Package:
-    """Returns the files for one attention and one target. DiagnosticError, and ValueError for a
-    wrong choice.
+    """Returns the files for one attention, for the fastest target that has kernels for it. DiagnosticError,
+    and ValueError for a wrong choice.
     """
-    from attnc.build import compile_program
     from attnc.model.resolve import resolve
-    from attnc.plan.mask_findings import DENSE
-    from attnc.plan.targets import TARGETS, target_of
     from attnc.syntax.parser import parse, prelude
 
     program = resolve(parse(text), prelude())
     name = _choose(program, attention)
+    targets, lost = _candidates(program, name, ranked)
+
+    def made(target: str) -> Package:
+        return _package_for(program, name, target, tuned, dispatch, deterministic)
+
+    package, failure = first_made(targets, made)
+    if failure and targets[0] == HOPPER:
+        lost = need_of(failure)
+    return replace(package, facts={**package.facts, "lost": lost})
+
+
+def first_made(targets: Sequence[str], make: Callable[[str], Made]) -> tuple[Made, DiagnosticError | None]:
+    """Returns what is made for the first target that has kernels for it, and why the first of all has none.
+    Raises what the last says.
+    """
+    failures: list[DiagnosticError] = []
+    for target in targets[:-1]:
+        try:
+            return make(target), next(iter(failures), None)
+        except DiagnosticError as failure:
+            failures.append(failure)
+    return make(targets[-1]), next(iter(failures), None)
+
+
+def need_of(failure: DiagnosticError) -> str:
+    """Returns what kernels need that a spec does not say, as `warn_of_loss` has it."""
+    return f"a spec without this: {failure.diagnostics[0].message}"
+
+
+def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[str], str]:
+    """Returns the targets to try, the fastest first, and what keeps a faster one out, or "": one that has a
+    schedule, where the attention has some.
+    """
+    from attnc.plan.fitting import shape_of
+    from attnc.plan.targets import TARGETS
+
+    if "" in ranked:
+        return ranked[""], ""
+    known = [target for target in _declared(program, name) if target in TARGETS]
+    if name not in [attention.name for attention in program.attentions]:
+        return known[:1] or [TRITON], ""
+    shape = shape_of(program.attention(name))
+    targets = ranked[kind_of(shape.dtype == "f32", shape.width, shape.gradients)]
+    if not known:
+        return targets, ""
+    lost = _lacks(program, name, HOPPER) if targets[0] == HOPPER and HOPPER not in known else ""
+    return [next((target for target in targets if target in known), known[0])], lost
+
+
+def _declared(program: Program, name: str) -> list[str]:
+    """Returns the targets that an attention or projection has schedules for, in their order."""
     schedules = (*program.schedules, *program.projection_schedules)
-    declared = [schedule.target for schedule in schedules if schedule.name == name]
-    if target is None:
-        target = next((known for known in declared if known in TARGETS), "triton")
+    return list(dict.fromkeys(schedule.target for schedule in schedules if schedule.name == name))
+
+
+def _lacks(program: Program, name: str, target: str) -> str:
+    """Returns what kernels of a faster target need: a schedule, where they could be made, and those that
+    there are do not share the keys of a sequence out.
+    """
+    from attnc.build import plan_program
+
+    if any(schedule.is_decode for schedule in program.schedules if schedule.name == name):
+        return ""
+    try:
+        plan_program(_only(_scheduled(program, name, target, deterministic=True), name, target))
+    except DiagnosticError:
+        return ""
+    return f"a schedule of their own for '{name}', or target='{target}'"
+
+
+def _package_for(
+    program: Program,
+    name: str,
+    target: str,
+    tuned: Source | None,
+    dispatch: Source | None,
+    deterministic: bool,
+) -> Package:
+    """Returns the files for one attention and target. DiagnosticError, and ValueError for a wrong target."""
+    from attnc.build import compile_program
+    from attnc.plan.mask_findings import DENSE
+    from attnc.plan.targets import target_of
+
     folder = target_of(target).folder
-    if target not in declared:
-        text = _scheduled(program, name, target)
-        program = resolve(parse(text), prelude())
-    program = replace(
-        program,
-        schedules=tuple(s for s in program.schedules if (s.name, s.target) == (name, target)),
-        projection_schedules=tuple(
-            s for s in program.projection_schedules if (s.name, s.target) == (name, target)
-        ),
-    )
-    shown = Path(text.path).name
-    compiled = compile_program(program, shown, tuned, dispatch)
+    if target not in _declared(program, name):
+        program = _scheduled(program, name, target, deterministic=deterministic)
+    program = _only(program, name, target)
+    text = program.source
+    compiled = compile_program(program, Path(text.path).name, tuned, dispatch)
     prefix = f"{name}/{folder}/"
     files = {
         output.path.removeprefix(prefix): output.text
@@ -251,6 +346,17 @@ def _package(
         "dense": next((found.message for found in compiled.warnings if found.code == DENSE), ""),
     }
     return Package(files=files, facts=facts)
+
+
+def _only(program: Program, name: str, target: str) -> Program:
+    """Returns the program with the schedules of one attention for one target alone."""
+    return replace(
+        program,
+        schedules=tuple(s for s in program.schedules if (s.name, s.target) == (name, target)),
+        projection_schedules=tuple(
+            s for s in program.projection_schedules if (s.name, s.target) == (name, target)
+        ),
+    )
 
 
 def _choose(program: Program, wanted: str | None) -> str:
@@ -269,16 +375,17 @@ def _choose(program: Program, wanted: str | None) -> str:
     raise ValueError(f"attention: expected one of {known}, got {wanted!r}")
 
 
-def _scheduled(program: Program, name: str, target: str) -> Source:
-    """Returns the spec with a schedule for the target. ValueError for a projection."""
-    from attnc.plan.fitting import shape_of
+def _scheduled(program: Program, name: str, target: str, *, deterministic: bool) -> Program:
+    """Returns the program with a schedule for the target. ValueError for a projection."""
+    from attnc.model.resolve import resolve
     from attnc.plan.targets import schedule_for
+    from attnc.syntax.parser import parse, prelude
 
-    text = program.source.text
     if name not in [attention.name for attention in program.attentions]:
         raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
-    schedule = schedule_for(name, target, shape_of(program.attention(name)))
-    return Source(program.source.path, f"{text.rstrip()}\n\n{schedule}")
+    schedule = schedule_for(program, name, target, deterministic=deterministic)
+    text = Source(program.source.path, f"{program.source.text.rstrip()}\n\n{schedule}")
+    return resolve(parse(text), prelude())
 
 
 def _imported(folder: Path, package: Package) -> Family:

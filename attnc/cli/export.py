@@ -30,7 +30,7 @@ def export(
 
     Example: attnc export --hf-kernel attnc-kernels --sizes 64
     """
-    from attnc.compat.export import DTYPES, forms, kernel_file, metadata, python_files
+    from attnc.compat.export import DTYPES, forms, kernel_files, metadata, python_files
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise Mistake(f"{name!r} is no name of a package", "small letters, digits and underscores")
@@ -50,11 +50,10 @@ def export(
     with progress("export", len(chosen)) as bar:
         for form in chosen:
             bar.advance(f"d{form.size}")
-            file, text = kernel_file(form)
-            texts[file] = text
+            texts |= kernel_files(form)
     folder = hf_kernel / "build" / "torch-universal"
     for file, text in texts.items():
         write_text(folder / name / file, text)
     write_text(folder / "metadata.json", metadata(name, texts.values()))
-    say(f"wrote {counted(len(chosen), 'kernel')} to {folder / name}")
+    say(f"wrote kernels for {counted(len(chosen), 'form')} of a call to {folder / name}")
     note(f"   = help: kernels.get_local_kernel(Path({str(hf_kernel)!r}))")

@@ -7,6 +7,6 @@ Window sizes, scales and lengths are read at run time, so a new value compiles n
 is refused, with an error that names the argument. `run_on` chooses whose kernels calls run on.
 """
 
-from attnc.compat.compiled import run_on
+from attnc.api.fastest import run_on
 
 __all__ = ["run_on"]

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.compat.compiled import compiled, making, target_for
+from attnc.api.fastest import targets_of_call
+from attnc.compat.compiled import compiled, making
 from attnc.compat.form import Facts, Form, Layout
 from attnc.support.memory import made_apart
 
@@ -166,6 +167,8 @@ prepared._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functio
 
 Window: TypeAlias = tuple[int | None, int | None]
 
+#: The targets of a form that names none.
+_USUAL = ("triton",)
 #: Up to so many query rows of a sequence its keys are shared out among programs.
 _FEW = 16
 
@@ -185,6 +188,7 @@ class Call:
         if needed and is_inference:
             raise ValueError(f"{name}: caches have no gradients: call it under torch.no_grad()")
         self._grads = ["q", "k", "v"] if needed else []
+        self._is_fast = False
 
     def wants_gradient(self, x: torch.Tensor | None) -> bool:
         return x is not None and x.requires_grad and torch.is_grad_enabled()
@@ -233,6 +237,12 @@ class Call:
             if bound is not None:
                 self._tensors[f"window_{side}"] = number(bound, torch.int32, device)
                 self._form[side] = True
+
+    def hurry(self, deterministic: bool) -> None:
+        """Takes the fastest gradients, whose bits may differ from run to run, where neither the caller nor
+        PyTorch asks for deterministic ones.
+        """
+        self._is_fast = not deterministic and not torch.are_deterministic_algorithms_enabled()
 
     def drop(self, p: float, seed: torch.Tensor | None = None) -> None:
         """Adds dropout. seed: of an earlier call; drawn from torch's generator if left out."""
@@ -304,10 +314,13 @@ class Call:
         return dq, dk, dv
 
     def _choose(self) -> None:
-        """Chooses whose kernels the call runs on."""
-        target = target_for(*(self._tensors[name] for name in "qkv"))
-        if target:
-            self._form["target"] = target
+        """Chooses whose kernels the call runs on, and how fast its gradients are."""
+        q, k, v = (self._tensors[name] for name in "qkv")
+        targets = targets_of_call(self._name, q, k, v, gradients=bool(self._grads))
+        if targets != _USUAL:
+            self._form["targets"] = targets
+            if self._is_fast and self._grads:
+                self._form["fast"] = True
 
     def _prepared(self, which: str = "") -> tuple[Callable[..., Any], list[Any]]:
         """Returns a function of the form, and its inputs."""

@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 
 import attnc
+from attnc.api import fastest
 from attnc.compat.exported import module_name
 from attnc.compat.form import Form
 from attnc.target.support import FOLDER, beside, support_files
@@ -56,7 +57,12 @@ def python_files() -> dict[str, str]:
     folder = Path(__file__).parent
     texts = {f"{name}.py": (folder / f"{name}.py").read_text(encoding="utf-8") for name in _COPIED}
     texts["compiled.py"] = (folder / "exported.py").read_text(encoding="utf-8")
-    moved = {r"attnc\.compat\.": ".", r"attnc\.support\.": f".kernels.{FOLDER}."}
+    texts["fastest.py"] = Path(fastest.__file__).read_text(encoding="utf-8")
+    moved = {
+        r"attnc\.compat\.": ".",
+        r"attnc\.api\.": ".",
+        r"attnc\.support\.": f".kernels.{FOLDER}.",
+    }
     own = {}
     for name, text in texts.items():
         for there, here in moved.items():
@@ -72,12 +78,28 @@ def python_files() -> dict[str, str]:
     return {**own, **{f"kernels/{path}": text for path, text in support_files().items()}}
 
 
-def kernel_file(form: Form) -> tuple[str, str]:
-    """Returns (name, text) of the module of a form."""
-    from attnc.api.compile import compile_family
+def kernel_files(form: Form) -> dict[str, str]:
+    """Returns the texts of a form's modules, by path: that for Triton, and a folder for Hopper where that has
+    kernels for it, which are its fastest: for gradients also one whose sums have any order.
+    """
+    from attnc.api.compile import SpecError, compile_family
 
-    family = compile_family(form.text, target="triton", warn=False)
-    return f"kernels/{module_name(form)}.py", beside(family.files["default.py"])
+    family = compile_family(form.text, target=fastest.TRITON, warn=False)
+    files = {f"kernels/{module_name(form)}.py": beside(family.files["default.py"])}
+    ways = () if form.splits is not None else (False, True) if form.grads and form.q == "dense" else (False,)
+    for fast in ways:
+        try:
+            family = compile_family(form.text, target=fastest.HOPPER, deterministic=not fast, warn=False)
+        except SpecError:
+            break
+        folder = f"kernels/{module_name(form, fastest.HOPPER, fast=fast)}"
+        files |= {
+            f"{folder}/{name}": text.replace(f"from ...{FOLDER}", f"from ..{FOLDER}")
+            for name, text in family.files.items()
+            if name != "__init__.py"
+        }
+        files[f"{folder}/__init__.py"] = '"""Kernels for Hopper GPUs, which CuPy launches."""\n'
+    return files
 
 
 def metadata(name: str, texts: Iterable[str]) -> str:

@@ -18,23 +18,34 @@ def making() -> threading.RLock:
 
 
 def compiled(form: Form) -> ModuleType:
-    """Imports the module of a form. ValueError where the folder was exported without it."""
-    name = module_name(form)
+    """Imports the module of a form, that of the first of its targets which has one here. ValueError where the
+    folder was exported without it.
+    """
+    for target in form.targets:
+        for fast in (True, False) if form.fast else (False,):
+            if (module := _imported(f"{module_name(form, target, fast=fast)}.default")) is not None:
+                return module
+    if (module := _imported(module_name(form))) is not None:
+        return module
+    raise ValueError(
+        f"these kernels were exported without one for this call; attnc makes it from\n{form.text}"
+    )
+
+
+def _imported(name: str) -> ModuleType | None:
+    """Imports a module of the folder; None where it has none of this name."""
+    whole = f"{__package__}.kernels.{name}"
     try:
-        return import_module(f"{__package__}.kernels.{name}")
+        return import_module(whole)
     except ModuleNotFoundError as failure:
-        if failure.name is None or not failure.name.endswith(name):
+        if failure.name is None or not whole.startswith(failure.name):
             raise
-        raise ValueError(
-            f"these kernels were exported without one for this call; attnc makes it from\n{form.text}"
-        ) from None
+        return None
 
 
-def target_for(*tensors: object) -> str:
-    """Names the target of a call where it is not that of the exported kernels: never."""
-    return ""
-
-
-def module_name(form: Form) -> str:
-    """Names the file of a form, without its ending."""
-    return f"flash_attention_{hashlib.sha256(form.text.encode()).hexdigest()[:16]}"
+def module_name(form: Form, target: str = "", *, fast: bool = False) -> str:
+    """Names the file of a form for Triton, without its ending, or the folder for another target. fast: with
+    gradients whose bits may differ from run to run.
+    """
+    ending = f"_{target.replace('.', '_')}" if target else ""
+    return f"flash_attention_{hashlib.sha256(form.text.encode()).hexdigest()[:16]}{ending}{'_fast' * fast}"

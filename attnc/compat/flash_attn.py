@@ -99,8 +99,10 @@ def flash_attn_func(
     alibi_slopes: f32[H] or f32[B, H]; s_aux, learnable_sink or sinks: [H], a logit for each head that joins
     the denominator. return_lse, or return_softmax_lse: (o, lse f32[B, H, M], natural logarithm);
     return_attn_probs: (o, lse, an empty tensor), as probabilities are never kept. out: where o goes, without
-    gradients. deterministic, num_splits, pack_gqa, sm_margin, ver, fa_version: results are the same bits
-    whatever they say. Raises TypeError or ValueError with the name of an argument.
+    gradients. deterministic: gradients are the same bits in every run; without, dq may be added in any order
+    where that is faster, unless `torch.use_deterministic_algorithms` is on. num_splits, pack_gqa, sm_margin,
+    ver, fa_version: results are the same bits whatever they say. Raises TypeError or ValueError with the name
+    of an argument.
     """
     name = "flash_attn_func"
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
@@ -110,6 +112,7 @@ def flash_attn_func(
     call.score(softmax_scale, softcap, alibi_slopes, sink)
     call.mask(causal, window_size)
     call.drop(dropout_p)
+    call.hurry(deterministic)
     o, lse = call.run(out=out)
     return _returned(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
 

@@ -27,7 +27,8 @@ class Form:
     grads: inputs that get a gradient
     splits: of the keys of few queries, which then share a tile with their group: 0 for the device's choice,
         None for a kernel with tiles of query rows
-    target: whose kernel, where that is not Triton's; no part of the text
+    targets: whose kernel, the first that has one; Triton's where there are none. fast: gradients may be sums
+        in any order. Both are no part of the text
     """
 
     dtype: str
@@ -49,7 +50,8 @@ class Form:
     slopes: int = 0
     grads: tuple[str, ...] = ()
     splits: int | None = None
-    target: str = ""
+    targets: tuple[str, ...] = ()
+    fast: bool = False
 
     @property
     def inputs(self) -> tuple[tuple[str, str], ...]:

@@ -423,6 +423,11 @@ _PLAN_WARNINGS = {
         "Definitions alone mean nothing to a compiler: a file holds an attention or a projection, and its "
         "schedules.",
     ),
+    "W0805": CodeInfo(
+        "key that gives up the fast kernels",
+        "The schedule is compiled as it stands, and another value of the key would leave its target the "
+        "instructions that it is for.",
+    ),
 }
 
 _ALL = _SYNTAX | _NAMES | _TYPES | _SCHEDULES | _LIMITS | _EXPANSION | _RESOURCES | _PLAN_WARNINGS | _FLEX

@@ -104,11 +104,28 @@ def _section(e: BackwardExplanation) -> Iterator[str]:
     knobs = ", ".join(f"{key} = {value}" for key, value in _knobs(e).items())
     yield f"backward kernel {e.planned.kind}, config {e.position} of {len(e.planned.configs)}: {knobs}"
     yield f"  {_grid(e)}"
+    yield from _sum_of_dq(e)
     if e.planned.grid.longest_first:
         yield "  longest first: the last rows, which see most keys, start first"
     yield from loop_lines(e.planned, *_tiles(e))
     for lines in (resource_lines(e.needs, e.device, e.usage), roofline_lines(e.roofline, e.device)):
         yield from (f"  {line}" for line in lines)
+
+
+#: What each way to sum dq is, for a reader.
+_SUMS = {
+    "two_pass": "in a kernel of its own: the same bits in every run",
+    "ordered": "blocks add to it in turns: the same bits in every run",
+    "sequential": "a block for each head adds to it: the same bits in every run",
+    "atomic": "blocks add to it in any order: bits differ from run to run",
+}
+
+
+def _sum_of_dq(e: BackwardExplanation) -> Iterator[str]:
+    """Yields how the kernel that makes dq sums it."""
+    if "dq" in e.planned.makes or e.planned.chain.adds_dq is not None:
+        way = e.planned.configs[e.position].accumulate("q")
+        yield f"  accumulate.dq = {way}: {_SUMS[way]}"
 
 
 def _knobs(e: BackwardExplanation) -> dict[str, str]:

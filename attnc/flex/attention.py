@@ -76,7 +76,7 @@ def flex_attention(
     scale: 1 / sqrt(D) if None; enable_gqa: Hq may be a multiple of Hkv
     return_lse: (o, lse) instead of o; return_aux: the same by torch's AuxRequest, lse alone
     kernel_options: BLOCK_M, BLOCK_N, num_warps and num_stages, of the forward kernel
-    target: of `attnc.compile`; None for the fastest, see `attnc.flex.programs`
+    target: of `attnc.compile`; None for the fastest that the GPU runs
 
     o: [B, Hq, M, Dv], laid out as query; lse: f32[B, Hq, M], natural logarithm. Differentiable in query, key,
     value and captured tensors of floats. Mods are read at every call; what they say is compiled once,
@@ -227,8 +227,9 @@ def _layout(
 ) -> Layout:
     wants = torch.is_grad_enabled()
     wanted = read_options(kernel_options)
-    target, otherwise = targets_of(target, query, key, value, wanted)
     tensors = (("q", query), ("k", key), ("v", value))
+    grad = tuple(name for name, x in tensors if wants and x.requires_grad)
+    target, otherwise = targets_of(target, query, key, value, wanted, gradients=bool(grad))
     return Layout(
         dtype=DTYPES[query.dtype],
         head_dim=query.shape[3],
@@ -238,7 +239,7 @@ def _layout(
         scaled=scale is not None,
         lse=lse,
         differentiable=wants,
-        grad=tuple(name for name, x in tensors if wants and x.requires_grad),
+        grad=grad,
         target=target,
         otherwise=otherwise,
         wanted=wanted,

@@ -478,7 +478,7 @@ def _find_kernel(
     B, H, M, width = query.shape
     sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}
     traced = _traced(said, captured, floats, integers, grads, sizes, query.device)
-    target, otherwise = targets_of(said.target, query, key, value, said.wanted)
+    target, otherwise = targets_of(said.target, query, key, value, said.wanted, gradients=bool(grads))
     layout = Layout(
         dtype=DTYPES[query.dtype],
         head_dim=width,

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from attnc.api.compile import SpecError, compile_family, making, warn_of_dense_mask
+from attnc.api.compile import compile_family, first_made, making, need_of, warn_of_dense_mask
 from attnc.api.family import Family
-from attnc.api.hopper import HOPPER, suits_hopper
+from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
 from attnc.flex.spec import CONVERTED, Layout, write_spec
 from attnc.flex.trace import Trace
 
@@ -43,31 +43,32 @@ def read_options(options: Mapping[str, Any] | None) -> tuple[tuple[str, int], ..
     return tuple(sorted(wanted.items()))
 
 
-TRITON = "triton"
-
-
 def targets_of(
     target: str | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     wanted: tuple[tuple[str, int], ...],
+    *,
+    gradients: bool = False,
 ) -> tuple[str, str]:
     """Returns (the target, what takes its place where it has no kernel for the mods, or "" where nothing
     may).
 
-    target: the caller's choice, None or "" for none. Then it is that of wgmma and TMA where the GPU, the
-    types, the sizes of rows and the strides are made for it, so that nothing is copied; Triton's elsewhere,
-    and where tiles are wanted, as torch's options name those of Triton's kernels.
+    target: the caller's choice, None or "" for none: the fastest, or Triton's where tiles are wanted, as
+    torch's options name those of Triton's kernels. gradients: whether some are wanted.
     """
     if target:
         return target, ""
-    if not wanted and suits_hopper(query, key, value):
-        return HOPPER, TRITON
-    return TRITON, ""
+    if wanted:
+        return TRITON, ""
+    first, *others = targets_of_call(_FUNCTION, query, key, value, gradients=gradients)
+    return first, "".join(others[:1])
 
 
 Mods = tuple[Callable[..., Any] | None, ...]
+#: What callers are told that they called.
+_FUNCTION = "flex_attention"
 
 #: Sets of numbers that get a kernel of their own, before those that differ become arguments of one kernel.
 _SPECIAL = 4
@@ -121,13 +122,16 @@ class _Program:
 
     def _chosen(self, traced: Trace, layout: Layout, mods: Mods) -> Kernel:
         """Returns a kernel of the layout's target, or of the other where that one has none."""
-        try:
-            return _compiled(traced, layout, mods, self.varying)
-        except SpecError:
-            if not layout.otherwise:
-                raise
-            other = replace(layout, target=layout.otherwise, otherwise="")
-            return _compiled(traced, other, mods, self.varying)
+        targets = [layout.target, *([layout.otherwise] if layout.otherwise else [])]
+
+        def made(target: str) -> Kernel:
+            only = replace(layout, target=target, otherwise="")
+            return _compiled(traced, only, mods, self.varying)
+
+        kernel, failure = first_made(targets, made)
+        if failure and targets[0] == HOPPER:
+            warn_of_loss(_FUNCTION, need_of(failure))
+        return kernel
 
     def _built_in(self, numbers: list[int | float]) -> tuple[Any, ...]:
         return tuple(None if at in self.varying else value for at, value in enumerate(numbers))
@@ -155,7 +159,7 @@ def _compiled(traced: Trace, layout: Layout, mods: Mods, numbers: Collection[int
     """Returns a kernel of the layout's target. numbers: those that are arguments."""
     spec = write_spec(traced, layout, mods=mods, numbers=numbers, scheduled=False)
     family = compile_family(spec.text, target=layout.target, warn=False)
-    warn_of_dense_mask("flex_attention", family)
+    warn_of_dense_mask(_FUNCTION, family)
     call = family.module.default.CALL
     gradients = None if call.backward is None else call.gradients
     return Kernel(family, family.function, gradients, spec.captures, spec.numbers, spec.learned)

@@ -292,25 +292,22 @@ def write_spec(
     body = "\n  ".join(_folded(line) for line in lines)
     text = f"attention {title} {{\n  {body}\n}}\n"
     if scheduled or layout.wanted:
-        text += f"\n{_schedule(title, layout, gradients=bool(grads), masked=mask != TRUE)}"
+        text += f"\n{_schedule(text, title, layout)}"
     return Spec(text=text, name=title, captures=tuple(used), numbers=tuple(passed), learned=tuple(learned))
 
 
-def _schedule(title: str, layout: Layout, *, gradients: bool, masked: bool) -> str:
-    """Returns the target's own choice. The planner is loaded here: a kernel that is kept is found
+def _schedule(text: str, title: str, layout: Layout) -> str:
+    """Returns the target's own choice for a spec. The compiler is loaded here: a kernel that is kept is found
     without it.
     """
-    from attnc.plan.fitting import Shape, Tiles
+    from attnc.model.resolve import resolve
+    from attnc.plan.fitting import Tiles
     from attnc.plan.targets import schedule_for
+    from attnc.source import Source
+    from attnc.syntax.parser import parse, prelude
 
-    shape = Shape(
-        dtype=layout.dtype,
-        width=max(layout.head_dim or 128, layout.value_dim or 0),
-        gradients=gradients,
-        masked=masked,
-        wanted=Tiles.from_keys(dict(layout.wanted)),
-    )
-    return schedule_for(title, layout.target, shape)
+    program = resolve(parse(Source(f"{title}.attn", text)), prelude())
+    return schedule_for(program, title, layout.target, wanted=Tiles.from_keys(dict(layout.wanted)))
 
 
 def _product(layout: Layout, scalars: Mapping[int, str], numbers: Sequence[int | float]) -> Expr:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
-from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, TileConfig
+from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import Shape, unsupported
@@ -88,9 +88,19 @@ class Target(ABC):
             "write 'accumulate.dq = two_pass', the same bits in every run as well",
         )
 
+    def check_speed(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+        """Yields warnings of keys that give up the target's faster kernels."""
+        return iter(())
+
+    def sum_of_dq(self, variant: Variant, *, deterministic: bool) -> Summation:
+        """Returns how a schedule that nobody wrote sums dq: in the fastest way, of those that give the same
+        bits in every run where it is to be deterministic.
+        """
+        return "two_pass"
+
     @abstractmethod
     def default_schedule(self, shape: Shape) -> Iterator[str]:
-        """Returns the lines of a schedule for an attention that has none."""
+        """Returns the lines of a schedule for an attention that has none, without those of a backward."""
 
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
         """Returns whether dk and dv have a kernel each, where dq is not summed in memory; wide: their rows

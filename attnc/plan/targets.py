@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
-from attnc.plan.fitting import Shape
+from attnc.model.attention import Variant
+from attnc.model.program import Program
+from attnc.model.variants import variants
+from attnc.plan.fitting import Tiles, shape_of
 from attnc.plan.sm80 import SM80
 from attnc.plan.sm90 import SM90A
 from attnc.plan.target import Target
@@ -28,7 +32,37 @@ def target_of(name: str) -> Target:
     return TARGETS[name]
 
 
-def schedule_for(attention: str, target: str, shape: Shape) -> str:
-    """Returns the text of a schedule for an attention of this name."""
-    body = "\n".join(f"  {line}" for line in target_of(target).default_schedule(shape))
-    return f"schedule {attention} for {target} {{\n{body}\n}}\n"
+def schedule_for(
+    program: Program, name: str, target: str, *, wanted: Tiles | None = None, deterministic: bool = True
+) -> str:
+    """Returns the text of a schedule for an attention of a program that has none. wanted: sizes of its
+    forward; deterministic: whether its gradients have the same bits in every run, or are the fastest.
+    """
+    attention, made = program.attention(name), target_of(target)
+    lines = list(made.default_schedule(replace(shape_of(attention), wanted=wanted or Tiles())))
+    if "q" in attention.grads:
+        lines += _backward_lines([
+            (variant, made.sum_of_dq(variant, deterministic=deterministic))
+            for variant in variants(program, attention)
+        ])  # fmt: skip
+    body = "\n".join(f"  {line}" for line in lines)
+    return f"schedule {name} for {target} {{\n{body}\n}}\n"
+
+
+def _backward_lines(sums: Sequence[tuple[Variant, str]]) -> list[str]:
+    """Returns the block that sums dq so, where some variant does not by `two_pass`, as it does unsaid."""
+    ways = {way for _, way in sums}
+    if ways <= {"two_pass"}:
+        return []
+    if len(ways) == 1:
+        return ["backward {", *(f"  accumulate.dq = {way}" for way in ways), "}"]
+    lines = []
+    for variant, way in sums:
+        if way != "two_pass":
+            condition = " and ".join(f"{name} == {_written(x)}" for name, x in variant.params.items())
+            lines.append(f"  when {condition} {{ accumulate.dq = {way} }}")
+    return ["backward {", *lines, "}"]
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

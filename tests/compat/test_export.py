@@ -23,7 +23,8 @@ CAUSAL = Form(dtype="float16", size=16, size_v=16, causal=True, splits=0)
 WINDOW = replace(CAUSAL, left=True)
 GEMMA = replace(CAUSAL, softcap=True)
 GPT_OSS = replace(CAUSAL, sink=True)
-FORMS = (CAUSAL, WINDOW, GEMMA, replace(GEMMA, left=True), GPT_OSS, replace(GPT_OSS, left=True))
+TRAINED = Form(dtype="float16", size=16, size_v=16, causal=True, grads=("q", "k", "v"))
+FORMS = (CAUSAL, TRAINED, WINDOW, GEMMA, replace(GEMMA, left=True), GPT_OSS, replace(GPT_OSS, left=True))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,8 @@ def test_what_is_exported_covers_models() -> None:
     """A form for each call that transformers makes, each once."""
     found = list(export.forms(["f16"], [64]))
     assert len(found) == len(set(found)) == 96
-    large = [replace(form, size=64, size_v=64) for form in FORMS]
+    large = [replace(form, size=64, size_v=64) for form in FORMS if form != TRAINED]
+    assert replace(TRAINED, size=64, size_v=64) in found
     assert set(large) <= set(found)
 
 
@@ -79,6 +81,36 @@ except ValueError as failure:
         flash_attn_func(*inputs(), causal=True).double().sum().item(), abs=0.05
     )
     assert refusal.startswith("these kernels were exported without one for this call")
+
+
+def test_a_hopper_takes_kernels_of_its_own(folder: Path) -> None:
+    """As far as their import, which needs neither CuPy nor attnc; the fastest unless bits have to be the
+    same.
+    """
+    package = folder / "build" / "torch-universal" / "attnc"
+    program = f"""
+import importlib.util, sys
+sys.modules["attnc"] = None
+spec = importlib.util.spec_from_file_location("exported", {str(package / "__init__.py")!r})
+module = importlib.util.module_from_spec(spec)
+sys.modules["exported"] = module
+spec.loader.exec_module(module)
+from dataclasses import replace
+from exported.compiled import compiled
+from exported.form import Form
+form = Form(dtype="float16", size=16, size_v=16, causal=True, grads=("q", "k", "v"))
+for fast in (False, True):
+    for targets in ((), ("cuda.sm_80", "triton"), ("cuda.sm_90a", "triton")):
+        found = compiled(replace(form, fast=fast, targets=targets))
+        print("sm_90a" in found.__name__, "fast" in found.__name__, type(found.CALL).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    triton = "False False TritonAttention"
+    assert done.stdout.splitlines() == [
+        *(triton, triton, "True False HopperAttention"),
+        *(triton, triton, "True True HopperAttention"),
+    ]
 
 
 def test_metadata_names_the_package(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -13,13 +13,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnc.api import compile as api
-from attnc.compat import call, compiled, flash_attn
+from attnc.compat import call, flash_attn, run_on
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from attnc.diagnostics import error
 from attnc.model.declarations import MAX_HEAD_DIM
 from attnc.source import Source
 from tests.compat.callers import DATA, Calls
 from tests.compat.flash_grid import Case, run
+from tests.gpus import fake_gpu
 
 BF16 = torch.bfloat16
 SMALL: dict[str, Any] = {"rows": 21, "keys": 37, "size": 32}
@@ -310,29 +311,64 @@ def test_torch_compile_sees_one_operator() -> None:
     assert torch.equal(compiled(q, k, v), layer(q, k, v))
 
 
-def test_hopper_runs_its_own_kernels_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts and gradients; few queries against a cache, and what that target has no kernel for, stay."""
-    asked: list[str] = []
+Asked: TypeAlias = list[tuple[str, bool]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What calls on a Hopper GPU compile: (target, whether gradients are deterministic), in order. All run on
+    Triton's kernels; dropout has no others.
+    """
+    found: Asked = []
     original = api.compile_family
 
-    def noting(text: str, *, target: str, **options: Any) -> Any:
-        asked.append(target)
+    def noting(text: str, *, target: str, deterministic: bool, **options: Any) -> Any:
+        found.append((target, deterministic))
         if "dropout" in text and target != "triton":
             raise api.SpecError([error("E0602", "not yet", Source("it.attn", text).span(0, 1), "")])
         return original(text, target="triton", **options)
 
     monkeypatch.setattr(api, "compile_family", noting)
     monkeypatch.setattr(call, "_PREPARED", {})
-    monkeypatch.setattr(compiled, "suits_hopper", lambda *tensors: True)
+    fake_gpu(monkeypatch)
+    return found
+
+
+def test_calls_take_the_fastest_kernels(asked: Asked) -> None:
+    """Prompts and gradients; few queries against a cache, and what that target has no kernel for, stay."""
     q, k, v = tensors(rows=20)
-    compiled.run_on("cuda.sm_90a")
-    try:
-        flash_attn_func(q, k, v, causal=True)
-        flash_attn_func(q[:, :1], k, v, causal=True)
-        flash_attn_func(q, k, v, 0.5)
-    finally:
-        compiled.run_on("triton")
     flash_attn_func(q, k, v, causal=True)
-    assert asked == ["cuda.sm_90a", "triton", "cuda.sm_90a", "triton", "triton"]
-    with pytest.raises(ValueError, match=r"expected one of triton, cuda\.sm_90a"):
-        compiled.run_on("cuda.sm_80")
+    flash_attn_func(q[:, :1], k, v, causal=True)
+    with pytest.warns(UserWarning, match=r"cuda.sm_90a, .* need a spec without this: not yet"):
+        flash_attn_func(q, k, v, 0.5)
+    run_on("triton")
+    flash_attn_func(q, k, v, causal=True)
+    targets = [target for target, _ in asked]
+    assert targets == ["cuda.sm_90a", "triton", "cuda.sm_90a", "triton", "triton"]
+
+
+def test_gradients_are_the_fastest_unless_somebody_wants_the_same_bits(asked: Asked) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(rows=20))
+    flash_attn_func(q, k, v, causal=True)
+    flash_attn_func(q, k, v, causal=True, deterministic=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        flash_attn_func(q, k, v)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with torch.no_grad():
+        flash_attn_func(q, k, v)  # which has none
+    assert asked == [("cuda.sm_90a", deterministic) for deterministic in (False, True, True, True)]
+
+
+def test_torch_compile_takes_the_fastest_kernels_too(asked: Asked) -> None:
+    q, k, v = tensors(rows=20)
+    right = flash_attn_func(q, k, v, causal=True, window_size=(4, 0))
+    asked.clear()
+    torch.compiler.reset()
+    compiled = torch.compile(flash_attn_func, fullgraph=True, backend="aot_eager")
+    wanting = q.clone().requires_grad_()
+    o = compiled(wanting, k, v, causal=True, window_size=(4, 0))
+    assert torch.equal(o, right)
+    o.sum().backward()
+    assert asked == [("cuda.sm_90a", False)]

@@ -8,74 +8,31 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnc.api import hopper
+from attnc.api import fastest
 from attnc.api.compile import SpecError, compile_family
-from attnc.api.hopper import HOPPER, NEEDS
+from attnc.api.fastest import HOPPER, SM80, TRITON
 from attnc.diagnostics import error
 from attnc.flex import family_of, flex_attention, programs
-from attnc.flex.programs import TRITON, targets_of
+from attnc.flex.programs import targets_of
 from attnc.source import Source
-from attnc.support.by_target import Needs
-from attnc.target.dispatch import needs_of
 from tests.flex.mods import causal
 from tests.flex.oracle import torch_flex
+from tests.gpus import fake_gpu, tensor
 
 # --- whose kernels ------------------------------------------------------------------------------------------
 
 
-def on_a_gpu(*, dtype: torch.dtype = torch.bfloat16, d: int = 64) -> torch.Tensor:
-    with FakeTensorMode():
-        return torch.empty(1, 2, 8, d, dtype=dtype, device="cuda:0")
-
-
-@pytest.mark.parametrize(
-    ("options", "wanted", "expected"),
-    [
-        ({}, (), (HOPPER, TRITON)),
-        ({"d": 80}, (), (HOPPER, TRITON)),
-        ({"d": 72}, (), (HOPPER, TRITON)),
-        ({"d": 68}, (), (TRITON, "")),
-        ({"d": 512}, (), (TRITON, "")),
-        ({"dtype": torch.float32}, (), (TRITON, "")),
-        ({}, (("tile.q", 64),), (TRITON, "")),
-    ],
-)
-def test_hopper_gets_its_own_kernels(
-    options: Any, wanted: Any, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hopper, "_is_hopper", lambda device: device == 0)
-    q = on_a_gpu(**options)
-    assert targets_of(None, q, q, q, wanted) == expected
-    assert targets_of("cuda.sm_80", q, q, q, wanted) == ("cuda.sm_80", "")
-    monkeypatch.setattr(hopper, "_is_hopper", lambda device: False)
-    assert targets_of(None, q, q, q, wanted) == (TRITON, "")
-
-
-def test_what_hopper_needs_is_what_its_target_says() -> None:
-    assert Needs(*needs_of(HOPPER)) == NEEDS
-
-
-@pytest.mark.parametrize(
-    ("strides", "expected"),
-    [
-        ((1024, 512, 64, 1), HOPPER),
-        ((1024, 64, 128, 1), HOPPER),  # rows of all heads together
-        ((1152, 576, 72, 1), HOPPER),  # part of rows of 144 bytes
-        ((1088, 544, 68, 1), TRITON),  # and of 136
-        ((0, 512, 64, 1), HOPPER),  # one sequence
-        ((1024, 0, 64, 1), TRITON),  # a head that is every head
-    ],
-)
-def test_what_hopper_would_copy_stays_on_triton(
-    strides: tuple[int, ...], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
-    q = on_a_gpu()
-    with FakeTensorMode():
-        key = torch.empty_strided(q.shape, strides, dtype=q.dtype, device="cuda:0")
-    assert targets_of(None, q, key, key, ())[0] == expected
+def test_a_call_takes_the_fastest_unless_it_says_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's options name tiles of Triton's kernels, and a target is the caller's own choice."""
+    fake_gpu(monkeypatch)
+    q, f32 = tensor(1, 2, 8, 128), tensor(1, 2, 8, 128, dtype=torch.float32)
+    assert targets_of(None, q, q, q, ()) == (HOPPER, TRITON)
+    assert targets_of(None, f32, f32, f32, ()) == (SM80, TRITON)
+    assert targets_of(None, q, q, q, (("tile.q", 64),)) == (TRITON, "")
+    assert targets_of(SM80, q, q, q, ()) == (SM80, "")
+    fake_gpu(monkeypatch, 80)
+    assert targets_of(None, q, q, q, ()) == (TRITON, "")
 
 
 def test_what_a_target_cannot_say_runs_on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +50,13 @@ def test_what_a_target_cannot_say_runs_on_triton(monkeypatch: pytest.MonkeyPatch
     q = torch.randn(1, 2, 20, 16)
     with pytest.raises(SpecError, match="not yet"):
         flex_attention(q, q, q, mask_mod=causal, target=HOPPER)
-    monkeypatch.setattr("attnc.flex.attention.targets_of", lambda *arguments: (HOPPER, TRITON))
+    monkeypatch.setattr("attnc.flex.attention.targets_of", lambda *arguments, **more: (HOPPER, TRITON))
+    monkeypatch.setattr(fastest, "_SAID", set())
     asked.clear()
+    with pytest.warns(UserWarning, match="flex_attention: .* need a spec without this: not yet") as said:
+        flex_attention(q, q, q, mask_mod=causal)
     flex_attention(q, q, q, mask_mod=causal)
-    flex_attention(q, q, q, mask_mod=causal)
+    assert [warning.filename for warning in said] == [__file__]
     assert asked == [HOPPER, TRITON]
     family = family_of(q, q, q, mask_mod=causal)
     assert family.target == TRITON

@@ -1,5 +1,5 @@
-"""The grid of flash-attention's own tests on a GPU: `pytest tests/gpu/test_flash_attn_grid.py -n 16`; with
-ATTNC_GRID_TARGET=cuda.sm_90a on Hopper's own kernels.
+"""The grid of flash-attention's own tests on a GPU: `pytest tests/gpu/test_flash_attn_grid.py -n 16`; on the
+fastest kernels of the GPU, with ATTNC_GRID_TARGET=triton on Triton's.
 
 A test is a form, which is compiled once, at several pairs of lengths and numbers of heads: processes share
 the forms, so that they compile at the same time. What is judged, by which rule: tests/compat/flash_grid.py.
@@ -96,7 +96,7 @@ FORMS = [*trained(), *cached()]
 
 @pytest.mark.parametrize("case", FORMS, ids=str)
 def test_form(case: Case, device: torch.device) -> None:
-    run_on(os.environ.get("ATTNC_GRID_TARGET", "triton"))
+    run_on(os.environ.get("ATTNC_GRID_TARGET"))
     for shaped in shapes(case):
         try:
             run(shaped, device)

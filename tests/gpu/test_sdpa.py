@@ -23,7 +23,7 @@ from tests.compat.flash_reference import Meaning, both, judge
 
 @pytest.fixture(autouse=True)
 def active(device: torch.device) -> Iterator[None]:
-    run_on(os.environ.get("ATTNC_GRID_TARGET", "triton"))
+    run_on(os.environ.get("ATTNC_GRID_TARGET"))
     sdpa.register()
     activate_flash_attention_impl("attnc")
     yield

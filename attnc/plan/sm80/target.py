@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
-from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, TileConfig
+from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import HALF
 from attnc.plan.device import DEVICES, Device, devices_from
 from attnc.plan.fitting import Shape, Tiles, choices
@@ -19,6 +19,7 @@ from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.backward import Backward
 from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
 from attnc.plan.picture import Picture
+from attnc.plan.signature import feature, is_plain, normalise
 from attnc.plan.sm80.backward import (
     check_cuda_backward,
     cuda_backward_estimate,
@@ -31,6 +32,8 @@ from attnc.plan.target import Target
 
 #: Structures whose traffic is counted.
 _COUNTED = ("forward_q_kv", "forward_kv_q")
+#: Columns up to which adding dq atomically was measured.
+_NARROW = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,11 @@ class Sm80(Target):
 
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
         return check_cuda_backward(knob)
+
+    def sum_of_dq(self, variant: Variant, *, deterministic: bool) -> Summation:
+        attention = normalise(variant.attention)
+        narrow = max(feature(attention.q), feature(attention.v)) <= _NARROW
+        return "atomic" if not deterministic and narrow and is_plain(attention) else "two_pass"
 
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         first = Tiles(128 if shape.width <= 128 else 64, 64, 4, 1)

@@ -39,12 +39,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from attnc.diagnostics import Diagnostic
+from attnc.diagnostics import Diagnostic, warning
 from attnc.expr.construct import ZERO
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Or, Ref, Search, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig
+from attnc.model.schedule import BackwardConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import Section
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
@@ -52,7 +52,7 @@ from attnc.plan.gradients import has_constant_slope, wanted_loads
 from attnc.plan.ir import Let, Regions
 from attnc.plan.layout import Buffer, Estimate, KernelName
 from attnc.plan.regions import guard_of, regions
-from attnc.plan.signature import feature, kv_heads, normalise
+from attnc.plan.signature import feature, is_plain, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import CudaBackward, CudaLayout, over_rows
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, beyond_shared_memory, entry_registers
@@ -298,7 +298,7 @@ _ROOM = DEVICES["sm_90"].shared_per_block
 def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
     """Returns how the kernels of a schedule lie; a `Sm90Backward` where wgmma makes some of them."""
     plan = plan_cuda_backward(variant, schedule, layout)
-    by_wgmma = frozenset(_by_wgmma(variant, schedule))
+    by_wgmma = frozenset(_by_wgmma(variant, accumulate_of_dq(variant, schedule)))
     if not by_wgmma:
         return plan
     return Sm90Backward(
@@ -318,7 +318,7 @@ def accumulate_of_dq(variant: Variant, schedule: Schedule) -> str | None:
 
 def check_turns(variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
     """Yields why blocks cannot take turns at adding to dq, as `knob` asks for."""
-    is_one = "dkdv" in _by_wgmma(variant, schedule)
+    is_one = "dkdv" in _by_wgmma(variant, "ordered")
     mask = normalise(variant.attention).mask
     reason = turns_under(mask).why_not if is_one else "no kernel of wgmma makes dk, dv and dq"
     if reason:
@@ -330,11 +330,48 @@ def check_turns(variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Di
         )
 
 
-def _by_wgmma(variant: Variant, schedule: Schedule) -> Iterator[KernelName]:
-    """Yields the kernels that wgmma makes, as they are asked for."""
+def sum_of_dq(variant: Variant, *, deterministic: bool) -> Summation:
+    """Returns the fastest way to sum dq; deterministic: of those that give the same bits in every run. Where
+    wgmma makes dq, dk and dv in one kernel, no other way has as few products.
+    """
+    attention = normalise(variant.attention)
+    if not is_plain(attention) or "dkdv" not in _by_wgmma(variant, "atomic"):
+        return "two_pass"
+    if not deterministic:
+        return "atomic"
+    return "two_pass" if turns_under(attention.mask).why_not else "ordered"
+
+
+#: How many times as long gradients by mma.sync take as those by wgmma, at least: at d256, in
+#: `backward_cuda_h200` and `backward_hopper_h200`.
+WITHOUT_WGMMA = 1.8
+
+
+def check_sums(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Warns of a way to sum dq that leaves kernels to mma.sync which wgmma makes with another."""
+    knob = schedule.phases["backward"].get("accumulate.dq")
+    asked = accumulate_of_dq(variant, schedule)
+    best = sum_of_dq(variant, deterministic=asked != "atomic")
+    if knob is None or knob.span is None or asked == best:
+        return
+    here, there = (set(_by_wgmma(variant, way)) for way in (asked, best))
+    if there <= here:
+        return
+    lost, which = " and ".join(sorted(there - here)), f" {variant.name}" if variant.params else ""
+    yield warning(
+        "W0805",
+        f"'accumulate.dq = {asked}' leaves wgmma: gradients take {WITHOUT_WGMMA}x the time or more",
+        knob.span,
+        f"mma.sync makes those of '{variant.attention.name}'{which}",
+        notes=(f"with 'accumulate.dq = {best}' wgmma makes {lost}",),
+        hints=(f"write 'accumulate.dq = {best}'",),
+    )
+
+
+def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
+    """Yields the kernels that wgmma makes. accumulate: how dq is summed."""
     attention = normalise(variant.attention)
     grads = set(attention.grads)
-    accumulate = accumulate_of_dq(variant, schedule)
     others = grads - {"q", "k", "v"}
     d, dv = feature(attention.q), feature(attention.v)
     if not all(t.storage.is_plain or t.storage.is_packed for t in (attention.q, attention.k, attention.v)):

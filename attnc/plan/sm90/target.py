@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention, Variant
 from attnc.model.names import TAKING_TILES
-from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, TileConfig
+from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import Shape
@@ -27,10 +27,12 @@ from attnc.plan.sm90.backward import (
     SECTIONS,
     SECTIONS_OF_TURNS,
     Sm90Backward,
+    check_sums,
     check_turns,
     plan_sm90_backward,
     sm90_backward_configs,
     sm90_backward_estimate,
+    sum_of_dq,
 )
 from attnc.plan.sm90.configs import (
     TARGET,
@@ -82,6 +84,12 @@ class Sm90a(Target):
 
     def check_turns(self, variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
         return check_turns(variant, schedule, knob)
+
+    def check_speed(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+        return check_sums(variant, schedule)
+
+    def sum_of_dq(self, variant: Variant, *, deterministic: bool) -> Summation:
+        return sum_of_dq(variant, deterministic=deterministic)
 
     def default_schedule(self, shape: Shape) -> Iterator[str]:
         yield "softmax = online(maximum = lazy(20)), order = longest_first"

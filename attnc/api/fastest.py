@@ -1,0 +1,183 @@
+"""Whose kernels a call runs on where its caller does not say: one choice for all functions of attnc.
+
+Targets are ranked by what was measured on an H200 (`docs/figures`). Those that the device or a missing
+package rules out are left out, and so is wgmma's for tensors that TMA would have to copy. What a Hopper GPU
+loses by that is said once in a process.
+
+`attnc export` copies this file beside kernels that run without the compiler.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from types import FrameType, MappingProxyType
+from typing import Literal, TypeAlias, get_args
+
+import torch
+
+from attnc.support.by_target import Needs, runs
+from attnc.support.devices import gpu_of
+
+HOPPER, SM80, TRITON = "cuda.sm_90a", "cuda.sm_80", "triton"
+#: `attnc.target.dispatch.needs_of` each target, without the compiler, which a kept kernel does not need.
+NEEDS: Mapping[str, Needs] = MappingProxyType({
+    HOPPER: Needs("cupy", 90, 90, interprets=False),
+    SM80: Needs("cupy", 80, None, interprets=False),
+    TRITON: Needs("triton", 80, None, interprets=True),
+})  # fmt: skip
+#: Compute capability of the GPUs that wgmma is for, and how many times as fast as Triton's its kernels are
+#: there: the least and the most of the cells of `forward_hopper_h200` and `backward_hopper_h200`.
+_CAPABILITY, _FACTORS = 90, (1.1, 2.2)
+#: Columns up to which Triton's forward of f32 is the faster one.
+_NARROW = 64
+#: Of wgmma and TMA: elements that rows and strides are multiples of, and the most of a row.
+_STEP, _WIDEST = 8, 256
+
+#: What the ranking depends on: elements of 16 bits; of f32; of f32 in few columns, without gradients.
+Kind: TypeAlias = Literal["16 bits", "f32", "narrow f32"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_CHOSEN = [""]
+_SAID: set[tuple[str, str]] = set()
+_ABLE: dict[tuple[int, Kind, str], tuple[str, ...]] = {}
+
+
+def run_on(target: str | None) -> None:
+    """Chooses whose kernels calls run on from now on, in all functions that take no `target`: "triton",
+    "cuda.sm_80" or "cuda.sm_90a", each where it runs and has a kernel for the call; None for the fastest, as
+    at first. Raises ValueError for another.
+    """
+    if target is not None and target not in NEEDS:
+        raise ValueError(f"target: expected None or one of {', '.join(NEEDS)}, got {target!r}")
+    _CHOSEN[0] = target or ""
+
+
+def chosen_target() -> str:
+    """Returns what `run_on` was given, "" for the fastest."""
+    return _CHOSEN[0]
+
+
+def targets_of_call(
+    function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, *, gradients: bool = False
+) -> tuple[str, ...]:
+    """Returns the targets that a call may run on, the fastest first, of which each but the last may have no
+    kernel for it. function: what warnings call it; v: None where it is columns of k (latent attention);
+    gradients: whether some are wanted.
+    """
+    index = index_of(q)
+    if index < 0:
+        return (TRITON,)
+    width = q.shape[-1] if v is None else max(q.shape[-1], v.shape[-1])
+    kind = kind_of(q.dtype is torch.float32, width, gradients)
+    found = targets_on(function, index, kind, _CHOSEN[0])
+    if found[0] != HOPPER:
+        return found
+    reason = misfit(q, k, v)
+    if not reason:
+        return found
+    warn_of_loss(function, reason)
+    return found[1:] or (TRITON,)
+
+
+def current_index() -> int:
+    """Returns the number of this process's GPU; -1 for the CPU."""
+    return torch.cuda.current_device() if torch.cuda.is_available() else -1
+
+
+def index_of(x: torch.Tensor) -> int:
+    """Returns the number of a tensor's GPU; -1 for the CPU."""
+    index = x.device.index
+    return index if x.is_cuda and index is not None else -1
+
+
+def kind_of(is_f32: bool, width: int, gradients: bool) -> Kind:
+    """Returns what ranks the targets of an attention. width: the larger of D and Dv."""
+    if not is_f32:
+        return "16 bits"
+    return "f32" if gradients or width > _NARROW else "narrow f32"
+
+
+def targets_on(function: str, index: int, kind: Kind, chosen: str = "") -> tuple[str, ...]:
+    """Returns the targets that run on the device of this number (-1: the CPU), the fastest first; Triton's
+    where none does. function: what a warning calls the caller; chosen: which to prefer, "" for the fastest.
+    """
+    found = _ABLE.get((index, kind, chosen))
+    if found is None:
+        found = _ABLE[index, kind, chosen] = _targets_on(function, index, kind, chosen)
+    return found
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
+targets_on._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
+def _targets_on(function: str, index: int, kind: Kind, chosen: str) -> tuple[str, ...]:
+    if index < 0:
+        return (TRITON,)
+    major, minor = gpu_of(index).capability
+    ranked = ranking(10 * major + minor, kind)
+    if chosen:
+        ranked = (chosen, *(target for target in ranked if target != chosen))
+    able = [target for target in ranked if runs(NEEDS[target], index)]
+    if not chosen and 10 * major + minor == _CAPABILITY and able[:1] != [ranked[0]]:
+        package = NEEDS[ranked[0]].package
+        how = install_of_cupy() if package == "cupy" else f"pip install {package}"
+        warn_of_loss(function, f"{package}, which is not installed: {how}", ranked[0])
+    last = able.index(TRITON) + 1 if TRITON in able else len(able)  # it has a kernel for every call
+    return tuple(able[:last]) or (TRITON,)
+
+
+def ranking(capability: int, kind: Kind) -> tuple[str, ...]:
+    """Returns targets by their speed on a GPU of this compute capability (90 for 9.0), the fastest first."""
+    if kind == "16 bits":
+        return (HOPPER, TRITON, SM80) if capability == _CAPABILITY else (TRITON, SM80)
+    return (SM80, TRITON) if kind == "f32" else (TRITON, SM80)
+
+
+def misfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> str:
+    """Returns what wgmma and TMA need that tensors of 16 bits do not have; "" where they have it."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x is None:
+            continue
+        if x.shape[-1] % _STEP or (x.shape[-1] > _WIDEST and v is not None):
+            return f"rows of a multiple of {_STEP} elements up to {_WIDEST}, which those of {name} are not"
+        strides = x.stride()
+        for axis in range(x.dim() - 1):
+            if strides[axis] % _STEP and x.shape[axis] != 1:
+                return f"strides of a multiple of {2 * _STEP} bytes, which {name} has not: it may be copied"
+    return ""
+
+
+def install_of_cupy() -> str:
+    """Returns the command that installs CuPy for the CUDA of this PyTorch."""
+    return f"pip install cupy-cuda{(torch.version.cuda or '13').partition('.')[0]}x"
+
+
+def warn_of_loss(function: str, needs: str, target: str = HOPPER) -> None:
+    """Warns the caller of a function, once in a process for each reason, that slower kernels than those of a
+    target run. needs: what those need.
+    """
+    if (target, needs) in _SAID:
+        return
+    _SAID.add((target, needs))
+    factor = f", {_FACTORS[0]}x to {_FACTORS[1]}x as fast here," if target == HOPPER else ""
+    warnings.warn(
+        f"{function}: kernels of {target}{factor} need {needs}. Others run", stacklevel=caller_level()
+    )
+
+
+warn_of_loss._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
+def caller_level() -> int:
+    """Returns how far above the function that asks the first frame is that is neither of this package nor
+    torch's.
+    """
+    packages = {__name__.partition(".")[0], "torch", "contextlib"}
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in packages:
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,143 @@
+"""Which target `attnc.compile` takes where its caller names none, and how it sums gradients, on GPUs that are
+not here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+import attnc
+from attnc.api import compile as compiling
+from attnc.api import fastest
+from tests.gpus import fake_gpu
+
+SPEC = """
+attention {name} {{
+  {params}input q: {dtype}[B, M, Hkv * G, {width}]
+  input k, v: {dtype}[B, N, Hkv, {width}]
+  score = dot(q, k) / sqrt(D)
+  mask = {mask}
+  normalize = softmax
+  output o: {dtype}[B, M, Hkv * G, {width}]
+  {grad}
+}}
+"""
+FOR_TRITON = "schedule it for triton {\n  tile.q = 64, tile.kv = 64\n}\n"
+FOR_HOPPER = "schedule it for cuda.sm_90a {\n  tile.kv = 128\n}\n"
+FOR_DECODING = "schedule it for triton {\n  loops = [kv], pack = gqa, split.kv = auto, tile.q = 16\n}\n"
+
+
+def spec(schedules: str = "", **changes: str) -> str:
+    usual = {"name": "it", "params": "", "dtype": "bf16", "width": "128", "mask": "causal", "grad": ""}
+    return SPEC.format(**{**usual, **changes}) + schedules
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu(monkeypatch)
+    monkeypatch.setattr(compiling, "_FAMILIES", {})
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        (spec(), "cuda.sm_90a"),
+        (spec(grad="grad q, k, v"), "cuda.sm_90a"),
+        (spec(dtype="f32"), "cuda.sm_80"),
+        (spec(dtype="f32", width="64"), "triton"),
+        (spec(dtype="f32", width="64", grad="grad q, k, v"), "cuda.sm_80"),
+        (spec(f"{FOR_TRITON}\n{FOR_HOPPER}"), "cuda.sm_90a"),
+        (spec(f"{FOR_HOPPER}\n{FOR_TRITON}"), "cuda.sm_90a"),
+        (spec(FOR_DECODING), "triton"),
+    ],
+)
+def test_a_hopper_takes_its_fastest_without_a_word(text: str, target: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert attnc.compile(text, cache=False).target == target
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_schedule_for_a_slower_target_is_honoured_and_said() -> None:
+    with pytest.warns(UserWarning, match=r"cuda\.sm_90a, .* need a schedule of their own for 'it'") as said:
+        attnc.compile(spec(FOR_TRITON), cache=False)
+    assert attnc.compile(spec(FOR_TRITON), cache=False).target == "triton"
+    assert [warning.filename for warning in said] == [__file__]
+    assert attnc.compile(spec(FOR_TRITON), target="cuda.sm_90a", cache=False).target == "cuda.sm_90a"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_the_fastest_cannot_say_runs_on_the_next(tmp_path: Any) -> None:
+    """Found again, by another process, with what was said."""
+    text = spec(width="264")
+    for _ in range(2):
+        compiling._FAMILIES.clear()
+        fastest._SAID.clear()
+        with pytest.warns(UserWarning, match="need a spec without this: the head dimension 264"):
+            assert attnc.compile(text, cache=tmp_path).target == "triton"
+
+
+def test_other_gpus_take_another_package_of_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = spec()
+    for capability, target in ((80, "triton"), (90, "cuda.sm_90a"), (100, "triton")):
+        fake_gpu(monkeypatch, capability)
+        assert attnc.compile(text, cache=False).target == target
+    fake_gpu(monkeypatch, 90, packages=["triton"])
+    with pytest.warns(UserWarning, match="need cupy"):
+        assert attnc.compile(text, cache=False).target == "triton"
+
+
+# --- how gradients are summed -------------------------------------------------------------------------------
+
+GRADIENTS = "grad q, k, v"
+
+
+def backward_of(text: str, *, deterministic: bool = True) -> str:
+    """Returns the backward block of the schedule that a spec gets on a Hopper, "" for none."""
+    family = attnc.compile(text, target="cuda.sm_90a", deterministic=deterministic, cache=False)
+    _, _, block = family.spec.partition("  backward {\n")
+    return "; ".join(line.strip() for line in block.partition("\n  }")[0].splitlines())
+
+
+@pytest.mark.parametrize(
+    ("changes", "same_bits", "fastest"),
+    [
+        ({}, "accumulate.dq = ordered", "accumulate.dq = atomic"),
+        ({"width": "64"}, "accumulate.dq = ordered", "accumulate.dq = atomic"),
+        ({"mask": "window(512, 0)"}, "accumulate.dq = ordered", "accumulate.dq = atomic"),
+        ({"mask": "(q_pos - kv_idx) % 256 < 3"}, "", "accumulate.dq = atomic"),  # no neighbours: no turns
+        ({"width": "256"}, "", ""),  # no kernel of wgmma adds to dq
+        ({"grad": ""}, "", ""),
+    ],
+)
+def test_gradients_without_a_schedule_take_the_fastest_way(
+    changes: dict[str, str], same_bits: str, fastest: str
+) -> None:
+    text = spec(**{"grad": GRADIENTS, **changes})
+    assert backward_of(text) == same_bits
+    assert backward_of(text, deterministic=False) == fastest
+
+
+def test_each_variant_takes_its_own_way() -> None:
+    text = spec(params="param D in {64, 256}\n  ", width="D", grad=GRADIENTS)
+    assert backward_of(text) == "when D == 64 { accumulate.dq = ordered }"
+
+
+def test_explain_says_how_gradients_are_summed() -> None:
+    family = attnc.compile(spec(grad=GRADIENTS), target="cuda.sm_90a", cache=False)
+    assert "accumulate.dq = ordered" in family.explain()
+    fast = attnc.compile(spec(grad=GRADIENTS), target="cuda.sm_90a", deterministic=False, cache=False)
+    assert "accumulate.dq = atomic" in fast.explain()
+
+
+def test_other_targets_sum_in_two_passes_unless_atomics_are_faster() -> None:
+    text = spec(dtype="f32", width="64", grad=GRADIENTS)
+    for target, way in (("triton", ""), ("cuda.sm_80", "accumulate.dq = atomic")):
+        family = attnc.compile(text, target=target, cache=False)
+        assert "accumulate.dq" not in family.spec
+        fast = attnc.compile(text, target=target, deterministic=False, cache=False)
+        assert ("accumulate.dq = atomic" in fast.spec) == bool(way)
