@@ -275,15 +275,14 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
     """Returns the targets to try, the fastest first, and what keeps a faster one out, or "": one that has a
     schedule, where the attention has some.
     """
-    from attnc.plan.fitting import shape_of
-    from attnc.plan.targets import TARGETS
+    from attnc.plan.targets import TARGETS, shape_in
 
     if "" in ranked:
         return ranked[""], ""
     known = [target for target in _declared(program, name) if target in TARGETS]
     if name not in [attention.name for attention in program.attentions]:
         return known[:1] or [TRITON], ""
-    shape = shape_of(program.attention(name))
+    shape = shape_in(program, name)
     targets = ranked[kind_of(shape.dtype == "f32", shape.width, shape.gradients)]
     if not known:
         return targets, ""

@@ -157,14 +157,15 @@ def several_values(knob: Knob) -> Diagnostic:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What the choice depends on. dtype: of q, as a spec spells it; width: of its rows, the larger of D and
-    Dv; gradients: whether there is a backward; masked: whether some keys are left out; wanted: sizes of
-    the forward that a caller asks for.
+    Dv; gradients: whether there is a backward; masked: whether some keys are left out; latent: whether v is
+    columns of k; wanted: sizes of the forward that a caller asks for.
     """
 
     dtype: str
     width: int
     gradients: bool
     masked: bool
+    latent: bool = False
     wanted: Tiles = field(default_factory=Tiles)
 
 
@@ -177,6 +178,7 @@ def shape_of(attention: Attention) -> Shape:
         width=max(widths, default=128),
         gradients=bool(attention.grads) and attention.v.storage.is_plain,
         masked=attention.mask != TRUE,
+        latent=attention.v.storage.is_part,
     )
 
 

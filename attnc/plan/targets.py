@@ -9,7 +9,7 @@ from types import MappingProxyType
 from attnc.model.attention import Variant
 from attnc.model.program import Program
 from attnc.model.variants import variants
-from attnc.plan.fitting import Tiles, shape_of
+from attnc.plan.fitting import Shape, Tiles, shape_of
 from attnc.plan.sm80 import SM80
 from attnc.plan.sm90 import SM90A
 from attnc.plan.target import Target
@@ -32,6 +32,16 @@ def target_of(name: str) -> Target:
     return TARGETS[name]
 
 
+def shape_in(program: Program, name: str) -> Shape:
+    """Returns what the choice of a target and of a schedule depends on, for an attention of a program: that
+    of its variants, as far as they have the same rows.
+    """
+    attention = program.attention(name)
+    shapes = [shape_of(variant.attention) for variant in variants(program, attention)]
+    is_one = len({shape.width for shape in shapes}) == 1
+    return shapes[0] if is_one else replace(shape_of(attention), dtype=shapes[0].dtype)
+
+
 def schedule_for(
     program: Program, name: str, target: str, *, wanted: Tiles | None = None, deterministic: bool = True
 ) -> str:
@@ -39,7 +49,7 @@ def schedule_for(
     forward; deterministic: whether its gradients have the same bits in every run, or are the fastest.
     """
     attention, made = program.attention(name), target_of(target)
-    lines = list(made.default_schedule(replace(shape_of(attention), wanted=wanted or Tiles())))
+    lines = list(made.default_schedule(replace(shape_in(program, name), wanted=wanted or Tiles())))
     if "q" in attention.grads:
         lines += _backward_lines([
             (variant, made.sum_of_dq(variant, deterministic=deterministic))

@@ -141,3 +141,28 @@ def test_other_targets_sum_in_two_passes_unless_atomics_are_faster() -> None:
         assert "accumulate.dq" not in family.spec
         fast = attnc.compile(text, target=target, deterministic=False, cache=False)
         assert ("accumulate.dq = atomic" in fast.spec) == bool(way)
+
+
+LATENT = """
+attention latent {
+  input q: bf16[B, M, G, 576]
+  input k: bf16[B, N, 1, 576] via paged(block_table, page = 64)
+  input v: bf16[B, N, 1, 512] via prefix(k)
+  input block_table: i32[B, P]
+  input kv_len: i32[B]
+  length N = kv_len[b]
+  score = dot(q, k) / sqrt(192)
+  mask = causal
+  normalize = softmax
+  output o: bf16[B, M, G, 512]
+}
+"""
+
+
+@pytest.mark.usefixtures("hopper")
+def test_latent_attention_takes_the_kernel_that_shares_keys_out() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        family = attnc.compile(LATENT, cache=False)
+    assert family.target == "cuda.sm_90a"
+    assert "split.kv = auto" in family.spec

@@ -92,6 +92,9 @@ class Sm90a(Target):
         return sum_of_dq(variant, deterministic=deterministic)
 
     def default_schedule(self, shape: Shape) -> Iterator[str]:
+        if shape.latent and shape.width > WIDEST:  # prompts take this kernel too
+            yield "loops = [kv], pack = gqa, tile.kv = 64, split.kv = auto"
+            return
         yield "softmax = online(maximum = lazy(20)), order = longest_first"
         # The plan has the other sizes, which depend on the mask and on dropout; warps follow from consumers.
         if sizes := shape.wanted.without(["warps"]).by_key():

@@ -1,0 +1,80 @@
+"""On whose kernels the specs of engines run, on GPUs that are not here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.adapters import specs
+from attnc.adapters.specs import Wanted, kernel
+from attnc.api.compile import SpecError
+from attnc.diagnostics import error
+from attnc.source import Source
+from tests.gpus import fake_gpu
+
+PLAIN = Wanted(
+    name="plain",
+    dtype=torch.bfloat16,
+    head_dim=64,
+    scale=0.125,
+    q="[B, M, Hkv * G, D]",
+    kv="[B, N, Hkv, D]",
+    o="[B, M, Hkv * G, D]",
+    inputs=(),
+    length="",
+)
+LATENT = replace(
+    PLAIN,
+    name="latent",
+    head_dim=576,
+    value_dim=512,
+    kv="[B, N, 1, D]",
+    value="[B, N, 1, Dv] via prefix(k)",
+    q="[B, M, G, D]",
+    o="[B, M, G, Dv]",
+    decode=True,
+)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The targets whose kernels were called, in order."""
+    found: list[str] = []
+
+    def made(wanted: Wanted, target: str) -> Any:
+        if wanted.softcap and target != "triton":
+            raise SpecError([error("E0602", "not yet", Source("it.attn", "x").span(0, 1), "")])
+        return lambda *inputs, **named: found.append(target)
+
+    monkeypatch.setattr(specs, "_made", made)
+    kernel.cache_clear()
+    fake_gpu(monkeypatch)
+    return found
+
+
+def test_each_call_takes_the_fastest_for_its_tensors(ran: list[str]) -> None:
+    x = torch.zeros(1, 8, 2, 64, dtype=torch.bfloat16)
+    made = kernel(PLAIN)
+    made(x, x, x)
+    made(q=x, k=x, v=x)
+    with pytest.warns(UserWarning, match="plain: .* need strides"):
+        made(x, x, torch.zeros(1, 8, 2, 68, dtype=torch.bfloat16)[..., :64])
+    with pytest.warns(UserWarning, match="need a spec without this: not yet"):
+        kernel(replace(PLAIN, softcap=30.0))(x, x, x)
+    kernel(replace(PLAIN, decode=True))(x[:, :1], x, x)
+    assert ran == ["cuda.sm_90a", "cuda.sm_90a", "triton", "triton", "triton"]
+
+
+def test_latent_attention_decodes_by_wgmma(ran: list[str]) -> None:
+    q, k = (torch.zeros(1, 8, heads, 576, dtype=torch.bfloat16) for heads in (16, 1))
+    kernel(LATENT)(q=q, k=k)
+    kernel(replace(LATENT, split_size=64))(q=q, k=k)  # splits of a size are for Triton alone
+    assert ran == ["cuda.sm_90a", "triton"]
+
+
+def test_the_spec_of_latent_attention_is_one_of_hopper() -> None:
+    made: Any = specs._made(LATENT, "cuda.sm_90a")
+    assert made.__name__ == "latent"
