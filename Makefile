@@ -8,7 +8,7 @@ PYTEST_WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo test quick nightly lint check-generated fmt generated bench dist release clean
+.PHONY: help install docs demo test quick nightly mutants lint check-generated fmt generated bench dist release clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 18
@@ -41,6 +41,12 @@ quick: $(INSTALLED)  ## what to run on save, within a minute: ruff, plans, print
 nightly: $(INSTALLED)  ## for hours: new examples, long tests, both ends of the versions that are allowed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=30
 	$(BIN)/python tools/version_ends.py
+
+N ?= 200
+SEED ?= 0
+
+mutants: $(INSTALLED)  ## change N kernels at random places (N=200, SEED=0), and say which of it 'attnc verify' sees
+	$(BIN)/python -m tools.mutants --count $(N) --seed $(SEED)
 
 lint: $(INSTALLED)  ## ruff and mypy --strict
 	$(BIN)/ruff check .

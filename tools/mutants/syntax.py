@@ -1,0 +1,87 @@
+"""Syntax trees of kernels: CUDA C++ and Python, by tree-sitter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, TypeAlias
+
+import tree_sitter_cuda
+import tree_sitter_python
+from tree_sitter import Language, Node, Parser
+
+LanguageName: TypeAlias = Literal["cuda", "python"]
+
+#: Of both grammars: a function, and what is no code of a kernel.
+FUNCTIONS = ("function_definition",)
+_SKIPPED = ("comment", "ERROR", "static_assert_declaration", "gnu_asm_expression", "string", "preproc_def")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node of a function's body. function: its name."""
+
+    node: Node
+    function: str
+
+    @property
+    def line(self) -> int:
+        """The line of the file, from 1."""
+        return self.node.start_point[0] + 1
+
+
+@cache
+def _parser(language: LanguageName) -> Parser:
+    grammar = tree_sitter_cuda.language() if language == "cuda" else tree_sitter_python.language()
+    return Parser(Language(grammar))
+
+
+def list_sites(text: str, language: LanguageName) -> tuple[Site, ...]:
+    """Lists the nodes in the bodies of a file's device functions, outermost first."""
+    root = _parser(language).parse(text.encode()).root_node
+    return tuple(
+        site for function, name in _functions(root, language) for site in _below(_body_of(function), name)
+    )
+
+
+def text_of(node: Node) -> str:
+    """Returns the text that a node stands for."""
+    assert node.text is not None
+    return node.text.decode()
+
+
+def _functions(node: Node, language: LanguageName) -> Iterator[tuple[Node, str]]:
+    """Yields functions that run on a device, with their names."""
+    for child in node.children:
+        if child.type in FUNCTIONS:
+            if language == "cuda" or _is_kernel(child):
+                yield child, _name_of(child)
+        elif child.type != "ERROR":
+            yield from _functions(child, language)
+
+
+def _is_kernel(function: Node) -> bool:
+    """Returns whether a Python function is Triton's."""
+    around = function.parent
+    return around is not None and around.type == "decorated_definition" and "triton.jit" in text_of(around)
+
+
+def _name_of(function: Node) -> str:
+    found = function.child_by_field_name("name") or function.child_by_field_name("declarator")
+    while found is not None and found.type not in ("identifier", "field_identifier", "operator_name"):
+        found = found.child_by_field_name("declarator") or (found.children[0] if found.children else None)
+    return "" if found is None else text_of(found)
+
+
+def _body_of(function: Node) -> Node:
+    body = function.child_by_field_name("body")
+    return function if body is None else body
+
+
+def _below(node: Node, function: str) -> Iterator[Site]:
+    if node.type in _SKIPPED or node.is_missing:
+        return
+    yield Site(node, function)
+    for child in node.children:
+        yield from _below(child, function)
