@@ -65,7 +65,7 @@ fmt: $(INSTALLED)  ## format the Python code and fix what ruff can
 	$(BIN)/ruff format .
 
 generated: $(INSTALLED)  ## write generated/ again from specs/
-	$(BIN)/python -m attnc compile
+	$(BIN)/python -m attnc compile --force
 
 bench: $(INSTALLED)  ## time the kernels against PyTorch (needs a GPU)
 	$(BIN)/attnc bench

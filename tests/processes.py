@@ -11,7 +11,7 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
@@ -55,6 +55,23 @@ def compiling(program: str, *arguments: str | Path, stdin: str = "") -> Complete
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return run_program(program, *arguments, stdin=stdin, environment=environment, check=True)
+
+
+def forked(count: int, work: Callable[[int], object]) -> list[int]:
+    """Runs work in processes that are forked from this one, all at once, each with its number; returns how
+    each ended, as `os.waitpid` says it.
+    """
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                work(number)
+                os._exit(0)
+            except BaseException:  # it must not run on as a second pytest
+                os._exit(1)
+        children.append(child)
+    return [os.waitpid(child, 0)[1] for child in children]
 
 
 @cache

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 # A module of attnc may import from layers to the left of its own, and from its own.
 LAYERS = (
-    "support", "version", "effort", "source", "diagnostics", "resources", "expr", "syntax", "model",
+    "support", "version", "effort", "files", "source", "diagnostics", "resources", "expr", "syntax", "model",
     "reference", "reference_gradients", "output", "plan", "tuned", "explain",
     "target", "build", "editor", "paging", "runtime", "verify", "api", "flex", "distributed", "tune",
     "calibrate", "bench", "adapters", "compat", "cli", "__main__", "__init__",

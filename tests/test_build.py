@@ -9,7 +9,7 @@ from types import FrameType
 import pytest
 
 from attnc.build import compile_spec, diagnose, display_name, support_outputs
-from attnc.output import Output, compare, write
+from attnc.output import compare, write
 from attnc.resources import resource
 
 ROOT = Path(__file__).parent.parent
@@ -77,17 +77,6 @@ def test_the_name_of_a_spec_is_never_absolute(tmp_path: Path) -> None:
     assert display_name(spec, tmp_path) == "specs/a.attn"
     assert display_name(spec, tmp_path / "elsewhere") == "a.attn"
     assert display_name(spec, None) == "a.attn"
-
-
-def test_writing_replaces_in_one_step_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    old = Output(path="a/triton/x.py", text="# attnc compile\nold = 1\n")
-    new = Output(path="a/triton/x.py", text="# attnc compile\nold = 2\n")
-    assert [d.kind for d in write([old], tmp_path)] == ["missing"]
-    (stale,) = write([new], tmp_path)
-    assert stale.kind == "stale"
-    assert stale.diff.splitlines()[-2:] == ["-old = 1", "+old = 2"]
-    assert write([new], tmp_path) == ()
-    assert [path.name for path in tmp_path.glob("**/*") if path.is_file()] == ["x.py"]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -15,6 +16,7 @@ import typer
 
 from attnc.cli.console import (
     Mistake,
+    complain,
     counted,
     find_specs,
     note,
@@ -24,8 +26,9 @@ from attnc.cli.console import (
     say_lines,
     show_diagnostics,
 )
+from attnc.cli.writing import FORCE, reason, write_or_refuse
 from attnc.diagnostics import Diagnostic, DiagnosticError, did_you_mean, to_json
-from attnc.output import Drift, Output, compare, write
+from attnc.output import MANIFEST, Drift, Output, compare, write, write_folder
 
 SPECS = Annotated[
     list[Path] | None,
@@ -57,12 +60,14 @@ def compile_(
     is_watch: Annotated[
         bool, typer.Option("--watch", help="Go on, and compile again what is saved, until Ctrl-C.")
     ] = False,
+    force: FORCE = False,
 ) -> None:
     """Compile specs into modules below generated/.
 
     Every param point of every schedule becomes one readable module that needs torch, and triton or cupy,
     and the package _support beside all modules; with --standalone not even that. Files that are already
-    right are not touched; generated files that no spec makes any more are removed.
+    right are not touched. Those that attnc has written are listed in .attnc-manifest there: they alone are
+    replaced, and removed once no spec makes them, while they are as it wrote them.
 
     Example: attnc compile specs/causal_gqa.attn
     """
@@ -70,8 +75,9 @@ def compile_(
     _check_modes({"--standalone": is_standalone, "--watch": is_watch, "--aot": bool(aot)})
     _check_modes({"--watch": is_watch, "--check": is_check, "--diff": is_diff, "--aot": bool(aot)})
     _check_modes({"--watch": is_watch, "--diff": is_diff, "--json": as_json})
+    _check_modes({"--force": force, "--check": is_check, "--diff": is_diff})
     if is_watch:
-        watch_specs(specs, lambda paths: _write_again(paths, out, complete=specs is None))
+        watch_specs(specs, lambda paths: _write_again(paths, out, complete=specs is None, force=force))
         return
     paths = find_specs(specs or [])
     _check_architectures(aot or [])
@@ -80,15 +86,18 @@ def compile_(
         outputs = _alone(outputs)
     ok = not any(d.severity == "error" for d in diagnostics)
     complete = specs is None and ok
-    drifts = (compare if is_check or is_diff else write)(outputs, out, complete=complete)
-    if is_diff:
+    if not as_json:
         show_diagnostics(diagnostics, brief=len(paths) > 1)
+    if is_check or is_diff:
+        drifts = compare(outputs, out, complete=complete)
+    else:
+        drifts = write_or_refuse(partial(write, outputs, out, complete=complete), out, force=force)
+    if is_diff:
         show_differences(drifts, outputs, out)
     elif as_json:
-        found = [{"path": f"{out.as_posix()}/{d.path}", "kind": d.kind} for d in drifts]
+        found = [{"path": f"{out.as_posix()}/{d.path}", "kind": d.kind, "held": d.held} for d in drifts]
         say_lines(json.dumps({"files": found, "diagnostics": json.loads(to_json(diagnostics))}, indent=2))
     else:
-        show_diagnostics(diagnostics, brief=len(paths) > 1)
         _report(drifts, out, _count(outputs), is_check=is_check)
         if ok and not outputs:
             note("no spec has a schedule that is compiled")
@@ -99,7 +108,7 @@ def compile_(
         texts = {out / output.path: output.text for output in outputs}
         # The forward kernel is called like its module, which knows the kernels of its gradients.
         modules = (path.with_suffix(".py") for path in sorted(texts) if path.suffix == ".cu")
-        _ahead_of_time([module for module in modules if module in texts], aot, texts)
+        _ahead_of_time([module for module in modules if module in texts], aot, texts, out, force=force)
 
 
 def _check_modes(asked: dict[str, bool]) -> None:
@@ -109,12 +118,13 @@ def _check_modes(asked: dict[str, bool]) -> None:
         raise Mistake(f"{given[0]} and {given[1]} do not go together", "run one after the other")
 
 
-def _write_again(paths: tuple[Path, ...], out: Path, *, complete: bool) -> None:
+def _write_again(paths: tuple[Path, ...], out: Path, *, complete: bool, force: bool) -> None:
     """Does one round of --watch: says what is wrong, and writes the modules of what is right."""
     outputs, diagnostics = _compile_all(paths, out)
     ok = not any(d.severity == "error" for d in diagnostics)
-    drifts = write(outputs, out, complete=complete and ok and paths == find_specs([]))
     show_diagnostics(diagnostics)
+    is_all = complete and ok and paths == find_specs([])
+    drifts = write_or_refuse(partial(write, outputs, out, complete=is_all), out, force=force)
     _report(drifts, out, _count(outputs), is_check=False)
 
 
@@ -128,7 +138,9 @@ def _check_architectures(archs: list[str]) -> None:
             raise Mistake(f"there is no architecture '{arch}'", hint)
 
 
-def _ahead_of_time(modules: list[Path], archs: list[str], texts: Mapping[Path, str]) -> None:
+def _ahead_of_time(
+    modules: list[Path], archs: list[str], texts: Mapping[Path, str], out: Path, *, force: bool
+) -> None:
     """Puts the machine code of CUDA kernels beside their modules, for those of the architectures that each is
     for. texts: of all files that were written. Raises Mistake where that cannot be.
     """
@@ -136,21 +148,23 @@ def _ahead_of_time(modules: list[Path], archs: list[str], texts: Mapping[Path, s
     from attnc.runtime.toolchains import build_cubins
 
     devices = {target.folder: {device.arch for device in target.devices} for target in TARGETS.values()}
-    made: set[Path] = set()
+    made: dict[str, dict[str, bytes]] = {}
     try:
         with progress("aot", len(modules)) as bar:
             for module in modules:
                 bar.advance(module.stem)
                 beside = {p.name: text for p, text in texts.items() if p.parent == module.parent}
                 files = {n: text for n, text in beside.items() if n == module.name or n.endswith(".cu")}
-                known = devices[module.parent.name]
-                made.update(build_cubins(module, [a for a in archs if a in known], files))
+                known = [arch for arch in archs if arch in devices[module.parent.name]]
+                folder = (module.parent / "cubin").relative_to(out).as_posix()
+                made.setdefault(folder, {}).update(build_cubins(module, known, files))
     except FileNotFoundError as failure:
         raise Mistake(str(failure), "NVRTC compiles CUDA kernels where there is no GPU") from None
-    for folder in {path.parent for path in made}:
-        for old in set(folder.glob("*.cubin")) - made:
-            old.unlink()
-    say(f"wrote {counted(len(made), 'cubin')} for {', '.join(archs)}")
+    for folder, cubins in made.items():
+        if cubins:
+            write_or_refuse(partial(write_folder, cubins, folder, out), out, force=force)
+    count = sum(map(len, made.values()))
+    say(f"wrote {counted(count, 'cubin')} for {', '.join(archs)}")
 
 
 def check(specs: SPECS = None, as_json: JSON = False) -> None:
@@ -248,13 +262,13 @@ def _count(outputs: Iterable[Output]) -> int:
 def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -> None:
     from attnc.target.support import FOLDER
 
-    # The support package is written with the modules, and worth a word where it is not as it should be.
-    drifts = tuple(d for d in drifts if is_check or not d.path.startswith(f"{FOLDER}/"))
+    # These are written with the modules, and worth a word where they are not as they should be.
+    drifts = tuple(d for d in drifts if is_check or not d.path.startswith((f"{FOLDER}/", MANIFEST)))
     verbs = {"stale": "changed", "missing": "new", "orphan": "removed"}
     styles = {"stale": "33", "missing": "32", "orphan": "31"}
     for drift in drifts:
-        word = drift.kind if is_check else verbs[drift.kind]
-        say(paint(f"{word:8}", styles[drift.kind]), f" {out.as_posix()}/{drift.path}")
+        word = drift.kind if is_check else "kept" if drift.held else verbs[drift.kind]
+        say(paint(f"{word:8}", styles[drift.kind]), f" {out.as_posix()}/{drift.path}{reason(drift)}")
         if is_check and drift.diff:
             lines = drift.diff.splitlines()
             for line in lines[:_DIFF_LINES]:
@@ -262,13 +276,15 @@ def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -
             if len(lines) > _DIFF_LINES:
                 say(f"    ... {len(lines) - _DIFF_LINES} more lines")
     if is_check and drifts:
-        note(
-            f"{counted(len(drifts), 'file')} of {out.as_posix()}/ not up to date; 'attnc compile' writes them"
-        )
+        force = ", with --force those that are not as it wrote them" if any(d.held for d in drifts) else ""
+        count = f"{counted(len(drifts), 'file')} of {out.as_posix()}/ not up to date"
+        note(f"{count}; 'attnc compile' writes them{force}")
     else:
-        removed = sum(drift.kind == "orphan" for drift in drifts)
-        done = "0 out of date" if is_check else f"{len(drifts) - removed} written"
+        kept = sum(bool(drift.held) for drift in drifts)
+        removed = sum(drift.kind == "orphan" for drift in drifts) - kept
+        done = "0 out of date" if is_check else f"{len(drifts) - removed - kept} written"
         done += f", {removed} removed" if removed else ""
+        done += f", {kept} kept that no spec makes: --force removes them" if kept else ""
         note(f"{counted(total, 'file')} in {out.as_posix()}/, {done}")
 
 
@@ -279,15 +295,15 @@ _STYLES = {"@": "36", "+": "32", "-": "31"}
 
 def show_differences(drifts: Iterable[Drift], outputs: Iterable[Output], out: Path) -> None:
     """Prints a unified diff for every module that would change, and a line for one that would come or go."""
-    drifts = tuple(drifts)
     lengths = {output.path: output.text.count("\n") for output in outputs}
+    drifts = tuple(drift for drift in drifts if drift.path != MANIFEST)
     untouched = 0
     for drift in drifts:
         path = f"{out.as_posix()}/{drift.path}"
         if drift.kind == "missing":
             say(paint("new", "32"), f" {path}, {counted(lengths[drift.path], 'line')}")
         elif drift.kind == "orphan":
-            say(paint("removed", "31"), f" {path}")
+            say(paint("removed", "31"), f" {path}{reason(drift)}")
         elif lines := list(_changes(drift.diff)):
             for line in lines:
                 say(paint(line, _STYLES.get(line[0], "1")) if line[0] != " " else line)
@@ -374,7 +390,10 @@ def watch_specs(specs: Sequence[Path] | None, compile_again: Callable[[tuple[Pat
     try:
         for written, removed in found:
             touched = tuple(path for path in present() if removed or set(belonging(path)) & set(written))
-            if touched:
-                compile_again(touched)
+            try:
+                if touched:
+                    compile_again(touched)
+            except Mistake as mistake:
+                complain(mistake.message, mistake.hint)
     except KeyboardInterrupt:
         note("stopped")

@@ -97,6 +97,15 @@ def complain(message: str, hint: str = "") -> None:
         note(f"   = help: {hint}")
 
 
+def ask(question: str) -> bool:
+    """Returns whether the user says yes; no where there is nobody to ask."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    sys.stderr.write(f"{visible(question)} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def show_diagnostics(diagnostics: Iterable[Diagnostic], *, brief: bool = False) -> None:
     """Renders them; `brief`: warnings in a line each, since `attnc check` shows them whole."""
     color = has_color(sys.stderr)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnc.cli.console import Mistake, counted, loading, one_spec, paint, say, without_kernels
+from attnc.cli.writing import write_or_refuse
 from attnc.output import write
 from attnc.resources import resource
 from attnc.target.support import FOLDER
@@ -38,7 +40,10 @@ def demo(
     begin = time.perf_counter()
     spec = _usual_spec() if spec is None else one_spec(spec)
     compiled = compile_spec(spec, out.parent)
-    write((*compiled.outputs, *support_outputs()), out)
+    outputs = (*compiled.outputs, *support_outputs())
+    write_or_refuse(
+        partial(write, outputs, out), out, force=False, remedy="or name another folder with --out"
+    )
     took = time.perf_counter() - begin
     program = front(spec)
     planned = plan_program(program)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnc.cli.console import Mistake, counted, note, progress, say, split_commas
+from attnc.cli.writing import FORCE, write_or_refuse
 from attnc.diagnostics import did_you_mean
-from attnc.output import write_text
+from attnc.output import Output, write
+
+#: Where the kernels package looks for what every version of torch loads.
+_FOLDER = "build/torch-universal"
 
 
 def export(
@@ -21,8 +26,9 @@ def export(
     name: Annotated[str, typer.Option(help="What the kernel is called there.")] = "attnc",
     sizes: Annotated[str, typer.Option(help="Head dimensions, comma separated.")] = "64,128",
     dtypes: Annotated[str, typer.Option(help="Types, comma separated: bf16, f16.")] = "bf16,f16",
+    force: FORCE = False,
 ) -> None:
-    """Write a folder of kernels that programs load without attnc.
+    """Write a folder of kernels that programs load without attnc, or bring one up to date.
 
     With flash-attention's functions, for what models of transformers call: causal or not, windows, and one of
     a scale of their own, softcap and sinks; dense and packed, forward and gradients, and one token against
@@ -43,17 +49,16 @@ def export(
         raise Mistake(
             "--sizes and --dtypes are lists, such as 64,128 and bf16", "head dimensions are 1 to 1024"
         )
-    if hf_kernel.exists() and (not hf_kernel.is_dir() or any(hf_kernel.iterdir())):
-        raise Mistake(f"'{hf_kernel}' is there already", "choose another folder, or remove it first")
+    if hf_kernel.exists() and not hf_kernel.is_dir():
+        raise Mistake(f"'{hf_kernel}' is no folder", "choose another name")
     texts = python_files()
     chosen = list(forms(wanted, map(int, heads)))
     with progress("export", len(chosen)) as bar:
         for form in chosen:
             bar.advance(f"d{form.size}")
             texts |= kernel_files(form)
-    folder = hf_kernel / "build" / "torch-universal"
-    for file, text in texts.items():
-        write_text(folder / name / file, text)
-    write_text(folder / "metadata.json", metadata(name, texts.values()))
-    say(f"wrote kernels for {counted(len(chosen), 'form')} of a call to {folder / name}")
+    outputs = [Output(path=f"{_FOLDER}/{name}/{file}", text=text) for file, text in texts.items()]
+    outputs += [Output(path=f"{_FOLDER}/metadata.json", text=metadata(name, texts.values()))]
+    write_or_refuse(partial(write, outputs, hf_kernel, complete=True), hf_kernel, force=force)
+    say(f"wrote kernels for {counted(len(chosen), 'form')} of a call to {hf_kernel / _FOLDER / name}")
     note(f"   = help: kernels.get_local_kernel(Path({str(hf_kernel)!r}))")

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from attnc.cli.compile import SPECS
-from attnc.cli.console import Mistake, find_specs, note, say, show_diagnostics
+from attnc.cli.console import complain, find_specs, note, say, show_diagnostics
 from attnc.diagnostics import DiagnosticError
-from attnc.output import write_text
+from attnc.files import SavedMeanwhile, write_text
 from attnc.source import Source
 
 #: Pairs of lines up to which a diff is found line by line.
@@ -34,38 +34,58 @@ def fmt(
     Example: attnc fmt --diff specs/causal_gqa.attn
     """
     paths = find_specs(specs or [])
-    changed = failed = 0
+    changed = failed = left = 0
     for path in paths:
         try:
-            old, new = _formatted(path)
+            written, old, new = _formatted(path)
         except DiagnosticError as failure:
             show_diagnostics(failure.diagnostics)
             failed += 1
             continue
         if old == new:
             continue
-        changed += 1
         if is_diff:
             _show_diff(path, old, new)
         elif is_check:
             say(f"would format {path}")
-        elif not path.is_file():
-            raise Mistake(f"'{path}' is no file that can be written again", "--diff prints the changes")
-        else:
-            write_text(path, new)
-            say(f"formatted {path}")
+        elif not _replace(path, written, new):
+            left += 1
+            continue
+        changed += 1
     verb = "to format" if is_check or is_diff else "formatted"
-    note(f"{len(paths)} checked, {changed} {verb}" + (f", {failed} with errors" if failed else ""))
+    counts = {f"{changed} {verb}": True, f"{failed} with errors": failed, f"{left} left as they are": left}
+    note(", ".join([f"{len(paths)} checked", *(text for text, is_said in counts.items() if is_said)]))
+    if left:
+        raise typer.Exit(2)
     if failed or (changed and (is_check or is_diff)):
         raise typer.Exit(1)
 
 
-def _formatted(path: Path) -> tuple[str, str]:
+def _formatted(path: Path) -> tuple[bytes, str, str]:
+    """Returns what the file holds, its text, and the text as it should be."""
     from attnc.syntax.format import format_file
     from attnc.syntax.parser import load, parse
 
+    written = path.read_bytes() if path.is_file() else b""
     source: Source = load(path)
-    return source.text, format_file(parse(source))
+    return written, source.text, format_file(parse(source))
+
+
+def _replace(path: Path, written: bytes, new: str) -> bool:
+    """Writes the new text, and says so; or says why the file is left as it is."""
+    if not path.is_file():
+        complain(f"'{path}' is no file that can be written again", "--diff prints the changes")
+        return False
+    try:
+        write_text(path, new, instead_of=written)
+    except SavedMeanwhile as failure:
+        complain(str(failure), "format it again")
+        return False
+    except PermissionError:
+        complain(f"'{path}' is read-only, or in a folder that is", "--diff prints the changes")
+        return False
+    say(f"formatted {path}")
+    return True
 
 
 def _show_diff(path: Path, old: str, new: str) -> None:

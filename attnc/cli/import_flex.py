@@ -14,7 +14,7 @@ import attnc
 from attnc.cli.bench import check_target
 from attnc.cli.console import Mistake, loading, note, say
 from attnc.diagnostics import DiagnosticError, did_you_mean
-from attnc.output import write_text
+from attnc.files import create_text, write_text
 
 #: How many arguments each kind of mod takes.
 _KINDS = {5: "score_mod", 4: "mask_mod"}
@@ -38,6 +38,7 @@ def import_flex(
         bool, typer.Option("--gqa", help="Groups of query heads share a K/V head.")
     ] = False,
     target: Annotated[str, typer.Option(help="What the schedule is for.")] = "triton",
+    force: Annotated[bool, typer.Option("--force", help="Write over what --out names.")] = False,
 ) -> None:
     """Print the spec that mods of FlexAttention mean.
 
@@ -86,9 +87,20 @@ def import_flex(
     if out is None:
         for line in spec.splitlines():
             say(line)
-    else:
-        write_text(out, spec)
-        note(f"wrote {out}; 'attnc compile {out}' makes its kernels")
+        return
+    try:
+        if force or _loses_nothing(out, spec):
+            write_text(out, spec)
+        else:
+            create_text(out, spec)
+    except FileExistsError:
+        raise Mistake(f"'{out}' is there already", "choose another name; --force writes over it") from None
+    note(f"wrote {out}; 'attnc compile {out}' makes its kernels")
+
+
+def _loses_nothing(out: Path, spec: str) -> bool:
+    """Returns whether a file holds nothing but this spec, or is none, such as a pipe."""
+    return out.exists() and (not out.is_file() or out.read_bytes() in (b"", spec.encode()))
 
 
 def _mod(text: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import typer
 
 from attnc.cli.console import Mistake, note, say
 from attnc.diagnostics import DiagnosticError, did_you_mean
-from attnc.output import write_text
+from attnc.files import create_text
 from attnc.resources import resource
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -56,9 +56,10 @@ def new(
         raise Mistake(f"there is nothing like '{like}' to start from", hint)
     text = _rename_starter(name, known[like])
     path = out / f"{name}.attn"
-    if path.exists() or path.is_symlink():
-        raise Mistake(f"'{path}' is there already", "choose another name, or remove it first")
-    write_text(path, text)
+    try:
+        create_text(path, text)
+    except FileExistsError:
+        raise Mistake(f"'{path}' is there already", "choose another name, or remove it first") from None
     say(f"wrote {path}")
     note(f"   = help: attnc compile {path}")
     note(f"   = help: attnc verify {path}")

@@ -11,7 +11,7 @@ import typer
 from attnc.cli.bench import check_target, need_gpu
 from attnc.cli.compile import SPEC, SPECS
 from attnc.cli.console import Mistake, find_specs, loading, note, one_spec, progress, say, split_commas
-from attnc.output import write_text
+from attnc.files import SavedMeanwhile, write_text
 
 if TYPE_CHECKING:
     from attnc.calibrate import Calibration
@@ -190,7 +190,7 @@ def calibrate(
 
     Example: attnc calibrate specs/unified_decode.attn --samples activations.pt --write
     """
-    one_spec(spec)
+    written = spec.read_bytes() if one_spec(spec).is_file() else None
     try:
         with loading():
             from attnc.calibrate import calibrate as measure
@@ -211,7 +211,10 @@ def calibrate(
         text = found[0].span.source.text  # what the spans are of, ends of lines included
         for one in sorted(found, key=lambda one: one.span.start, reverse=True):
             text = text[: one.span.start] + one.text + text[one.span.end :]
-        write_text(spec, text)
+        try:
+            write_text(spec, text, instead_of=written)
+        except SavedMeanwhile as failure:
+            raise Mistake(str(failure), "run it again") from None
         note(f"wrote {spec}; 'attnc compile {spec}' brings its modules up to date")
 
 

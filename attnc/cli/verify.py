@@ -344,11 +344,11 @@ def records_path() -> Path:
 
 def update_records(change: Callable[[Records], Records]) -> Path:
     """Rewrites the file of records, without what it says of modules that are gone; returns its path."""
-    from attnc.output import write_text
+    from attnc.files import update_text
     from attnc.verify.record import dump
 
-    there = (path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py"))
-    write_text(records_path(), dump(change(known_records()).only(there)))
+    there = [path.relative_to(GENERATED).as_posix() for path in GENERATED.glob("*/*/*.py")]
+    update_text(records_path(), lambda: dump(change(known_records()).only(there)))
     return records_path()
 
 

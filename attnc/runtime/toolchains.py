@@ -29,7 +29,7 @@ from attnc.plan.targets import target_of
 from attnc.plan.triton.resources import unreadable
 from attnc.runtime.loader import load_file, load_files, load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin, compile_ptx
-from attnc.support.cache import discard_path, seal_bytes, store_bytes
+from attnc.support.cache import seal_bytes
 from attnc.target.triton.kernel import MATRICES
 
 
@@ -290,30 +290,24 @@ class Nvrtc(Toolchain):
 
 def build_cubins(
     module: Path, archs: Iterable[str], files: Mapping[str, str] | None = None
-) -> tuple[Path, ...]:
-    """Compiles every config of a generated CUDA module (its `.py` file) for e.g. "sm_90", into `cubin/`
-    beside it.
+) -> dict[str, bytes]:
+    """Compiles every config of a generated CUDA module (its `.py` file) for e.g. "sm_90"; returns what goes
+    into `cubin/` beside it, by name.
 
     files: the texts of the module and of its `.cu` files by name, so that no file is read that somebody else
     may have changed. Rows that are not 16-byte aligned get a kernel of their own. Raises CompilationError,
     and FileNotFoundError without NVRTC.
     """
     program: Any = program_of(load_file(module) if files is None else load_files(files))
-    folder = module.with_name("cubin")
-    if folder.is_symlink() or folder.is_file():
-        discard_path(folder)
-    folder.mkdir(exist_ok=True)
-    paths = []
+    made = {}
     for arch in archs:
         for name, kernel in program.kernels.items():
             for config in dict.fromkeys(kernel.configs):
                 for aligned in (True, False):
-                    path = folder / program.cubin_name(name, config, aligned, arch)
+                    file = program.cubin_name(name, config, aligned, arch)
                     options = program.options(config, aligned, arch)
-                    image = compile_cubin(program.source(name), options).image
-                    store_bytes(path, seal_bytes(path.name, image), mode=0o666)
-                    paths.append(path)
-    return tuple(paths)
+                    made[file] = seal_bytes(file, compile_cubin(program.source(name), options).image)
+    return made
 
 
 # --- by the family of a target ------------------------------------------------------------------------------

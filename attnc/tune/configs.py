@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnc.build import front, plan_program, tuned_of, tuned_path
-from attnc.output import write_text
+from attnc.files import update_text
 from attnc.plan import ir
 from attnc.plan.layout import Which
 from attnc.runtime.timing import Launch, Timing, interleave
@@ -72,9 +72,13 @@ def tune(
             for kernel in _configs_of(module, kernels):
                 report(f"{module.variant.attention.name} {module.variant.name} n<={bucket or 'any'} {kernel}")
                 found.append(_tune_kernel(module, kernel, tensors, bucket, rounds))
-        write_text(tuned_path(path), dump_tuned([*tuned_of(path), *(winner.choice for winner in found)]))
+        _merge_choices(path, [winner.choice for winner in found])
         winners += found
     return tuple(winners)
+
+
+def _merge_choices(path: Path, choices: Sequence[Choice]) -> None:
+    update_text(tuned_path(path), lambda: dump_tuned([*tuned_of(path), *choices]))
 
 
 def _configs_of(module: ir.Module, kernels: Collection[str]) -> dict[Which, ir.Kernel]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from attnc.files import update_text
 from attnc.model.variants import variant_name
-from attnc.output import write_text
 from attnc.plan import ir
 from attnc.plan.projection import ProjectionModule
 from attnc.source import Source
@@ -80,9 +80,8 @@ def merge_tables(path: Path, tables: Sequence[Table]) -> None:
 
     Raises DiagnosticError where the file is malformed.
     """
-    known = known_tables(path)
     if tables:
-        write_text(path, dump_tables([*known, *tables]))
+        update_text(path, lambda: dump_tables([*known_tables(path), *tables]))
 
 
 def known_tables(path: Path) -> tuple[Table, ...]:

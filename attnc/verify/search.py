@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
+from attnc.files import write_text
 from attnc.verify.case import Case, Fit, Kept
 from attnc.verify.check import Rules, check, keeps
 from attnc.verify.cover import Coverage, Summary
@@ -334,7 +335,6 @@ def save(directory: Path, name: str, failure: Failure) -> Path:
     """Writes a failing case as JSON (`Kept.from_json` reads it), named after its variant and content."""
     text = Kept(case=failure.case, rule=failure.verdict.rule).to_json()
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}-{digest}.json"
-    path.write_text(text + "\n", encoding="utf-8")
+    write_text(path, text + "\n")
     return path

@@ -3,8 +3,10 @@
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from attnc import output
 from attnc.cli import compile as watch
 from attnc.cli.compile import changes, watch_specs
+from attnc.syntax.ast import File
+from attnc.syntax.format import format_file
 from tests.cli.conftest import TINY, Run
 
 
@@ -54,21 +58,19 @@ def test_compiling_again_touches_nothing(run: Run, folder: Path) -> None:
 def test_check_mode_reports_stale_missing_and_orphaned_files(run: Run, folder: Path) -> None:
     run("compile")
     assert run("compile", "--check").code == 0
-    triton = folder / "generated" / "tiny" / "triton"
-    stale = triton / "f16_w16.py"
-    stale.write_text(stale.read_text().replace("import torch\n", "import torch as t\n"))
-    (triton / "f16_w32.py").unlink()
-    (triton / "f8_w16.py").write_text(stale.read_text())
-    (triton / "notes.py").write_text("# written by hand\n")
+    triton, spec = folder / "generated" / "tiny" / "triton", folder / "specs" / "tiny.attn"
+    spec.write_text(TINY.replace("{16, 32}", "{16, 64}").replace("/ sqrt(64)", "/ 8"))
+    (triton / "notes.py").write_text("# written by hand, with attnc compile\n")
     done = run("compile", "--check")
     assert done.code == 1
-    assert "stale    generated/tiny/triton/f16_w16.py" in done.out
-    assert "    -import torch as t" in done.out
-    assert "missing  generated/tiny/triton/f16_w32.py" in done.out
-    assert "orphan   generated/tiny/triton/f8_w16.py" in done.out
+    assert "stale    generated/tiny/triton/f16_w16.py\n" in done.out
+    assert "    -    score = dot(q, k) / sqrt(64)" in done.out
+    assert "missing  generated/tiny/triton/f16_w64.py\n" in done.out
+    assert "orphan   generated/tiny/triton/f16_w32.py\n" in done.out
+    assert "stale    generated/.attnc-manifest\n" in done.out
     assert "notes" not in done.out
     assert run("compile").code == 0
-    assert not (triton / "f8_w16.py").exists()
+    assert not (triton / "f16_w32.py").exists()
     assert (triton / "notes.py").exists()
     assert run("compile", "--check").code == 0
 
@@ -125,11 +127,10 @@ def test_a_spec_that_is_named_twice_is_one(run: Run, folder: Path) -> None:
 def test_a_file_that_another_process_removes_meanwhile_is_gone(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run("compile", "specs")
-    orphans = [folder / "generated" / "old" / "triton" / f"{name}.py" for name in ("first", "second")]
-    for orphan in orphans:
-        orphan.parent.mkdir(parents=True, exist_ok=True)
-        orphan.write_text("# attnc compile", encoding="utf-8")
+    other = folder / "specs" / "other.attn"
+    other.write_text(TINY.replace("tiny", "other"))
+    run("compile")
+    other.unlink()
     remove = output._remove
 
     def after_another(path: Path, out: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_file_that_another_process_removes_meanwhile_is_gone(
     monkeypatch.setattr(output, "_remove", after_another)
     done = run("compile")
     assert done.code == 0, done.err
-    assert not any(orphan.parent.parent.exists() for orphan in orphans)
+    assert not (folder / "generated" / "other").exists()
 
 
 def test_check_writes_nothing(run: Run, folder: Path) -> None:
@@ -200,15 +201,162 @@ def test_fmt_writes_to_files_alone(run: Run, folder: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_links_in_the_output_folder_are_replaced(run: Run, folder: Path) -> None:
+def test_fmt_leaves_what_is_read_only_and_goes_on(run: Run, folder: Path) -> None:
+    crooked = TINY.replace("mask =", "mask  =")
+    first, second = folder / "specs" / "first.attn", folder / "specs" / "tiny.attn"
+    for spec in (first, second):
+        spec.write_text(crooked)
+    first.chmod(0o444)
+    done = run("fmt")
+    assert (done.code, done.out) == (2, "formatted specs/tiny.attn\n")
+    assert "error: 'specs/first.attn' is read-only" in done.err
+    assert done.err.endswith("2 checked, 1 formatted, 1 left as they are\n")
+    assert (first.read_text(), second.read_text()) == (crooked, TINY)
+
+
+def test_fmt_leaves_what_is_saved_meanwhile(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = folder / "specs" / "tiny.attn"
+    spec.write_text(TINY.replace("mask =", "mask  ="))
+
+    def slowly(tree: File) -> str:
+        spec.write_text("# saved by an editor\n")
+        return format_file(tree)
+
+    monkeypatch.setattr("attnc.syntax.format.format_file", slowly)
+    done = run("fmt")
+    assert (done.code, done.out) == (2, "")
+    assert "error: 'specs/tiny.attn' was saved meanwhile\n   = help: format it again" in done.err
+    assert spec.read_text() == "# saved by an editor\n"
+
+
+# --- what is not attnc's ------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_others_is_not_written_to(run: Run, folder: Path) -> None:
+    """Whose files may well speak of `attnc compile`."""
+    before = {"src/train.py": '"""Run `attnc compile` first."""\n', "src/mine.cu": "// see attnc compile\n"}
+    for name, text in before.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    done = run("compile", "--out", ".")
+    assert done.code == 2
+    assert done.err == (
+        "'.' holds files, and none that attnc has written: specs, src\n"
+        "error: '.' is not attnc's, and nothing was written to it\n"
+        "   = help: name a folder of its own, or write beside what is there with --force\n"
+    )
+    assert {path.name for path in folder.iterdir()} == {"specs", "src"}
+    assert run("compile", "--out", ".", "--force").code == 0
+    (folder / "specs" / "tiny.attn").write_text(TINY.replace("tiny", "other"))
+    assert run("compile", "--out", ".").code == 0
+    assert {name: (folder / name).read_text() for name in before} == before
+    assert (folder / "other" / "triton" / "f16_w16.py").exists()
+    assert not (folder / "tiny").exists()
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 2), ("", 2)])
+def test_a_folder_of_others_is_asked_for_on_a_terminal(
+    answer: str, code: int, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "mine").write_text("mine")
+    terminal = StringIO(answer)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    done = run("compile", "--out", "out")
+    assert done.code == code
+    assert "Write to it, beside what is there? [y/N] " in done.err
+    assert (folder / "out" / "tiny").exists() == (code == 0)
+    assert (folder / "out" / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", [["compile"], ["demo", "specs/tiny.attn"]])
+def test_a_file_that_was_edited_is_named_and_stays(command: list[str], run: Run, folder: Path) -> None:
+    run("compile")
+    edited, stale = (folder / "generated" / "tiny" / "triton" / f"f16_{w}.py" for w in ("w16", "w32"))
+    edited.write_text("# mine\n")
+    before = stale.read_text()
+    (folder / "specs" / "tiny.attn").write_text(TINY.replace("/ sqrt(64)", "/ 8"))
+    done = run(*command)
+    assert done.code == 2
+    assert "in the way generated/tiny/triton/f16_w16.py (edited since attnc wrote it)\n" in done.err
+    assert "error: 1 file in 'generated' would be lost, and nothing was written" in done.err
+    assert (edited.read_text(), stale.read_text()) == ("# mine\n", before)
+    check = run("compile", "--check")
+    assert check.code == 1
+    assert "stale    generated/tiny/triton/f16_w16.py (edited since attnc wrote it)\n" in check.out
+    assert "with --force those that are not as it wrote them" in check.err
+    (found,) = (f for f in json.loads(run("compile", "--check", "--json").out)["files"] if f["held"])
+    assert found == {"path": "generated/tiny/triton/f16_w16.py", "kind": "stale", "held": "edited"}
+    assert run("compile", "--force").code == 0
+    assert "dot(q, k) / 8" in edited.read_text()
+    assert run("compile", "--check").code == 0
+
+
+def test_a_file_that_was_edited_outlives_its_spec(run: Run, folder: Path) -> None:
+    other = folder / "specs" / "other.attn"
+    other.write_text(TINY.replace("tiny", "other"))
+    run("compile")
+    other.unlink()
+    edited = folder / "generated" / "other" / "triton" / "f16_w16.py"
+    edited.write_text("# mine\n")
+    done = run("compile")
+    assert done.code == 0
+    assert "kept     generated/other/triton/f16_w16.py (edited since attnc wrote it)\n" in done.out
+    assert done.err.endswith("0 written, 5 removed, 1 kept that no spec makes: --force removes them\n")
+    assert run("compile", "--check").code == 1
+    assert run("compile", "--force").code == 0
+    assert not edited.exists()
+
+
+def test_a_watch_goes_on_where_a_file_was_edited(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny, edited = folder / "specs" / "tiny.attn", folder / "generated/tiny/triton/f16_w16.py"
+
+    def edit() -> None:
+        edited.write_text("# mine\n")
+        tiny.write_text(TINY.replace("W, 0", "W, 1"))
+
+    def give_way() -> None:
+        edited.unlink()
+        tiny.write_text(TINY.replace("W, 0", "W, 2"))
+
+    steps = acting(edit, give_way)
+    monkeypatch.setattr(watch, "changes", lambda find: changes(find, steps))
+    done = run("compile", "--watch")
+    assert done.code == 0
+    assert done.err.count("would be lost") == 1
+    assert "window(W, 2)" in edited.read_text()
+
+
+def test_a_watch_does_not_begin_in_a_folder_of_others(run: Run, folder: Path) -> None:
+    assert run("compile", "--watch", "--out", ".").code == 2
+
+
+def test_links_in_the_output_folder_are_not_followed(run: Run, folder: Path) -> None:
     """What lies elsewhere is nobody's to write, whoever put the link there."""
-    module, elsewhere = folder / "generated" / "tiny" / "__init__.py", folder / "elsewhere"
-    elsewhere.write_text("mine")
-    module.parent.mkdir(parents=True)
-    module.symlink_to(elsewhere)
-    assert run("compile").code == 0
-    assert elsewhere.read_text() == "mine"
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "__init__.py").write_text("mine")
+    (folder / "generated").mkdir()
+    module, package = (folder / "generated" / "tiny" / "__init__.py", folder / "generated" / "tiny")
+    package.symlink_to(elsewhere)
+    assert run("compile").code == 2
+    done = run("compile", "--force")
+    assert done.code == 2
+    assert "tiny/__init__.py (a link or a file is on the way to it)\n" in done.err
+    assert [path.name for path in elsewhere.iterdir()] == ["__init__.py"]
+    package.unlink()
+    package.mkdir()
+    module.symlink_to(elsewhere / "__init__.py")
+    assert run("compile", "--force").code == 0
+    assert (elsewhere / "__init__.py").read_text() == "mine"
     assert not module.is_symlink()
+
+
+# --- machine code -------------------------------------------------------------------------------------------
 
 
 TRAINED = """\
@@ -233,16 +381,28 @@ def test_ahead_of_time_takes_each_module_once(
     (folder / "specs" / "trained.attn").write_text(TRAINED)
     built: list[tuple[str, list[str]]] = []
 
-    def build(module: Path, archs: list[str], files: dict[str, str]) -> tuple[Path, ...]:
+    def build(module: Path, archs: list[str], files: dict[str, str]) -> dict[str, bytes]:
         assert module.read_text() == files[module.name]
         assert {*files} == {module.name, *(path.name for path in module.parent.glob("*.cu"))}
-        built.append((module.relative_to(folder / "generated").as_posix(), archs))
-        return ()
+        built.append((module.resolve().relative_to(folder / "generated").as_posix(), archs))
+        return {f"{archs[0]}.cubin": b"machine code"}
 
     monkeypatch.setattr("attnc.runtime.toolchains.build_cubins", build)
     done = run("compile", "--aot", "sm_90", "--out", str(folder / "generated"))
     assert (done.code, built) == (0, [("trained/cuda_sm_80/default.py", ["sm_90"])])
+    assert "wrote 1 cubin for sm_90\n" in done.out
     assert len(list(folder.glob("generated/trained/cuda_sm_80/*.cu"))) > 1
+
+    cubins = folder / "generated/trained/cuda_sm_80/cubin"
+    (cubins / "mine.cubin").write_bytes(b"mine")
+    assert run("compile").code == 0
+    assert run("compile", "--check").code == 0
+    assert {path.name for path in cubins.iterdir()} == {"mine.cubin", "sm_90.cubin"}
+    assert run("compile", "--aot", "sm_80").code == 0
+    assert {path.name for path in cubins.iterdir()} == {"mine.cubin", "sm_80.cubin"}
+    (folder / "specs" / "trained.attn").unlink()
+    assert run("compile").code == 0
+    assert [path.name for path in cubins.iterdir()] == ["mine.cubin"]
 
 
 # --- files that change while somebody watches ---------------------------------------------------------------

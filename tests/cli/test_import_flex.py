@@ -54,6 +54,19 @@ def test_what_a_link_leads_to_is_written(run: Run, folder: Path) -> None:
     assert "mask = q_idx >= kv_idx" in (folder / "kept.attn").read_text()
 
 
+def test_a_spec_that_is_there_is_left_alone(run: Run, folder: Path) -> None:
+    made = folder / "made.attn"
+    command = ("import-flex", "mods.py:causal", "--out", "made.attn")
+    assert (run(*command).code, run(*command).code) == (0, 0)  # the same again
+    made.write_text("# mine\n")
+    done = run(*command)
+    assert done.code == 2
+    assert "error: 'made.attn' is there already\n   = help: choose another name; --force writes" in done.err
+    assert made.read_text() == "# mine\n"
+    assert run(*command, "--force").code == 0
+    assert "mask = q_idx >= kv_idx" in made.read_text()
+
+
 @pytest.mark.parametrize(
     ("mods", "code", "message"),
     [

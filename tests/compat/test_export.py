@@ -16,6 +16,7 @@ import torch
 
 from attnc.cli import main
 from attnc.compat import export
+from attnc.compat.exported import module_name
 from attnc.compat.flash_attn import flash_attn_func
 from attnc.compat.form import Form
 
@@ -137,9 +138,30 @@ def test_mistakes(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_that_is_there_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_is_brought_up_to_date_and_others_files_are_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "kernels"
+    package = folder / "build" / "torch-universal" / "attnc"
+    kernels: list[set[str]] = []
+    for forms in ((CAUSAL, WINDOW), (CAUSAL,)):
+        monkeypatch.setattr(export, "forms", lambda dtypes, sizes, forms=forms: iter(forms))
+        assert main(["export", "--hf-kernel", str(folder)]) == 0
+        kernels.append({path.name for path in package.rglob("*.py")})
+        (package / "mine.py").write_text("mine")
+    assert f"{module_name(WINDOW)}.py" in kernels[0] - kernels[1]
+    edited = package / "kernels" / f"{module_name(CAUSAL)}.py"
+    edited.write_text("mine")
     assert main(["export", "--hf-kernel", str(folder)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert f"{edited.name} (edited since attnc wrote it)" in capsys.readouterr().err
+    assert {edited.read_text(), (package / "mine.py").read_text()} == {"mine"}
+
+
+def test_a_folder_of_others_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").write_text("mine")
+    assert main(["export", "--hf-kernel", str(tmp_path), "--sizes", "16", "--dtypes", "f16"]) == 2
+    assert "holds files, and none that attnc has written: mine" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 # --- with the packages that it is for -----------------------------------------------------------------------

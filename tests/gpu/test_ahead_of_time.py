@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attnc.build import digest, front, plan_program
+from attnc.output import write_folder
 from attnc.runtime.loader import load_file
 from attnc.runtime.toolchains import build_cubins
 from attnc.target.files import render_files
@@ -87,7 +88,7 @@ def test_shipped_machine_code_needs_no_compiler(name: str, target: str, tmp_path
     for file, text in render_files(planned, path=spec.name, sha256=digest(planned.variant.source)).items():
         (tmp_path / file).write_text(text, encoding="utf-8")
     (module,) = tmp_path.glob("*.py")
-    build_cubins(module, ["sm_{}{}".format(*capability)])
+    write_folder(build_cubins(module, ["sm_{}{}".format(*capability)]), "cubin", tmp_path, beside=True)
 
     q = torch.randn(2, 300 if name == "rows" else 1, 8, 64, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, 2, 300, 2, 64, device="cuda", dtype=torch.bfloat16)

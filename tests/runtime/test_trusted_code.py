@@ -21,6 +21,7 @@ from attnc.runtime.packages import Package, find_package, keep_package, load_pac
 from attnc.support import cache as caching
 from attnc.verify import simt
 from attnc.verify.interpreter import ensure_interpreter
+from tests.processes import forked
 from tests.support.test_cache import DAMAGES
 
 GENERATED = Path(__file__).parents[2] / "generated"
@@ -285,21 +286,6 @@ def test_headers_in_the_working_folder_are_not_compiled(
 # --- many processes -----------------------------------------------------------------------------------------
 
 
-def forked(work: Callable[[], object], count: int = 8) -> list[int]:
-    """Runs work in processes that are forked from this one; how each ended."""
-    children = []
-    for _ in range(count):
-        child = os.fork()
-        if child == 0:
-            try:
-                work()
-                os._exit(0)
-            except BaseException:  # it must not run on as a second pytest
-                os._exit(1)
-        children.append(child)
-    return [os.waitpid(child, 0)[1] for child in children]
-
-
 SPEC = """
 attention tiny {
   input q: f16[B, M, H, 16]
@@ -315,7 +301,7 @@ def test_eight_processes_compile_into_an_empty_cache(cache: Path, monkeypatch: p
     ensure_interpreter()
     monkeypatch.setattr(compiling, "_FAMILIES", {})
     attnc.compile(SPEC.replace("tiny", "first"), cache=False)  # the grammar is read
-    assert forked(lambda: attnc.compile(SPEC)) == [0] * 8
+    assert forked(8, lambda _: attnc.compile(SPEC)) == [0] * 8
     (folder,) = (cache / "packages").iterdir()
     assert find_package(folder) is not None
     assert not list(cache.rglob("*.tmp"))
@@ -323,10 +309,10 @@ def test_eight_processes_compile_into_an_empty_cache(cache: Path, monkeypatch: p
 
 @needs_gxx
 def test_eight_processes_simulate_with_an_empty_cache(cache: Path) -> None:
-    def work() -> None:
+    def work(_: int) -> None:
         assert simulated(3) == [3.0] * 32
 
-    assert forked(work) == [0] * 8
+    assert forked(8, work) == [0] * 8
     (library,) = cache.iterdir()
     assert caching.read_sealed(library) is not None
 

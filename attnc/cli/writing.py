@@ -1,0 +1,74 @@
+"""Writing to output folders: what attnc would have to take from somebody is named, and stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from attnc.cli.console import Mistake, ask, counted, note, paint
+from attnc.output import Drift, Held, NotOurs
+
+FORCE = Annotated[
+    bool,
+    typer.Option("--force", help="Replace and remove files that were edited, and write beside others'."),
+]
+
+_Result = TypeVar("_Result")
+_WORDS: dict[Held, str] = {
+    "edited": "edited since attnc wrote it",
+    "unlisted": "not in the folder's manifest",
+    "read-only": "read-only",
+    "link": "a link",
+    "other": "no file",
+    "beyond": "a link or a file is on the way to it",
+}
+#: Files and entries of a folder that a message lists.
+_LISTED = 12
+
+
+def reason(drift: Drift) -> str:
+    """Returns why attnc leaves a file as it is, in words to follow its path; "" where it does not."""
+    return f" ({_WORDS[drift.held]})" if drift.held else ""
+
+
+def write_or_refuse(
+    write: Callable[..., _Result], out: Path, *, force: bool, remedy: str = "--force replaces them"
+) -> _Result:
+    """Calls `write(force=..., beside=...)`, which writes to a folder. Where that holds what is others' alone,
+    asks on a terminal. Raises Mistake where something is in the way; remedy: what to do then.
+    """
+    try:
+        return write(force=force, beside=False)
+    except NotOurs as refusal:
+        if refusal.others:
+            names = ", ".join(refusal.others[:_LISTED]) + _rest(len(refusal.others))
+            note(f"'{out}' holds files, and none that attnc has written: {names}")
+            if not ask("Write to it, beside what is there?"):
+                raise Mistake(
+                    f"'{out}' is not attnc's, and nothing was written to it",
+                    "name a folder of its own, or write beside what is there with --force",
+                ) from None
+        else:
+            raise _in_the_way(refusal.held, out, remedy) from None
+    try:
+        return write(force=force, beside=True)
+    except NotOurs as refusal:
+        raise _in_the_way(refusal.held, out, remedy) from None
+
+
+def _in_the_way(held: tuple[Drift, ...], out: Path, remedy: str) -> Mistake:
+    for drift in held[:_LISTED]:
+        note(paint("in the way", "33"), f" {out.as_posix()}/{drift.path}{reason(drift)}")
+    if len(held) > _LISTED:
+        note(f"           {_rest(len(held)).removeprefix(' ')}")
+    return Mistake(
+        f"{counted(len(held), 'file')} in '{out}' would be lost, and nothing was written",
+        f"move them elsewhere; {remedy}",
+    )
+
+
+def _rest(count: int) -> str:
+    return f" and {count - _LISTED} more" if count > _LISTED else ""
