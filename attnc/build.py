@@ -24,7 +24,7 @@ from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
 from attnc.model.variants import MAX_VARIANTS, add_label, count_variants, projection_variants, variants
-from attnc.output import Output
+from attnc.output import OutputFile
 from attnc.plan import ir
 from attnc.plan.differentiable import check_differentiable
 from attnc.plan.lower import plan
@@ -37,8 +37,8 @@ from attnc.target.dispatch import render_dispatch, render_one_import, render_pro
 from attnc.target.files import render_files
 from attnc.target.projection import render_projection
 from attnc.target.support import support_files
-from attnc.tuned.choices import Choice, load_tuned, tuned_choices
-from attnc.tuned.tables import Table, load_tables, projection_rows, schedule_rows, target_rows
+from attnc.tuned.choices import TunedChoice, load_tuned, tuned_choices
+from attnc.tuned.tables import ChoiceTable, load_tables, projection_rows, schedule_rows, target_rows
 
 #: What a module costs whatever its expressions are, and a character of its text.
 _STEPS_PER_MODULE = 1500
@@ -57,10 +57,10 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class CompiledSpec:
     """The files of a spec, sorted by path, with what was found that is not an error."""
 
-    outputs: tuple[Output, ...]
+    outputs: tuple[OutputFile, ...]
     warnings: tuple[Diagnostic, ...]
 
 
@@ -74,7 +74,7 @@ def plan_program(program: Program, most: int = MAX_VARIANTS) -> Planned:
     """Returns every schedule of the program at every variant, or at the first `most` of them. Raises
     DiagnosticError with all reasons why one cannot be.
     """
-    found = _Found(list(program.warnings))
+    found = _Findings(list(program.warnings))
     if not program.attentions and not program.projections:
         found.warnings.append(_declares_nothing(program.source))
     _announce_variants(program, most)
@@ -93,7 +93,7 @@ def plan_program(program: Program, most: int = MAX_VARIANTS) -> Planned:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Findings:
     """What is found while a program is planned."""
 
     warnings: list[Diagnostic]
@@ -110,7 +110,7 @@ class _Found:
                 raise DiagnosticError(dict.fromkeys([*self.problems, *self.warnings])) from None
 
 
-def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Found) -> list[ir.Module]:
+def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Findings) -> list[ir.Module]:
     modules: list[ir.Module] = []
     if schedule.target not in TARGETS and schedule.span is not None:
         found.warnings.append(_not_compiled(schedule, schedule.span))
@@ -128,7 +128,7 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Foun
     return modules
 
 
-def _check_unscheduled(program: Program, most: int, found: _Found) -> None:
+def _check_unscheduled(program: Program, most: int, found: _Findings) -> None:
     for attention in _list_unscheduled(program):
         for variant in variants(program, attention, most):
             with report_limit(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
@@ -141,7 +141,7 @@ def _list_unscheduled(program: Program) -> list[Attention]:
     return [attention for attention in program.attentions if attention.name not in scheduled]
 
 
-def _plan_projections(program: Program, found: _Found) -> list[ProjectionModule]:
+def _plan_projections(program: Program, found: _Findings) -> list[ProjectionModule]:
     projections: list[ProjectionModule] = []
     for schedule in program.projection_schedules:
         place = schedule.span or program.source.span(0, 0)
@@ -166,7 +166,7 @@ def _announce_variants(program: Program, most: int) -> None:
 @limit_steps()
 def compile_program(
     program: Program, name: str, tuned: Source | None = None, dispatch: Source | None = None
-) -> Compiled:
+) -> CompiledSpec:
     """Returns the text of every module, for every schedule the `__init__.py` that picks among them, and for
     every attention the one that picks the target.
 
@@ -180,7 +180,7 @@ def compile_program(
     tables = () if dispatch is None else load_tables(dispatch)
     sha256 = digest(program.source)
     families: dict[str, list[ir.Module]] = {}
-    outputs: list[Output] = []
+    outputs: list[OutputFile] = []
     for module in planned.modules:
         folder = folder_of(module)
         families.setdefault(folder, []).append(module)
@@ -189,17 +189,17 @@ def compile_program(
             files = render_files(module, path=name, sha256=sha256, tuned=tuned_choices(module, choices))
             spend(sum(map(len, files.values())) * _STEPS_PER_CHARACTER)
         finish(f"{folder} {module.variant.name}")
-        outputs += (Output(path=f"{folder}/{file}", text=text) for file, text in files.items())
+        outputs += (OutputFile(path=f"{folder}/{file}", text=text) for file, text in files.items())
     for folder, family in families.items():
         attention = program.attention(family[0].variant.attention.name)
         text = render_dispatch(attention, family, name, schedule_rows(family, tables))
-        outputs.append(Output(path=f"{folder}/__init__.py", text=text))
+        outputs.append(OutputFile(path=f"{folder}/__init__.py", text=text))
     for name_of, modules in _by_attention(planned.modules).items():
         text = render_one_import(program.attention(name_of), modules, name, target_rows(modules, tables))
-        outputs.append(Output(path=f"{name_of}/__init__.py", text=text))
+        outputs.append(OutputFile(path=f"{name_of}/__init__.py", text=text))
     outputs += _projection_outputs(program, planned.projections, name, tables)
     ordered = tuple(sorted(outputs, key=lambda output: output.path))
-    return Compiled(outputs=ordered, warnings=planned.warnings)
+    return CompiledSpec(outputs=ordered, warnings=planned.warnings)
 
 
 def _by_attention(modules: Iterable[ir.Module]) -> dict[str, list[ir.Module]]:
@@ -209,16 +209,16 @@ def _by_attention(modules: Iterable[ir.Module]) -> dict[str, list[ir.Module]]:
     return found
 
 
-def support_outputs() -> tuple[Output, ...]:
+def support_outputs() -> tuple[OutputFile, ...]:
     """Returns the package beside all modules, which they import."""
-    return tuple(Output(path=path, text=text) for path, text in support_files().items())
+    return tuple(OutputFile(path=path, text=text) for path, text in support_files().items())
 
 
 def _projection_outputs(
-    program: Program, modules: Iterable[ProjectionModule], name: str, tables: tuple[Table, ...]
-) -> list[Output]:
+    program: Program, modules: Iterable[ProjectionModule], name: str, tables: tuple[ChoiceTable, ...]
+) -> list[OutputFile]:
     families: dict[str, list[ProjectionModule]] = {}
-    outputs: list[Output] = []
+    outputs: list[OutputFile] = []
     for module in modules:
         families.setdefault(folder_of(module), []).append(module)
         rows = projection_rows(module, tables)
@@ -227,16 +227,16 @@ def _projection_outputs(
             texts = render_projection(module, path=name, sha256=digest(program.source), tuned=rows)
             spend(sum(map(len, texts.values())) * _STEPS_PER_CHARACTER)
         finish(f"{module.name} {module.variant.name}")
-        outputs += (Output(path=f"{folder_of(module)}/{file}", text=text) for file, text in texts.items())
+        outputs += (OutputFile(path=f"{folder_of(module)}/{file}", text=text) for file, text in texts.items())
     for folder, family in families.items():
         projection = program.projection(family[0].name)
         text = render_projection_dispatch(projection, family, name)
-        outputs.append(Output(path=f"{folder}/__init__.py", text=text))
+        outputs.append(OutputFile(path=f"{folder}/__init__.py", text=text))
     return outputs
 
 
 @limit_steps()
-def compile_spec(path: Path, root: Path | None = None) -> Compiled:
+def compile_spec(path: Path, root: Path | None = None) -> CompiledSpec:
     """Reads, compiles and renders a spec file. Raises OSError and DiagnosticError.
 
     The text names the spec by its path below `root` (the folder that holds the output folder), or by its bare
@@ -294,7 +294,7 @@ def tuned_source(path: Path) -> Source | None:
     return _text_of(tuned_path(path))
 
 
-def tuned_of(path: Path) -> tuple[Choice, ...]:
+def tuned_of(path: Path) -> tuple[TunedChoice, ...]:
     """Reads the tuned choices of a spec file, none where nobody has measured. Raises OSError, and
     DiagnosticError (E0603) for a malformed file.
     """

@@ -46,7 +46,7 @@ _ALWAYS_HELD = ("other", "beyond")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class OutputFile:
     """A file to write: `path` is relative to the output folder, with forward slashes."""
 
     path: str
@@ -78,7 +78,7 @@ class NotOurs(Exception):
         self.others = others
 
 
-def compare(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> tuple[Drift, ...]:
+def compare(outputs: Iterable[OutputFile], out: Path, *, complete: bool = False) -> tuple[Drift, ...]:
     """Returns how the output folder differs from the outputs, sorted by path. Raises OSError.
 
     Orphans are listed files that no spec makes any more: in the folders of the outputs' attentions, with
@@ -88,7 +88,12 @@ def compare(outputs: Iterable[Output], out: Path, *, complete: bool = False) -> 
 
 
 def write(
-    outputs: Iterable[Output], out: Path, *, complete: bool = False, force: bool = False, beside: bool = False
+    outputs: Iterable[OutputFile],
+    out: Path,
+    *,
+    complete: bool = False,
+    force: bool = False,
+    beside: bool = False,
 ) -> tuple[Drift, ...]:
     """Makes the output folder agree with the outputs; returns what was not so before. Right files are not
     touched.
@@ -118,7 +123,7 @@ _Wanted: TypeAlias = Mapping[str, bytes]
 _IsMeant: TypeAlias = Callable[[str], bool]
 
 
-def _meant(outputs: Iterable[Output], *, complete: bool) -> tuple[_Wanted, _IsMeant]:
+def _meant(outputs: Iterable[OutputFile], *, complete: bool) -> tuple[_Wanted, _IsMeant]:
     """Returns the files that are wanted, and whether one that is not is an orphan, by its path. Machine code
     is one where no module is left that it is beside.
     """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attnc.tuned.tables import Row
+from attnc.tuned.tables import TableRow
 
 
-def deciding(rows: Sequence[Row], *sizes: int) -> Row:
+def deciding(rows: Sequence[TableRow], *sizes: int) -> TableRow:
     """Returns the first row within whose limits every size is."""
     return next(
         row
@@ -16,6 +16,6 @@ def deciding(rows: Sequence[Row], *sizes: int) -> Row:
     )
 
 
-def choice(rows: Sequence[Row], *sizes: int) -> Mapping[str, str]:
+def choice(rows: Sequence[TableRow], *sizes: int) -> Mapping[str, str]:
     """Returns what is picked for the sizes."""
     return deciding(rows, *sizes).choice

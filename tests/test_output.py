@@ -18,13 +18,13 @@ import pytest
 
 from attnc import output
 from attnc.files import leftovers
-from attnc.output import MANIFEST, NotOurs, Output, compare, write, write_folder
+from attnc.output import MANIFEST, NotOurs, OutputFile, compare, write, write_folder
 from tests.faults import killed, out_of_disk
 from tests.processes import forked
 
 
-def outputs(files: dict[str, str]) -> list[Output]:
-    return [Output(path=path, text=text) for path, text in files.items()]
+def outputs(files: dict[str, str]) -> list[OutputFile]:
+    return [OutputFile(path=path, text=text) for path, text in files.items()]
 
 
 def there(out: Path) -> dict[str, str]:

@@ -22,8 +22,8 @@ from attnc.tune.projections import table_of as projection_table
 from attnc.tune.schedules import Point
 from attnc.tune.schedules import table_of as schedule_table
 from attnc.tune.targets import TargetPoint
-from attnc.tuned.choices import BUCKETS, Choice
-from attnc.tuned.tables import Row, Table, known_tables, load_tables, projection_rows
+from attnc.tuned.choices import BUCKETS, TunedChoice
+from attnc.tuned.tables import ChoiceTable, TableRow, known_tables, load_tables, projection_rows
 from tests.plans import SPECS, plans_of
 from tests.refusals import refused
 from tests.tables import choice, deciding
@@ -101,16 +101,16 @@ def target_point(N: int, M: int = 1, BH: int = 16, *, gradients: bool = False, *
 
 
 @pytest.fixture
-def table_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Table]:
+def table_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ChoiceTable]:
     monkeypatch.setattr(targets, "toolchain_of", lambda target: SimpleNamespace(version=lambda: "triton 3.6"))
 
-    def make(spec: str, *points: TargetPoint) -> Table:
+    def make(spec: str, *points: TargetPoint) -> ChoiceTable:
         return targets.target_table(plans_of(spec).modules[:1], points, "a GPU")
 
     return make
 
 
-def test_a_target_is_taken_for_the_sizes_that_are_nearest(table_for: Callable[..., Table]) -> None:
+def test_a_target_is_taken_for_the_sizes_that_are_nearest(table_for: Callable[..., ChoiceTable]) -> None:
     found = table_for(
         "decode",
         *(target_point(N, M=M, BH=BH, hopper=2.0, triton=1.0 + (M > 1) + (N > 1024) * 3)
@@ -129,14 +129,14 @@ def test_a_target_that_gains_no_more_than_chance_is_not_taken() -> None:
     assert target_point(1, triton=1.0, hopper=1.03).fastest == "triton"
 
 
-def test_rows_that_later_ones_decide_alike_are_left_out(table_for: Callable[..., Table]) -> None:
+def test_rows_that_later_ones_decide_alike_are_left_out(table_for: Callable[..., ChoiceTable]) -> None:
     points = (target_point(N, M=N, BH=16384 // N, gradients=gradients, hopper=1.0, triton=2.0)
               for gradients in (False, True) for N in (256, 1024))  # fmt: skip
     (row,) = table_for("causal_gqa", *points).rows
     assert row.limits == (None, None, None, None)
 
 
-def test_gradients_have_rows_of_their_own(table_for: Callable[..., Table]) -> None:
+def test_gradients_have_rows_of_their_own(table_for: Callable[..., ChoiceTable]) -> None:
     points = (target_point(256, gradients=False, hopper=1.0, triton=2.0),
               target_point(256, gradients=True, hopper=2.0, triton=1.0))  # fmt: skip
     rows = table_for("causal_gqa", *points).rows
@@ -189,15 +189,15 @@ def after_one(first: object) -> Callable[..., object]:
     return measure
 
 
-def table_named(name: str) -> Table:
-    return Table(
+def table_named(name: str) -> ChoiceTable:
+    return ChoiceTable(
         name=name,
         target="triton",
         variant="",
         device="a GPU",
         toolchain="triton 3.6.0",
         sizes=("M",),
-        rows=(Row(limits=(None,), choice={}, microseconds=1.0),),
+        rows=(TableRow(limits=(None,), choice={}, microseconds=1.0),),
     )
 
 
@@ -258,7 +258,7 @@ def test_choices_are_written_as_variants_are_measured(
         if len(measured) == len(BUCKETS) + 1:
             raise KeyboardInterrupt
         measured.append(module.variant.name)
-        made = Choice(
+        made = TunedChoice(
             target=module.target,
             attention=module.variant.attention.name,
             variant=module.variant.name,

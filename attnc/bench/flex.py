@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class FlexProgram:
     """One of `MODS`."""
 
     name: str
@@ -64,12 +64,12 @@ def target_of_call(name: str) -> str:
     return family_of(q, q, q, score_mod, mask_mod=mask_mod).target
 
 
-class _Programs(Contest[Program, None]):
+class _Programs(Contest[FlexProgram, None]):
     """Forwards, and forwards with gradients. A call draws its own inputs."""
 
     needs_grad: ClassVar[bool] = True
 
-    def candidates(self, cell: Program) -> Sequence[Candidate[Program, None]]:
+    def candidates(self, cell: FlexProgram) -> Sequence[Candidate[FlexProgram, None]]:
         targets = (OURS, TORCH) if target_of_call(cell.name) == TRITON else (OURS, TRITON, TORCH)
         return [
             Candidate(
@@ -79,16 +79,16 @@ class _Programs(Contest[Program, None]):
             for phase in ("forward", "both")
         ]
 
-    def draw(self, cell: Program, copies: int) -> Sequence[None]:
+    def draw(self, cell: FlexProgram, copies: int) -> Sequence[None]:
         return [None] * copies
 
 
-def _timed_call(who: str, phase: str, cell: Program, _: None) -> Launch:
+def _timed_call(who: str, phase: str, cell: FlexProgram, _: None) -> Launch:
     return call(who, cell.name, LENGTH, gradients=phase == "both")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlexBenchmark(Benchmark[Program, Sequence[FlexResult]]):
+class FlexBenchmark(Benchmark[FlexProgram, Sequence[FlexResult]]):
     """waits: how long new processes wait for results, too, which takes a quarter of a minute for each
     program.
     """
@@ -97,13 +97,13 @@ class FlexBenchmark(Benchmark[Program, Sequence[FlexResult]]):
     waits: bool = True
 
     @property
-    def cells(self) -> Sequence[Program]:
-        return [Program(name) for name in MODS]
+    def cells(self) -> Sequence[FlexProgram]:
+        return [FlexProgram(name) for name in MODS]
 
-    def describe(self, cell: Program) -> str:
+    def describe(self, cell: FlexProgram) -> str:
         return cell.name
 
-    def measure(self, cells: Sequence[Program], rounds: int, report: Report) -> Sequence[FlexResult]:
+    def measure(self, cells: Sequence[FlexProgram], rounds: int, report: Report) -> Sequence[FlexResult]:
         results = []
         for cell in cells:
             report(cell.name)

@@ -33,7 +33,7 @@ _PEER = "PyTorch"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HostCall:
     """What is timed. what: the row of the table; whose: its column."""
 
     what: str
@@ -67,7 +67,7 @@ def _call_once(module: ir.Module) -> None:
         torch.cuda.synchronize()
 
 
-def calls_of(module: ir.Module) -> dict[Call, Launch]:
+def calls_of(module: ir.Module) -> dict[HostCall, Launch]:
     """Returns the call itself, and where there are gradients also with what they need, and they
     by autograd.
     """
@@ -75,7 +75,7 @@ def calls_of(module: ir.Module) -> dict[Call, Launch]:
     function = getattr(load_module(module), name)
     sizes = SIZES | ({"M": 1} if module.kernel.structure == "decode" else {})
     tensors = problem_for(module, SIZES["N"], sizes=sizes)
-    calls: dict[Call, Launch] = {Call(name, module.target): lambda: function(*tensors)}
+    calls: dict[HostCall, Launch] = {HostCall(name, module.target): lambda: function(*tensors)}
     if grads:
         names = (arg.tensor.name for arg in module.args)
         inputs = [x.clone().requires_grad_(n in grads) for n, x in zip(names, tensors, strict=True)]
@@ -83,7 +83,7 @@ def calls_of(module: ir.Module) -> dict[Call, Launch]:
     return calls
 
 
-def peers() -> dict[Call, Launch]:
+def peers() -> dict[HostCall, Launch]:
     """Returns PyTorch's attention of such shapes, and an autograd function that does nothing."""
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -91,7 +91,7 @@ def peers() -> dict[Call, Launch]:
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     attention = partial(scaled_dot_product_attention, is_causal=True)
     return {
-        Call("scaled_dot_product_attention", _PEER): lambda: attention(q, k, v),
+        HostCall("scaled_dot_product_attention", _PEER): lambda: attention(q, k, v),
         **_make_backward_calls("scaled_dot_product_attention", _PEER, attention, inputs),
         **_make_backward_calls("a function that does nothing", _PEER, _Nothing.apply, inputs),
     }
@@ -110,13 +110,13 @@ class _Nothing(torch.autograd.Function):
 
 def _make_backward_calls(
     name: str, whose: str, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
-) -> dict[Call, Launch]:
+) -> dict[HostCall, Launch]:
     found = function(*inputs)
     o = found[0] if isinstance(found, tuple) else found
     wanted, do = [x for x in inputs if x.requires_grad], torch.randn_like(o)
     return {
-        Call(f"{name}, with what a gradient needs", whose): lambda: function(*inputs),
-        Call(f"{name}, its backward by autograd", whose): (
+        HostCall(f"{name}, with what a gradient needs", whose): lambda: function(*inputs),
+        HostCall(f"{name}, its backward by autograd", whose): (
             lambda: torch.autograd.grad(o, wanted, do, retain_graph=True)
         ),
     }
@@ -136,7 +136,7 @@ def measure_calls(calls: Mapping[Which, Launch], rounds: int, report: Report) ->
 
 
 @dataclass(frozen=True)
-class HostBenchmark(Benchmark[HostCell, Mapping[Call, float]]):
+class HostBenchmark(Benchmark[HostCell, Mapping[HostCall, float]]):
     """The calls of modules, and PyTorch's."""
 
     stem: ClassVar[str] = "host"
@@ -155,11 +155,11 @@ class HostBenchmark(Benchmark[HostCell, Mapping[Call, float]]):
     def steps(self, cells: Sequence[HostCell], rounds: int) -> int:
         return rounds
 
-    def measure(self, cells: Sequence[HostCell], rounds: int, report: Report) -> dict[Call, float]:
+    def measure(self, cells: Sequence[HostCell], rounds: int, report: Report) -> dict[HostCall, float]:
         calls = {call: launch for cell in cells for call, launch in calls_of(cell.module).items()}
         return measure_calls(calls | peers(), rounds, report)
 
-    def page(self, results: Mapping[Call, float], machine: Mapping[str, str]) -> Page:
+    def page(self, results: Mapping[HostCall, float], machine: Mapping[str, str]) -> Page:
         rows: dict[str, dict[str, float]] = {}
         for call, microseconds in results.items():
             rows.setdefault(call.what, {})[call.whose] = microseconds

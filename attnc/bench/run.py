@@ -30,15 +30,15 @@ Job: TypeAlias = Callable[[], None]
 Report: TypeAlias = Callable[[str], None]
 
 
-class Cell(Protocol):
+class TimedCell(Protocol):
     """What is measured: a row of a table."""
 
     @property
     def name(self) -> str: ...
 
 
-CellT = TypeVar("CellT", bound=Cell)
-MeasuredT = TypeVar("MeasuredT", bound=Cell, covariant=True)
+CellT = TypeVar("CellT", bound=TimedCell)
+MeasuredT = TypeVar("MeasuredT", bound=TimedCell, covariant=True)
 InputsT = TypeVar("InputsT")
 ResultsT = TypeVar("ResultsT")
 
@@ -153,7 +153,7 @@ class Contest(ABC, Generic[CellT, InputsT]):
             return self.time_cell(cell, launches, missing, rounds)
 
 
-class Reads(Cell, Protocol):
+class Reads(TimedCell, Protocol):
     """A cell that memory bounds."""
 
     @property
@@ -238,7 +238,7 @@ def _call(job: Job) -> None:
     job()
 
 
-def _launch_once(contest: Contest[Any, Any], cell: Cell, name: str) -> None:
+def _launch_once(contest: Contest[Any, Any], cell: TimedCell, name: str) -> None:
     """Calls a candidate, found by its name: what makes its launches need not go to another process."""
     with suppress(Exception), torch.set_grad_enabled(contest.needs_grad):  # the measurement reports failures
         (x,) = contest.draw(cell, 1)

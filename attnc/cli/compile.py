@@ -28,7 +28,7 @@ from attnc.cli.console import (
 )
 from attnc.cli.writing import FORCE, reason, write_or_refuse
 from attnc.diagnostics import Diagnostic, DiagnosticError, did_you_mean, to_json
-from attnc.output import MANIFEST, Drift, Output, compare, write, write_folder
+from attnc.output import MANIFEST, Drift, OutputFile, compare, write, write_folder
 
 SPECS = Annotated[
     list[Path] | None,
@@ -185,14 +185,14 @@ def check(specs: SPECS = None, as_json: JSON = False) -> None:
         raise typer.Exit(1)
 
 
-def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[Output, ...], tuple[Diagnostic, ...]]:
+def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[OutputFile, ...], tuple[Diagnostic, ...]]:
     """Returns the outputs of the specs without errors, and the diagnostics of all. Raises Mistake when two
     specs make the same file.
     """
     from attnc.build import compile_spec, support_outputs
 
     paths = tuple(paths)
-    outputs: dict[str, Output] = {}
+    outputs: dict[str, OutputFile] = {}
     makers: dict[str, Path] = {}
     diagnostics: list[Diagnostic] = []
     with progress("compile", len(paths)) as bar:
@@ -216,7 +216,7 @@ def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[Output, ...], 
     return (*outputs.values(), *support), tuple(diagnostics)
 
 
-def _alone(outputs: tuple[Output, ...]) -> tuple[Output, ...]:
+def _alone(outputs: tuple[OutputFile, ...]) -> tuple[OutputFile, ...]:
     """Returns the modules with all that they need in their own text. Raises Mistake where a name has two
     meanings then.
     """
@@ -234,7 +234,7 @@ def _alone(outputs: tuple[Output, ...]) -> tuple[Output, ...]:
             if other == f"{stem}.cu" or (other.startswith(f"{stem}_backward_") and other.endswith(".cu"))
         }
         try:
-            found.append(Output(path=path, text=standalone(text, sources)))
+            found.append(OutputFile(path=path, text=standalone(text, sources)))
         except ValueError as problem:
             raise Mistake(f"{folder}: {problem}", "rename the attention") from None
     return tuple(found)
@@ -252,7 +252,7 @@ def _check_all(paths: Iterable[Path]) -> tuple[Diagnostic, ...]:
     return tuple(diagnostics)
 
 
-def _count(outputs: Iterable[Output]) -> int:
+def _count(outputs: Iterable[OutputFile]) -> int:
     """Returns how many files are made from specs."""
     from attnc.target.support import FOLDER
 
@@ -293,7 +293,7 @@ _RECORD = re.compile(r"[-+]Spec sha256: [0-9a-f]+$")
 _STYLES = {"@": "36", "+": "32", "-": "31"}
 
 
-def show_differences(drifts: Iterable[Drift], outputs: Iterable[Output], out: Path) -> None:
+def show_differences(drifts: Iterable[Drift], outputs: Iterable[OutputFile], out: Path) -> None:
     """Prints a unified diff for every module that would change, and a line for one that would come or go."""
     lengths = {output.path: output.text.count("\n") for output in outputs}
     drifts = tuple(drift for drift in drifts if drift.path != MANIFEST)

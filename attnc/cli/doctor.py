@@ -21,7 +21,7 @@ from attnc.cli.console import Mistake, paint, progress, say, say_lines
 from attnc.cli.packages import WITHOUT_TRITON, install, is_installed, is_published_here
 
 if TYPE_CHECKING:
-    from attnc.runtime.one_import import Gpu
+    from attnc.runtime.one_import import TargetGpu
 
 #: Where `attnc compile` writes to.
 _GENERATED = Path("generated")
@@ -219,14 +219,14 @@ def _targets(device: str | None) -> Iterator[Finding]:
     """Yields what `from generated.NAME import NAME` calls on the GPUs here, or on one of an architecture."""
     try:
         from attnc.runtime.devices import gpus
-        from attnc.runtime.one_import import Gpu, absent_gpu
+        from attnc.runtime.one_import import TargetGpu, absent_gpu
     except ImportError:
         return  # said above
     if device is not None:
         yield from _choices(device, absent_gpu(device))
         return
     for index, gpu in enumerate(gpus()):
-        here = Gpu(name=gpu.name, capability=int(gpu.arch.removeprefix("sm_")), index=index)
+        here = TargetGpu(name=gpu.name, capability=int(gpu.arch.removeprefix("sm_")), index=index)
         yield from _choices(str(index), here)
         yield from _tables(index, gpu.name)
     if not gpus():
@@ -235,7 +235,7 @@ def _targets(device: str | None) -> Iterator[Finding]:
         yield Finding(name="targets", state="note", detail=detail, fix=fix)
 
 
-def _choices(label: str, gpu: Gpu) -> Iterator[Finding]:
+def _choices(label: str, gpu: TargetGpu) -> Iterator[Finding]:
     """Yields the rule for a GPU, and what it comes to for each function of generated/."""
     from attnc.plan.targets import TARGETS
     from attnc.runtime.one_import import choose_functions, rule

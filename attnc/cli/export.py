@@ -12,7 +12,7 @@ import typer
 from attnc.cli.console import Mistake, counted, note, progress, say, split_commas
 from attnc.cli.writing import FORCE, write_or_refuse
 from attnc.diagnostics import did_you_mean
-from attnc.output import Output, write
+from attnc.output import OutputFile, write
 
 #: Where the kernels package looks for what every version of torch loads.
 _FOLDER = "build/torch-universal"
@@ -57,8 +57,8 @@ def export(
         for form in chosen:
             bar.advance(f"d{form.size}")
             texts |= kernel_files(form)
-    outputs = [Output(path=f"{_FOLDER}/{name}/{file}", text=text) for file, text in texts.items()]
-    outputs += [Output(path=f"{_FOLDER}/metadata.json", text=metadata(name, texts.values()))]
+    outputs = [OutputFile(path=f"{_FOLDER}/{name}/{file}", text=text) for file, text in texts.items()]
+    outputs += [OutputFile(path=f"{_FOLDER}/metadata.json", text=metadata(name, texts.values()))]
     write_or_refuse(partial(write, outputs, hf_kernel, complete=True), hf_kernel, force=force)
     say(f"wrote kernels for {counted(len(chosen), 'form')} of a call to {hf_kernel / _FOLDER / name}")
     note(f"   = help: kernels.get_local_kernel(Path({str(hf_kernel)!r}))")

@@ -16,7 +16,7 @@ from attnc.files import SavedMeanwhile, write_text
 if TYPE_CHECKING:
     from attnc.calibrate import Calibration
     from attnc.tune.schedules import TunedSchedules
-    from attnc.tuned.tables import Row, Table
+    from attnc.tuned.tables import ChoiceTable, TableRow
 
 
 def tune(
@@ -98,7 +98,7 @@ def tune_among_targets(paths: tuple[Path, ...], rounds: int) -> None:
         say_tables(path, tables, "target")
 
 
-def say_tables(path: Path, tables: Sequence[Table], key: str) -> None:
+def say_tables(path: Path, tables: Sequence[ChoiceTable], key: str) -> None:
     """Prints what each row of a spec's tables picks, a target or a schedule, and where they were written."""
     from attnc.build import dispatch_path
 
@@ -109,7 +109,7 @@ def say_tables(path: Path, tables: Sequence[Table], key: str) -> None:
         note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
 
 
-def limits_of(table: Table, row: Row) -> str:
+def limits_of(table: ChoiceTable, row: TableRow) -> str:
     """Returns the largest sizes that a row admits, in words."""
     sizes = zip(table.sizes, row.limits, strict=True)
     return ", ".join("any" if limit is None else f"{size} <= {limit}" for size, limit in sizes)

@@ -318,7 +318,7 @@ def _char_width(char: str) -> int:
 MAX_DIAGNOSTICS = 100
 
 
-class Report:
+class Reporter:
     """The diagnostics of one `resolve`, in the order in which they were found.
 
     Nobody reads more than MAX_DIAGNOSTICS, and a hostile file could make millions: that many errors raise

@@ -20,7 +20,7 @@ import torch
 from attnc.diagnostics import DiagnosticError, error
 from attnc.distributed.derive import View
 from attnc.distributed.group import Group, Ranks
-from attnc.distributed.kernels import Kernels, Spec, name_inputs, spec_of
+from attnc.distributed.kernels import RankKernels, RankSpec, name_inputs, spec_of
 from attnc.expr.construct import number
 from attnc.expr.nodes import Index, Load
 from attnc.model.attention import Attention
@@ -52,11 +52,11 @@ class SpreadKeys:
         target: str | None = None,
         **params: object,
     ) -> None:
-        self.spec: Spec = spec_of(source, attention, target)
+        self.spec: RankSpec = spec_of(source, attention, target)
         self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
         self.spread, self.params = Spread(self.group.size, block), params
         self._lengths = _check(self.spec.attention, block)
-        self._kernels: dict[tuple[torch.dtype, int], Kernels] = {}
+        self._kernels: dict[tuple[torch.dtype, int], RankKernels] = {}
         self._tables: dict[tuple[int, torch.device], Mapping[str, torch.Tensor]] = {}
 
     def __call__(
@@ -93,12 +93,12 @@ class SpreadKeys:
             kernels.forward(*tensors, *arguments, out=(o, lse))
             return self._join_partial_results(attention, self.group.gather(message))
 
-    def kernels_for(self, q: torch.Tensor) -> Kernels:
+    def kernels_for(self, q: torch.Tensor) -> RankKernels:
         """Returns the kernels for q's type and width."""
         key = (q.dtype, q.shape[-1])
         if key not in self._kernels:
             variant = self.spec.variant(*key, self.params)
-            self._kernels[key] = Kernels(self.spec, variant, "keys")
+            self._kernels[key] = RankKernels(self.spec, variant, "keys")
         return self._kernels[key]
 
     def _message(

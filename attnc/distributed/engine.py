@@ -26,10 +26,10 @@ from torch._compile import _disable_dynamo
 from attnc.distributed.dtensors import is_dtensor, like, local, local_input, whole_shape
 from attnc.distributed.estimate import STRATEGIES, Rates, Strategy, rates_of
 from attnc.distributed.group import Group, Ranks
-from attnc.distributed.kernels import Kernels, Spec, name_inputs, spec_of
+from attnc.distributed.kernels import RankKernels, RankSpec, name_inputs, spec_of
 from attnc.distributed.moves import places
 from attnc.distributed.plan import Plan, Planner, widths_of
-from attnc.distributed.spans import Sizes
+from attnc.distributed.spans import CallSizes
 from attnc.distributed.stages import Stages
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Dim, walk
@@ -68,7 +68,7 @@ class ContextParallel:
         symmetric: bool = False,
         **params: object,
     ) -> None:
-        self.spec: Spec = spec_of(source, attention, target)
+        self.spec: RankSpec = spec_of(source, attention, target)
         known = [param.name for param in self.spec.attention.params]
         if unknown := [name for name in params if name not in known]:
             raise TypeError(f"{unknown[0]}: no param of the spec, which has {', '.join(known) or 'none'}")
@@ -80,8 +80,8 @@ class ContextParallel:
         if rows not in ("planned", "slices"):
             raise ValueError(f"rows: expected 'planned' or 'slices', got {rows!r}")
         self.in_slices, self.sums, self.params = rows == "slices", sums, params
-        self._kernels: dict[tuple[torch.dtype, int], tuple[Kernels, Planner]] = {}
-        self._stages: dict[tuple[Plan, Kernels, torch.device], Stages] = {}
+        self._kernels: dict[tuple[torch.dtype, int], tuple[RankKernels, Planner]] = {}
+        self._stages: dict[tuple[Plan, RankKernels, torch.device], Stages] = {}
         self._plan: Plan | None = None
         self._agreed: set[object] = set()
 
@@ -196,7 +196,7 @@ class ContextParallel:
         if plan is not None:
             self._plan = plan
         stages, shards, extras = self._prepare_call(q, k, v, inputs, named)
-        results = _Attention.apply(self, stages, tuple(extras), *shards, *extras.values())  # type: ignore[no-untyped-call]  # torch is not typed here
+        results = _ContextAttention.apply(self, stages, tuple(extras), *shards, *extras.values())  # type: ignore[no-untyped-call]  # torch is not typed here
         o, lse = results
         if is_dtensor(q):
             of_q, of_o = stages.attention.q, stages.attention.o
@@ -275,13 +275,13 @@ class ContextParallel:
 
     # --- pieces -------------------------------------------------------------------------------------------
 
-    def kernels_for(self, q: torch.Tensor) -> tuple[Kernels, Planner]:
+    def kernels_for(self, q: torch.Tensor) -> tuple[RankKernels, Planner]:
         """Returns the kernels and the planner for q's type and width."""
         key = (q.dtype, q.shape[-1])
         found = self._kernels.get(key)
         if found is None:
             variant = self.spec.variant(*key, self.params)
-            kernels = Kernels(self.spec, variant, "rows")
+            kernels = RankKernels(self.spec, variant, "rows")
             planner = Planner(kernels.visibility, widths_of(kernels.visibility), self.group.size, self.rates)
             found = self._kernels[key] = kernels, planner
         return found
@@ -298,7 +298,9 @@ class ContextParallel:
         found = name_inputs(self.spec.attention, inputs, named)
         return {name: local_input(x, name, self.group) for name, x in found.items()}
 
-    def _sizes(self, kernels: Kernels, q: torch.Size, k: torch.Size, named: Mapping[str, Any]) -> Sizes:
+    def _sizes(
+        self, kernels: RankKernels, q: torch.Size, k: torch.Size, named: Mapping[str, Any]
+    ) -> CallSizes:
         """Returns what the planner asks for. ValueError for an input that the mask reads and that is not
         there.
 
@@ -319,7 +321,7 @@ class ContextParallel:
                 name = getattr(axis, "name", None)
                 if name and name not in ("B", "M", "N", "H", "Hkv", "G"):
                     dims[name] = int(size)
-        sizes = Sizes(
+        sizes = CallSizes(
             batch=int(batch),
             queries=q[attention.q.roles.index(Role.QUERY)],
             keys=k[attention.k.roles.index(Role.KEY)],
@@ -418,7 +420,7 @@ def _check_tensors(attention: Attention, **given: Any) -> None:
                 )
 
 
-def _collect_sizes(attention: Attention, sizes: Sizes) -> dict[str, int]:
+def _collect_sizes(attention: Attention, sizes: CallSizes) -> dict[str, int]:
     """Returns the sizes of a call by name; M and N where all sequences have as many."""
     known = {"B": sizes.batch, "H": sizes.heads, "Hkv": sizes.kv_heads, "G": sizes.heads // sizes.kv_heads}
     rows = (("M", attention.q, sizes.queries), ("N", attention.k, sizes.keys))
@@ -457,7 +459,7 @@ def _check_axis(name: str, x: torch.Tensor, axis: int, rows: int, whose: str) ->
 _uncompiled = _disable_dynamo(ContextParallel._call)
 
 
-class _Attention(torch.autograd.Function):
+class _ContextAttention(torch.autograd.Function):
     """The forward keeps o and lse of whole rows; the backward starts from them and fetches keys again."""
 
     @staticmethod

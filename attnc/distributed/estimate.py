@@ -50,7 +50,7 @@ def rates_of(target: str, *, symmetric: bool = False) -> Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class TimeEstimate:
     """What a strategy is expected to take.
 
     Seconds of the slowest rank: compute, alone; exchange, alone; exposed, the part of the exchange that no

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnc.distributed.estimate import Estimate
+from attnc.distributed.estimate import TimeEstimate
 from attnc.distributed.plan import Plan
-from attnc.distributed.spans import BLOCK, Ints, Sizes, Visibility
+from attnc.distributed.spans import BLOCK, CallSizes, Ints, Visibility
 from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role
@@ -20,7 +20,7 @@ _DOCUMENTS = 10
 _COLUMNS = 64
 
 
-def example(attention: Attention, dims: Mapping[str, int]) -> tuple[Sizes, tuple[str, ...]]:
+def example(attention: Attention, dims: Mapping[str, int]) -> tuple[CallSizes, tuple[str, ...]]:
     """Returns sizes with contents made up for what the mask reads, and what was made up, in words.
 
     dims: M and N, and B, H, Hkv and others where the spec leaves them open. Packed sequences and sorted
@@ -52,7 +52,7 @@ def example(attention: Attention, dims: Mapping[str, int]) -> tuple[Sizes, tuple
             is_length = any(name in str(length) for length in attention.lengths.values())
             tensors[name] = np.full(shape, keys if is_length else keys // 4)
             remarks.append(f"{name} = {keys if is_length else keys // 4}")
-    sizes = Sizes(
+    sizes = CallSizes(
         batch=known["B"],
         queries=queries,
         keys=keys,
@@ -228,7 +228,7 @@ _MEANING = {
 }
 
 
-def _strategies(estimates: tuple[Estimate, ...], chosen: Estimate) -> Iterator[str]:
+def _strategies(estimates: tuple[TimeEstimate, ...], chosen: TimeEstimate) -> Iterator[str]:
     yield "strategy     total   kernels  exchange   exposed     moved"
     for e in sorted(estimates, key=lambda e: (bool(e.refusal), e.total)):
         mark = "*" if e.strategy == chosen.strategy else " "

@@ -43,13 +43,13 @@ class Ranks(Protocol):
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the tensors of all ranks, stacked by rank; of one shape and type."""
 
-    def outbox(self, size: int) -> Box:
+    def outbox(self, size: int) -> SharedBytes:
         """Allocates at least `size` bytes that others copy from. A collective: all ranks ask for the same
         size.
         """
 
 
-class Box(Protocol):
+class SharedBytes(Protocol):
     """Bytes of every rank that all can read: memory is this rank's, peers is everybody's, by rank."""
 
     memory: torch.Tensor
@@ -100,7 +100,7 @@ class Group:
         all_gather(found, flat, group=self.group)
         return found.view(self.size, *x.shape)
 
-    def outbox(self, size: int) -> Box:
+    def outbox(self, size: int) -> SharedBytes:
         if self._box is None or self._box.memory.numel() < size:
             torch.cuda.synchronize()  # nobody copies out of the one that was
             self._box = SymmetricBox(self.group, size, self.size)
@@ -141,7 +141,7 @@ class Alone:
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
 
-    def outbox(self, size: int) -> Box:
+    def outbox(self, size: int) -> SharedBytes:
         raise AssertionError("one rank has nobody who copies")
 
 

@@ -33,7 +33,7 @@ from attnc.syntax.parser import load, parse, prelude
 
 
 @dataclass(frozen=True)
-class Spec:
+class RankSpec:
     """The attention that is meant, and what its kernels are for. tuned: what was measured for its file."""
 
     program: Program
@@ -61,7 +61,7 @@ class Spec:
         )
 
 
-def spec_of(source: Any, attention: str | None = None, target: str | None = None) -> Spec:
+def spec_of(source: Any, attention: str | None = None, target: str | None = None) -> RankSpec:
     """Makes the spec of a function of `generated/`, of what `attnc.compile` returned, a spec's text or its
     path.
     """
@@ -89,7 +89,7 @@ def spec_of(source: Any, attention: str | None = None, target: str | None = None
         attention = names[0]
     if attention not in names:
         raise ValueError(f"attention: expected one of {', '.join(names) or 'none'}, got {attention!r}")
-    return Spec(program, program.attention(attention), target or "triton", tuned)
+    return RankSpec(program, program.attention(attention), target or "triton", tuned)
 
 
 def _is_in_file(function: Callable[..., Any]) -> bool:
@@ -138,10 +138,10 @@ def name_inputs(
     return found
 
 
-class Kernels:
+class RankKernels:
     """The derived kernels of one variant. attention: the variant's; digest: of all that they depend on."""
 
-    def __init__(self, spec: Spec, variant: Variant, form: Form) -> None:
+    def __init__(self, spec: RankSpec, variant: Variant, form: Form) -> None:
         check_covered_for(form, variant.attention)
         self.attention = variant.attention
         self.visibility = Visibility(variant.attention)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from attnc.distributed.group import Box, Ranks
+from attnc.distributed.group import Ranks, SharedBytes
 from attnc.distributed.plan import Plan
 from attnc.distributed.spans import BLOCK, Ints
 from attnc.model.attention import Attention
@@ -145,7 +145,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParcelLayout:
     """How parcels are packed and opened, whatever part of the heads they are of.
 
     sent, came: elements; counts_out, counts_in: to and from each rank; pieces: rank, 0 for k and 1 for v,
@@ -177,8 +177,8 @@ class Moves:
         self.keys = key_route(plan, self.rank, device)
         self.queries = query_route(plan, self.rank, device)
         self._keyed = tuple((tensor, axis_of(tensor, Role.KEY)) for tensor in (attention.k, attention.v))
-        self._known: Layout | None = None
-        self._box: Box | None = None
+        self._known: ParcelLayout | None = None
+        self._box: SharedBytes | None = None
 
     def pack_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Parcel:
         """Copies the rows of k and v that others need, and the rank's own that it needs itself."""
@@ -227,7 +227,7 @@ class Moves:
         k = rows.narrow(0, 0, of_k.numel()).view(of_k)
         return k, rows.narrow(0, of_k.numel(), of_v.numel()).view(of_v)
 
-    def _layout(self, k: torch.Tensor, v: torch.Tensor) -> Layout:
+    def _layout(self, k: torch.Tensor, v: torch.Tensor) -> ParcelLayout:
         if self._known is not None:
             return self._known
         mine = [
@@ -254,7 +254,7 @@ class Moves:
         unit, index, holes = self._windows(in_, [self.rank, *others])
         window = self.plan.window(self.rank)
         of_k, of_v = (with_rows(x, axis, window[1] - window[0]) for x, axis in mine)
-        self._known = Layout(
+        self._known = ParcelLayout(
             sent=sum(counts[1]),
             came=own + sum(counts_in) + unit,
             counts_out=counts[1],

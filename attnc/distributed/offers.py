@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from attnc.distributed.estimate import Estimate, Rates, Strategy, pipeline_seconds
-from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Tiles, Widths
+from attnc.distributed.estimate import Rates, Strategy, TimeEstimate, pipeline_seconds
+from attnc.distributed.spans import BLOCK, TILE, Bools, CallSizes, Ints, TileSpans, Widths
 
 # --- chunks given to ranks ----------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ def tile_rows(size: int) -> int:
     return tile if size % tile == 0 else gcd(TILE, size)
 
 
-def group_into_chunks(tiles: Tiles, queries: int, keys: int, size: int) -> Chunks:
+def group_into_chunks(tiles: TileSpans, queries: int, keys: int, size: int) -> Chunks:
     """Groups all rows into chunks, from tiles that end where chunks do."""
     count = -(-queries // size)
     if tiles.seen is None:
@@ -167,7 +167,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 _WORTH = 0.15
 
 
-class Needs:
+class VisibleKeys:
     """Which keys the chunks of one call see. Keys are looked at in runs of blocks that no tile and no owner
     divides.
 
@@ -176,7 +176,7 @@ class Needs:
     """
 
     def __init__(
-        self, tiles: Tiles, size: int, sizes: Sizes, ranks: int, *, tied: bool, slices: int = 0
+        self, tiles: TileSpans, size: int, sizes: CallSizes, ranks: int, *, tied: bool, slices: int = 0
     ) -> None:
         self.size, self.ranks, self.tied, self._slices = size, ranks, tied, slices // BLOCK
         self._chunks = -(-sizes.queries // size)
@@ -283,7 +283,7 @@ class Offer:
     in_slices: bool
 
 
-def offers(needs: Needs, chunks: Chunks, ways: Mapping[str, Ints]) -> list[Offer]:
+def offers(needs: VisibleKeys, chunks: Chunks, ways: Mapping[str, Ints]) -> list[Offer]:
     """Returns what each way comes to. ways: the rank of each chunk, by name."""
     ranks = np.arange(needs.ranks)
     owner = np.array(tuple(ways.values()))
@@ -302,7 +302,7 @@ def offers(needs: Needs, chunks: Chunks, ways: Mapping[str, Ints]) -> list[Offer
 
 
 def _ready(
-    needs: Needs, owner: Ints, key_owner: Ints, work: Floats, load: Floats
+    needs: VisibleKeys, owner: Ints, key_owner: Ints, work: Floats, load: Floats
 ) -> tuple[Bools, Ints, Floats]:
     """Returns the chunks that see one stretch of their owner's keys, for each rank those of the stretch with
     most work, if that is worth a launch: [ways, chunks]; which stretch, [ways, ranks]; the least share,
@@ -358,11 +358,11 @@ def estimate(
     ways: int,
     offer: Offer,
     run_keys: Ints,
-    sizes: Sizes,
+    sizes: CallSizes,
     widths: Widths,
     rates: Rates,
     groups: int | None = None,
-) -> Estimate:
+) -> TimeEstimate:
     """Estimates a strategy with so many ranks that share the heads, for the owners of an offer.
 
     run_keys: how many keys each run has; groups: parts that follow each other, in place of those that take
@@ -370,7 +370,7 @@ def estimate(
     """
     offered, refusal = _parts(sizes, ways, groups)
     if refusal:
-        return Estimate(strategy=strategy, owners=offer.name, ways=ways, refusal=refusal)
+        return TimeEstimate(strategy=strategy, owners=offer.name, ways=ways, refusal=refusal)
     unit = sizes.batch * widths.bytes  # bytes of a column of all sequences
     key = unit * sizes.kv_heads // ways * (widths.d + widths.dv)
     column = unit * sizes.heads // ways  # of all heads that a rank computes, in a row of q or o
@@ -406,7 +406,7 @@ def estimate(
         for waits, busy, ready, packing in cases
         for count in offered
     )
-    return Estimate(
+    return TimeEstimate(
         strategy=strategy,
         owners=offer.name,
         ways=ways,
@@ -442,7 +442,7 @@ def keys_read(needed: Bools, key_owner: Ints, keys: Ints, ways: int) -> Ints:
     return np.repeat((by_group @ owned).astype(np.int64), ways, axis=0)
 
 
-def _parts(sizes: Sizes, ways: int, groups: int | None) -> tuple[list[int], str]:
+def _parts(sizes: CallSizes, ways: int, groups: int | None) -> tuple[list[int], str]:
     """Counts in how many parts the heads of a rank may follow each other; or says why they cannot be shared
     out so.
     """

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnc.distributed.estimate import STRATEGIES, Estimate, Rates, Strategy
+from attnc.distributed.estimate import STRATEGIES, Rates, Strategy, TimeEstimate
 from attnc.distributed.offers import (
-    Needs,
     Offer,
+    VisibleKeys,
     assignments,
     chunk_of_slices,
     chunk_rows,
@@ -33,7 +33,7 @@ from attnc.distributed.offers import (
     slices,
     tile_rows,
 )
-from attnc.distributed.spans import BLOCK, TILE, Bools, Ints, Sizes, Visibility, Widths
+from attnc.distributed.spans import BLOCK, TILE, Bools, CallSizes, Ints, Visibility, Widths
 from attnc.model.dtypes import DType
 
 #: Estimates as close as this are the same.
@@ -41,7 +41,7 @@ _TIE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowGroup:
     """Rows of a rank's rectangle that are computed together, against the keys lo .. hi - 1.
 
     rows: which of `Plan.rows`, ascending; ready: these keys are one run of the rank's own, so that nothing
@@ -66,7 +66,7 @@ class Plan:
     """
 
     ranks: int
-    sizes: Sizes
+    sizes: CallSizes
     widths: Widths
     chunk: int
     owner: Ints
@@ -76,8 +76,8 @@ class Plan:
     ready: Bools
     runs: Ints
     awaited: Bools
-    chosen: Estimate
-    estimates: tuple[Estimate, ...]
+    chosen: TimeEstimate
+    estimates: tuple[TimeEstimate, ...]
     tied: bool
     _rows: dict[object, Ints] = field(default_factory=dict, repr=False)
 
@@ -141,7 +141,7 @@ class Plan:
         first = 0 if self.chosen.strategy == "heads" else int(keys[0]) // TILE * TILE
         return first, int(keys[-1]) + 1
 
-    def parts(self, rank: int) -> tuple[Part, ...]:
+    def parts(self, rank: int) -> tuple[RowGroup, ...]:
         """Returns what the rank computes, rows that wait for nothing first. Rows past the last packed
         sequence are in none.
         """
@@ -151,9 +151,9 @@ class Plan:
         found = []
         if ready.any():
             lo, hi = self.runs[rank].tolist()
-            found.append(Part(np.flatnonzero(ready), lo, min(hi, self.last_key), True))
+            found.append(RowGroup(np.flatnonzero(ready), lo, min(hi, self.last_key), True))
         if not ready.all():
-            found.append(Part(np.flatnonzero(~ready), *self.window(rank), False))
+            found.append(RowGroup(np.flatnonzero(~ready), *self.window(rank), False))
         return tuple(found)
 
     @property
@@ -242,7 +242,7 @@ class Planner:
 
     def plan(
         self,
-        sizes: Sizes,
+        sizes: CallSizes,
         strategy: Strategy | None = None,
         groups: int | None = None,
         *,
@@ -271,7 +271,7 @@ class Planner:
 
 def make_plan(
     visibility: Visibility,
-    sizes: Sizes,
+    sizes: CallSizes,
     widths: Widths,
     ranks: int,
     rates: Rates,
@@ -292,10 +292,10 @@ def make_plan(
     if in_slices and not tied:
         chunk_of_slices(sizes.keys, ranks)
         of_keys = -(-sizes.keys // (ranks * BLOCK)) * BLOCK
-    needs = Needs(tiles, size, sizes, ranks, tied=tied, slices=of_keys)
+    needs = VisibleKeys(tiles, size, sizes, ranks, tied=tied, slices=of_keys)
     offered = offers(needs, chunks, (slices if in_slices else assignments)(chunks, ranks))
 
-    def estimated(strategy: Strategy, ways: int, offer: Offer) -> Estimate:
+    def estimated(strategy: Strategy, ways: int, offer: Offer) -> TimeEstimate:
         return estimate(strategy, ways, offer, needs.keys, sizes, widths, rates, groups)
 
     found = [estimated("need", 1, offer) for offer in offered]
@@ -342,17 +342,17 @@ def make_plan(
     )
 
 
-def _total(estimate: Estimate) -> float:
+def _total(estimate: TimeEstimate) -> float:
     return estimate.total
 
 
-def _is_better(found: Estimate, best: Estimate) -> bool:
+def _is_better(found: TimeEstimate, best: TimeEstimate) -> bool:
     if found.total < best.total * (1 - _TIE):
         return True
     return found.total < best.total * (1 + _TIE) and found.bytes < 0.7 * best.bytes
 
 
-def is_tied(sizes: Sizes) -> bool:
+def is_tied(sizes: CallSizes) -> bool:
     """Returns whether queries and keys are the same tokens, so that who owns one owns the other."""
     if (sizes.ends_q is None) != (sizes.ends_k is None) or sizes.queries != sizes.keys:
         return False
@@ -375,7 +375,7 @@ def _rows_of(kept: Any, size: int, total: int) -> Ints:
     return rows[rows < total]
 
 
-def _key(sizes: Sizes) -> object:
+def _key(sizes: CallSizes) -> object:
     def content(x: npt.NDArray[Any] | None) -> object:
         return None if x is None else (x.dtype.str, x.shape, x.tobytes())
 

@@ -45,7 +45,7 @@ _PAIRS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class CallSizes:
     """What the plan of a call depends on besides the spec.
 
     queries, keys: rows of q and k that the ranks share out; heads, kv_heads: of q, of k and v; ends_q,
@@ -74,7 +74,7 @@ class Widths:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class TileSpans:
     """Tiles of query rows and the keys that they may see.
 
     row: the first row; rows: how many; lo, hi: the span of keys, none where lo >= hi; seen: where spans have
@@ -115,7 +115,7 @@ class Visibility:
         self._by_sequence = bool(lengths) or Index("b") in nodes
         self._by_head = Index("h") in nodes
 
-    def tiles(self, sizes: Sizes, tile: int = TILE) -> Tiles:
+    def tiles(self, sizes: CallSizes, tile: int = TILE) -> TileSpans:
         """Returns the tiles of all query rows, cut at the ends of sequences."""
         b, row, q_lo, rows, lengths = self._cut(sizes, tile)
         first: Value = 0 if sizes.ends_k is None else sizes.ends_k[b]
@@ -136,9 +136,9 @@ class Visibility:
         seen = None if self._tile_may is None else self._visible_blocks(self._tile_may, env, lo, hi, first)
         if sizes.ends_k is not None:
             lo, hi = lo + first, hi + first
-        return Tiles(row, rows, lo, hi, seen)
+        return TileSpans(row, rows, lo, hi, seen)
 
-    def _cut(self, sizes: Sizes, tile: int) -> tuple[Value, Ints, Ints, Ints, dict[str, Value]]:
+    def _cut(self, sizes: CallSizes, tile: int) -> tuple[Value, Ints, Ints, Ints, dict[str, Value]]:
         """Cuts rows into tiles; says of each: sequence, first row, first query in its sequence, rows, and
         lengths M and N; one number where all have the same.
         """
@@ -165,7 +165,7 @@ class Visibility:
             lengths = {name: x[kept] if np.ndim(x) else x for name, x in lengths.items()}
         return b, row, q_lo, rows, lengths
 
-    def _lengths(self, sizes: Sizes, b: Value) -> dict[str, Value]:
+    def _lengths(self, sizes: CallSizes, b: Value) -> dict[str, Value]:
         found: dict[str, Value] = {}
         for name, whole, ends in (
             ("M", sizes.queries, sizes.ends_q),
@@ -178,7 +178,9 @@ class Visibility:
             found[name] = length if np.ndim(length) else int(length)
         return found
 
-    def _environment(self, sizes: Sizes, indices: Mapping[str, Value], lengths: Mapping[str, Value]) -> Env:
+    def _environment(
+        self, sizes: CallSizes, indices: Mapping[str, Value], lengths: Mapping[str, Value]
+    ) -> Env:
         dims: dict[str, Any] = {
             "B": sizes.batch,
             "M": sizes.queries,

@@ -24,9 +24,9 @@ import torch
 
 from attnc.distributed.derive import View
 from attnc.distributed.group import Ranks
-from attnc.distributed.kernels import Kernels
+from attnc.distributed.kernels import RankKernels
 from attnc.distributed.moves import Moves, Pair, Parcel, Places, axis_of, heads_of, places
-from attnc.distributed.plan import Part, Plan
+from attnc.distributed.plan import Plan, RowGroup
 from attnc.distributed.spans import Ints
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
@@ -106,7 +106,7 @@ def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
 
 
 def view_of(
-    view: View, part: Part, tables: Mapping[str, torch.Tensor], x: torch.Tensor, first: int, heads: int
+    view: View, part: RowGroup, tables: Mapping[str, torch.Tensor], x: torch.Tensor, first: int, heads: int
 ) -> torch.Tensor:
     """Returns the input as the derived spec reads it, with query heads first .. first + heads - 1. What lies
     outside of x is 0, as everywhere in the language.
@@ -126,7 +126,7 @@ def view_of(
 
 def add_view(
     view: View,
-    part: Part,
+    part: RowGroup,
     tables: Mapping[str, torch.Tensor],
     total: torch.Tensor,
     gradient: torch.Tensor,
@@ -226,7 +226,7 @@ _Result = TypeVar("_Result")
 class Task:
     """A part of the plan: its rows, and the tables that the kernel takes."""
 
-    part: Part
+    part: RowGroup
     queries: Places
     tables: Mapping[str, torch.Tensor]
 
@@ -244,7 +244,7 @@ class Gradients:
 class Stages:
     """What a rank does under a plan."""
 
-    def __init__(self, plan: Plan, kernels: Kernels, group: Ranks, device: torch.device) -> None:
+    def __init__(self, plan: Plan, kernels: RankKernels, group: Ranks, device: torch.device) -> None:
         self.plan, self.kernels, self.device = plan, kernels, device
         self.rank = group.rank
         self.attention = attention = kernels.attention
@@ -273,7 +273,7 @@ class Stages:
         #: Whether all rows are computed: those past the last packed sequence are not.
         self._is_whole = not len(rows := plan.rows(self.rank)) or int(rows[-1]) < plan.last_row
 
-    def _task(self, part: Part) -> Task:
+    def _task(self, part: RowGroup) -> Task:
         rows = self.plan.rows(self.rank)[part.rows]
         tables = tables_of(self.plan, self.attention, rows, part.lo, self.device)
         return Task(part, places(part.rows, self.device), tables)

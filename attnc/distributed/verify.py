@@ -139,7 +139,7 @@ def over_ranks(bound: GradientBound, ranks: int, rows: int) -> GradientBound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RankReport:
     """What verification over ranks says of one attention. place: what ran the kernels."""
 
     ranks: int
@@ -157,7 +157,7 @@ class Found:
 
 def verify_on_ranks(
     source: str, attention: str, target: str, ranks: int, count: int, variant: str | None = None
-) -> Found:
+) -> RankReport:
     """Runs cases of a variant (the first, if none is named) on as many processes: with NCCL where there are
     as many GPUs, else gloo and kernels on the CPU. Raises what a rank raises.
     """
@@ -172,7 +172,7 @@ def verify_on_ranks(
         )
         for row in data["cases"]
     )
-    return Found(ranks=ranks, place=data["place"], verdicts=verdicts)
+    return RankReport(ranks=ranks, place=data["place"], verdicts=verdicts)
 
 
 def _verify_rank(
@@ -197,7 +197,7 @@ def verify_here(
     wanted: str | None = None,
     *,
     symmetric: bool = False,
-) -> Found:
+) -> RankReport:
     """Returns the verdicts on cases of a variant (the first, if none is named) in a process that is this rank
     of the default group; the same on every rank, all of which call it. symmetric: as of `ContextParallel`.
     """
@@ -212,4 +212,4 @@ def verify_here(
         for made in cases(variant.attention, count, _GPU_SCALE if gpus else 1)
     )
     place = torch.cuda.get_device_name(0) if gpus else f"{runner_of(target).without_gpu}, gloo"
-    return Found(ranks=cp.group.size, place=place, verdicts=verdicts)
+    return RankReport(ranks=cp.group.size, place=place, verdicts=verdicts)

@@ -8,8 +8,8 @@ from typing import Any
 
 from attnc.explain.forward import tiles_of
 from attnc.explain.kernel import (
+    KernelUsage,
     Roofline,
-    Usage,
     bounds_dict,
     grid_line,
     loop_lines,
@@ -41,11 +41,11 @@ class BackwardExplanation:
     needs: Estimate
     device: Device
     roofline: Roofline
-    usage: Usage | None
+    usage: KernelUsage | None
 
 
 def explain_backward(
-    module: ir.Module, device: Device, usages: Mapping[KernelName, Usage | None], length: int = 4096
+    module: ir.Module, device: Device, usages: Mapping[KernelName, KernelUsage | None], length: int = 4096
 ) -> tuple[BackwardExplanation, ...]:
     """Returns every backward kernel in the order of execution, the rooflines at M = N = `length`; usages:
     what the compiler says of each.

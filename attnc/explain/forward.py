@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from attnc.explain.kernel import (
+    KernelUsage,
     Roofline,
-    Usage,
     bounds_dict,
     grid_line,
     loop_lines,
@@ -61,7 +61,7 @@ class Explanation:
     device: Device
     pictures: tuple[Picture, ...]
     roofline: Roofline
-    usage: Usage | None = None
+    usage: KernelUsage | None = None
 
     @property
     def kernel(self) -> ir.Forward | ir.Decode:
@@ -96,7 +96,7 @@ def explain(
     position: int = 0,
     shapes: Sequence[tuple[int, int]] | None = None,
     length: int | None = None,
-    usage: Usage | None = None,
+    usage: KernelUsage | None = None,
 ) -> Explanation:
     """Explains the config at `position`; pictures at (M, N) `shapes`, the roofline at N = `length`. What is
     left out is taken from a prompt, or from a decode step where the kernel is for those.

@@ -21,7 +21,7 @@ from attnc.plan.picture import Picture
 _KINDS = {True: "partial tiles, mask evaluated", False: "full tiles, no mask code"}
 
 
-class Usage(Protocol):
+class KernelUsage(Protocol):
     """What a compiler says of one kernel: registers of a thread, bytes of stack (spills), bytes of shared
     memory.
     """
@@ -85,7 +85,7 @@ def values_of(statements: Iterable[ir.Statement]) -> list[tuple[str, str]]:
     return found
 
 
-def resource_lines(needs: Estimate, device: Device, usage: Usage | None) -> Iterator[str]:
+def resource_lines(needs: Estimate, device: Device, usage: KernelUsage | None) -> Iterator[str]:
     """Yields what a block is estimated to take, and what the compiler says."""
     yield f"shared memory: {needs.shared} B of {device.shared_per_block} B a block (estimate)"
     width = max((len(buffer.name) for buffer in needs.buffers), default=0)
@@ -98,7 +98,7 @@ def resource_lines(needs: Estimate, device: Device, usage: Usage | None) -> Iter
         yield f"compiled: {usage.registers} registers, {spills}, {usage.shared} B of shared memory"
 
 
-def resource_dict(needs: Estimate, device: Device, usage: Usage | None) -> dict[str, Any]:
+def resource_dict(needs: Estimate, device: Device, usage: KernelUsage | None) -> dict[str, Any]:
     """Returns what a block takes as data, for a program."""
     return {
         "shared_memory": {

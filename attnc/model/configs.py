@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 from typing import Literal, TypeAlias, overload
 
-from attnc.diagnostics import LIFT, DiagnosticError, Label, Report, did_you_mean, error
+from attnc.diagnostics import LIFT, DiagnosticError, Label, Reporter, did_you_mean, error
 from attnc.effort import at_most, spend
 from attnc.expr.nodes import Const
 from attnc.model.attention import Variant
@@ -56,7 +56,7 @@ _ORDER: Mapping[str, Callable[[float, float], bool]] = {
 }
 
 
-def check_condition(tree: ast.Expr, names: Mapping[str, Kind], report: Report) -> bool:
+def check_condition(tree: ast.Expr, names: Mapping[str, Kind], report: Reporter) -> bool:
     """Returns whether the tree is a condition over these names; reports what is wrong with it otherwise."""
     before = report.errors
     kind = _kind(tree, names, report)
@@ -65,7 +65,7 @@ def check_condition(tree: ast.Expr, names: Mapping[str, Kind], report: Report) -
     return report.errors == before
 
 
-def _kind(tree: ast.Expr, names: Mapping[str, Kind], report: Report) -> Kind | None:
+def _kind(tree: ast.Expr, names: Mapping[str, Kind], report: Reporter) -> Kind | None:
     """Returns what kind of value the tree has; None after a report. Every part is looked at, even after a
     mistake.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from attnc.diagnostics import Label, Report, did_you_mean
+from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.expr.nodes import Binary, Const, Dim, Expr, walk
 from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import make
@@ -26,7 +26,7 @@ DEFAULT_HEAD_DIMS = (64, 128)
 MAX_HEAD_DIM = 1024
 
 
-def resolve_param(tree: ast.Param, report: Report) -> Param | Wrong:
+def resolve_param(tree: ast.Param, report: Reporter) -> Param | Wrong:
     """Returns the param with its choices, which are all element types, all numbers, or all true or false."""
     name, before = tree.name.id, report.errors
     choices: dict[tuple[str, DType | bool | int | float], DType | bool | int | float] = {}
@@ -109,11 +109,11 @@ def _stated_size(
 
 
 @dataclass(slots=True)
-class Sizes:
+class DeclaredSizes:
     """Makes the sizes of one attention; adds the free dimensions that it meets to the scope."""
 
     scope: Scope
-    report: Report
+    report: Reporter
     #: Other names of the attention and what they are, for the message when one is used as a size.
     declared: Mapping[str, str]
 
@@ -175,8 +175,8 @@ class Declarations:
 
     tree: ast.Attention
     scope: Scope
-    sizes: Sizes
-    report: Report
+    sizes: DeclaredSizes
+    report: Reporter
 
     def inputs(self) -> None:
         """Declares inputs, q, k and v first: they say what the dimensions in other shapes are."""
@@ -484,7 +484,7 @@ _WORDS = {
 
 
 def infer_roles(
-    name: ast.Name, axes: Sequence[Expr], trees: Sequence[ast.Expr], *, ragged: bool, report: Report
+    name: ast.Name, axes: Sequence[Expr], trees: Sequence[ast.Expr], *, ragged: bool, report: Reporter
 ) -> tuple[Role, ...] | None:
     """Returns a role for each axis, or None after reporting what is wrong."""
     has_feature = name.id != "lse"
@@ -515,7 +515,7 @@ def infer_roles(
     return tuple(roles)
 
 
-def _feature(name: str, axis: Expr, tree: ast.Expr, report: Report) -> Role | None:
+def _feature(name: str, axis: Expr, tree: ast.Expr, report: Reporter) -> Role | None:
     if is_static(axis):
         return Role.FEATURE
     report.error(
@@ -528,7 +528,7 @@ def _feature(name: str, axis: Expr, tree: ast.Expr, report: Report) -> Role | No
     return None
 
 
-def _role(name: str, axis: Expr, tree: ast.Expr, ragged: bool, report: Report) -> Role | None:
+def _role(name: str, axis: Expr, tree: ast.Expr, ragged: bool, report: Reporter) -> Role | None:
     rows = _ROWS[name]
     names = {node.name for node in walk(axis) if isinstance(node, Dim)}
     if names <= {"H", "Hkv", "G"}:
@@ -559,7 +559,7 @@ def _role(name: str, axis: Expr, tree: ast.Expr, ragged: bool, report: Report) -
     return None
 
 
-def _report_count(name: ast.Name, role: Role, places: Sequence[Span], ragged: bool, report: Report) -> None:
+def _report_count(name: ast.Name, role: Role, places: Sequence[Span], ragged: bool, report: Reporter) -> None:
     word = "axis of rows" if ragged and role in _LENGTH else _WORDS[role]
     if places:
         report.error(

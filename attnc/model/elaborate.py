@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from attnc.diagnostics import LIFT, DiagnosticError, Label, Report, did_you_mean, error
+from attnc.diagnostics import LIFT, DiagnosticError, Label, Reporter, did_you_mean, error
 from attnc.effort import MAX_STEPS, STEPS_PER_PIECE, Exhausted, at_most, limit_piece, spend
 from attnc.expr.nodes import (
     MAX_INTEGER,
@@ -123,7 +123,7 @@ class Elaborator:
     """Makes the expressions of one attention."""
 
     scope: Scope
-    report: Report
+    report: Reporter
     _expansion: Expansion = field(default_factory=Expansion)
 
     def expr(self, tree: ast.Expr) -> Expr | None:

@@ -14,7 +14,7 @@ import builtins
 import keyword
 from collections.abc import Iterable, Mapping
 
-from attnc.diagnostics import Label, Report, did_you_mean
+from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.expr.functions import FUNCTIONS, REAL
 from attnc.expr.nodes import INDICES
 from attnc.model.dtypes import DType
@@ -97,7 +97,7 @@ RESERVED: dict[str, str] = (
 class Taken:
     """The names declared so far in one scope, with the place of each declaration."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Reporter) -> None:
         self._places: dict[str, ast.Name] = {}
         self._report = report
 

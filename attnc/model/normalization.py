@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnc.diagnostics import Report, did_you_mean
+from attnc.diagnostics import Reporter, did_you_mean
 from attnc.expr.nodes import Const, Dot, Expr, Load, Type, uses, walk
 from attnc.model.attention import Softmax
 from attnc.model.dtypes import DType
@@ -24,7 +24,7 @@ _ELSEWHERE = {
 
 
 def resolve_softmax(
-    tree: ast.Normalize, elaborator: Elaborator, scope: Scope, report: Report
+    tree: ast.Normalize, elaborator: Elaborator, scope: Scope, report: Reporter
 ) -> Softmax | None:
     """Returns the softmax, or None after reporting what is wrong."""
     before = report.errors
@@ -69,7 +69,7 @@ def resolve_softmax(
     )
 
 
-def _arguments(call: ast.Call, report: Report) -> dict[str, ast.Expr]:
+def _arguments(call: ast.Call, report: Reporter) -> dict[str, ast.Expr]:
     arguments: dict[str, ast.Expr] = {}
     for arg in call.args:
         report.error(
@@ -92,7 +92,7 @@ def _arguments(call: ast.Call, report: Report) -> dict[str, ast.Expr]:
     return arguments
 
 
-def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
+def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Reporter) -> Expr | None:
     """Returns a logit of each head: float loads, params and numbers, indexed by h at most."""
     sink = elaborator.elaborate_typed(tree, "float", "the sink")
     if sink is None:
@@ -113,7 +113,7 @@ def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) 
     return Const(float(sink.value), span=sink.span) if isinstance(sink, Const) else sink
 
 
-def _v_scale(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:
+def _v_scale(tree: ast.Expr, elaborator: Elaborator, report: Reporter) -> Expr | None:
     """Returns a factor of the rows of o: what v is multiplied by, of a query and head, the same for all
     keys.
     """
@@ -135,7 +135,7 @@ def _v_scale(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | N
     return Const(float(scale.value), span=scale.span) if isinstance(scale, Const) else scale
 
 
-def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:
+def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Reporter) -> Expr | None:
     """Resolves the drop probability: one number for the whole launch."""
     p = _one_number(tree, "float", "f32", "the dropout probability", elaborator, report)
     if not isinstance(p, Const):
@@ -146,7 +146,7 @@ def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | N
     return Const(float(p.value), span=p.span)
 
 
-def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) -> Expr | None:
+def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Reporter) -> Expr | None:
     """Returns the seed: a scalar i64 input, so that every call can have another."""
     seed = elaborator.elaborate_typed(tree, "int", "the dropout seed")
     tensor = scope.tensors.get(seed.tensor) if isinstance(seed, Load) else None
@@ -157,13 +157,13 @@ def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Report) 
     return None
 
 
-def _first_head(tree: ast.Expr, elaborator: Elaborator, report: Report) -> Expr | None:
+def _first_head(tree: ast.Expr, elaborator: Elaborator, report: Reporter) -> Expr | None:
     """Resolves how many heads of the whole come before those of a call: one number for the launch."""
     return _one_number(tree, "int", "i32", "the first head", elaborator, report)
 
 
 def _one_number(
-    tree: ast.Expr, kind: Type, dtype: str, what: str, elaborator: Elaborator, report: Report
+    tree: ast.Expr, kind: Type, dtype: str, what: str, elaborator: Elaborator, report: Reporter
 ) -> Expr | None:
     """Resolves a number of the whole launch, or reports that it varies. dtype: of an input that would do."""
     number = elaborator.elaborate_typed(tree, kind, what)

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from attnc.diagnostics import Label, Report, did_you_mean
+from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.effort import announce, finish, limit_steps
 from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
 from attnc.model.attention import Attention, Param, Softmax
-from attnc.model.declarations import Declarations, Sizes, raw_dims, resolve_param
+from attnc.model.declarations import Declarations, DeclaredSizes, raw_dims, resolve_param
 from attnc.model.dtypes import DType
 from attnc.model.elaborate import Elaborator, report_limit
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
@@ -45,7 +45,7 @@ def resolve(file: ast.File, prelude: ast.File) -> Program:
 
 
 def _resolve(file: ast.File, prelude: ast.File) -> Program:
-    report = Report()
+    report = Reporter()
     defs = collect(prelude, file, report)
     taken = Taken(report)
     trees: dict[str, ast.Attention] = {}
@@ -87,7 +87,7 @@ def _resolve(file: ast.File, prelude: ast.File) -> Program:
 
 
 def _projections(
-    file: ast.File, trees: Mapping[str, ast.Projection], taken: Taken, report: Report
+    file: ast.File, trees: Mapping[str, ast.Projection], taken: Taken, report: Reporter
 ) -> tuple[tuple[Projection, ...], tuple[Schedule, ...]]:
     made: dict[str, Projection] = {}
     for item in file.items:
@@ -111,11 +111,11 @@ class _Resolver:
     """Resolves one attention block."""
 
     tree: ast.Attention
-    report: Report
+    report: Reporter
     scope: Scope
     elaborator: Elaborator
 
-    def __init__(self, tree: ast.Attention, defs: Mapping[str, Definition], report: Report) -> None:
+    def __init__(self, tree: ast.Attention, defs: Mapping[str, Definition], report: Reporter) -> None:
         self.tree = tree
         self.report = report
         self.scope = Scope(defs=defs)
@@ -127,7 +127,7 @@ class _Resolver:
         declared = self._declare()
         self._params()
         declarations = Declarations(
-            self.tree, self.scope, Sizes(self.scope, self.report, declared), self.report
+            self.tree, self.scope, DeclaredSizes(self.scope, self.report, declared), self.report
         )
         storages = Storages(self.scope, self.report)
         declarations.inputs()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attnc.diagnostics import Label, Report, did_you_mean
+from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.expr.nodes import Const, Dim, Expr
 from attnc.expr.nodes import Param as ParamNode
 from attnc.model.attention import Param
@@ -27,15 +27,15 @@ _RESERVED: Mapping[str, str] = {
 }
 
 
-def resolve_projection(tree: ast.Projection, report: Report) -> Projection | None:
+def resolve_projection(tree: ast.Projection, report: Reporter) -> Projection | None:
     """Returns the projection, or None after reporting what is wrong with it."""
-    return _Resolver(tree, report).projection()
+    return _ProjectionResolver(tree, report).projection()
 
 
 @dataclass(slots=True)
-class _Resolver:
+class _ProjectionResolver:
     tree: ast.Projection
-    report: Report
+    report: Reporter
     params: dict[str, Param] = field(default_factory=dict)
     sizes: dict[str, Expr] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from attnc.diagnostics import Label, Report, did_you_mean
+from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.expr.nodes import Dim
 from attnc.model.configs import check_condition
 from attnc.model.dtypes import DType
@@ -43,7 +43,7 @@ _ELSEWHERE: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
+class _BlockForm:
     """What a schedule of one block consists of.
 
     phases: the first has what stands outside of blocks; blocks: phases that stand in the schedule itself;
@@ -62,7 +62,7 @@ class _Form:
     grads: tuple[str, ...] | None = None
 
 
-def _form_of_attention(tree: ast.Attention | None) -> _Form:
+def _form_of_attention(tree: ast.Attention | None) -> _BlockForm:
     """Returns what a schedule of an attention may say. tree: None when the attention does not exist, so that
     nothing is known of its params.
     """
@@ -70,7 +70,7 @@ def _form_of_attention(tree: ast.Attention | None) -> _Form:
     grads = tuple(name.id for item in items if isinstance(item, ast.Grad) for name in item.names)
     every = (*KEYS.values(), ACCUMULATE_DQ)
     names = _words(every) | _params(items) | {"D": "number", "Dv": "number"}
-    return _Form(
+    return _BlockForm(
         phases=PHASES,
         blocks=tuple(phase for phase in PHASES if whole_of(phase) is None),
         keys=lambda phase: keys_of(phase, grads),
@@ -81,7 +81,7 @@ def _form_of_attention(tree: ast.Attention | None) -> _Form:
     )
 
 
-def _form_of_projection(tree: ast.Projection, projection: Projection | None) -> _Form:
+def _form_of_projection(tree: ast.Projection, projection: Projection | None) -> _BlockForm:
     """Returns what a schedule of a projection may say. projection: None if it has mistakes."""
     every = tuple(PROJECTION_KEYS.values())
     sizes: dict[str, Kind] = {
@@ -89,7 +89,7 @@ def _form_of_projection(tree: ast.Projection, projection: Projection | None) -> 
         for name in ("N", "K")
         if projection is None or not isinstance(projection.sizes.get(name), Dim)
     }
-    return _Form(
+    return _BlockForm(
         phases=PROJECTION_PHASES,
         blocks=PARTS["projection"],
         without={"conventional": "it is one of torch's, without keys"},
@@ -115,7 +115,7 @@ def _params(items: tuple[ast.AttentionItem, ...] | tuple[ast.ProjectionItem, ...
 def resolve_schedule(
     tree: ast.Schedule,
     trees: Mapping[str, ast.Attention],
-    report: Report,
+    report: Reporter,
 ) -> Schedule | None:
     """Returns the schedule of an attention, or None after reporting what is wrong."""
     before = report.errors
@@ -142,7 +142,7 @@ def resolve_schedule(
 
 
 def resolve_projection_schedule(
-    tree: ast.Schedule, block: ast.Projection, projection: Projection | None, report: Report
+    tree: ast.Schedule, block: ast.Projection, projection: Projection | None, report: Reporter
 ) -> Schedule | None:
     """Returns the schedule of a projection, or None after reporting what is wrong.
 
@@ -164,7 +164,7 @@ def resolve_projection_schedule(
     return _schedule(tree, _form_of_projection(block, projection), report, before)
 
 
-def _schedule(tree: ast.Schedule, form: _Form, report: Report, before: int) -> Schedule | None:
+def _schedule(tree: ast.Schedule, form: _BlockForm, report: Reporter, before: int) -> Schedule | None:
     """Returns a schedule, None where it has errors. before: errors that were reported before the schedule was
     read.
     """
@@ -185,7 +185,7 @@ def _schedule(tree: ast.Schedule, form: _Form, report: Report, before: int) -> S
 
 
 @dataclass(slots=True)
-class _Part:
+class _PhaseEntries:
     """What is said about a phase, or in a `when` of one."""
 
     knobs: dict[str, Knob] = field(default_factory=dict)
@@ -197,13 +197,13 @@ class _Part:
 class _Block:
     """The entries of one schedule, collected by phase."""
 
-    form: _Form
-    report: Report
-    parts: dict[Phase, _Part] = field(init=False)
+    form: _BlockForm
+    report: Reporter
+    parts: dict[Phase, _PhaseEntries] = field(init=False)
     whens: dict[Phase, list[When]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.parts = {phase: _Part() for phase in self.form.phases}
+        self.parts = {phase: _PhaseEntries() for phase in self.form.phases}
         self.whens = {phase: [] for phase in self.form.phases}
 
     def entries(
@@ -227,7 +227,7 @@ class _Block:
                 case _:
                     self._entry(entry, phase, self.parts[phase])
 
-    def _entry(self, entry: ast.Setting | ast.Where | ast.Listed, phase: Phase, part: _Part) -> None:
+    def _entry(self, entry: ast.Setting | ast.Where | ast.Listed, phase: Phase, part: _PhaseEntries) -> None:
         match entry:
             case ast.Setting():
                 self._setting(entry, phase, part.knobs)
@@ -251,7 +251,7 @@ class _Block:
                 f"'when' picks variants, by params, {self.form.sizes}",
                 hints=("write 'where' to prune configs",),
             )
-        part = _Part()
+        part = _PhaseEntries()
         is_right = not keys and check_condition(tree.condition, names, self.report)
         for entry in tree.entries:
             if isinstance(entry, ast.Phase | ast.When):

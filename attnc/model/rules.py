@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from attnc.diagnostics import Label, Report
+from attnc.diagnostics import Label, Reporter
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, Param, walk
 from attnc.model.attention import Attention
 from attnc.model.declarations import MAX_HEAD_DIM
@@ -17,11 +17,11 @@ from attnc.model.scope import list_names
 from attnc.model.tensors import Tensor
 from attnc.syntax import ast
 
-AttentionRule: TypeAlias = Callable[[ast.Attention, Attention, Report], None]
-ScheduleRule: TypeAlias = Callable[[Sequence[Schedule], Mapping[str, Attention], Report], None]
+AttentionRule: TypeAlias = Callable[[ast.Attention, Attention, Reporter], None]
+ScheduleRule: TypeAlias = Callable[[Sequence[Schedule], Mapping[str, Attention], Reporter], None]
 
 
-def check_head_dims(tree: ast.Attention, attention: Attention, report: Report) -> None:
+def check_head_dims(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports head dimensions that are not 1 to 1024."""
     sizes = {attention.q.shape[-1]: "D"}
     sizes.setdefault(attention.v.shape[-1], "Dv")
@@ -37,7 +37,7 @@ def check_head_dims(tree: ast.Attention, attention: Attention, report: Report) -
                 break
 
 
-def check_prefix_fits(tree: ast.Attention, attention: Attention, report: Report) -> None:
+def check_prefix_fits(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports `v via prefix(k)` where no choice has Dv <= D."""
     if attention.v.storage.is_part:
         widest = max(_values(attention.k.shape[-1], attention), default=MAX_HEAD_DIM)
@@ -48,7 +48,7 @@ def check_prefix_fits(tree: ast.Attention, attention: Attention, report: Report)
             report.error("E0316", message, place, "the first columns of k", related=related)
 
 
-def check_sizes_are_known(tree: ast.Attention, attention: Attention, report: Report) -> None:
+def check_sizes_are_known(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports run-time sizes that cannot be computed from the shapes of the tensors passed in."""
     axes = [axis for tensor in attention.inputs for axis in _memory_axes(tensor)]
     unknown = _unknown_dims(axes, known={"M", "N", *_bound_by_storage(attention)})
@@ -67,7 +67,7 @@ def check_sizes_are_known(tree: ast.Attention, attention: Attention, report: Rep
             unknown -= set(names)
 
 
-def check_paged_has_length(tree: ast.Attention, attention: Attention, report: Report) -> None:
+def check_paged_has_length(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports pages without a length: they do not say where a sequence ends."""
     storage = attention.k.storage
     if storage.is_paged and "N" not in attention.lengths:
@@ -80,7 +80,7 @@ def check_paged_has_length(tree: ast.Attention, attention: Attention, report: Re
         )
 
 
-def check_grads_are_float(tree: ast.Attention, attention: Attention, report: Report) -> None:
+def check_grads_are_float(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports gradients of what is no float."""
     for name in _grad_names(tree):
         choices = _dtypes(attention, attention.tensor(name.id))
@@ -93,7 +93,7 @@ def check_grads_are_float(tree: ast.Attention, attention: Attention, report: Rep
             )
 
 
-def check_grads_of_narrow(tree: ast.Attention, attention: Attention, report: Report) -> None:
+def check_grads_of_narrow(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports gradients beside k or v of 8 bits, or beside a scale of v, which no backward knows."""
     names = _grad_names(tree)
     if not names:
@@ -126,7 +126,7 @@ def check_grads_of_narrow(tree: ast.Attention, attention: Attention, report: Rep
         )
 
 
-def check_grads_are_used(tree: ast.Attention, attention: Attention, report: Report) -> None:
+def check_grads_are_used(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports gradients of what the result does not depend on differentiably, through the score or the
     sink.
     """
@@ -139,7 +139,7 @@ def check_grads_are_used(tree: ast.Attention, attention: Attention, report: Repo
             report.error("E0319", f"the gradient of '{name.id}' is zero", name.span, label)
 
 
-def check_unused(tree: ast.Attention, attention: Attention, report: Report) -> None:
+def check_unused(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports inputs, params and lets that nothing uses."""
     used: set[str] = set()
     places: dict[str, tuple[str, ast.Name]] = {}
@@ -171,7 +171,7 @@ def check_unused(tree: ast.Attention, attention: Attention, report: Report) -> N
 
 
 def check_one_schedule_each(
-    schedules: Sequence[Schedule], attentions: Mapping[str, Attention], report: Report
+    schedules: Sequence[Schedule], attentions: Mapping[str, Attention], report: Reporter
 ) -> None:
     """Reports schedules of one attention for one target that no labels tell apart."""
     known: dict[tuple[str, str], list[Schedule]] = {}
@@ -195,7 +195,7 @@ def check_one_schedule_each(
 
 
 def check_backward_has_grads(
-    schedules: Sequence[Schedule], attentions: Mapping[str, Attention], report: Report
+    schedules: Sequence[Schedule], attentions: Mapping[str, Attention], report: Reporter
 ) -> None:
     """Reports a backward phase of an attention without gradients: it schedules nothing."""
     for schedule in schedules:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from attnc.diagnostics import Label, Report, did_you_mean
+from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.expr.nodes import INDICES, INFINITY, Expr, Index, Type
 from attnc.model.attention import Param
 from attnc.model.dtypes import DType
@@ -49,7 +49,7 @@ class Definition:
         return list(seen.values())
 
 
-def collect(prelude: ast.File, file: ast.File, report: Report) -> Mapping[str, Definition]:
+def collect(prelude: ast.File, file: ast.File, report: Reporter) -> Mapping[str, Definition]:
     """Returns what every def name means to the file: its own defs, and those of the prelude that it does not
     redefine.
     """
@@ -72,7 +72,7 @@ def collect(prelude: ast.File, file: ast.File, report: Report) -> Mapping[str, D
     return visible
 
 
-def _check_names(definition: Definition, report: Report) -> None:
+def _check_names(definition: Definition, report: Reporter) -> None:
     before = report.errors
     taken = Taken(report)
     for name in definition.tree.params:
@@ -92,7 +92,7 @@ def _check_names(definition: Definition, report: Report) -> None:
     definition.broken |= report.errors > before
 
 
-def _check_recursion(definitions: Sequence[Definition], report: Report) -> None:
+def _check_recursion(definitions: Sequence[Definition], report: Reporter) -> None:
     """Reports every cycle once and breaks its members; depth first, with a stack of its own against long
     chains.
     """
@@ -112,7 +112,7 @@ def _check_recursion(definitions: Sequence[Definition], report: Report) -> None:
                 path[callee] = iter(callee.callees())
 
 
-def _report_cycle(cycle: Sequence[Definition], report: Report) -> None:
+def _report_cycle(cycle: Sequence[Definition], report: Reporter) -> None:
     first, *rest = cycle
     report.error(
         "E0205",
@@ -200,7 +200,7 @@ class Context:
     """Where an expression stands: in the attention itself, or (`site` is the call) in the body of a def."""
 
     scope: Scope
-    report: Report
+    report: Reporter
     defs: Mapping[str, Definition]
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     site: Span | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from attnc.diagnostics import Label, Report, did_you_mean
+from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.expr.nodes import Binary, Const, Dim
 from attnc.model.attention import Param
 from attnc.model.dtypes import DType
@@ -30,7 +30,7 @@ class Storages:
     """Gives q, k and v of one attention their storage, and the outputs that of q."""
 
     scope: Scope
-    report: Report
+    report: Reporter
 
     def inputs(self, tree: ast.Attention) -> None:
         for item in tree.items:

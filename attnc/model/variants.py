@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice, product
 from math import inf, prod
 
-from attnc.diagnostics import LIFT, DiagnosticError, Label, Report, error
+from attnc.diagnostics import LIFT, DiagnosticError, Label, Reporter, error
 from attnc.effort import at_most
 from attnc.expr.construct import MAX_FLOAT, number
 from attnc.expr.derive import derive
@@ -36,7 +36,7 @@ def variants(program: Program, attention: Attention, most: int | None = None) ->
     divisors that turn out to be zero or negative.
     """
     _check_count("attention", attention, program)
-    report = Report()
+    report = Reporter()
     made = []
     for point in islice(product(*(param.choices for param in attention.params)), most):
         params = {param.name: value for param, value in zip(attention.params, point, strict=True)}
@@ -147,7 +147,7 @@ def _fix_projection(projection: Projection, params: Mapping[str, ParamValue]) ->
     )
 
 
-def _check(variant: Variant, report: Report) -> None:
+def _check(variant: Variant, report: Reporter) -> None:
     attention, note = variant.attention, f"in variant '{variant.name}'"
     place = attention.span or variant.source.span(0, 0)
     for tensor in (*attention.inputs, *attention.outputs):
@@ -176,7 +176,7 @@ def _with_places(expr: Expr, place: Span) -> Iterator[tuple[Expr, Span]]:
         yield from _with_places(child, place)
 
 
-def _check_arithmetic(node: Expr, place: Span, note: str, report: Report) -> None:
+def _check_arithmetic(node: Expr, place: Span, note: str, report: Reporter) -> None:
     if isinstance(node, Binary) and node.op in ("/", "//", "%") and number(node.right) == 0:
         report.error("E0320", "division by zero", place, note)
     value = number(node)
@@ -219,7 +219,7 @@ def _beyond_float32(node: Expr) -> str:
     return ""
 
 
-def _check_slopes(attention: Attention, place: Span, note: str, report: Report) -> None:
+def _check_slopes(attention: Attention, place: Span, note: str, report: Reporter) -> None:
     derivative = derive(attention.score)
     slopes = (derivative.dot, *(slope for load, slope in derivative.loads if load.tensor in attention.grads))
     for what in filter(None, (_beyond_float32(node) for slope in slopes for node in walk(slope))):

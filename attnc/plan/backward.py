@@ -24,7 +24,7 @@ from attnc.expr.simplify import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Schedule
-from attnc.plan.gradients import Wanted, adjoint_of, chain_rule, names_of_sum, wanted_loads
+from attnc.plan.gradients import WantedLoad, adjoint_of, chain_rule, names_of_sum, wanted_loads
 from attnc.plan.ir import (
     Axis,
     Grid,
@@ -73,7 +73,7 @@ from attnc.plan.targets import target_of
 
 
 #: A load with the way its gradient is summed.
-Pair: TypeAlias = tuple[Wanted, Accumulate]
+Pair: TypeAlias = tuple[WantedLoad, Accumulate]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +266,7 @@ def plan_backward(
     )
 
 
-def accumulate_of(entry: Wanted, config: BackwardConfig) -> Accumulate:
+def accumulate_of(entry: WantedLoad, config: BackwardConfig) -> Accumulate:
     """Returns how a gradient is summed. Of a load that points anywhere it can only be scattered, whatever its
     neighbours do.
     """

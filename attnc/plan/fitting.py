@@ -155,7 +155,7 @@ def several_values(knob: Knob) -> Diagnostic:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TileShape:
     """What the choice depends on. dtype: of q, as a spec spells it; width: of its rows, the larger of D and
     Dv; gradients: whether there is a backward; masked: whether some keys are left out; latent: whether v is
     columns of k; wanted: sizes of the forward that a caller asks for.
@@ -169,11 +169,11 @@ class Shape:
     wanted: Tiles = field(default_factory=Tiles)
 
 
-def shape_of(attention: Attention) -> Shape:
+def shape_of(attention: Attention) -> TileShape:
     """Returns what the choice depends on, of an attention of a spec."""
     sizes = [tensor.shape[-1] for tensor in (attention.q, attention.v)]
     widths = [int(size.value) for size in sizes if isinstance(size, Const)]
-    return Shape(
+    return TileShape(
         dtype=str(attention.q.dtype),
         width=max(widths, default=128),
         gradients=bool(attention.grads) and attention.v.storage.is_plain,

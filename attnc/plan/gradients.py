@@ -13,7 +13,7 @@ from attnc.expr.nodes import Binary, Call, Const, Dim, Dot, Expr, Index, Load, R
 from attnc.expr.simplify import scale_by, substitute
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Let
-from attnc.plan.ir.backward import Accumulate, Adjoint, Chain, InMemory, Part, Place
+from attnc.plan.ir.backward import Accumulate, Adjoint, Chain, GradientPart, InMemory, Place
 from attnc.plan.loads import LoadNames, axes_of
 from attnc.plan.names import own_name
 from attnc.plan.signature import is_plain
@@ -44,7 +44,7 @@ class ChainRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedLoad:
     """A load whose gradient the spec asks for. places: where the axes of its tensor are in f32[B, H, *along];
     None: the load points anywhere, so its gradient must be scattered.
     """
@@ -55,9 +55,9 @@ class Wanted:
     along: tuple[Axis, ...]
     places: tuple[Place, ...] | None
 
-    def part(self, accumulate: Accumulate) -> Part:
+    def part(self, accumulate: Accumulate) -> GradientPart:
         """Returns the summand of the tensor's gradient that this load gives."""
-        return Part(
+        return GradientPart(
             name=self.name,
             along=self.along,
             accumulate=accumulate,
@@ -65,7 +65,7 @@ class Wanted:
         )
 
 
-def wanted_loads(attention: Attention) -> tuple[Wanted, ...]:
+def wanted_loads(attention: Attention) -> tuple[WantedLoad, ...]:
     """Returns every load of the score and the sink that a gradient is wanted of, in order of appearance."""
     sources: list[tuple[Load, bool]] = [(load, False) for load, _ in derive(_natural(attention)).loads]
     if attention.softmax.sink is not None:
@@ -79,7 +79,7 @@ def wanted_loads(attention: Attention) -> tuple[Wanted, ...]:
         name = next(name for name in chain((base,), others) if taken.isdisjoint(names_of_sum(name)))
         taken.update(names_of_sum(name))
         found.append(
-            Wanted(
+            WantedLoad(
                 name=name,
                 load=load,
                 in_sink=in_sink,
@@ -122,7 +122,7 @@ def _places(load: Load, attention: Attention) -> tuple[Place, ...] | None:
 def chain_rule(
     attention: Attention,
     names: LoadNames,
-    wanted: Iterable[tuple[Wanted, Accumulate]],
+    wanted: Iterable[tuple[WantedLoad, Accumulate]],
     adds_dq: InMemory | None = None,
 ) -> ChainRule:
     """Returns the score of one kernel, and its derivatives with respect to the dot product and these loads;
@@ -160,7 +160,7 @@ def has_constant_slope(attention: Attention) -> bool:
     return slope is None
 
 
-def adjoint_of(entry: Wanted, value: Expr, accumulate: Accumulate, names: LoadNames) -> Adjoint:
+def adjoint_of(entry: WantedLoad, value: Expr, accumulate: Accumulate, names: LoadNames) -> Adjoint:
     """Returns the adjoint of a load, once its value is in the kernel's names."""
     named = names.replace(entry.load)
     fetch = next(fetch for fetch in names.fetches if isinstance(named, Ref) and fetch.name == named.name)

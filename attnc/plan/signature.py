@@ -28,7 +28,7 @@ from attnc.model.dtypes import DType
 from attnc.model.names import DIMS
 from attnc.model.tensors import Paged, Prefix, Role, Tensor, same_size
 from attnc.plan.ir import Arg, Bind, Let
-from attnc.plan.ir.kernel import Part
+from attnc.plan.ir.kernel import DotPart
 from attnc.plan.names import own_sizes
 from attnc.plan.width import saturate_far
 
@@ -298,7 +298,7 @@ def longest(attention: Attention, role: Role) -> Expr:
     return tensor.size(role) if tensor.storage.is_packed else Dim("M" if role is Role.QUERY else "N")
 
 
-def parts(attention: Attention) -> tuple[Part, ...]:
+def parts(attention: Attention) -> tuple[DotPart, ...]:
     """Returns the parts of the columns of q and k: one, unless v is a prefix of k that ends at a power of
     two: then its columns are a part.
     """
@@ -306,8 +306,8 @@ def parts(attention: Attention) -> tuple[Part, ...]:
     rest = d - dv
     is_tile = attention.v.storage.is_part and dv >= 16 and dv & (dv - 1) == 0
     if is_tile and rest >= 16 and rest & (rest - 1) == 0:
-        return (Part(first=0, width=dv), Part(first=dv, width=rest))
-    return (Part(first=0, width=d),)
+        return (DotPart(first=0, width=dv), DotPart(first=dv, width=rest))
+    return (DotPart(first=0, width=d),)
 
 
 def key_bytes(attention: Attention) -> int:

@@ -17,7 +17,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.fitting import Shape, unsupported
+from attnc.plan.fitting import TileShape, unsupported
 from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN, PARTIAL_TRIPS
 from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
@@ -99,7 +99,7 @@ class Target(ABC):
         return "two_pass"
 
     @abstractmethod
-    def default_schedule(self, shape: Shape) -> Iterator[str]:
+    def default_schedule(self, shape: TileShape) -> Iterator[str]:
         """Returns the lines of a schedule for an attention that has none, without those of a backward."""
 
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:

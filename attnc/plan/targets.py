@@ -9,7 +9,7 @@ from types import MappingProxyType
 from attnc.model.attention import Variant
 from attnc.model.program import Program
 from attnc.model.variants import variants
-from attnc.plan.fitting import Shape, Tiles, shape_of
+from attnc.plan.fitting import Tiles, TileShape, shape_of
 from attnc.plan.sm80 import SM80
 from attnc.plan.sm90 import SM90A
 from attnc.plan.target import Target
@@ -32,7 +32,7 @@ def target_of(name: str) -> Target:
     return TARGETS[name]
 
 
-def shape_in(program: Program, name: str) -> Shape:
+def shape_in(program: Program, name: str) -> TileShape:
     """Returns what the choice of a target and of a schedule depends on, for an attention of a program: that
     of its variants, as far as they have the same rows.
     """

@@ -28,7 +28,7 @@ _SILENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
+class _ElfSection:
     name: str
     kind: int
     size: int
@@ -59,7 +59,7 @@ def list_machine_code(image: bytes) -> tuple[tuple[str, bytes], ...]:
     return tuple(sorted((_without_kernel(name, kernels), content) for name, content in found))
 
 
-def _content_of(section: _Section) -> bytes:
+def _content_of(section: _ElfSection) -> bytes:
     """Returns the bytes of a section; of one without content its size, and of attributes of kernels
     (registers, stack) no numbers of symbols.
     """
@@ -86,13 +86,13 @@ def _without_kernel(name: str, kernels: list[str]) -> str:
     return name
 
 
-def _read_sections(image: bytes) -> list[_Section]:
+def _read_sections(image: bytes) -> list[_ElfSection]:
     (start,) = struct.unpack_from("<Q", image, 0x28)
     size, count, names_at = struct.unpack_from("<HHH", image, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", image, start + size * i) for i in range(count)]
     names = headers[names_at][4]
     return [
-        _Section(
+        _ElfSection(
             name=_text_at(image, names + header[0]),
             kind=header[1],
             size=header[5],
@@ -103,7 +103,7 @@ def _read_sections(image: bytes) -> list[_Section]:
     ]
 
 
-def _resolve(relocations: _Section, sections: list[_Section]) -> bytes:
+def _resolve(relocations: _ElfSection, sections: list[_ElfSection]) -> bytes:
     table = next(section.content for section in sections if section.name == ".symtab")
     entries = "<QQq" if relocations.kind == _RELA else "<QQ"
     lines = []
@@ -113,7 +113,7 @@ def _resolve(relocations: _Section, sections: list[_Section]) -> bytes:
     return "\n".join(sorted(lines)).encode()
 
 
-def _describe(sections: list[_Section], index: int, value: int, size: int) -> str:
+def _describe(sections: list[_ElfSection], index: int, value: int, size: int) -> str:
     if index >= len(sections):  # absolute, or of another file
         return f"at {value}"
     section = sections[index]

@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class CudaDevice:
     """A CUDA device; memory in bytes."""
 
     name: str
@@ -16,12 +16,12 @@ class Gpu:
     memory: int
 
 
-def gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[CudaDevice, ...]:
     """Returns all CUDA devices, in PyTorch's order; empty without a driver or with a CPU build."""
     if not torch.cuda.is_available():
         return ()
     found = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
-    return tuple(Gpu(name=p.name, arch=f"sm_{p.major}{p.minor}", memory=p.total_memory) for p in found)
+    return tuple(CudaDevice(name=p.name, arch=f"sm_{p.major}{p.minor}", memory=p.total_memory) for p in found)
 
 
 def is_cpu_build() -> bool:

@@ -18,10 +18,10 @@ from attnc.runtime.packages import import_text, keep_sources
 from attnc.support.cache import cache_folder, discard_path, read_private, store_bytes
 from attnc.support.folders import private_folder
 from attnc.target.files import render_files
-from attnc.tuned.choices import Choice, tuned_choices
+from attnc.tuned.choices import TunedChoice, tuned_choices
 
 
-def load_module(module: ir.Module, choices: Iterable[Choice] = ()) -> ModuleType:
+def load_module(module: ir.Module, choices: Iterable[TunedChoice] = ()) -> ModuleType:
     """Renders a planned module and imports it; its attribute with the attention's name is the callable."""
     source = module.variant.source
     tuned = tuned_choices(module, choices)

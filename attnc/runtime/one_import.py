@@ -21,7 +21,7 @@ _SIZES = dict(zip(TARGET_SIZES, ("M", "N", "batch times heads", "gradients"), st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class TargetGpu:
     """A GPU that calls are chosen for. name: as tables call it; capability: 90 for 9.0; index: PyTorch's
     number, None for one that is not here.
     """
@@ -52,12 +52,12 @@ class Gpu:
         return [((), able[0])] if self.index is None else choice.rows(self.index, key)
 
 
-def absent_gpu(arch: str) -> Gpu:
+def absent_gpu(arch: str) -> TargetGpu:
     """Returns a GPU that need not be here, of e.g. "sm_90". Raises ValueError for what is no architecture."""
     found = _ARCH.fullmatch(arch)
     if found is None:
         raise ValueError(f"'{arch}' is no architecture")
-    return Gpu(name=arch, capability=int(found[1]))
+    return TargetGpu(name=arch, capability=int(found[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Chosen:
     runs: bool = True
 
 
-def choose_functions(folder: Path, gpu: Gpu) -> Iterator[Chosen]:
+def choose_functions(folder: Path, gpu: TargetGpu) -> Iterator[Chosen]:
     """Yields what each function with several targets calls, of those that `attnc compile` has written to a
     folder.
     """
@@ -131,7 +131,7 @@ def _literal(node: ast.expr) -> Any:
             return ast.literal_eval(node)
 
 
-def rule(gpu: Gpu, functions: Sequence[Chosen]) -> str:
+def rule(gpu: TargetGpu, functions: Sequence[Chosen]) -> str:
     """Returns what decides for a GPU, in words."""
     tables = sorted({device for function in functions for device in function.measured_on})
     targets = [target for function in functions for target in function.targets] or TARGETS
@@ -143,7 +143,7 @@ def rule(gpu: Gpu, functions: Sequence[Chosen]) -> str:
     return f"{first}{of}"
 
 
-def _words(gpu: Gpu, choice: ByTarget, key: tuple[Any, ...]) -> str:
+def _words(gpu: TargetGpu, choice: ByTarget, key: tuple[Any, ...]) -> str:
     rows = gpu.rows(choice, key)
     if not rows:
         return f"none of {', '.join(choice.variants[key])} runs"

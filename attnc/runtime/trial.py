@@ -24,7 +24,7 @@ from attnc.plan.signature import PAGES
 from attnc.runtime.loader import load_module, load_text
 from attnc.runtime.timing import Launch, capture_calls
 from attnc.support.arguments import DTYPES
-from attnc.tuned.choices import Choice
+from attnc.tuned.choices import TunedChoice
 
 #: Sizes that a spec leaves open, apart from the lengths.
 _DIMS = {"H": 16, "Hkv": 4, "G": 4}
@@ -195,14 +195,14 @@ class Sized:
         #: What a call is chosen by: M, N, and batch times heads; of packed sequences the rows of all.
         self.seen = rows, keys, sequences * self.heads
 
-    def graph(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
+    def graph(self, module: ir.Module, choices: Iterable[TunedChoice]) -> Launch:
         """Returns a graph of one call for each copy, with the config that the module takes by itself."""
         loaded: Any = load_module(module, choices)
         function = getattr(loaded, module.variant.attention.name)
         with torch.no_grad():
             return capture_calls([partial(function, *tensors) for tensors in self.problems])
 
-    def with_gradients(self, module: ir.Module, choices: Iterable[Choice]) -> Launch:
+    def with_gradients(self, module: ir.Module, choices: Iterable[TunedChoice]) -> Launch:
         """Returns a call and its backward by autograd, on one copy."""
         attention, loaded = module.variant.attention, load_module(module, choices)
         function: Any = getattr(loaded, attention.name)

@@ -49,7 +49,7 @@ def format_file(file: ast.File) -> str:
 
 
 @dataclass(slots=True)
-class _Row:
+class _TextRow:
     text: str
     depth: int
     comment: str = ""
@@ -66,13 +66,15 @@ class _Writer:
     def __init__(self, file: ast.File) -> None:
         self.source = file.span.source
         self.comments = list(reversed(file.comments))
-        self.rows: list[_Row] = []
+        self.rows: list[_TextRow] = []
         self.line = 0  # the last line of the text that is written; 0 where a block starts or ends
 
     def write(self, texts: Sequence[str], depth: int, start: int, end: int) -> None:
         """Writes the rows for what stands in [start, end) of the text."""
         after_blank = bool(self.line) and self.source.position(start)[0] > self.line + 1
-        self.rows += [_Row(text, depth, after_blank=after_blank and i == 0) for i, text in enumerate(texts)]
+        self.rows += [
+            _TextRow(text, depth, after_blank=after_blank and i == 0) for i, text in enumerate(texts)
+        ]
         self.line = self.source.position(end)[0]
 
     def comments_before(self, offset: int, depth: int, at: int | None = None) -> None:
@@ -213,8 +215,8 @@ def _break(head: str, value: ast.Expr) -> list[str]:
     return [f"{head}(", *(_INDENT + part for part in parts), ")"] if len(parts) > 1 else [text]
 
 
-def _align(rows: Sequence[_Row]) -> Iterator[str]:
-    paragraph: list[_Row] = []
+def _align(rows: Sequence[_TextRow]) -> Iterator[str]:
+    paragraph: list[_TextRow] = []
     for row in rows:
         if paragraph and (row.after_blank or row.depth != paragraph[-1].depth):
             yield from _align_paragraph(paragraph)
@@ -225,7 +227,7 @@ def _align(rows: Sequence[_Row]) -> Iterator[str]:
     yield from _align_paragraph(paragraph)
 
 
-def _align_paragraph(rows: Sequence[_Row]) -> Iterator[str]:
+def _align_paragraph(rows: Sequence[_TextRow]) -> Iterator[str]:
     """Comments start at column 40, or after the longest line that has one and is not long itself."""
     widths = [len(row.code) + len(_COMMENT_GAP) for row in rows if row.comment]
     column = max([_COMMENT_COLUMN, *(width for width in widths if width <= 3 * _WIDTH // 4)])

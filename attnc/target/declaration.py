@@ -16,7 +16,7 @@ from attnc.model.tensors import Role, group_size, is_static
 from attnc.plan.access import Section
 from attnc.plan.decode import MOST_SPLITS, has_fixed_splits, keys_of_split
 from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, unified_of
-from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, Part
+from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, GradientPart
 from attnc.plan.ir.kernel import IDLE_GAIN, PARTIAL_TRIPS, Split
 from attnc.plan.signature import feature, is_plain, key_bytes, longest
 from attnc.target.quote import literal
@@ -372,7 +372,7 @@ def _made(name: str, type_: str = "", *, like: str = "", zero: bool = False) -> 
     return Record("Made", [quoted(name)], fields)
 
 
-def _part(part: Part) -> Record:
+def _part(part: GradientPart) -> Record:
     if part.accumulate == "atomic":
         return Record("Part", [quoted(part.name)], {"atomic": "True"})
     along = Items([quoted(axis) for axis in part.along])

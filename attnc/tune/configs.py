@@ -29,7 +29,7 @@ from attnc.runtime.trial import (
 )
 from attnc.runtime.watchdog import watch
 from attnc.tune import NothingRuns, in_processes
-from attnc.tuned.choices import BUCKETS, Choice, dump_tuned, knobs_of_kernel
+from attnc.tuned.choices import BUCKETS, TunedChoice, dump_tuned, knobs_of_kernel
 
 #: Kernels whose configs are measured.
 TUNABLE: tuple[Which, ...] = ("forward", "dq", "dkdv", "dk", "dv")
@@ -44,7 +44,7 @@ _WORKERS = 8
 class Winner:
     """The result for one kernel and bucket: the choice, and how much slower the default config was."""
 
-    choice: Choice
+    choice: TunedChoice
     gain: float
 
 
@@ -77,7 +77,7 @@ def tune(
     return tuple(winners)
 
 
-def _merge_choices(path: Path, choices: Sequence[Choice]) -> None:
+def _merge_choices(path: Path, choices: Sequence[TunedChoice]) -> None:
     update_text(tuned_path(path), lambda: dump_tuned([*tuned_of(path), *choices]))
 
 
@@ -92,7 +92,7 @@ def _tune_kernel(
     launches = _launches(module, kernel, tensors, len(configs))
     timings = interleave(launches, rounds)
     default, best = timings[_default(timings)], fastest(timings)
-    choice = Choice(
+    choice = TunedChoice(
         target=module.target,
         attention=module.variant.attention.name,
         variant=module.variant.name,

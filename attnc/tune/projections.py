@@ -27,7 +27,7 @@ from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import Layer, device_name, synchronize
 from attnc.target.projection import render_projection
 from attnc.tune import NothingRuns, in_processes
-from attnc.tuned.tables import PROJECTION_SIZES, Row, Table, known_tables, merge_tables
+from attnc.tuned.tables import PROJECTION_SIZES, ChoiceTable, TableRow, known_tables, merge_tables
 
 #: Times that differ by less are taken for equal.
 _NOISE = 1.01
@@ -110,7 +110,7 @@ class TunedLayer:
     bytes: int
     best: Mapping[int, Mapping[Impl, tuple[int, float]]]
     crossovers: Crossovers
-    table: Table
+    table: ChoiceTable
 
 
 def tune_projections(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[TunedLayer, ...]:
@@ -192,23 +192,23 @@ def table_of(
     found: Crossovers,
     device: str,
     compiler: str,
-) -> Table:
+) -> ChoiceTable:
     """Returns a row for each measured M, neighbours with one choice joined; beyond them the last point of
     all.
     """
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for M in sorted(best):
         position, time = best[M][found.chosen[M]]
-        row = Row(limits=(M,), choice=module.configs[position].texts(), microseconds=time)
+        row = TableRow(limits=(M,), choice=module.configs[position].texts(), microseconds=time)
         if rows and rows[-1].choice == row.choice:
             rows.pop()
         rows.append(row)
     last = module.configs[-1].texts()
     if rows[-1].choice != last:
-        rows.append(Row(limits=(None,), choice=last, microseconds=0.0))
+        rows.append(TableRow(limits=(None,), choice=last, microseconds=0.0))
     else:
-        rows[-1] = Row(limits=(None,), choice=last, microseconds=rows[-1].microseconds)
-    return Table(
+        rows[-1] = TableRow(limits=(None,), choice=last, microseconds=rows[-1].microseconds)
+    return ChoiceTable(
         name=module.name,
         target=module.target,
         variant=module.variant.name,

@@ -17,8 +17,16 @@ from attnc.plan import ir
 from attnc.runtime.timing import interleave
 from attnc.runtime.toolchains import toolchain_of
 from attnc.runtime.trial import Sized, device_name
-from attnc.tuned.choices import Choice
-from attnc.tuned.tables import ATTENTION_SIZES, Row, Table, join_rows, known_tables, merge_tables, plain_name
+from attnc.tuned.choices import TunedChoice
+from attnc.tuned.tables import (
+    ATTENTION_SIZES,
+    ChoiceTable,
+    TableRow,
+    join_rows,
+    known_tables,
+    merge_tables,
+    plain_name,
+)
 
 #: The sizes that are measured: query rows, keys, sequences.
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -51,7 +59,7 @@ class TunedSchedules:
     """What was measured for one variant, and the table that follows."""
 
     points: tuple[Point, ...]
-    table: Table
+    table: ChoiceTable
 
 
 def tune_schedules(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[TunedSchedules, ...]:
@@ -80,7 +88,7 @@ def families(path: Path) -> tuple[tuple[ir.Module, ...], ...]:
 
 
 def _tune(
-    family: Sequence[ir.Module], choices: Sequence[Choice], rounds: int, report: Callable[[str], None]
+    family: Sequence[ir.Module], choices: Sequence[TunedChoice], rounds: int, report: Callable[[str], None]
 ) -> TunedSchedules:
     points = []
     for B in BATCHES:
@@ -95,7 +103,7 @@ def _tune(
 
 
 def _measure(
-    family: Sequence[ir.Module], choices: Sequence[Choice], M: int, N: int, B: int, rounds: int
+    family: Sequence[ir.Module], choices: Sequence[TunedChoice], M: int, N: int, B: int, rounds: int
 ) -> Point:
     sized = Sized(family[0], M, N, B)
     graphs = {module.label: sized.graph(module, choices) for module in family}
@@ -104,13 +112,13 @@ def _measure(
     return Point(M=M, N=N, B=B, heads=sized.heads, kv_heads=sized.kv_heads, microseconds=times)
 
 
-def table_of(name: str, variant: str, points: Sequence[Point], device: str, compiler: str) -> Table:
+def table_of(name: str, variant: str, points: Sequence[Point], device: str, compiler: str) -> ChoiceTable:
     """Returns a row for each point, neighbours with one choice joined; the largest sizes stand for all
     beyond.
 
     A box of N and batch of which only few rows were measured is open towards more rows.
     """
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     batches = sorted({point.B for point in points})
     for B in batches:
         heads = None if batches[-1] == B else B * points[0].heads
@@ -118,7 +126,7 @@ def table_of(name: str, variant: str, points: Sequence[Point], device: str, comp
         for N in keys:
             box = sorted((p for p in points if (p.B, p.N) == (B, N)), key=lambda point: point.M)
             rows += (
-                Row(
+                TableRow(
                     limits=(
                         None if point is box[-1] else point.M,
                         None if keys[-1] == N else N,
@@ -129,7 +137,7 @@ def table_of(name: str, variant: str, points: Sequence[Point], device: str, comp
                 )
                 for point in box
             )
-    return Table(
+    return ChoiceTable(
         name=name,
         target="triton",
         variant=variant,

@@ -22,12 +22,12 @@ from attnc.runtime.trial import Sized, device_name
 from attnc.support.by_target import Needs, runs
 from attnc.target.dispatch import fastest_first, needs_of
 from attnc.tune import in_processes
-from attnc.tuned.choices import Choice
+from attnc.tuned.choices import TunedChoice
 from attnc.tuned.tables import (
     ANY_TARGET,
     TARGET_SIZES,
-    Row,
-    Table,
+    ChoiceTable,
+    TableRow,
     join_rows,
     known_tables,
     merge_tables,
@@ -87,7 +87,7 @@ def target_families(path: Path, index: int = 0) -> tuple[tuple[ir.Module, ...], 
     return tuple(tuple(family.values()) for family in found.values() if len(family) > 1)
 
 
-def tune_targets(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[Table, ...]:
+def tune_targets(path: Path, rounds: int, report: Callable[[str], None]) -> tuple[ChoiceTable, ...]:
     """Measures every variant that several targets have, and merges each table into the spec's file.
 
     Raises DiagnosticError for a wrong spec or file. Needs a CUDA device.
@@ -123,14 +123,14 @@ def sizes_of(family: Sequence[ir.Module]) -> tuple[Size, ...]:
     )
 
 
-def target_table(family: Sequence[ir.Module], points: Sequence[TargetPoint], device: str) -> Table:
+def target_table(family: Sequence[ir.Module], points: Sequence[TargetPoint], device: str) -> ChoiceTable:
     """Returns a row for each point, neighbours with one choice joined; the largest sizes stand for all
     beyond.
 
     A choice holds up to the geometric mean of its point and the next one.
     """
     decodes = _decodes(family)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for gradients in sorted({point.gradients for point in points}):
         phase = [point for point in points if point.gradients is gradients]
         M, N, BH = (
@@ -140,14 +140,14 @@ def target_table(family: Sequence[ir.Module], points: Sequence[TargetPoint], dev
         phase.sort(key=lambda point: (point.BH if decodes else 0, point.N, point.M))
         last = None if gradients or not any(point.gradients for point in points) else 0
         rows += (
-            Row(
+            TableRow(
                 limits=(M.get(point.M), N.get(point.N), BH.get(point.BH), last),
                 choice={"target": point.fastest},
                 microseconds=point.microseconds[point.fastest],
             )
             for point in phase
         )
-    return Table(
+    return ChoiceTable(
         name=family[0].variant.attention.name,
         target=ANY_TARGET,
         variant=plain_name(family[0]),
@@ -167,7 +167,9 @@ def _decodes(family: Sequence[ir.Module]) -> bool:
     return all(module.kernel.structure == "decode" for module in family)
 
 
-def _measure(family: Sequence[ir.Module], choices: Iterable[Choice], size: Size, rounds: int) -> TargetPoint:
+def _measure(
+    family: Sequence[ir.Module], choices: Iterable[TunedChoice], size: Size, rounds: int
+) -> TargetPoint:
     sized = Sized(family[0], size.M, size.N, size.B)
     launches = {
         module.target: sized.with_gradients(module, choices)

@@ -33,7 +33,7 @@ _BACKWARD_KNOBS = ("tile.q", "tile.kv", "warps", "stages", "maxnreg", "dp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class TunedChoice:
     """The fastest config of one variant on one device for key lengths up to `kv_len` (None: any longer one).
 
     kernel: "forward", or "dq", "dkdv", "dk", "dv" of the backward; toolchain: e.g. "triton 3.6.0"; config:
@@ -68,12 +68,12 @@ def knobs_of_kernel(kernel: str, config: Config) -> dict[str, str]:
     return knobs if kernel == "forward" else {key: knobs[key] for key in _BACKWARD_KNOBS if key in knobs}
 
 
-def load_tuned(source: Source) -> tuple[Choice, ...]:
+def load_tuned(source: Source) -> tuple[TunedChoice, ...]:
     """Returns the choices of a file. Raises DiagnosticError (E0603) when it is not such a file."""
     return read_measured(source, FORMAT, lambda data: tuple(_choice(entry) for entry in data["choices"]))
 
 
-def dump_tuned(choices: Iterable[Choice]) -> str:
+def dump_tuned(choices: Iterable[TunedChoice]) -> str:
     """Returns the text of a file with these choices, in a fixed order; of two with the same key, the later
     one stays.
     """
@@ -95,7 +95,7 @@ def dump_tuned(choices: Iterable[Choice]) -> str:
     return json.dumps({"format": FORMAT, "choices": entries}, indent=2) + "\n"
 
 
-def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> Tuned:
+def tuned_choices(module: ir.Module, choices: Iterable[TunedChoice]) -> Tuned:
     """Returns what the module embeds for each of its kernels. Of several toolchains the newest one speaks."""
     mine = (module.variant.attention.name, module.target, module.variant.name)
     own = [choice for choice in choices if mine == (choice.attention, choice.target, choice.variant)]
@@ -105,7 +105,7 @@ def tuned_choices(module: ir.Module, choices: Iterable[Choice]) -> Tuned:
     }
 
 
-def _by_device(name: str, kernel: ir.Kernel, choices: Iterable[Choice]) -> dict[str, Buckets]:
+def _by_device(name: str, kernel: ir.Kernel, choices: Iterable[TunedChoice]) -> dict[str, Buckets]:
     configs = {json.dumps(knobs_of_kernel(name, x), sort_keys=True): i for i, x in enumerate(kernel.configs)}
     found: dict[str, dict[str, dict[int | None, int]]] = {}
     for choice in choices:
@@ -126,11 +126,11 @@ def _buckets(measured: Mapping[int | None, int]) -> Buckets:
     return (*ascending[:-1], (None, ascending[-1][1]))
 
 
-def _choice(entry: Mapping[str, Any]) -> Choice:
+def _choice(entry: Mapping[str, Any]) -> TunedChoice:
     length = entry["kv_len"]
     if not (length is None or (isinstance(length, int) and length > 0)):
         raise ValueError(f"kv_len {length!r} is not a length")
-    return Choice(
+    return TunedChoice(
         target=str(entry["target"]),
         attention=str(entry["attention"]),
         variant=str(entry["variant"]),

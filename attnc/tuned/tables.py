@@ -37,7 +37,7 @@ LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """limits: the largest value of each size for which the choice holds, None for any; choice: knobs by their
     text; microseconds: median of one call at the largest of the measured sizes that they admit.
     """
@@ -48,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class ChoiceTable:
     """The choices for one variant on one device: the first row that admits the sizes decides, the last admits
     all.
 
@@ -61,7 +61,7 @@ class Table:
     device: str
     toolchain: str
     sizes: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -70,12 +70,12 @@ class Table:
         return (self.name, self.target, self.variant, self.device, self.toolchain)
 
 
-def load_tables(source: Source) -> tuple[Table, ...]:
+def load_tables(source: Source) -> tuple[ChoiceTable, ...]:
     """Returns the tables of a file. Raises DiagnosticError (E0603) when it is not such a file."""
     return read_measured(source, FORMAT, lambda data: tuple(_table(entry) for entry in data["tables"]))
 
 
-def merge_tables(path: Path, tables: Sequence[Table]) -> None:
+def merge_tables(path: Path, tables: Sequence[ChoiceTable]) -> None:
     """Adds tables to a file, in place of those with their keys; no file is made for none.
 
     Raises DiagnosticError where the file is malformed.
@@ -84,7 +84,7 @@ def merge_tables(path: Path, tables: Sequence[Table]) -> None:
         update_text(path, lambda: dump_tables([*known_tables(path), *tables]))
 
 
-def known_tables(path: Path) -> tuple[Table, ...]:
+def known_tables(path: Path) -> tuple[ChoiceTable, ...]:
     """Returns the tables of a file, none where there is no file. Raises DiagnosticError where it is
     malformed.
     """
@@ -93,7 +93,7 @@ def known_tables(path: Path) -> tuple[Table, ...]:
     return load_tables(Source(str(path), path.read_text(encoding="utf-8", errors="replace")))
 
 
-def dump_tables(tables: Iterable[Table]) -> str:
+def dump_tables(tables: Iterable[ChoiceTable]) -> str:
     """Returns the text of a file with these tables, a line for each row; of two with one key, the later one
     stays.
     """
@@ -115,9 +115,9 @@ def dump_tables(tables: Iterable[Table]) -> str:
     return f'{{\n  "format": {FORMAT},\n  "tables": [\n{body}\n  ]\n}}\n'
 
 
-def newest(tables: Iterable[Table], name: str, target: str, variant: str) -> dict[str, Table]:
+def newest(tables: Iterable[ChoiceTable], name: str, target: str, variant: str) -> dict[str, ChoiceTable]:
     """Maps a device to the table of this variant; of several toolchains the newest one speaks."""
-    found: dict[str, Table] = {}
+    found: dict[str, ChoiceTable] = {}
     for table in tables:
         if (table.name, table.target, table.variant) == (name, target, variant):
             other = found.get(table.device)
@@ -127,7 +127,7 @@ def newest(tables: Iterable[Table], name: str, target: str, variant: str) -> dic
 
 
 def projection_rows(
-    module: ProjectionModule, tables: Iterable[Table]
+    module: ProjectionModule, tables: Iterable[ChoiceTable]
 ) -> dict[str, tuple[tuple[int | None, int], ...]]:
     """Returns what the module embeds: for each device (largest M, position in its configs), the last open.
 
@@ -146,7 +146,9 @@ def projection_rows(
     return found
 
 
-def schedule_rows(family: Sequence[ir.Module], tables: Iterable[Table]) -> dict[tuple[str, str], LabelRows]:
+def schedule_rows(
+    family: Sequence[ir.Module], tables: Iterable[ChoiceTable]
+) -> dict[tuple[str, str], LabelRows]:
     """Returns what the dispatcher of an attention's schedules embeds: (device, variant without label) ->
     rows.
     """
@@ -164,7 +166,9 @@ def schedule_rows(family: Sequence[ir.Module], tables: Iterable[Table]) -> dict[
     return found
 
 
-def target_rows(modules: Sequence[ir.Module], tables: Iterable[Table]) -> dict[tuple[str, str], LabelRows]:
+def target_rows(
+    modules: Sequence[ir.Module], tables: Iterable[ChoiceTable]
+) -> dict[tuple[str, str], LabelRows]:
     """Returns what picks among the targets of an attention embeds: (device, variant without label) -> rows.
     Rows of targets that do not have the variant are dropped.
     """
@@ -197,18 +201,18 @@ def plain_name(module: ir.Module) -> str:
     return variant_name(module.variant.params)
 
 
-def join_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
+def join_rows(rows: Iterable[TableRow]) -> tuple[TableRow, ...]:
     """Returns the rows of a grid in lexical order of their limits from the last size to the first, as few as
     decide alike: neighbours along the first size with one choice become one, and boxes that decide as the
     next one does are left out.
     """
-    boxes: dict[tuple[int | None, ...], list[Row]] = {}
+    boxes: dict[tuple[int | None, ...], list[TableRow]] = {}
     for row in rows:
         box = boxes.setdefault(row.limits[1:], [])
         if box and box[-1].choice == row.choice:
             box.pop()
         box.append(row)
-    kept: list[list[Row]] = []
+    kept: list[list[TableRow]] = []
     for box in boxes.values():
         same = kept and _decides_alike(kept[-1], box) and _wider(kept[-1][0].limits, box[0].limits)
         kept[-1:] = [box] if same else [*kept[-1:], box]
@@ -216,7 +220,7 @@ def join_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(row for at, row in enumerate(found) if not _is_idle(row, found[at + 1 :]))
 
 
-def _is_idle(row: Row, later: Sequence[Row]) -> bool:
+def _is_idle(row: TableRow, later: Sequence[TableRow]) -> bool:
     for other in later:
         if other.choice != row.choice:
             return False
@@ -225,7 +229,7 @@ def _is_idle(row: Row, later: Sequence[Row]) -> bool:
     return False
 
 
-def _decides_alike(one: Sequence[Row], other: Sequence[Row]) -> bool:
+def _decides_alike(one: Sequence[TableRow], other: Sequence[TableRow]) -> bool:
     return [(row.limits[0], row.choice) for row in one] == [(row.limits[0], row.choice) for row in other]
 
 
@@ -236,7 +240,7 @@ def _wider(inner: Sequence[int | None], outer: Sequence[int | None]) -> bool:
     )
 
 
-def _entry(row: Row) -> dict[str, Any]:
+def _entry(row: TableRow) -> dict[str, Any]:
     return {
         "limits": list(row.limits),
         "choice": dict(row.choice),
@@ -244,7 +248,7 @@ def _entry(row: Row) -> dict[str, Any]:
     }
 
 
-def _table(entry: Mapping[str, Any]) -> Table:
+def _table(entry: Mapping[str, Any]) -> ChoiceTable:
     sizes = tuple(str(size) for size in entry["sizes"])
     if sizes not in _SAYS:
         raise ValueError(f"sizes {entry['sizes']!r} are none that a table looks at")
@@ -253,7 +257,7 @@ def _table(entry: Mapping[str, Any]) -> Table:
         raise ValueError(f"a row does not say which {_SAYS[sizes][0]}")
     if not rows or any(limit is not None for limit in rows[-1].limits):
         raise ValueError("the last row does not admit all sizes")
-    return Table(
+    return ChoiceTable(
         name=str(entry["name"]),
         target=str(entry["target"]),
         variant=str(entry["variant"]),
@@ -265,11 +269,11 @@ def _table(entry: Mapping[str, Any]) -> Table:
     )
 
 
-def _row(entry: Mapping[str, Any], count: int) -> Row:
+def _row(entry: Mapping[str, Any], count: int) -> TableRow:
     limits = tuple(entry["limits"])
     if len(limits) != count or not all(limit is None or type(limit) is int for limit in limits):
         raise ValueError(f"limits {entry['limits']!r} are not {count} sizes")
-    return Row(
+    return TableRow(
         limits=limits,
         choice={str(key): str(value) for key, value in dict(entry["choice"]).items()},
         microseconds=float(entry["microseconds"]),

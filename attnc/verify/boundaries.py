@@ -80,7 +80,7 @@ class Boundary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class CaseFacts:
     """What a case is, as far as boundaries ask: sizes by quantity, and the config of every kernel."""
 
     sizes: Mapping[str, frozenset[int]]

@@ -13,7 +13,7 @@ from attnc.model.attention import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TensorLayout:
     """How a tensor lies in memory.
 
     order: its axes, slowest first (the last axis of q, k, v and o stays fastest); gaps: elements left out
@@ -28,7 +28,7 @@ class Layout:
     step: int = 1
 
 
-def is_far(layout: Layout) -> bool:
+def is_far(layout: TensorLayout) -> bool:
     """Returns whether it makes a tensor span gigabytes."""
     return any(gap > 1 << 20 for gap in layout.gaps)
 
@@ -47,7 +47,7 @@ class Case:
     logits: str = "random"
     values: str = "random"
     special: str = "none"
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    layouts: Mapping[str, TensorLayout] = field(default_factory=dict)
     config: int = 0
     lengths: str = "drawn"
     extras: str = "drawn"
@@ -172,7 +172,7 @@ def _are_sizes(value: object) -> bool:
     return isinstance(value, dict) and all(type(size) is int and size >= 0 for size in value.values())
 
 
-def _layout(name: str, value: object) -> Layout:
+def _layout(name: str, value: object) -> TensorLayout:
     lists = ("order", "gaps", "expanded")
     if not isinstance(value, dict) or value.keys() - {"step"} != {*lists, "offset"}:
         raise ValueError(f"the layout of '{name}' is none")
@@ -183,4 +183,4 @@ def _layout(name: str, value: object) -> Layout:
         if not isinstance(value[part], list) or any(type(n) is not int or n < 0 for n in value[part]):
             raise ValueError(f"the '{part}' of the layout of '{name}' is {value[part]!r}")
     order, gaps, expanded = (tuple(value[part]) for part in lists)
-    return Layout(order=order, gaps=gaps, expanded=expanded, **numbers)
+    return TensorLayout(order=order, gaps=gaps, expanded=expanded, **numbers)

@@ -21,7 +21,7 @@ from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Floats
 from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
-from attnc.verify.case import Case, Layout, is_far
+from attnc.verify.case import Case, TensorLayout, is_far
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.memory import guarding, shuffle_programs
 from attnc.verify.problem import Problem, build, place_tensor
@@ -92,7 +92,9 @@ def run_backward(
     return dict(zip(leaves, gradients, strict=True)), cotangents
 
 
-def _handed_over(tensor: Tensor, value: Floats, like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+def _handed_over(
+    tensor: Tensor, value: Floats, like: torch.Tensor, layout: TensorLayout | None
+) -> torch.Tensor:
     """Returns the gradient of an output as autograd may hand it over: strided in any way, in the output's
     type.
     """

@@ -18,8 +18,8 @@ from attnc.expr.nodes import Expr, Load, Search, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import Dense, Role, Tensor
 from attnc.plan import ir
-from attnc.verify.boundaries import PROCESSORS, Boundary, Facts, boundaries_of
-from attnc.verify.case import Case, Layout
+from attnc.verify.boundaries import PROCESSORS, Boundary, CaseFacts, boundaries_of
+from attnc.verify.case import Case, TensorLayout
 from attnc.verify.data import ORDINARY, SPECIALS, VALUES, styles_for
 from attnc.verify.problem import draw_extras
 from attnc.verify.storage import draw_lengths, lengths_for, memory_dims
@@ -121,7 +121,7 @@ class Space:
             found.append("expanded")
         return tuple(found)
 
-    def layout(self, tensor: Tensor, level: str) -> Layout | None:
+    def layout(self, tensor: Tensor, level: str) -> TensorLayout | None:
         """Returns a layout of this level; None: contiguous."""
         axes = tuple(range(len(tensor.shape)))
         none, last = (0,) * len(axes), axes[-1]
@@ -131,20 +131,20 @@ class Space:
             case "plain":
                 return None
             case "shifted":
-                return Layout(order=axes, gaps=none, offset=2 * number + 1)
+                return TensorLayout(order=axes, gaps=none, offset=2 * number + 1)
             case "gapped":
-                return Layout(order=axes, gaps=gaps, offset=8)
+                return TensorLayout(order=axes, gaps=gaps, offset=8)
             case "transposed":
                 own = tuple(number + 1 if axis == last else 0 for axis in axes)
-                return Layout(order=(*axes[:-1][::-1], last), gaps=own, offset=2 * number + 1)
+                return TensorLayout(order=(*axes[:-1][::-1], last), gaps=own, offset=2 * number + 1)
             case "spread":
-                return Layout(order=axes, gaps=none, offset=number % 3, step=2)
+                return TensorLayout(order=axes, gaps=none, offset=number % 3, step=2)
             case "rows":
-                return Layout(order=axes[::-1], gaps=none)
+                return TensorLayout(order=axes[::-1], gaps=none)
             case _:
-                return Layout(order=axes, gaps=none, expanded=self._expandable(tensor) or ())
+                return TensorLayout(order=axes, gaps=none, expanded=self._expandable(tensor) or ())
 
-    def level_of(self, layout: Layout | None) -> str:
+    def level_of(self, layout: TensorLayout | None) -> str:
         """Returns which level a layout is of; that of no level for rows gigabytes apart."""
         if layout is None:
             return "plain"
@@ -223,7 +223,7 @@ class Space:
             if _asked_for(one[0], other[0]):
                 yield one, other
 
-    def facts(self, case: Case) -> Facts:
+    def facts(self, case: Case) -> CaseFacts:
         """Returns sizes of the case, and its configs."""
         attention = self.attention
         dims = all_dims(attention, case.dims)
@@ -266,7 +266,7 @@ class Space:
             sizes["splits"] = {splits} if longest else set()
         elif split_size := getattr(config, "split_size", 0):
             sizes["splits"] = {-(-max(memory.get("N", longest), longest) // split_size)} if longest else set()
-        return Facts(
+        return CaseFacts(
             sizes={name: frozenset(found) for name, found in sizes.items()},
             configs=self.configs_of(case),
         )

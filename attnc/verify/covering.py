@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from attnc.expr.nodes import Index, walk
 from attnc.plan.ir import pack_of
-from attnc.verify.case import Case, Layout
+from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
 from attnc.verify.strategies import Limits, far, free_dims
 
@@ -87,7 +87,7 @@ def _pick(coverage: Coverage, name: str, rng: random.Random) -> str:
     return rng.choice([level for level in choices if level not in _FORGIVING])
 
 
-def _layouts(space: Space, levels: Mapping[str, str]) -> dict[str, Layout]:
+def _layouts(space: Space, levels: Mapping[str, str]) -> dict[str, TensorLayout]:
     """Gives the layout of every tensor whose level is not contiguous; results that the module makes have
     none.
     """

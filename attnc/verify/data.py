@@ -30,7 +30,7 @@ def generator(seed: int, stream: int) -> Rng:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class DenseSizes:
     """Canonical sizes of a dense problem."""
 
     B: int
@@ -42,22 +42,22 @@ class Sizes:
     Dv: int
 
 
-def _random(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _random(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     return rng.standard_normal((at.B, at.M, at.H, at.D)), rng.standard_normal((at.B, at.N, at.Hkv, at.D))
 
 
-def _large(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _large(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     q, k = _random(rng, at)
     return 4 * q, 4 * k
 
 
-def _constant(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _constant(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Makes every key the same, so that every weight is 1/N."""
     q, k = _random(rng, at)
     return q, np.broadcast_to(k[:, :1], k.shape)
 
 
-def _draw_aligned(rng: Rng, at: Sizes, logits: Floats) -> tuple[Floats, Floats]:
+def _draw_aligned(rng: Rng, at: DenseSizes, logits: Floats) -> tuple[Floats, Floats]:
     """Returns q and k along one direction, so that q.k/sqrt(D) of key j is about `logits[j]`."""
     direction = rng.choice([-1.0, 1.0], size=at.D)
     size = np.sqrt(np.abs(logits).max(initial=1.0)) / at.D**0.25
@@ -69,7 +69,7 @@ def _draw_aligned(rng: Rng, at: Sizes, logits: Floats) -> tuple[Floats, Floats]:
     ) * noise
 
 
-def _spike(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _spike(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Makes one key outweigh all the others by e^40."""
     logits = np.zeros(at.N)
     if at.N:
@@ -78,41 +78,41 @@ def _spike(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     return q, k + 2.0**-6 * rng.standard_normal(k.shape)
 
 
-def _rising(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _rising(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Moves the maximum at every key, so that every step rescales."""
     return _draw_aligned(rng, at, np.linspace(-20, 20, at.N))
 
 
-def _falling(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _falling(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Makes the first key outweigh the rest, so that late tiles underflow."""
     return _draw_aligned(rng, at, np.linspace(60, -60, at.N))
 
 
-def _very_negative(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _very_negative(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Puts all logits below -5e4, where a finite stand-in for -inf would win."""
     return _draw_aligned(rng, at, np.linspace(-6.5e4, -6.4e4, at.N))
 
 
-def _huge(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _huge(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Puts all logits above 5e4: exp overflows unless the maximum is subtracted first."""
     return _draw_aligned(rng, at, np.linspace(6.4e4, 6.5e4, at.N))
 
 
-def _low(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _low(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Returns q and k of scores far below 0, where sums of exponentials are small but no zero: a fixed
     maximum is a bad guess.
     """
     return _draw_aligned(rng, at, np.linspace(-86, -55, at.N))
 
 
-def _last(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _last(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Makes the last keys outweigh the others beyond float32: a maximum that misses them overflows."""
     logits = np.zeros(at.N)
     logits[-max(at.N // 100, 1) :] = 150
     return _draw_aligned(rng, at, logits)
 
 
-def _alternating(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _alternating(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Returns q and k where keys are one direction, forth and back: between values that alternate too every
     key adds as much to dq, and what a narrow sum leaves out adds up.
     """
@@ -121,23 +121,23 @@ def _alternating(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
     return 0.1 * q, sign * (1 + np.abs(k[:, :1])) if at.N else k
 
 
-def _zero_q(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _zero_q(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     q, k = _random(rng, at)
     return np.copysign(0.0, q), k
 
 
-def _duplicates(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _duplicates(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Returns q and k where keys come in pairs of equals."""
     q, k = _random(rng, at)
     return 2 * q, 2 * k[:, np.arange(at.N) // 2]
 
 
-def _denormal(rng: Rng, at: Sizes) -> tuple[Floats, Floats]:
+def _denormal(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     q, k = _random(rng, at)
     return q * 2.0**-20, k * 2.0**-16
 
 
-LOGITS: Mapping[str, Callable[[Rng, Sizes], tuple[Floats, Floats]]] = {
+LOGITS: Mapping[str, Callable[[Rng, DenseSizes], tuple[Floats, Floats]]] = {
     "random": _random,
     "large": _large,
     "constant": _constant,
@@ -191,7 +191,7 @@ SPECIALS: Mapping[str, tuple[str, float] | None] = {
 
 
 def draw_qkv(
-    at: Sizes,
+    at: DenseSizes,
     *,
     dtype: DType,
     seed: int,
@@ -221,7 +221,7 @@ _FAR = (2**61, 2**53, 2**40, 2**32 + 1)
 _ROOM = Range(-(2**62), 2**62)
 
 
-def draw_integers(rng: Rng, shape: tuple[int, ...], at: Sizes, *, far: int = 0) -> Array:
+def draw_integers(rng: Rng, shape: tuple[int, ...], at: DenseSizes, *, far: int = 0) -> Array:
     """Integers as masks read them: lengths, places, widths. Those of one tensor in four are extreme: what i32
     holds, and i64 up to `far`, and the numbers around M and N.
     """

@@ -61,7 +61,7 @@ def expect_gradients(
     arrays = to_arrays(attention, tensors)
     given = {name: to_float64(value) for name, value in cotangents.items()}
     like = {name: arrays[name] for name in {"q", "k", "v", *attention.grads}}
-    sums = Sums.zeros(bound, like, independent=not _repeats(given[attention.o.name]))
+    sums = GradientErrors.zeros(bound, like, independent=not _repeats(given[attention.o.name]))
     with np.errstate(all="ignore"):
         for head in heads(attention, arrays):
             do = head.place(attention.o, given)
@@ -132,7 +132,7 @@ _DEVIATIONS = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
+class GradientErrors:
     """Errors of every gradient, over all heads.
 
     rest: of all but delta's error from o; size: of that, at most; variance: of that, which says something
@@ -149,11 +149,11 @@ class Sums:
     cut_off: Mapping[str, Floats]
 
     @staticmethod
-    def zeros(bound: GradientBound, like: Mapping[str, Array], *, independent: bool) -> Sums:
+    def zeros(bound: GradientBound, like: Mapping[str, Array], *, independent: bool) -> GradientErrors:
         def empty() -> dict[str, Floats]:
             return {name: np.zeros(x.shape) for name, x in like.items()}
 
-        return Sums(
+        return GradientErrors(
             bound=bound,
             independent=independent,
             rest=empty(),
@@ -269,7 +269,7 @@ class HeadErrors:
             sink,
         )
 
-    def add_to(self, sums: Sums) -> None:
+    def add_to(self, sums: GradientErrors) -> None:
         """Adds what these rows contribute to the error of every gradient."""
         head, bound, attention = self.head, self.bound, self.head.attention
         forward, group = bound.forward, max(self.head.dims["H"] // max(self.head.dims["Hkv"], 1), 1)
@@ -338,7 +338,7 @@ class HeadErrors:
                     sums.size[load.tensor][at] += factor * self.sink[1]
                     sums.variance[load.tensor][at] += factor**2 * self.sink[2]
 
-    def _add_load(self, sums: Sums, load: Load, value: Expr) -> None:
+    def _add_load(self, sums: GradientErrors, load: Load, value: Expr) -> None:
         slope = self._analyse(value)
         self._scatter(sums.rest[load.tensor], load, self._term(slope))
         weight = self.probability * slope.value

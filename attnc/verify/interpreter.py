@@ -76,7 +76,7 @@ def is_interpreting() -> bool:
     return hasattr(sys.modules.get("triton.runtime.interpreter"), "ATTNC_PATCHED")
 
 
-class _Names:
+class _Namespace:
     """A dictionary of names as an object with these attributes."""
 
     def __init__(self, names: dict[str, Any]) -> None:
@@ -474,7 +474,7 @@ class _Patch:
             for name, short in [*self.language.functions()]:
                 scope.set_attr(self.tl, name, short)
         scope.set_attr(self.tl.core.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
-        for place in (_Names(function.__globals__), self.tl):
+        for place in (_Namespace(function.__globals__), self.tl):
             scope.set_attr(place, "range", self.counters)
         for module in function.__globals__.values():
             if getattr(module, "__name__", "").endswith(".libdevice"):

@@ -16,10 +16,10 @@ from attnc.model.dtypes import DType
 from attnc.model.tensors import Role, Tensor
 from attnc.reference import Array, Floats
 from attnc.support.arguments import DTYPES
-from attnc.verify.case import Case, Layout
+from attnc.verify.case import Case, TensorLayout
 from attnc.verify.data import (
+    DenseSizes,
     Rng,
-    Sizes,
     ascending,
     draw_counts,
     draw_ids,
@@ -124,12 +124,12 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
 
 
 def place_tensor(
-    tensor: Tensor, data: torch.Tensor, layout: Layout | None, fill: str, device: str
+    tensor: Tensor, data: torch.Tensor, layout: TensorLayout | None, fill: str, device: str
 ) -> Guarded:
     """Returns the data in a buffer with guards, strided as the layout says; without elements it has no
     address, as tensors have that PyTorch allocates.
     """
-    layout = layout or Layout(order=tuple(range(data.dim())), gaps=(0,) * data.dim())
+    layout = layout or TensorLayout(order=tuple(range(data.dim())), gaps=(0,) * data.dim())
     strides, reach = [0] * data.dim(), layout.step
     for axis in reversed(layout.order):
         if axis not in layout.expanded:
@@ -208,8 +208,8 @@ def draw_values(
     return values
 
 
-def _sizes(attention: Attention, case: Case, dims: Mapping[str, int]) -> Sizes:
-    return Sizes(
+def _sizes(attention: Attention, case: Case, dims: Mapping[str, int]) -> DenseSizes:
+    return DenseSizes(
         B=dims["B"] if attention.q.storage.is_packed else _axis(attention.q, Role.BATCH, dims),
         M=longest(attention.q, case.dims, dims),
         N=longest(attention.k, case.dims, dims),
@@ -225,7 +225,7 @@ def draw_extras(
     case: Case,
     dims: Mapping[str, int],
     lengths: Lengths,
-    at: Sizes | None = None,
+    at: DenseSizes | None = None,
     names: Collection[str] | None = None,
 ) -> dict[str, Array]:
     """Returns the inputs besides q, k and v but block tables, or those of these names."""
@@ -289,7 +289,9 @@ def _axis(tensor: Tensor, role: Role, dims: Mapping[str, int]) -> int:
     return 1 if axis is None else size(tensor.shape[axis], dims)
 
 
-def _draw_extra(attention: Attention, tensor: Tensor, shape: tuple[int, ...], at: Sizes, rng: Rng) -> Array:
+def _draw_extra(
+    attention: Attention, tensor: Tensor, shape: tuple[int, ...], at: DenseSizes, rng: Rng
+) -> Array:
     softmax = attention.softmax
     if any(tensor.name in _names(expr) for expr in attention.lengths.values()):
         return draw_counts(rng, shape, at.N)

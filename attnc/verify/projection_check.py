@@ -25,8 +25,8 @@ from attnc.plan.projection import MOST_ROWS, DotBound, ProjectionModule
 from attnc.runtime.loader import load_text
 from attnc.support.arguments import DTYPES
 from attnc.target.projection import render_projection
-from attnc.verify.boundaries import Boundary, Facts, boundaries_of_projection
-from attnc.verify.case import Case, Fit, Layout
+from attnc.verify.boundaries import Boundary, CaseFacts, boundaries_of_projection
+from attnc.verify.case import Case, Fit, TensorLayout
 from attnc.verify.check import same_bits
 from attnc.verify.cover import Met, Summary
 from attnc.verify.interpreter import ensure_interpreter, is_interpreting
@@ -290,20 +290,20 @@ def boundary_cases(
                 yield Case(dims=size, seed=len(seen), config=config)
 
 
-def facts(case: Case, configs: Sequence[Any]) -> Facts:
+def facts(case: Case, configs: Sequence[Any]) -> CaseFacts:
     """Returns what a case is, as far as boundaries ask."""
     sizes = {"rows": case.dims["M"], "features": case.dims["N"], "depth": case.dims["K"]}
-    return Facts(
+    return CaseFacts(
         sizes={name: frozenset({size}) for name, size in sizes.items()},
         configs={"forward": configs[case.config]},
     )
 
 
-def _layouts(seed: int) -> dict[str, Layout]:
-    gapped = Layout(order=(0, 1), gaps=(0, 8), offset=8)
-    odd = Layout(order=(0, 1), gaps=(0, 3), offset=1)
-    expanded = Layout(order=(0, 1), gaps=(0, 0), expanded=(0,))
-    chosen: tuple[dict[str, Layout], ...] = (
+def _layouts(seed: int) -> dict[str, TensorLayout]:
+    gapped = TensorLayout(order=(0, 1), gaps=(0, 8), offset=8)
+    odd = TensorLayout(order=(0, 1), gaps=(0, 3), offset=1)
+    expanded = TensorLayout(order=(0, 1), gaps=(0, 0), expanded=(0,))
+    chosen: tuple[dict[str, TensorLayout], ...] = (
         {},
         {"x": gapped},
         {"w": odd, "y": gapped},
@@ -328,7 +328,7 @@ def cases(draw: st.DrawFn, variant: ProjectionVariant, reach: Reach) -> Case:
     layouts = {
         name: draw(
             st.builds(
-                Layout,
+                TensorLayout,
                 order=st.just((0, 1)),
                 gaps=st.tuples(st.just(0), st.sampled_from((0, 1, 8, 13))),
                 expanded=st.sampled_from(((), (), (0,))) if name == "x" else st.just(()),

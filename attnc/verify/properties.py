@@ -26,7 +26,7 @@ from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
 from attnc.verify.problem import Value, build
-from attnc.verify.rerun import Outputs, Run, excluded_keys_are_invisible, may_exclude
+from attnc.verify.rerun import FinishedRun, Outputs, excluded_keys_are_invisible, may_exclude
 from attnc.verify.running_error import RunningError
 from attnc.verify.storage import alter, lengths_for
 from attnc.verify.strategies import all_dims, free_dims, size
@@ -128,12 +128,12 @@ def _unequal(left: Outputs, right: Outputs) -> str | None:
     return None
 
 
-def runs_agree(run: Run) -> str | None:
+def runs_agree(run: FinishedRun) -> str | None:
     """Runs give the same bits every time."""
     return _unequal(run.outputs, run.again(run.inputs))
 
 
-def values_scale(run: Run) -> str | None:
+def values_scale(run: FinishedRun) -> str | None:
     """Checks that 2v gives 2o and the same lse: nothing rounds differently, short of overflow and of
     subnormals.
     """
@@ -146,7 +146,7 @@ def values_scale(run: Run) -> str | None:
     return _unequal({**run.outputs, "o": doubled}, {**scaled, "o": torch.where(normal, scaled["o"], 0.0)})
 
 
-def batches_permute(run: Run) -> str | None:
+def batches_permute(run: FinishedRun) -> str | None:
     """Sequences do not see each other: they can come in any order."""
     order = list(range(run.case.dims.get("B", 1)))[::-1]
     return _check_permuted(
@@ -154,7 +154,7 @@ def batches_permute(run: Run) -> str | None:
     )
 
 
-def heads_permute(run: Run) -> str | None:
+def heads_permute(run: FinishedRun) -> str | None:
     """Checks that heads do not see each other: they can come in any order."""
     dims = all_dims(run.attention, run.case.dims)
     count, all_heads = size(run.attention.heads_kv, dims), size(run.attention.heads_q, dims)
@@ -171,7 +171,7 @@ def heads_permute(run: Run) -> str | None:
     return _check_permuted(run, orders)
 
 
-def _check_permuted(run: Run, orders: Callable[[Tensor], list[tuple[int, list[int]]]]) -> str | None:
+def _check_permuted(run: FinishedRun, orders: Callable[[Tensor], list[tuple[int, list[int]]]]) -> str | None:
     def apply(tensor: Tensor, value: Value) -> Value:
         for axis, order in orders(tensor):
             assert isinstance(value, torch.Tensor)
@@ -183,7 +183,7 @@ def _check_permuted(run: Run, orders: Callable[[Tensor], list[tuple[int, list[in
     return _unequal({k: v for k, v in expected.items() if isinstance(v, torch.Tensor)}, run.again(inputs))
 
 
-def groups_equal_repeated_heads(run: Run) -> str | None:
+def groups_equal_repeated_heads(run: FinishedRun) -> str | None:
     """Checks that grouped queries equal the same queries with a K/V head of their own, where the plan is the
     same.
 
@@ -200,7 +200,7 @@ def groups_equal_repeated_heads(run: Run) -> str | None:
     return _unequal(run.outputs, run.again(inputs))
 
 
-def masked_keys_are_invisible(run: Run) -> str | None:
+def masked_keys_are_invisible(run: FinishedRun) -> str | None:
     """Makes K of some keys NaN and V junk, and checks that rows that do not see them stay as they are, bit
     for bit.
     """
@@ -226,7 +226,7 @@ def _fill_at(axis: int, places: torch.Tensor, junk: float, values: torch.Tensor)
     return values.index_fill_(axis, places, junk)
 
 
-def _blind_rows(run: Run) -> tuple[list[int], dict[str, Bools]]:
+def _blind_rows(run: FinishedRun) -> tuple[list[int], dict[str, Bools]]:
     arrays = to_arrays(run.attention, run.inputs)
     rng = np.random.default_rng(run.case.seed)
     count = run.case.dims.get("N", 0)
@@ -244,7 +244,7 @@ def _blind_rows(run: Run) -> tuple[list[int], dict[str, Bools]]:
 # --- within the error bound ---------------------------------------------------------------------------------
 
 
-def visible_keys_count(run: Run) -> str | None:
+def visible_keys_count(run: FinishedRun) -> str | None:
     """Moves V of the key that weighs most in some row, and checks that rows in which it weighs most move with
     it.
     """
@@ -279,7 +279,7 @@ def _move(axis: int, place: int, values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def keys_permute(run: Run) -> str | None:
+def keys_permute(run: FinishedRun) -> str | None:
     """Checks that the order of the keys is immaterial where neither mask nor score asks for positions."""
     count = run.case.dims.get("N", 0)
     order = torch.from_numpy(np.random.default_rng(run.case.seed).permutation(count))
@@ -292,7 +292,7 @@ def keys_permute(run: Run) -> str | None:
     return _too_far(expected, run.outputs, run.again(inputs))
 
 
-def prefixes_agree(run: Run) -> str | None:
+def prefixes_agree(run: FinishedRun) -> str | None:
     """Checks that the last key can go together with the last query where no earlier row sees it."""
     if min(run.case.dims.get("M", 0), run.case.dims.get("N", 0)) < 2:
         return None
@@ -314,7 +314,7 @@ def prefixes_agree(run: Run) -> str | None:
     return _too_far(expected, kept, run.again(inputs))
 
 
-def configs_agree(run: Run) -> str | None:
+def configs_agree(run: FinishedRun) -> str | None:
     """Checks that every config computes the same, within twice the bound."""
     expected = expect(run.attention, run.inputs, run.subject.bound)
     for config in run.subject.limits().tiles:
@@ -417,7 +417,7 @@ class Property:
 
     name: str
     applies: Callable[[Attention], bool]
-    holds: Callable[[Run], str | None]
+    holds: Callable[[FinishedRun], str | None]
 
 
 def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
@@ -427,7 +427,7 @@ def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
     case = replace(case, layouts={}, special="none")
     wanted = [rule for rule in PROPERTIES if only in ("", rule.name)]
     if wanted:
-        run = Run.of(subject, case)
+        run = FinishedRun.of(subject, case)
         for rule in wanted:
             if rule.applies(run.attention) and (message := rule.holds(run)) is not None:
                 yield f"{rule.name}: {message}"

@@ -31,7 +31,7 @@ Outputs: TypeAlias = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FinishedRun:
     """A case that has been run: its dense inputs, and its outputs."""
 
     subject: Subject
@@ -40,9 +40,9 @@ class Run:
     outputs: Outputs
 
     @staticmethod
-    def of(subject: Subject, case: Case) -> Run:
+    def of(subject: Subject, case: Case) -> FinishedRun:
         inputs = build(subject.variant.attention, case, device=subject.device).inputs
-        return Run(subject, case, inputs, _outputs(subject, inputs, case.config))
+        return FinishedRun(subject, case, inputs, _outputs(subject, inputs, case.config))
 
     @property
     def attention(self) -> Attention:
@@ -72,7 +72,7 @@ def may_exclude(attention: Attention) -> bool:
     return kept_by_some(attention.mask) is not None or bool(attention.lengths)
 
 
-def excluded_keys_are_invisible(run: Run) -> str | None:
+def excluded_keys_are_invisible(run: FinishedRun) -> str | None:
     """Makes rows of k and v that no query keeps NaN and infinite, and checks that the outputs stay as they
     are, bit for bit.
     """

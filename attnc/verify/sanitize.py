@@ -46,7 +46,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ToolFinding:
     """What a tool said about a module."""
 
     name: str
@@ -55,11 +55,11 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ToolOutcome:
     """launches: kernels that one tool has watched in each module; findings: what the tools reported."""
 
     launches: Mapping[str, int]
-    findings: tuple[Finding, ...]
+    findings: tuple[ToolFinding, ...]
 
     @property
     def clean(self) -> tuple[str, ...]:
@@ -83,11 +83,11 @@ def version(sanitizer: Path) -> str:
 
 def sanitize(
     sanitizer: Path, jobs: Sequence[Job], *, processes: int, progress: Progress = lambda name: None
-) -> Outcome:
+) -> ToolOutcome:
     """Runs every module under each of its tools, in `processes` processes at a time.
 
     The first tool goes alone, so that the others find all machine code in the cache."""
-    findings: list[Finding] = []
+    findings: list[ToolFinding] = []
     launches: dict[str, int] = {}
 
     def run(tool: str, part: Sequence[Job]) -> None:
@@ -106,10 +106,10 @@ def sanitize(
             parts = [(t, part) for t in tools for part in _deal_out([j for j in jobs if t in j.tools], count)]
             list(pool.map(lambda one: run(*one), parts))
     ordered = tuple(sorted(findings, key=lambda finding: (finding.name, TOOLS.index(finding.tool))))
-    return Outcome(launches=launches, findings=ordered)
+    return ToolOutcome(launches=launches, findings=ordered)
 
 
-def read_output(tool: str, jobs: Sequence[Job], text: str) -> tuple[dict[str, int], tuple[Finding, ...]]:
+def read_output(tool: str, jobs: Sequence[Job], text: str) -> tuple[dict[str, int], tuple[ToolFinding, ...]]:
     """Launches of the modules that ended, and what was reported, from the output of one process."""
     names = [job.name for job in jobs]
     ended: dict[str, int] = {}
@@ -127,11 +127,11 @@ def read_output(tool: str, jobs: Sequence[Job], text: str) -> tuple[dict[str, in
     if crashed is not None:
         said.setdefault(crashed, []).extend(["did not end", *text.splitlines()[-3:]])
     return ended, tuple(
-        Finding(name=name, tool=tool, message="\n".join(lines[:_LINES])) for name, lines in said.items()
+        ToolFinding(name=name, tool=tool, message="\n".join(lines[:_LINES])) for name, lines in said.items()
     )
 
 
-def _run(sanitizer: Path, tool: str, jobs: Sequence[Job]) -> tuple[dict[str, int], tuple[Finding, ...]]:
+def _run(sanitizer: Path, tool: str, jobs: Sequence[Job]) -> tuple[dict[str, int], tuple[ToolFinding, ...]]:
     described = json.dumps([[job.name, job.spec, job.attention, job.variant, job.target] for job in jobs])
     command = [str(sanitizer), "--tool", tool, *module_command("attnc.verify.launches", described)]
     # Each tensor is an allocation of its own, so that the tool sees where it ends.

@@ -15,7 +15,7 @@ from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Const, Dim, Expr, Load, show, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.tensors import Dense, Paged, Role, Tensor
-from attnc.verify.case import Case, Fit, Layout
+from attnc.verify.case import Case, Fit, TensorLayout
 from attnc.verify.data import EXTRAS, LOGITS, ORDINARY, SPECIALS, VALUES, styles_for
 from attnc.verify.storage import LENGTHS, lengths_for
 
@@ -171,7 +171,7 @@ def _affordable(
 
 
 @st.composite
-def _layouts(draw: st.DrawFn, attention: Attention, tensor: Tensor) -> Layout:
+def _layouts(draw: st.DrawFn, attention: Attention, tensor: Tensor) -> TensorLayout:
     axes = tuple(range(len(tensor.shape)))
     fixed = axes[-1:] if tensor.name in ("q", "k", "v", "o") else ()
     order = (*draw(st.permutations(axes[: len(axes) - len(fixed)])), *fixed)
@@ -181,16 +181,16 @@ def _layouts(draw: st.DrawFn, attention: Attention, tensor: Tensor) -> Layout:
     expanded = (
         tuple(draw(st.sets(st.sampled_from(expandable), max_size=1))) if may_expand and expandable else ()
     )
-    return Layout(order=order, gaps=gaps, expanded=expanded, offset=draw(st.sampled_from((0, 8, 1, 3))))
+    return TensorLayout(order=order, gaps=gaps, expanded=expanded, offset=draw(st.sampled_from((0, 8, 1, 3))))
 
 
 @st.composite
-def _handed_over(draw: st.DrawFn, tensor: Tensor) -> Layout:
+def _handed_over(draw: st.DrawFn, tensor: Tensor) -> TensorLayout:
     """Draws the layout of an output's gradient as autograd hands it over: any order of axes, or one number
     for all.
     """
     axes = tuple(range(len(tensor.shape)))
-    return Layout(
+    return TensorLayout(
         order=tuple(draw(st.permutations(axes))),
         gaps=tuple(draw(st.sampled_from((0, 0, 1, 8))) for _ in axes),
         expanded=draw(st.sampled_from(((), (), axes, axes[:1]))),
@@ -212,7 +212,7 @@ def locates_rows(attention: Attention, tensor: Tensor) -> bool:
     return False
 
 
-def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Layout | None:
+def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> TensorLayout | None:
     """Returns rows so far apart that the last one starts beyond element 2^31, or pages so that the third
     does, while their stride still has 32 bits; None for fewer than three rows, and for packed ones.
     """
@@ -234,4 +234,4 @@ def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Layout
     gaps = [0] * len(shape)
     gaps[others[0]] = -(-(2**31) // ((shape[rows] - 1) * inner))
     # The odd offset keeps the copy engine away, which computes its addresses itself.
-    return Layout(order=(rows, *others, len(shape) - 1), gaps=tuple(gaps), offset=1)
+    return TensorLayout(order=(rows, *others, len(shape) - 1), gaps=tuple(gaps), offset=1)

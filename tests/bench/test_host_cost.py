@@ -8,16 +8,16 @@ import pickle
 import pytest
 import torch
 
-from attnc.bench.host_cost import Call, HostBenchmark, first_variants, measure_calls
+from attnc.bench.host_cost import HostBenchmark, HostCall, first_variants, measure_calls
 from attnc.build import front
 from attnc.runtime.timing import orders
 from tests.plans import SPECS
 
 MACHINE = {"device": "NVIDIA H200", "torch": "2.11.0"}
 COSTS = {
-    Call("bias", "triton"): 12.34,
-    Call("bias", "cuda.sm_80"): 10.7,
-    Call("scaled_dot_product_attention", "PyTorch"): 14.2,
+    HostCall("bias", "triton"): 12.34,
+    HostCall("bias", "cuda.sm_80"): 10.7,
+    HostCall("scaled_dot_product_attention", "PyTorch"): 14.2,
 }
 
 

@@ -14,12 +14,12 @@ from attnc.cli.doctor import Finding, _choices, _tables, _targets
 from attnc.model.resolve import resolve
 from attnc.output import write
 from attnc.runtime import devices
-from attnc.runtime.one_import import Gpu, absent_gpu, choose_functions, read_choice, rule
+from attnc.runtime.one_import import TargetGpu, absent_gpu, choose_functions, read_choice, rule
 from attnc.source import Source
 from attnc.support import by_target
 from attnc.support.devices import Gpu as Properties
 from attnc.syntax.parser import parse, prelude
-from attnc.tuned.tables import ANY_TARGET, TARGET_SIZES, Row, Table, dump_tables
+from attnc.tuned.tables import ANY_TARGET, TARGET_SIZES, ChoiceTable, TableRow, dump_tables
 from tests.cli.conftest import Run
 
 H200 = "NVIDIA H200"
@@ -53,14 +53,14 @@ schedule old for cuda.sm_80 {
 """
 
 
-def table(name: str = "near", variant: str = "d64", device: str = H200) -> Table:
+def table(name: str = "near", variant: str = "d64", device: str = H200) -> ChoiceTable:
     picked: tuple[tuple[tuple[int | None, ...], str], ...] = (
         ((None, 512, None, 0), "triton"),
         ((16, None, 32, None), "cuda.sm_80"),
         ((None, None, None, None), "cuda.sm_90a"),
     )
-    rows = tuple(Row(limits=limits, choice={"target": to}, microseconds=1.0) for limits, to in picked)
-    return Table(
+    rows = tuple(TableRow(limits=limits, choice={"target": to}, microseconds=1.0) for limits, to in picked)
+    return ChoiceTable(
         name=name,
         target=ANY_TARGET,
         variant=variant,
@@ -90,7 +90,7 @@ def machine(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
     def make(name: str, capability: tuple[int, int], packages: set[str]) -> None:
         gpu = Properties(0, name, capability, 1, 1, 132, 1)
-        known = devices.Gpu(name=name, arch=gpu.arch, memory=1)
+        known = devices.CudaDevice(name=name, arch=gpu.arch, memory=1)
         monkeypatch.setattr(devices, "gpus", lambda: (known,))
         by_target.runs.cache_clear()
         monkeypatch.setattr(by_target, "gpu_of", lambda index: gpu)
@@ -182,7 +182,7 @@ def test_what_is_said_of_an_absent_gpu_is_what_calls_take_on_one(
     major, minor = capability
     absent = absent_gpu(f"sm_{major}{minor}")
     machine("some GPU", capability, {"cupy", "triton"})
-    here = Gpu(name="some GPU", capability=absent.capability, index=0)
+    here = TargetGpu(name="some GPU", capability=absent.capability, index=0)
     folder = project / "generated"
     assert list(choose_functions(folder, absent)) == list(choose_functions(folder, here))
     choice, params = read_choice(folder / "near" / "__init__.py")

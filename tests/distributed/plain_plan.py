@@ -9,7 +9,7 @@ import numpy as np
 
 from attnc.distributed.offers import Chunks, tile_rows
 from attnc.distributed.plan import Plan
-from attnc.distributed.spans import BLOCK, Tiles, Visibility
+from attnc.distributed.spans import BLOCK, TileSpans, Visibility
 
 #: Of a rank's work, what has to be ready for a launch of its own.
 WORTH = 0.15
@@ -34,7 +34,7 @@ def check_plan(plan: Plan, visibility: Visibility) -> None:
     _check_moved(plan, needed, owners)
 
 
-def _blocks_of_chunks(plan: Plan, tiles: Tiles) -> dict[int, set[int]]:
+def _blocks_of_chunks(plan: Plan, tiles: TileSpans) -> dict[int, set[int]]:
     found = defaultdict[int, set[int]](set)
     for tile, (row, lo, hi) in enumerate(zip(tiles.row, tiles.lo, tiles.hi, strict=True)):
         if tiles.seen is not None:
@@ -52,7 +52,7 @@ def _key_owner(plan: Plan, block: int, blocks: int) -> int:
     return block * plan.ranks // blocks
 
 
-def _check_ready(plan: Plan, tiles: Tiles, owners: list[int]) -> None:
+def _check_ready(plan: Plan, tiles: TileSpans, owners: list[int]) -> None:
     """Chunks that see one stretch of blocks of their own rank, of the stretch with most work."""
     if not owners or not plan.chosen.splits:
         assert not plan.ready.any()

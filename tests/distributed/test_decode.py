@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnc.distributed.decode import SpreadKeys
-from attnc.distributed.kernels import Kernels, Spec, spec_of
+from attnc.distributed.kernels import RankKernels, RankSpec, spec_of
 from attnc.model.dtypes import DType
 from attnc.paging import OutOfPages, PagedCache, Spread, Step
 from attnc.plan.ir import ErrorBound
@@ -100,12 +100,12 @@ def paged(
     return cache, cache.view(sequences)
 
 
-def joined_bound(spec: Spec, ranks: int) -> ErrorBound:
+def joined_bound(spec: RankSpec, ranks: int) -> ErrorBound:
     """Returns the bound of o and lse that so many ranks with some of the keys each found (`SpreadKeys`): one
     more partial result for each, and o in its own type at the end.
     """
     variant = spec.variants[0]
-    bound = Kernels(spec, variant, "keys").module.kernel.bound
+    bound = RankKernels(spec, variant, "keys").module.kernel.bound
     return replace(bound, splits=bound.splits + ranks, o_dtype=DType(variant.attention.o.dtype))
 
 

@@ -25,7 +25,7 @@ from attnc.distributed.offers import (
     longest_first,
 )
 from attnc.distributed.plan import Plan, Planner, make_plan
-from attnc.distributed.spans import Sizes, Visibility, Widths
+from attnc.distributed.spans import CallSizes, Visibility, Widths
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr
 from tests.distributed import plain_plan
@@ -48,7 +48,7 @@ class Drawn:
 
     mask: Expr
     lengths: Mapping[str, Expr]
-    sizes: Sizes
+    sizes: CallSizes
     ranks: int
 
     def visible(self) -> npt.NDArray[np.bool_]:
@@ -97,7 +97,7 @@ def drawn(draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 13
             ends_k = np.sort(np.append(rng.integers(0, keys + 1, batch - 1), [0, keys]))
     longest = max(keys, 1)
     lengths = {"N": spell("kv_len[b]")} if kind == "lengths" else {}
-    sizes = Sizes(
+    sizes = CallSizes(
         batch=batch,
         queries=rows,
         keys=keys,
@@ -199,11 +199,11 @@ def in_slices(rows: int, ranks: int) -> list[list[int]]:
     return [list(range(min(rank * own, rows), min((rank + 1) * own, rows))) for rank in range(ranks)]
 
 
-def causal(n: int = 65536, **changes: Any) -> Sizes:
-    return Sizes(queries=n, keys=n, heads=32, kv_heads=8, **changes)
+def causal(n: int = 65536, **changes: Any) -> CallSizes:
+    return CallSizes(queries=n, keys=n, heads=32, kv_heads=8, **changes)
 
 
-def plan_of(mask: str, sizes: Sizes, ranks: int = 4, strategy: Strategy | None = None) -> Plan:
+def plan_of(mask: str, sizes: CallSizes, ranks: int = 4, strategy: Strategy | None = None) -> Plan:
     return Planner(visibility(spell(mask)), Widths(d=128, dv=128), ranks).plan(sizes, strategy)
 
 
@@ -237,14 +237,14 @@ def test_documents_are_balanced() -> None:
 
 
 def test_more_ranks_than_chunks() -> None:
-    plan = plan_of("kv_idx <= q_pos", Sizes(queries=20, keys=20, heads=8, kv_heads=8), ranks=5)
+    plan = plan_of("kv_idx <= q_pos", CallSizes(queries=20, keys=20, heads=8, kv_heads=8), ranks=5)
     assert sum(len(plan.owned_rows(rank)) for rank in range(5)) == 20
     assert any(len(plan.owned_rows(rank)) == 0 for rank in range(5))
 
 
 def test_a_strategy_that_cannot_be_is_named() -> None:
     with pytest.raises(ValueError, match="3 K/V heads cannot be shared out to 4 ranks"):
-        plan_of("kv_idx <= q_pos", Sizes(queries=64, keys=64, heads=6, kv_heads=3), strategy="heads")
+        plan_of("kv_idx <= q_pos", CallSizes(queries=64, keys=64, heads=6, kv_heads=3), strategy="heads")
 
 
 def test_plans_are_equal_and_differ_where_they_must() -> None:
@@ -258,12 +258,12 @@ def test_plans_are_equal_and_differ_where_they_must() -> None:
 DOCUMENTS = "kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]"
 
 
-def packed(n: int) -> Sizes:
+def packed(n: int) -> CallSizes:
     lengths = np.random.default_rng(3).integers(n // 64, n // 8, 60)
     return causal(n, tensors={"doc": np.repeat(np.arange(60), lengths)[:n][None]})
 
 
-def operations(mask: str, sizes: Sizes, ranks: int) -> int:
+def operations(mask: str, sizes: CallSizes, ranks: int) -> int:
     """Functions that a plan calls, of Python and of numpy: counted, and not in time."""
     seen, count = visibility(spell(mask)), 0
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from attnc.distributed.group import Box
+from attnc.distributed.group import SharedBytes
 
 _Result = TypeVar("_Result")
 
@@ -50,7 +50,7 @@ class Thread:
         self.bytes_sent, self.symmetric = 0, False
         self._box: ThreadBox | None = None
 
-    def outbox(self, size: int) -> Box:
+    def outbox(self, size: int) -> SharedBytes:
         if self._box is None or self._box.memory.numel() < size:
             self._box = ThreadBox(self, size)
         return self._box

@@ -7,7 +7,7 @@ import pytest
 from attnc.plan.ir import Module
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.sm80.backward import cuda_backward_estimate
-from attnc.plan.sm80.layout import CudaBackward
+from attnc.plan.sm80.layout import CudaBackwardLayout
 from tests.plan.planning import planned
 from tests.refusals import refusal
 
@@ -17,7 +17,7 @@ def module_of(backward: str = "", *, d: int = 64, dtype: str = "bf16", grads: st
     return planned(schedule=schedule, d=d, dtype=dtype, grads=grads, target="cuda.sm_80")
 
 
-def layout_of(module: Module) -> CudaBackward:
+def layout_of(module: Module) -> CudaBackwardLayout:
     assert module.backward is not None
     return backward_layout_of(module.backward)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.fitting import Shape
+from attnc.plan.fitting import TileShape
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import SM90A, layout_of
 from attnc.plan.sm90.layout import (
@@ -294,7 +294,7 @@ def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float
 
 
 def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule() -> None:
-    lines = "\n  ".join(SM90A.default_schedule(Shape("bf16", 128, gradients=False, masked=True)))
+    lines = "\n  ".join(SM90A.default_schedule(TileShape("bf16", 128, gradients=False, masked=True)))
     assert planned(lines, d=128).kernel.grid.longest_first
 
 

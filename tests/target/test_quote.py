@@ -17,7 +17,7 @@ from attnc.syntax.format import format_file
 from attnc.syntax.parser import parse, prelude
 from attnc.target.quote import comment, literal
 from attnc.target.templates import tidy
-from attnc.tuned.choices import Choice, dump_tuned, knobs_of_kernel
+from attnc.tuned.choices import TunedChoice, dump_tuned, knobs_of_kernel
 from tests.tokens import cpp_tokens, python_tokens, tokens_of
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +145,7 @@ def test_devices_are_literals() -> None:
     text = without(BROKEN)
     modules = plan_program(resolve(parse(Source("spec.attn", text)), prelude())).modules
     choices = [
-        Choice(
+        TunedChoice(
             target=module.target, attention="broken", variant="default", device=device, toolchain="",
             kv_len=None, config=knobs_of_kernel("forward", module.kernel.configs[0]), microseconds=1,
         )

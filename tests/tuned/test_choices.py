@@ -13,7 +13,7 @@ from attnc.plan import ir
 from attnc.plan.layout import KernelName
 from attnc.source import Source
 from attnc.target.files import render_files
-from attnc.tuned.choices import Choice, dump_tuned, knobs_of_kernel, load_tuned, tuned_choices
+from attnc.tuned.choices import TunedChoice, dump_tuned, knobs_of_kernel, load_tuned, tuned_choices
 from tests.plans import module_of
 
 SPEC = Path(__file__).parent.parent.parent / "specs" / "causal_gqa.attn"
@@ -27,8 +27,8 @@ def module() -> ir.Module:
 
 def choice(
     module: ir.Module, position: int, kv_len: int | None, *, toolchain: str = "triton 3.6.0"
-) -> Choice:
-    return Choice(
+) -> TunedChoice:
+    return TunedChoice(
         target=module.target,
         attention=module.variant.attention.name,
         variant=module.variant.name,
@@ -40,7 +40,7 @@ def choice(
     )
 
 
-def source(*choices: Choice) -> Source:
+def source(*choices: TunedChoice) -> Source:
     return Source("tuned.json", dump_tuned(choices))
 
 
@@ -85,7 +85,7 @@ def test_a_choice_that_the_spec_no_longer_offers_is_dropped(module: ir.Module) -
     assert not any(tuned_choices(module, [gone, other]).values())
 
 
-def backward_choice(module: ir.Module, kernel: KernelName, position: int, kv_len: int | None) -> Choice:
+def backward_choice(module: ir.Module, kernel: KernelName, position: int, kv_len: int | None) -> TunedChoice:
     knobs = knobs_of_kernel(kernel, module.backward_kernels[kernel].configs[position])
     return replace(choice(module, 0, kv_len), kernel=kernel, config=knobs)
 

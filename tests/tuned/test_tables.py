@@ -14,9 +14,9 @@ from attnc.source import Source
 from attnc.tuned.tables import (
     ATTENTION_SIZES,
     PROJECTION_SIZES,
+    ChoiceTable,
     LabelRows,
-    Row,
-    Table,
+    TableRow,
     dump_tables,
     guess_rows,
     join_rows,
@@ -37,8 +37,10 @@ def module() -> ProjectionModule:
     return plans_of(SPEC).projections[0]
 
 
-def table(module: ProjectionModule, *rows: tuple[int | None, int], toolchain: str = "triton 3.6.0") -> Table:
-    return Table(
+def table(
+    module: ProjectionModule, *rows: tuple[int | None, int], toolchain: str = "triton 3.6.0"
+) -> ChoiceTable:
+    return ChoiceTable(
         name=module.name,
         target=module.target,
         variant=module.variant.name,
@@ -46,7 +48,8 @@ def table(module: ProjectionModule, *rows: tuple[int | None, int], toolchain: st
         toolchain=toolchain,
         sizes=PROJECTION_SIZES,
         rows=tuple(
-            Row(limits=(limit,), choice=module.configs[at].texts(), microseconds=12.346) for limit, at in rows
+            TableRow(limits=(limit,), choice=module.configs[at].texts(), microseconds=12.346)
+            for limit, at in rows
         ),
         notes=("gemv up to M = 1",),
     )
@@ -74,7 +77,7 @@ def test_the_newest_toolchain_speaks_and_the_last_row_is_open(module: Projection
 
 
 def test_configs_that_are_gone_are_dropped(module: ProjectionModule) -> None:
-    gone = Row(limits=(8,), choice={"impl": "flat", "tile.n": "7"}, microseconds=1.0)
+    gone = TableRow(limits=(8,), choice={"impl": "flat", "tile.n": "7"}, microseconds=1.0)
     known = table(module, (4, 5), (None, 1))
     tables = [replace(known, rows=(known.rows[0], gone, known.rows[1]))]
     assert projection_rows(module, tables) == {"NVIDIA H200": ((4, 5), (None, 1))}
@@ -123,11 +126,11 @@ def family() -> tuple[ir.Module, ...]:
     return plans_of(EXTEND).modules
 
 
-def grid(*rows: tuple[tuple[int | None, ...], str]) -> list[Row]:
-    return [Row(limits=limits, choice={"schedule": label}, microseconds=1.0) for limits, label in rows]
+def grid(*rows: tuple[tuple[int | None, ...], str]) -> list[TableRow]:
+    return [TableRow(limits=limits, choice={"schedule": label}, microseconds=1.0) for limits, label in rows]
 
 
-def picked(rows: Sequence[Row], sizes: tuple[int, ...]) -> str:
+def picked(rows: Sequence[TableRow], sizes: tuple[int, ...]) -> str:
     return choice(rows, *sizes)["schedule"]
 
 
@@ -142,7 +145,7 @@ def test_a_device_that_nobody_measured_splits_keys_for_few_rows(family: tuple[ir
 
 
 def test_measured_schedules_are_embedded(family: tuple[ir.Module, ...]) -> None:
-    known = Table(
+    known = ChoiceTable(
         name="extend",
         target="triton",
         variant="d128",

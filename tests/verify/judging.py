@@ -16,7 +16,7 @@ from attnc.model.resolve import resolve
 from attnc.plan import ir
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
-from attnc.verify.case import Case, Kept, Layout
+from attnc.verify.case import Case, Kept, TensorLayout
 from attnc.verify.check import Rules, check
 from attnc.verify.covering import edges
 from attnc.verify.problem import FILLS
@@ -107,7 +107,7 @@ def examples(by_day: int) -> int:
     return by_day * (20 if settings.get_current_profile_name() == "nightly" else 1)
 
 
-def transposed(attention: Attention) -> dict[str, Layout]:
+def transposed(attention: Attention) -> dict[str, TensorLayout]:
     """Every tensor with another order of axes, gaps of its own and an odd offset."""
     found = {}
     for number, tensor in enumerate((*attention.inputs, *attention.outputs)):
@@ -115,7 +115,7 @@ def transposed(attention: Attention) -> dict[str, Layout]:
         if len(axes) > 1:
             order = (*reversed(axes[:-1]), axes[-1])
             gaps = tuple(0 if axis else number + 1 for axis in reversed(axes))
-            found[tensor.name] = Layout(order=order, gaps=gaps, offset=2 * number + 1)
+            found[tensor.name] = TensorLayout(order=order, gaps=gaps, offset=2 * number + 1)
     return found
 
 

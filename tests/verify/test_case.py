@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from attnc.verify.case import Case, Fit, Layout
+from attnc.verify.case import Case, Fit, TensorLayout
 
 CASE = Case(
-    dims={"B": 1, "M": 3}, seed=7, layouts={"q": Layout(order=(1, 0, 2), gaps=(0, 8, 0), expanded=(1,))}
+    dims={"B": 1, "M": 3}, seed=7, layouts={"q": TensorLayout(order=(1, 0, 2), gaps=(0, 8, 0), expanded=(1,))}
 )
 FIT = Fit(
     dims=("B", "M"),
@@ -64,7 +64,7 @@ def test_a_layout_has_lists_of_axes(axes: object) -> None:
         (replace(CASE, logits="odd"), "there is no 'logits' called 'odd'"),
         (replace(CASE, special="inf_x"), "there is no 'special' called 'inf_x'"),
         (replace(CASE, layouts={"k": CASE.layouts["q"]}), "the layout of 'k' does not fit it"),
-        (replace(CASE, layouts={"q": Layout(order=(0, 0, 1), gaps=(0, 0, 0))}), "the layout of 'q'"),
+        (replace(CASE, layouts={"q": TensorLayout(order=(0, 0, 1), gaps=(0, 0, 0))}), "the layout of 'q'"),
     ],
 )
 def test_a_case_of_another_module_is_told(case: Case, said: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from attnc.verify.case import Case, Kept, Layout
+from attnc.verify.case import Case, Kept, TensorLayout
 from attnc.verify.check import check
 from attnc.verify.problem import FILLS, build
 from attnc.verify.strategies import Limits, cases, free_dims
@@ -68,7 +68,8 @@ def test_gradients_of_a_case_that_costs_too_much_are_left_out() -> None:
 
 def test_surroundings_have_no_influence() -> None:
     case = Case(
-        dims={"B": 1, "M": 70, "H": 1, "N": 67}, layouts={"k": Layout(order=(0, 1, 2, 3), gaps=(0, 1, 0, 0))}
+        dims={"B": 1, "M": 70, "H": 1, "N": 67},
+        layouts={"k": TensorLayout(order=(0, 1, 2, 3), gaps=(0, 1, 0, 0))},
     )
     assert check(committed("prefix_lm"), case, fills=tuple(FILLS)).ok
 
@@ -163,7 +164,7 @@ def test_contents_do_not_depend_on_surroundings_or_layout() -> None:
     attention = plans_of("causal_gqa").modules[0].variant.attention
     dims = {"B": 2, "M": 3, "N": 5, "Hkv": 2, "G": 2}
     plain = build(attention, Case(dims=dims, seed=3)).inputs
-    layouts = dict.fromkeys("qkv", Layout(order=(2, 1, 0, 3), gaps=(0, 1, 2, 8), offset=3))
+    layouts = dict.fromkeys("qkv", TensorLayout(order=(2, 1, 0, 3), gaps=(0, 1, 2, 8), offset=3))
     for fill in FILLS:
         odd = build(attention, Case(dims=dims, seed=3, layouts=layouts), fill=fill).inputs
         for name in "qkv":

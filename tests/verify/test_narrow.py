@@ -24,7 +24,7 @@ from attnc.target.triton.render import triton_environment
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.problem import FILLS, Value, build
-from attnc.verify.rerun import Run
+from attnc.verify.rerun import FinishedRun
 from attnc.verify.storage import alter, convert
 from attnc.verify.subject import Subject
 from tests.by_day import some_by_day
@@ -120,8 +120,8 @@ def test_the_bits_are_those_of_the_same_numbers_in_16_bits(kind: str, pair: tupl
     k, v = (q if dtype == "bf16" else dtype for dtype in types_of(kind, pair))
     narrow, wide = subject(kind, k, v, q), subject(kind, q, q, q)
     for number in range(len(narrow.configs)):
-        run = Run.of(narrow, case(narrow, config=number, logits=("random", "spike")[number % 2]))
-        same = Run.of(wide, run.case)
+        run = FinishedRun.of(narrow, case(narrow, config=number, logits=("random", "spike")[number % 2]))
+        same = FinishedRun.of(wide, run.case)
         inputs = {name: widened(value, DTYPES[q]) for name, value in run.inputs.items()}
         outputs = same.again(inputs)
         for name, output in run.outputs.items():
@@ -215,7 +215,7 @@ def test_a_scale_of_v_may_depend_on_the_query(kind: str, scale: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_lse_is_without_the_scale_of_v(kind: str) -> None:
-    scaled = Run.of(subject(kind, "e4m3", "e4m3"), case(subject(kind, "e4m3", "e4m3")))
+    scaled = FinishedRun.of(subject(kind, "e4m3", "e4m3"), case(subject(kind, "e4m3", "e4m3")))
     ones = torch.ones_like(scaled.tensor("vs"))
     plain = scaled.again({**scaled.inputs, "vs": ones})
     assert same_bits(scaled.outputs["lse"], plain["lse"])

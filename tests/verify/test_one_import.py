@@ -22,7 +22,7 @@ from attnc.support.by_target import ByTarget
 from attnc.support.devices import Gpu
 from attnc.syntax.parser import parse, prelude
 from attnc.target.dispatch import fastest_first, needs_of
-from attnc.tuned.tables import ANY_TARGET, TARGET_SIZES, Row, Table, dump_tables
+from attnc.tuned.tables import ANY_TARGET, TARGET_SIZES, ChoiceTable, TableRow, dump_tables
 from attnc.verify.interpreter import ensure_interpreter
 
 TEXT = """
@@ -48,9 +48,9 @@ schedule small for cuda.sm_80 {
 H200 = Gpu(0, "NVIDIA H200", (9, 0), 1, 1, 132, 1)
 A100 = Gpu(0, "NVIDIA A100", (8, 0), 1, 1, 108, 1)
 ROWS = (
-    Row(limits=(None, 1024, None, 0), choice={"target": "cuda.sm_80"}, microseconds=1.0),
-    Row(limits=(None, None, None, 0), choice={"target": "triton"}, microseconds=2.0),
-    Row(limits=(None, None, None, None), choice={"target": "cuda.sm_80"}, microseconds=3.0),
+    TableRow(limits=(None, 1024, None, 0), choice={"target": "cuda.sm_80"}, microseconds=1.0),
+    TableRow(limits=(None, None, None, 0), choice={"target": "triton"}, microseconds=2.0),
+    TableRow(limits=(None, None, None, None), choice={"target": "cuda.sm_80"}, microseconds=3.0),
 )
 
 
@@ -59,7 +59,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The generated package, imported as a user does, with a table for one of the variants."""
     ensure_interpreter()
     folder = tmp_path_factory.mktemp("project")
-    table = Table(
+    table = ChoiceTable(
         name="small",
         target=ANY_TARGET,
         variant="d64",

@@ -224,10 +224,10 @@ def test_dispatchers_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     ensure_interpreter()
     from attnc.build import compile_spec
-    from attnc.output import Output, write
+    from attnc.output import OutputFile, write
     from attnc.target.support import support_files
 
-    support = (Output(path=path, text=text) for path, text in support_files().items())
+    support = (OutputFile(path=path, text=text) for path, text in support_files().items())
     write((*compile_spec(SPECS / "decode.attn").outputs, *support), tmp_path / "traced_package")
     monkeypatch.syspath_prepend(str(tmp_path))
     package: ModuleType = importlib.import_module("traced_package.decode.triton")

@@ -11,7 +11,7 @@ import torch
 from attnc.plan import ir
 from attnc.verify.case import Case
 from attnc.verify.gradient_properties import GradientRun, excluded_keys_have_no_gradient
-from attnc.verify.rerun import Run, excluded_keys_are_invisible, may_exclude, poisoned_keys
+from attnc.verify.rerun import FinishedRun, excluded_keys_are_invisible, may_exclude, poisoned_keys
 from attnc.verify.subject import Subject, subject_of
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec, subject_of_text
@@ -48,7 +48,7 @@ def lines(mask: str, inputs: tuple[str, ...], score: str = "dot(q, k)", grads: s
 
 def judged(subject: Subject, case: Case) -> None:
     """The properties hold, and not for want of keys that they are about."""
-    run = Run.of(subject, case)
+    run = FinishedRun.of(subject, case)
     assert may_exclude(run.attention)
     assert isinstance(poisoned_keys(run.attention, run.inputs), dict)
     assert excluded_keys_are_invisible(run) is None
@@ -163,7 +163,7 @@ def test_kernels_that_leave_them_are_found() -> None:
     mask, inputs = MASKS[1]
     (module,) = modules_of(spec(lines(mask, inputs), TILES))
     subject = subject_of(without_fills(module))
-    message = excluded_keys_are_invisible(Run.of(subject, CASE))
+    message = excluded_keys_are_invisible(FinishedRun.of(subject, CASE))
     assert message == "'o' depends on keys that no query keeps"
     assert "differs" in (excluded_keys_have_no_gradient(GradientRun.of(subject, CASE)) or "")
 
@@ -171,7 +171,7 @@ def test_kernels_that_leave_them_are_found() -> None:
 def test_a_plan_that_excludes_too_much_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     mask, inputs = MASKS[0]
     subject = subject_of_text(spec(lines(mask, inputs), TILES))
-    run = Run.of(subject, CASE)
+    run = FinishedRun.of(subject, CASE)
     wrong = subject_of_text(spec(lines("kv_idx >= first[b] + 1", inputs), TILES)).variant.attention.mask
     monkeypatch.setattr("attnc.verify.rerun.kept_by_some", lambda mask: wrong)
     assert "no query keeps it, but one does" in (excluded_keys_are_invisible(run) or "")
@@ -179,7 +179,7 @@ def test_a_plan_that_excludes_too_much_is_found(monkeypatch: pytest.MonkeyPatch)
 
 def test_junk_is_put_where_the_keys_lie() -> None:
     mask, inputs = MASKS[0]
-    run = Run.of(subject_of_text(spec(lines(mask, inputs), TILES)), CASE)
+    run = FinishedRun.of(subject_of_text(spec(lines(mask, inputs), TILES)), CASE)
     poisoned = poisoned_keys(run.attention, run.inputs)
     assert isinstance(poisoned, dict)
     first = run.tensor("first")

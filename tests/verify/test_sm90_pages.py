@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from attnc.verify.case import Case, Layout
+from attnc.verify.case import Case, TensorLayout
 from attnc.verify.check import check
 from attnc.verify.subject import Subject
 from tests.targets import needs_gxx
@@ -130,8 +130,8 @@ def test_no_page_behind_the_last_key_is_read(kind: str, lengths: str) -> None:
 def test_pools_that_cannot_be_copied_in_pieces_of_16_bytes_are_copied_first() -> None:
     order = (0, 1, 2, 3)
     layouts = {
-        "k": Layout(order=order, gaps=(0, 0, 0, 0), offset=3),
-        "v": Layout(order=order, gaps=(0, 0, 0, 5)),
+        "k": TensorLayout(order=order, gaps=(0, 0, 0, 0), offset=3),
+        "v": TensorLayout(order=order, gaps=(0, 0, 0, 5)),
     }
     case = Case(dims={"B": 2, "M": 3, "G": 2, "Hkv": 2, "N": 50}, layouts=layouts)
     for kind in ("one", "decode"):

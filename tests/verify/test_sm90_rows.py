@@ -7,7 +7,7 @@ import torch
 
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
-from attnc.verify.rerun import Run
+from attnc.verify.rerun import FinishedRun
 from tests.targets import needs_gxx
 from tests.verify.test_sm90 import LAZY, SCORE, subject, text_of
 
@@ -32,7 +32,7 @@ KINDS = {
 def test_what_one_row_sees_leaves_others_as_they_are(kind: str) -> None:
     """The key becomes NaN, or large: its row is computed again, or its maximum moves."""
     text, row, key, logits = KINDS[kind]
-    run = Run.of(subject(text), Case(dims={"B": 1, "H": 1, "M": 130, "N": 300}, logits=logits))
+    run = FinishedRun.of(subject(text), Case(dims={"B": 1, "H": 1, "M": 130, "N": 300}, logits=logits))
     others = torch.arange(130) != row
     for size in (float("nan"), float("inf"), 1e4, 30.0):
         keys = run.tensor("k").clone()

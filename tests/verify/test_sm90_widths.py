@@ -11,7 +11,7 @@ import pytest
 from attnc.plan.sm90 import layout_of
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.files import render_files
-from attnc.verify.case import Case, Layout
+from attnc.verify.case import Case, TensorLayout
 from attnc.verify.check import check
 from attnc.verify.subject import Subject, subject_of
 from tests.by_day import some_by_day
@@ -24,7 +24,7 @@ LAZY = "softmax = online(maximum = lazy(20))"
 DECODE = "loops = [kv], pack = gqa, tile.kv = 32, stages = 2, split.kv in {1, 3}"
 SMALL = f"consumers = 2, tile.kv = 32, stages = 2, {LAZY}"
 #: Rows 16 bytes further apart than they are long, which TMA takes.
-APART = Layout(order=(0, 1, 2, 3), gaps=(0, 0, 0, 8))
+APART = TensorLayout(order=(0, 1, 2, 3), gaps=(0, 0, 0, 8))
 
 
 def dense(
@@ -243,10 +243,10 @@ def test_gradients_in_f32(widths: tuple[int, int]) -> None:
 def test_rows_anywhere(gap: int) -> None:
     """What TMA does not take, for its address or its strides, is copied first."""
     layouts = {
-        "q": Layout(order=(0, 2, 1, 3), gaps=(0, 0, 0, gap)),
-        "k": Layout(order=(2, 0, 1, 3), gaps=(0, 3, 0, 0), offset=gap),
-        "v": Layout(order=(0, 1, 2, 3), gaps=(0, 0, 1, gap)),
-        "o": Layout(order=(0, 2, 1, 3), gaps=(1, 0, 0, gap)),
+        "q": TensorLayout(order=(0, 2, 1, 3), gaps=(0, 0, 0, gap)),
+        "k": TensorLayout(order=(2, 0, 1, 3), gaps=(0, 3, 0, 0), offset=gap),
+        "v": TensorLayout(order=(0, 1, 2, 3), gaps=(0, 0, 1, gap)),
+        "o": TensorLayout(order=(0, 2, 1, 3), gaps=(1, 0, 0, gap)),
     }
     for text in (dense(72, 40, SMALL), grouped(72, 40, DECODE)):
         heads = {"Hkv": 2, "G": 1} if "Hkv" in text else {"H": 2}

@@ -18,7 +18,7 @@ from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Neg
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.reference import Head, empty_outputs, heads, to_arrays
-from attnc.verify.data import LOGITS, SPECIALS, VALUES, Sizes, draw_qkv, generator
+from attnc.verify.data import LOGITS, SPECIALS, VALUES, DenseSizes, draw_qkv, generator
 from attnc.verify.tolerance import Verdict, expect, judge, round_to
 from tests.specimens import CAUSAL, SOFTCAP, alibi, attention, dropping, error_bound, per_head, sinking
 
@@ -101,14 +101,14 @@ SPECS: Mapping[str, Callable[[DType], Attention]] = {
     "dropout": dropping,
 }
 SIZES = (
-    Sizes(B=1, M=17, N=33, H=4, Hkv=2, D=16, Dv=16),
-    Sizes(B=2, M=40, N=29, H=2, Hkv=2, D=64, Dv=32),
-    Sizes(B=1, M=5, N=130, H=1, Hkv=1, D=24, Dv=8),
-    Sizes(B=1, M=3, N=0, H=1, Hkv=1, D=16, Dv=8),
+    DenseSizes(B=1, M=17, N=33, H=4, Hkv=2, D=16, Dv=16),
+    DenseSizes(B=2, M=40, N=29, H=2, Hkv=2, D=64, Dv=32),
+    DenseSizes(B=1, M=5, N=130, H=1, Hkv=1, D=24, Dv=8),
+    DenseSizes(B=1, M=3, N=0, H=1, Hkv=1, D=16, Dv=8),
 )
 
 
-def problem(spec: Attention, dtype: DType, at: Sizes, seed: int, **styles: str) -> dict[str, Any]:
+def problem(spec: Attention, dtype: DType, at: DenseSizes, seed: int, **styles: str) -> dict[str, Any]:
     tensors: dict[str, Any] = {
         name: round_to(dtype, array) for name, array in draw_qkv(at, dtype=dtype, seed=seed, **styles).items()
     }
@@ -122,7 +122,9 @@ def problem(spec: Attention, dtype: DType, at: Sizes, seed: int, **styles: str) 
     return tensors | {t.name: extras[t.name] for t in spec.extras}
 
 
-def verdict(kernel: Tiled, spec: Attention, dtype: DType, at: Sizes, seed: int, **styles: str) -> Verdict:
+def verdict(
+    kernel: Tiled, spec: Attention, dtype: DType, at: DenseSizes, seed: int, **styles: str
+) -> Verdict:
     tensors = problem(spec, dtype, at, seed, **styles)
     expected = expect(spec, tensors, error_bound(dtype, at.D, kernel.tile))
     return judge(spec, expected, kernel.run(spec, tensors, dtype))

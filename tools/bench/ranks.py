@@ -27,7 +27,7 @@ from attnc.distributed.explain import least
 from attnc.distributed.group import Alone, on_processes
 from attnc.distributed.kernels import spec_of
 from attnc.distributed.plan import make_plan, widths_of
-from attnc.distributed.spans import Sizes, Visibility
+from attnc.distributed.spans import CallSizes, Visibility
 from attnc.runtime.timing import Launch, Sampler, capture_calls, host_ms, in_bursts, take_turns
 from tools.bench.ranks_peers import GROUPS, PEERS, links
 from tools.bench.ranks_report import draw_plot, markdown
@@ -228,7 +228,7 @@ def planning(cell: RanksCell, repeats: int = 50) -> dict[str, float]:
     spec = spec_of(SPEC, cell.mask)
     visibility, rates = Visibility(spec.variants[0].attention), rates_of(spec.target)
     tensors = {name: x.long().numpy() for name, x in _reads(cell).items()}
-    sizes = Sizes(queries=cell.length, keys=cell.length, heads=HEADS, kv_heads=KV_HEADS, tensors=tensors)
+    sizes = CallSizes(queries=cell.length, keys=cell.length, heads=HEADS, kv_heads=KV_HEADS, tensors=tensors)
     found = {}
     for ranks in (2, 4, 8):
         samples = []

@@ -235,7 +235,7 @@ class BackwardKernel(TileKernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class GradientPart:
     """A summand of a tensor's gradient: the adjoint of this name, in a workspace of its own.
 
     places: what each axis of the tensor is in f32[B, H, *along]; the axes that none of them names are summed.
@@ -253,7 +253,7 @@ class Gradient:
     """The gradient of an input: of q, k or v (no parts: a kernel writes it), or the sum of its parts."""
 
     tensor: Tensor
-    parts: tuple[Part, ...]
+    parts: tuple[GradientPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,7 +202,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DotPart:
     """Columns first .. first + width - 1 of q and k: dot(q, k) is the sum over parts.
 
     A head dimension far from a power of two would otherwise fill tiles with zeros.
@@ -475,7 +475,7 @@ class Decode(OutputKernel):
 
     pack: Pack | None
     split: Split | None
-    parts: tuple[Part, ...]
+    parts: tuple[DotPart, ...]
     unified: UnifiedMax | None
 
     #: Rows come by pointers: they are few, or lie in pages.

@@ -52,7 +52,7 @@ from attnc.plan.ir.backward import (
     BackwardKernel,
     Chain,
     Gradient,
-    Part,
+    GradientPart,
     Preprocess,
     Prologue,
 )
@@ -368,7 +368,7 @@ def _gradient(gradient: Gradient) -> str:
     return f"gradient of {tensor.name}: {_type(tensor)}[{_exprs(tensor.shape)}] = {made}"
 
 
-def _part(part: Part) -> str:
+def _part(part: GradientPart) -> str:
     places = "" if part.accumulate == "atomic" else f" at [{', '.join(map(str, part.places))}]"
     return f"{part.name}{_axes(part.along)} {part.accumulate}{places}"
 

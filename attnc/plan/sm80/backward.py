@@ -23,7 +23,7 @@ from attnc.plan.fitting import (
 from attnc.plan.layout import Buffer, Estimate, KernelName
 from attnc.plan.signature import feature
 from attnc.plan.sm80.forward import REMEDIES
-from attnc.plan.sm80.layout import MMA, SHARED_KEYS, CudaBackward, CudaLayout, over_rows
+from attnc.plan.sm80.layout import MMA, SHARED_KEYS, CudaBackwardLayout, CudaLayout, over_rows
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
 _DRAWN = 128
@@ -59,7 +59,7 @@ def check_cuda_backward(knob: Knob) -> Iterator[Diagnostic]:
             )
 
 
-def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
+def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackwardLayout:
     """Returns how the kernels of a schedule lie. Warps share their keys where the schedule says `warp_split =
     q`, and where it says nothing and the rows of dk and dv are wide, or of f32 and dq is not summed in
     memory, or nothing else fits.
@@ -71,7 +71,9 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     wide = not adds_dq if layout.is_f32 else layout.qk.width + layout.v.width > _NARROW
     said = schedule.phases["dkdv"].get("warp_split")
     orders = (wide, not wide) if said is None else (said.choices[0] == "q",)
-    plans = [CudaBackward(layout=layout, exchange=order, adds_dq=adds_dq, sums=sums) for order in orders]
+    plans = [
+        CudaBackwardLayout(layout=layout, exchange=order, adds_dq=adds_dq, sums=sums) for order in orders
+    ]
     for plan in plans:
         candidates = _candidates(plan, variant, schedule, "dkdv")
         if any(_misfit(config, plan, variant, "dkdv") is None for config in candidates):
@@ -80,7 +82,7 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
 
 
 def cuda_choices(
-    plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: KernelName
+    plan: CudaBackwardLayout, variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[BackwardConfig, ...]:
     """Returns the configs of one kernel that can run somewhere, in their order. Raises DiagnosticError
     (E0601) when there is none.
@@ -94,7 +96,7 @@ def cuda_choices(
     return kept
 
 
-def cuda_backward_estimate(plan: CudaBackward, config: TileConfig, kernel: KernelName) -> Estimate:
+def cuda_backward_estimate(plan: CudaBackwardLayout, config: TileConfig, kernel: KernelName) -> Estimate:
     """Returns what one block of threads takes: shared memory exactly, registers as far as the plan knows."""
     tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
     d, dv = plan.layout.qk.width, plan.layout.v.width
@@ -118,13 +120,13 @@ def cuda_backward_estimate(plan: CudaBackward, config: TileConfig, kernel: Kerne
     return Estimate(buffers=buffers, registers=_registers(plan, config, kernel))
 
 
-def _registers(plan: CudaBackward, config: TileConfig, kernel: KernelName) -> dict[str, int]:
+def _registers(plan: CudaBackwardLayout, config: TileConfig, kernel: KernelName) -> dict[str, int]:
     other = _FREE_REGISTERS_F32 if plan.layout.is_f32 else _FREE_REGISTERS
     return {**plan.registers(config, kernel), "other": other}
 
 
 def _candidates(
-    plan: CudaBackward, variant: Variant, schedule: Schedule, kernel: KernelName
+    plan: CudaBackwardLayout, variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[BackwardConfig, ...]:
     """Returns the configs of the schedule; where it names no tiles, those that suit the head dimension."""
     found = configs(schedule, backward_phase_of(kernel), variant)
@@ -134,7 +136,7 @@ def _candidates(
     return first_fitting(found, [group], lambda config: _misfit(config, plan, variant, kernel))
 
 
-def _sizes(plan: CudaBackward, variant: Variant, kernel: KernelName) -> tuple[Tiles, ...]:
+def _sizes(plan: CudaBackwardLayout, variant: Variant, kernel: KernelName) -> tuple[Tiles, ...]:
     """Returns tiles for the head dimension, the fastest first."""
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
     kind = "dq" if over_rows(kernel) else "all" if plan.adds_dq else "dkdv"
@@ -180,7 +182,7 @@ _F32_TILES: dict[str, tuple[tuple[float, tuple[Tiles, ...]], ...]] = {
 }
 
 
-def _misfit(config: TileConfig, plan: CudaBackward, variant: Variant, kernel: KernelName) -> str | None:
+def _misfit(config: TileConfig, plan: CudaBackwardLayout, variant: Variant, kernel: KernelName) -> str | None:
     """Returns why no GPU of the target can run the config; None if one can."""
     tile_q, tile_kv, warps = config.tile_q, config.tile_kv, config.warps
     parts = 1 if over_rows(kernel) else plan.parts(config)

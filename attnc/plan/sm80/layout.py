@@ -183,7 +183,7 @@ SHARED_KEYS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CudaBackward:
+class CudaBackwardLayout:
     """layout: of the tiles, as in the forward. exchange: warps share keys; adds_dq: the kernel for dk and dv
     adds to dq; sums: there are gradients besides those of q, k and v.
     """

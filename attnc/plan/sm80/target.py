@@ -14,7 +14,7 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import HALF
 from attnc.plan.device import DEVICES, Device, devices_from
-from attnc.plan.fitting import Shape, Tiles, choices
+from attnc.plan.fitting import Tiles, TileShape, choices
 from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.backward import Backward
 from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
@@ -27,7 +27,7 @@ from attnc.plan.sm80.backward import (
     plan_cuda_backward,
 )
 from attnc.plan.sm80.forward import check_cuda, cuda_configs, cuda_estimate, cuda_layout
-from attnc.plan.sm80.layout import CudaBackward, CudaLayout, device_memory, traffic
+from attnc.plan.sm80.layout import CudaBackwardLayout, CudaLayout, device_memory, traffic
 from attnc.plan.target import Target
 
 #: Structures whose traffic is counted.
@@ -58,7 +58,7 @@ class Sm80(Target):
         narrow = max(feature(attention.q), feature(attention.v)) <= _NARROW
         return "atomic" if not deterministic and narrow and is_plain(attention) else "two_pass"
 
-    def default_schedule(self, shape: Shape) -> Iterator[str]:
+    def default_schedule(self, shape: TileShape) -> Iterator[str]:
         first = Tiles(128 if shape.width <= 128 else 64, 64, 4, 1)
         yield "loops = [q, kv], warp_split = q, order = longest_first"
         yield from choices(first, shape.wanted)
@@ -74,7 +74,9 @@ class Sm80(Target):
     def layout(self, variant: Variant, schedule: Schedule, config: TileConfig) -> CudaLayout:
         return cuda_layout(variant, config, schedule)
 
-    def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
+    def backward_layout(
+        self, variant: Variant, schedule: Schedule, forward: Layout | None
+    ) -> CudaBackwardLayout:
         return plan_cuda_backward(variant, schedule, _forward(forward))
 
     def count_shared_bytes(
@@ -113,7 +115,7 @@ def layout_of(kernel: OutputKernel) -> CudaLayout:
     return _forward(kernel.layout)
 
 
-def backward_layout_of(backward: Backward) -> CudaBackward:
+def backward_layout_of(backward: Backward) -> CudaBackwardLayout:
     """Returns how the kernels of a backward for these targets lie on the machine."""
     return _backward(backward.layout)
 
@@ -124,7 +126,7 @@ def _forward(layout: object) -> CudaLayout:
     return layout
 
 
-def _backward(layout: object) -> CudaBackward:
-    if not isinstance(layout, CudaBackward):
+def _backward(layout: object) -> CudaBackwardLayout:
+    if not isinstance(layout, CudaBackwardLayout):
         raise TypeError(f"not a layout of a backward of mma.sync: {layout!r}")
     return layout

@@ -54,7 +54,7 @@ from attnc.plan.layout import Buffer, Estimate, KernelName
 from attnc.plan.regions import guard_of, regions
 from attnc.plan.signature import feature, is_plain, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
-from attnc.plan.sm80.layout import CudaBackward, CudaLayout, over_rows
+from attnc.plan.sm80.layout import CudaBackwardLayout, CudaLayout, over_rows
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, beyond_shared_memory, entry_registers
 
 #: Of the tile of keys.
@@ -187,7 +187,7 @@ _WIDEST, _WIDEST_OF_ALL = 128, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm90Backward(CudaBackward):
+class Sm90Backward(CudaBackwardLayout):
     """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same.
     turns: how blocks take turns at adding to dq; None: they add in any order.
     """
@@ -234,7 +234,7 @@ class Sm90Backward(CudaBackward):
 
     def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
         if kernel not in self.by_wgmma:
-            return CudaBackward.shared_memory(self, config, kernel)
+            return CudaBackwardLayout.shared_memory(self, config, kernel)
         stages, row = config.stages, 2 * PIECE
         if over_rows(kernel):
             return self._over_q(stages, *self.dq_tiles)
@@ -275,7 +275,7 @@ class Sm90Backward(CudaBackward):
 
     def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
         if kernel not in self.by_wgmma:
-            return CudaBackward.registers(self, config, kernel)
+            return CudaBackwardLayout.registers(self, config, kernel)
         rows, keys = self.tile(kernel)
         if over_rows(kernel):
             return {"dq": self.layout.d_multiplied // 2, "s": keys // 2, "dp": keys // 2}
@@ -295,7 +295,7 @@ class Sm90Backward(CudaBackward):
 _ROOM = DEVICES["sm_90"].shared_per_block
 
 
-def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackward:
+def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackwardLayout:
     """Returns how the kernels of a schedule lie; a `Sm90Backward` where wgmma makes some of them."""
     plan = plan_cuda_backward(variant, schedule, layout)
     by_wgmma = frozenset(_by_wgmma(variant, accumulate_of_dq(variant, schedule)))

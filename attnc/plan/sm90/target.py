@@ -16,13 +16,13 @@ from attnc.model.names import TAKING_TILES
 from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
-from attnc.plan.fitting import Shape
+from attnc.plan.fitting import TileShape
 from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
 from attnc.plan.signature import feature
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout
-from attnc.plan.sm80.layout import CudaBackward, CudaLayout
+from attnc.plan.sm80.layout import CudaBackwardLayout, CudaLayout
 from attnc.plan.sm90.backward import (
     SECTIONS,
     SECTIONS_OF_TURNS,
@@ -91,7 +91,7 @@ class Sm90a(Target):
     def sum_of_dq(self, variant: Variant, *, deterministic: bool) -> Summation:
         return sum_of_dq(variant, deterministic=deterministic)
 
-    def default_schedule(self, shape: Shape) -> Iterator[str]:
+    def default_schedule(self, shape: TileShape) -> Iterator[str]:
         if shape.latent and shape.width > WIDEST:  # prompts take this kernel too
             yield "loops = [kv], pack = gqa, tile.kv = 64, split.kv = auto"
             return
@@ -115,7 +115,9 @@ class Sm90a(Target):
     ) -> Sm90Layout | Sm90DecodeLayout:
         return (sm90_decode_layout if schedule.is_decode else sm90_layout)(variant, schedule)
 
-    def backward_layout(self, variant: Variant, schedule: Schedule, forward: Layout | None) -> CudaBackward:
+    def backward_layout(
+        self, variant: Variant, schedule: Schedule, forward: Layout | None
+    ) -> CudaBackwardLayout:
         default = self.configs(variant, schedule)[0]
         layout = replace(cuda_layout(variant, default, schedule), arch=DEVICES["sm_90"].arch)
         return plan_sm90_backward(variant, schedule, layout)

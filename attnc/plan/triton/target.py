@@ -18,8 +18,8 @@ from attnc.plan.access import A_QUARTER, SHORT_LOOPS, Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import (
     C,
-    Shape,
     Tiles,
+    TileShape,
     backward_phase_of,
     choices,
     first_fitting,
@@ -190,7 +190,7 @@ class Triton(Target):
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
         yield from _knob(knob)
 
-    def default_schedule(self, shape: Shape) -> Iterator[str]:
+    def default_schedule(self, shape: TileShape) -> Iterator[str]:
         yield from _default_schedule(shape)
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
@@ -250,7 +250,7 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
         return
 
 
-def _default_schedule(shape: Shape) -> list[str]:
+def _default_schedule(shape: TileShape) -> list[str]:
     wide = shape.dtype == "f32"  # twice the memory, and three products for one
     width = shape.width * (2 if wide else 1)
     if width <= 64:
