@@ -276,6 +276,10 @@ class Call:
         self._tensors["cache_leftpad"] = rows
         self._form["leftpad"] = "cache_leftpad"
 
+    def hold(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Takes these tensors in place of those that were checked, whose types and widths they have."""
+        self._tensors |= dict(zip("qkv", map(rows, (q, k, v)), strict=True))
+
     @property
     def seed(self) -> torch.Tensor | None:
         """The seed of the dropout; None without."""

@@ -41,7 +41,8 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o [B, M, H, Dv], lse [B, H, M]) of q [B, M, H, D], k [B, N, Hkv, D], v [B, N, Hkv, Dv].
 
-    lengths, rows: keys and queries of each sequence that exist; the last query stands at the last key.
+    lengths, rows: keys and queries of each sequence that exist; the last query stands at the last key, and
+    queries that do not have o = 0 and an lse of minus infinity.
     leftpad: keys at the start that do not. low: in the type of q, where float32 is the rule.
     """
     dtype = q.dtype
@@ -74,7 +75,7 @@ def attend(
     if meaning.sink is not None:
         column = meaning.sink.to(s.dtype)[:, None, None].expand(*s.shape[:3], 1)
         s = torch.cat([s, column], -1)
-    lse = torch.logsumexp(s, -1)
+    lse = torch.logsumexp(s, -1).masked_fill((i >= end_q)[..., 0], -torch.inf)
     blank = lse.isinf()[..., None]
     p = torch.softmax(s.masked_fill(blank, 0.0), -1).masked_fill(blank, 0.0)[..., :n].to(v.dtype)
     p = p.masked_fill(hidden, 0.0)

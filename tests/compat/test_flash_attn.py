@@ -1,9 +1,10 @@
-"""A slice of flash-attention's grid on the CPU, small enough for Triton's interpreter."""
+"""What flash-attention's functions take, return and refuse; what they compute is in test_pairs.py."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -19,39 +20,7 @@ from attnc.diagnostics import error
 from attnc.model.declarations import MAX_HEAD_DIM
 from attnc.source import Source
 from tests.compat.callers import DATA, Calls
-from tests.compat.flash_grid import Case, run
 from tests.gpus import fake_gpu
-
-BF16 = torch.bfloat16
-SMALL: dict[str, Any] = {"rows": 21, "keys": 37, "size": 32}
-
-CASES = [
-    Case(**SMALL, grads=True),
-    Case(**SMALL, heads=(4, 1), causal=True, dtype=BF16, grads=True),
-    Case(**SMALL, heads=(6, 2), local=True, softcap=20.0, scale=0.3),
-    Case(rows=37, keys=21, size=40, causal=True, heads=(2, 2), sink=True, grads=True),
-    Case(**SMALL, causal=True, local=True, alibi=1, dtype=BF16),
-    Case(**SMALL, alibi=2, size_v=16, heads=(2, 1)),
-    Case(**SMALL, dropout=0.17, heads=(2, 2), grads=True),
-    Case(rows=1, keys=37, size=32, causal=True, heads=(4, 2)),
-    Case(rows=4, keys=37, size=32, local=True, heads=(4, 1), dtype=BF16, softcap=15.0),
-    Case(call="varlen", **SMALL, causal=True, heads=(4, 2), grads=True),
-    Case(call="varlen", **SMALL, local=True, alibi=2, dtype=BF16, batch=3),
-    Case(call="varlen", **SMALL, dropout=0.4, heads=(2, 2)),
-    Case(call="varlen", **SMALL, causal=True, page=16, sink=True, heads=(4, 1)),
-    Case(call="varlen", rows=1, keys=37, size=32, causal=True, page=16, batch=3),
-    Case(call="cache", rows=1, keys=37, size=32, causal=True, new=1, heads=(4, 2)),
-    Case(call="cache", rows=3, keys=40, size=32, causal=True, new=3, page=16, dtype=BF16, local=True),
-    Case(call="cache", **SMALL, causal=True, leftpad=True, new=21, heads=(2, 1)),
-    Case(call="cache", rows=2, keys=32, size=32, chosen=True, softcap=15.0, alibi=1),
-    Case(call="cache", rows=2, keys=37, size=32, chosen=True, causal=True, new=2),
-    Case(call="cache", **SMALL, causal=True, ragged=True, page=16, sink=True, heads=(4, 2)),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_flash_attention(case: Case) -> None:
-    run(case, torch.device("cpu"))
 
 
 def tensors(*, rows: int = 5, keys: int = 9) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -128,6 +97,12 @@ def test_what_is_returned() -> None:
         flash_attn_func(q, k, v, 0.5, return_attn_probs=True)
 
 
+ANGLES: dict[str, Any] = {"rotary_cos": torch.ones(9, 8), "rotary_sin": torch.ones(9, 8)}
+NEW: dict[str, Any] = {
+    "k": torch.ones(2, 1, 2, 16).half(),
+    "v": torch.ones(2, 1, 2, 16).half(),
+    "cache_seqlens": 3,
+}
 REFUSED: list[tuple[Any, str, dict[str, Any]]] = [
     (flash_attn_func, "qv", {"qv": torch.ones(1)}),
     (flash_attn_func, "attention_chunk", {"attention_chunk": 64}),
@@ -147,7 +122,40 @@ REFUSED: list[tuple[Any, str, dict[str, Any]]] = [
     (flash_attn_func, "alibi_slopes", {"alibi_slopes": torch.ones(1, 2, 4)}),
     (flash_attn_func, "s_aux and learnable_sink", {"s_aux": torch.ones(4), "learnable_sink": torch.ones(4)}),
     (flash_attn_func, "s_aux", {"s_aux": torch.ones(3)}),
-    (flash_attn_with_kvcache, "rotary_cos", {"rotary_cos": torch.ones(9, 8), "rotary_sin": torch.ones(9, 8)}),
+    (flash_attn_with_kvcache, "without k and v: rotary_cos", ANGLES),
+    (flash_attn_with_kvcache, "both rotary_cos and rotary_sin", {"rotary_cos": torch.ones(9, 8)}),
+    (flash_attn_with_kvcache, "both rotary_cos and rotary_sin", {"rotary_sin": torch.ones(9, 8)}),
+    (flash_attn_with_kvcache, "without rotary_cos: rotary_seqlens", {"rotary_seqlens": torch.ones(2).int()}),
+    (
+        flash_attn_with_kvcache,
+        "rotary_cos: expected a tensor, got list",
+        NEW | {**ANGLES, "rotary_cos": [1.0]},
+    ),
+    (
+        flash_attn_with_kvcache,
+        "rotary_sin: expected torch.float16 like q",
+        NEW | {**ANGLES, "rotary_sin": torch.ones(9, 8).double()},
+    ),
+    (
+        flash_attn_with_kvcache,
+        r"rotary_cos: expected shape \[positions, 1 .. 8\], got \[9, 9\]",
+        NEW | {**ANGLES, "rotary_cos": torch.ones(9, 9)},
+    ),
+    (
+        flash_attn_with_kvcache,
+        r"rotary_cos: expected shape \[positions, 1 .. 8\], got \[8\]",
+        NEW | {**ANGLES, "rotary_cos": torch.ones(8)},
+    ),
+    (
+        flash_attn_with_kvcache,
+        r"rotary_sin: expected shape \[9, 8\], like rotary_cos, got \[8, 8\]",
+        NEW | {**ANGLES, "rotary_sin": torch.ones(8, 8)},
+    ),
+    (
+        flash_attn_with_kvcache,
+        r"rotary_seqlens: expected shape \[2\], got \[3\]",
+        NEW | {**ANGLES, "rotary_seqlens": torch.ones(3).int()},
+    ),
     (flash_attn_with_kvcache, "k and v", {"k": torch.ones(2, 1, 2, 16).half()}),
     (flash_attn_with_kvcache, "cache_seqlens", {"k": torch.ones(2, 1, 2, 16), "v": torch.ones(2, 1, 2, 16)}),
     (flash_attn_with_kvcache, "cache_seqlens", {"block_table": torch.zeros(2, 1, dtype=torch.int32)}),
@@ -163,8 +171,32 @@ REFUSED: list[tuple[Any, str, dict[str, Any]]] = [
     ("function", "named", "options"), REFUSED, ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_what_it_cannot_do_is_refused_by_name(function: Any, named: str, options: dict[str, Any]) -> None:
+    q, k, v = tensors()
+    kept = k.clone(), v.clone()
     with pytest.raises((TypeError, ValueError), match=named):
-        function(*tensors(), **options)
+        function(q, k, v, **options)
+    assert torch.equal(k, kept[0])
+    assert torch.equal(v, kept[1])
+
+
+def test_scores_are_looked_at_before_the_cache_is_written() -> None:
+    q, k, v = tensors()
+    kept = k.clone()
+    for wrong in ({"softcap": math.nan}, {"window_size": 5}, {"softmax_scale": "small"}):
+        with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+            flash_attn_with_kvcache(q, k, v, **NEW, **wrong)
+    assert torch.equal(k, kept)
+
+
+def test_angles_may_be_float32() -> None:
+    """Where flash-attention wants them in q's type."""
+    q, k, v = tensors()
+    angle = torch.rand(9, 8)
+    angles: Any = {"rotary_cos": angle.cos(), "rotary_sin": angle.sin()}
+    cos, sin = angle.cos().half(), angle.sin().half()
+    found = flash_attn_with_kvcache(q, k.clone(), v.clone(), **NEW, **angles)
+    expected = flash_attn_with_kvcache(q, k.clone(), v.clone(), **NEW, rotary_cos=cos, rotary_sin=sin)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_wrong_tensors_are_named() -> None:

@@ -74,6 +74,7 @@ def cached() -> Iterator[Case]:
             call="cache", size=size, dtype=next(turns), causal=causal, local=local, page=page, alibi=alibi
         )
         yield case
+        yield replace(case, new=3, rotary=0.5 + 0.5 * causal, interleaved=local)
         yield replace(case, leftpad=True, new=3, alibi=0, softcap=30.0 * (alibi > 0))
         if not alibi:
             yield replace(case, ragged=True, sink=True)

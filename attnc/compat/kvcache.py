@@ -1,0 +1,215 @@
+"""flash-attention's function of a cache: new keys and values are rotated and written behind those that are
+there, then queries attend to all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from attnc.compat.call import Call, Window, check, one_of, refuse, window
+from attnc.compat.rotary import rotate_new, rows_of
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: torch.Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    page_table: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    s_aux: torch.Tensor | None = None,
+    learnable_sink: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    attention_chunk: int | None = 0,
+    scheduler_metadata: torch.Tensor | None = None,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    ver: int = 0,
+    fa_version: int = 0,
+) -> Any:
+    """Returns o [B, M, H, Dv] of q [B, M, H, D] against caches [B, capacity, Hkv, D], inference alone.
+
+    k, v: [B, new, Hkv, D], or with cu_seqlens_k_new: i32[B + 1] end to end; written into the caches behind
+    their first cache_seqlens rows, in place, before q is attended.
+    cache_seqlens: i32[B], or one number; all of the cache if left out. cache_leftpad: i32[B], hidden rows at
+    the start. cache_batch_idx: i32[B], which row of the cache a sequence is (the cache is copied where its
+    capacity is no multiple of 16). block_table, or page_table: i32[B, P]; caches are [pages, page, Hkv, D].
+    cu_seqlens_q: i32[B + 1], then q is [Tq, H, D] and lse f32[H, Tq], else f32[B, H, M].
+    num_splits: programs that share the keys of up to 16 queries, 0 for the device's choice.
+    rotary_cos, rotary_sin: [positions, R / 2] of q's type or float32, R <= D, beside k and v: the first R
+    columns of row i of k are rotated by position cache_seqlens + i, or rotary_seqlens + i (i32[B]), before
+    they are written, and those of q likewise if causal or within a window, else all by cache_seqlens.
+    rotary_interleaved: pairs are columns 2 i and 2 i + 1, else i and i + R / 2.
+    out: where o goes. max_seqlen_q, scheduler_metadata, pack_gqa, sm_margin, ver and fa_version are hints
+    that are not needed. Raises TypeError or ValueError with the name of an argument.
+    """
+    name = "flash_attn_with_kvcache"
+    refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    refuse(name, attention_chunk=attention_chunk)
+    table = one_of(name, block_table=block_table, page_table=page_table)
+    sink = one_of(name, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
+    if table is not None:
+        refuse(f"{name} with block_table", cache_batch_idx=cache_batch_idx)
+    if (k is None) != (v is None):
+        raise ValueError(f"{name}: expected both k and v or neither")
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise ValueError(f"{name}: expected both rotary_cos and rotary_sin or neither")
+    if k is None:
+        refuse(f"{name} without k and v", rotary_cos=rotary_cos)
+    if rotary_cos is None:
+        refuse(f"{name} without rotary_cos", rotary_seqlens=rotary_seqlens)
+    batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    if cache_batch_idx is not None:
+        _check_shapes(name, cache_batch_idx=(cache_batch_idx, [batch]))
+    lengths: Any = cache_seqlens
+    if not isinstance(lengths, torch.Tensor) and hasattr(lengths, "__index__"):  # NumPy's integers too
+        lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
+    if lengths is None and (k is not None or table is not None):
+        why = "as k is written behind them" if k is not None else "beside block_table"
+        raise ValueError(f"{name}: cache_seqlens: expected lengths, {why}, got None")
+    call = Call(name, q, k_cache, v_cache, is_inference=True)
+    call.score(softmax_scale, softcap, alibi_slopes, sink)
+    call.mask(causal, window_size)
+    if k is not None and v is not None:
+        check(name, q, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+        _check_new(name, batch, lengths, (k, k_cache), (v, v_cache), cu_seqlens_k_new)
+        if rotary_cos is not None and rotary_sin is not None:
+            begins = lengths if rotary_seqlens is None else rotary_seqlens
+            _check_shapes(name, rotary_seqlens=(begins, [batch]))
+            is_causal, left, right = window(name, causal, window_size)
+            q, k = rotate_new(
+                name,
+                q,
+                k,
+                rotary_cos,
+                rotary_sin,
+                begins,
+                starts_q=cu_seqlens_q,
+                starts_k=cu_seqlens_k_new,
+                interleaved=rotary_interleaved,
+                walks=is_causal or left is not None or right is not None,
+            )
+        new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
+        for cache, added in ((k_cache, k), (v_cache, v)):
+            append(cache, added, lengths, table=table, batch=cache_batch_idx, starts=cu_seqlens_k_new)
+        lengths = (lengths + new).int()
+    if cache_batch_idx is not None:
+        k_cache, v_cache, table = _chosen(k_cache, v_cache, cache_batch_idx)
+        if table is not None and lengths is None:
+            capacity = table.shape[1] * k_cache.shape[1]
+            lengths = torch.full((batch,), capacity, dtype=torch.int32, device=q.device)
+    call.hold(q, k_cache, v_cache)
+    if cu_seqlens_q is not None:
+        call.ragged(cu_seqlens_q, None)
+    if table is not None:
+        call.paged(table)
+    if lengths is not None:
+        call.length("cache_seqlens", lengths)
+    if cache_leftpad is not None:
+        call.pad(cache_leftpad)
+    o, lse = call.run(num_splits, out)
+    return (o, lse) if return_softmax_lse or return_lse else o
+
+
+def append(
+    cache: torch.Tensor,
+    new: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    table: torch.Tensor | None = None,
+    batch: torch.Tensor | None = None,
+    starts: torch.Tensor | None = None,
+) -> None:
+    """Writes rows `new` behind the first `lengths[b]` rows of sequence b.
+
+    cache: [B, capacity, H, D], or with a table [pages, page, H, D], where row i of sequence b is row
+        i % page of page table[b, i // page]; batch: i32[B], which row of a plain cache is sequence b
+    new: [B, rows, H, D], or with starts: i32[B + 1] the sequences end to end, [total, H, D]; rows behind the
+        last sequence are written nowhere
+    """
+    with torch.no_grad():
+        sequences, at = rows_of(new, starts, len(lengths))
+        new = new.flatten(0, 1) if starts is None else new
+        at = lengths[sequences] + at
+        if (
+            starts is not None
+        ):  # what is behind the last row is taken for that row, which is then written again
+            kept = torch.arange(len(new), device=new.device).minimum((starts[-1] - 1).clamp(min=0))
+            sequences, at, new = sequences[kept], at[kept], new[kept]
+            at = at.clamp(max=(cache.shape[1] if table is None else table.shape[1] * cache.shape[1]) - 1)
+        if table is not None:
+            page = cache.shape[1]
+            where = (table[sequences, at // page].long(), at % page)
+        else:
+            where = (sequences if batch is None else batch[sequences].long(), at)
+        cache[where] = new if starts is None else torch.where(starts[-1] > 0, new, cache[where])
+
+
+def _check_new(
+    name: str,
+    batch: int,
+    lengths: torch.Tensor,
+    keys: tuple[torch.Tensor, torch.Tensor],
+    values: tuple[torch.Tensor, torch.Tensor],
+    starts: torch.Tensor | None,
+) -> None:
+    """Holds (new, cache) of keys and values to each other."""
+    _check_shapes(name, cache_seqlens=(lengths, [batch]))
+    k, k_cache = keys
+    v, v_cache = values
+    rows = [batch, k.shape[1]] if starts is None else [len(k)]
+    if starts is not None:
+        _check_shapes(name, cu_seqlens_k_new=(starts, [batch + 1]))
+    _check_shapes(name, k=(k, [*rows, *k_cache.shape[-2:]]), v=(v, [*rows, *v_cache.shape[-2:]]))
+
+
+def _check_shapes(name: str, **shapes: tuple[Any, list[int]]) -> None:
+    """Holds (tensor, its shape) to each other, so that nothing is written that does not fit. TypeError and
+    ValueError name the argument.
+    """
+    for which, (x, wanted) in shapes.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: {which}: expected a tensor, got {type(x).__name__}")
+        if list(x.shape) != wanted:
+            raise ValueError(f"{name}: {which}: expected shape {wanted}, got {list(x.shape)}")
+
+
+def _chosen(
+    k: torch.Tensor, v: torch.Tensor, batch: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Caches whose rows are those of `batch`: as pages with a table where that needs no copy."""
+    capacity = k.shape[1]
+    page = next((size for size in (256, 128, 64, 32, 16) if capacity % size == 0), 0)
+    whole = all(x.stride(0) == capacity * x.stride(1) for x in (k, v))
+    if not page or not whole:
+        return k[batch.long()], v[batch.long()], None
+    count = capacity // page
+    table = batch.int()[:, None] * count + torch.arange(count, dtype=torch.int32, device=batch.device)
+    return k.view(-1, page, *k.shape[2:]), v.view(-1, page, *v.shape[2:]), table
