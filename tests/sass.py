@@ -9,13 +9,9 @@ of matrices that are kept in registers of threads, from where every HGMMA needs 
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-from attnc.runtime.toolchains import tool
 
 _FUNCTION = re.compile(r"^\.text\.([\w$]+):", re.M)
 _LINE = re.compile(
@@ -62,18 +58,6 @@ class Loop:
     apart: int = 0
     local: int = 0
     untimely: int = 0
-
-
-def disassemble(image: bytes) -> str | None:
-    """Returns the text of a cubin's kernels; None where nvdisasm, of Triton's wheel, is missing."""
-    program = tool("nvdisasm")
-    if program is None:
-        return None
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(image)
-        file.flush()
-        command = [str(program), "-c", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def loops(text: str) -> tuple[Loop, ...]:

@@ -83,7 +83,7 @@ CUDA_MADE = frozenset((
     "A_BY_ROWS", "after_qk", "after_v", "at_first", "at_first_2", "at_first_3", "at_first_4", "at_qk",
     "at_v", "B_BY_ROWS", "below_qk", "below_v", "copy_k_pages", "copy_pages", "copy_qk_rows",
     "copy_v_pages", "copy_v_rows", "dk_map", "do_map", "dq_map", "dv_map", "k_map", "Keeps", "kv_start",
-    "lse_splits", "met_hi", "number",
+    "lse_splits", "all_see_hi", "number",
     "of_key", "of_key_2", "of_key_3", "of_key_4", "of_pair", "o_map", "others", "q_end", "q_map", "sequence",
     "swizzle", "total", "v_map",
 ))  # fmt: skip

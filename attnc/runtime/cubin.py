@@ -7,13 +7,20 @@ A cubin is an ELF file (System V ABI, chapter 4) with a section `.text.KERNEL` f
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+import subprocess
+import tempfile
 from dataclasses import dataclass
+
+from attnc.runtime.toolchains import tool
 
 #: Types of sections: relocations with and without addend, and memory without content.
 _RELA, _REL, _NOBITS = 4, 9, 8
-#: The form of an attribute whose size follows; it begins with the number of a symbol.
-_SIZED = 4
+#: The form of an attribute whose size follows. Those of all kernels, and that of the bank of parameters
+#: (EIATTR_PARAM_CBANK), begin with the number of a symbol.
+_SIZED, _PARAMETERS = 4, 10
+#: The table of addresses of global constants, which the compiler makes of all that the text names, and the
+#: relocations that fill it.
+_TABLE = (".nv.constant4", ".rela.nv.constant4")
 #: Sections that say where names and lines are, which compiler it was, and how to unwind a stack.
 _SILENT = (
     ".shstrtab",
@@ -65,14 +72,15 @@ def _content_of(section: _ElfSection) -> bytes:
     """
     if section.kind == _NOBITS:
         return b"%d" % section.size
-    if section.name != ".nv.info":
+    if not section.name.startswith(".nv.info"):
         return section.content
     kept, at = [], 0
     while at < len(section.content):
         form, attribute, size = struct.unpack_from("<BBH", section.content, at)
         at += 4
         if form == _SIZED:
-            kept.append(bytes([attribute]) + section.content[at + 4 : at + size])
+            symbol = 4 if section.name == ".nv.info" or attribute == _PARAMETERS else 0
+            kept.append(bytes([attribute]) + section.content[at + symbol : at + size])
             at += size
         else:
             kept.append(bytes([attribute]) + size.to_bytes(2, "little"))
@@ -126,12 +134,32 @@ def _text_at(image: bytes, at: int) -> str:
     return image[at : image.index(b"\0", at)].decode()
 
 
-def list_differences(old: bytes, new: bytes) -> Iterator[str]:
-    """Yields the names of sections that two cubins do not have alike."""
+def list_differences(old: bytes, new: bytes) -> list[str]:
+    """Lists the names of sections that two cubins do not have alike.
+
+    The table of addresses of global constants has all that a text names. Where instructions are the same and
+    read nothing of it, which nvdisasm says, it is not compared."""
     before, after = list_machine_code(old), list_machine_code(new)
     names = sorted({name for name, _ in (*before, *after)})
-    for name in names:
-        if [content for found, content in before if found == name] != [
-            content for found, content in after if found == name
-        ]:
-            yield name
+    found = [name for name in names if _contents(before, name) != _contents(after, name)]
+    if found and set(found) <= set(_TABLE):
+        text = disassemble(new)
+        if text is not None and "c[0x4]" not in text:
+            return []
+    return found
+
+
+def _contents(sections: tuple[tuple[str, bytes], ...], name: str) -> list[bytes]:
+    return [content for found, content in sections if found == name]
+
+
+def disassemble(image: bytes) -> str | None:
+    """Returns the text of a cubin's kernels; None where nvdisasm, of Triton's wheel, is missing."""
+    program = tool("nvdisasm")
+    if program is None:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        command = [str(program), "-c", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

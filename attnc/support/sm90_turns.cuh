@@ -1,9 +1,9 @@
-// What kernels for sm_90a have besides whose warpgroups take turns.
+// Device functions of kernels whose consumers take turns.
 
 #ifndef ATTNC_SHIM
 
-// Counts for so many threads without waiting: who waits there goes on when all have come (PTX ISA, "bar").
-__device__ __forceinline__ void warpgroups_arrive(int barrier, int threads)
+// Arrives at a named barrier of this many threads, without waiting (PTX ISA, "bar").
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads)
 {
     asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
 }

@@ -97,11 +97,10 @@ def forward_numbers(module: Module) -> Iterator[Number]:
         what = "growth of the maximum, in base-2 units, that forces a rescale"
         yield "LAZY", _text(softmax.threshold), what
     if softmax.headroom:
+        grown = "growth of a row's maximum, in base-2 units, under which m serves on"
+        yield "HEADROOM", _text(softmax.headroom), grown
         top = top_of(kernel.bound.p_dtype)
-        above = "what exponents subtract lies so far above the maximum, in base-2 units"
-        yield "ABOVE", _text(softmax.headroom - top), above
-        limit = f"sum of p by which the maximum has grown by about {softmax.headroom:g}"
-        yield "LIMIT", repr(2.0**top), limit
+        yield "P_TOP", _text(float(top)), "log2 of the largest p and sum of p in a tile until then"
     if unified is not None:
         yield "PHI", _text(unified.phi), "the maximum that every row subtracts, in base-2 units"
         if unified.fallback:

@@ -31,6 +31,10 @@ _ARCHITECTURES: Mapping[str, str] = {
 }
 
 
+#: What a declaration may call otherwise: the kernels' file, and torch's operator, which has a hash of texts.
+_NAMES = ("file", "operator")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """The machine code of a kernel at one config, before and after. Registers and spilled bytes are of a
@@ -234,7 +238,7 @@ class _Declaration(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        node.keywords = [keyword for keyword in node.keywords if keyword.arg != "file"]
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg not in _NAMES]
         return self.generic_visit(node)
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.AST:

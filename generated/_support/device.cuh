@@ -1,8 +1,8 @@
 // What kernels of all architectures have in common: types, and functions of numbers, lanes and sorted rows.
 //
-// A kernel defines ELEMENT, the type of q, k and v (bf16, f16 or float; for float ELEMENT_IS_F32 too), and includes the header of its
-// architecture, which includes this one; attnc.support.binaries puts the texts in the place of those lines. On a CPU, simt.h stands
-// in for the instructions that C++ has no words for.
+// A kernel defines ELEMENT, the type of q, k and v (bf16, f16 or float; for float ELEMENT_IS_F32 too), and includes the
+// header of its architecture, which includes this one; attnc.support.binaries puts the texts in the place of those
+// lines. On a CPU, simt.h stands in for the instructions that C++ has no words for.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -55,24 +55,28 @@ __device__ float exp2_(float x)
 }
 
 // The value of the lane whose number differs in the bits of `mask`.
-__device__ float from_lane(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+__device__ float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 
 // The value of lane `lane`.
-__device__ int of_lane(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+__device__ int shuffle(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 
 // Of all threads of the block, which meet here.
 __device__ bool any_thread(bool x) { return __syncthreads_or(x); }
 
 __device__ bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 
-__device__ void atomic_add(float* to, float x) { asm volatile("red.global.add.f32 [%0], %1;" :: "l"(to), "f"(x) : "memory"); }
+__device__ void atomic_add(float* to, float x)
+{
+    asm volatile("red.global.add.f32 [%0], %1;" :: "l"(to), "f"(x) : "memory");
+}
 
 __device__ void round_to(bf16& y, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
 __device__ void round_to(f16& y, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
 
-__device__ u32 from_lane_u32(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+__device__ u32 shuffle_xor_u32(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 
-// Ones in a half whose last 15 bits are less than those of `bound`, which is 0x4000 at most: as positive f16 they have the same order.
+// Ones in a half whose last 15 bits are less than those of `bound`, which is 0x4000 at most: as positive f16 they have
+// the same order.
 __device__ u32 less_halves(u32 x, u32 bound)
 {
     u32 y;
@@ -90,18 +94,19 @@ __device__ void branch() { asm volatile("" ::: "memory"); }
 // Over the four lanes that share a row.
 __device__ float row_max(float x)
 {
-    x = fmaxf(x, from_lane(x, 1));
-    return fmaxf(x, from_lane(x, 2));
+    x = fmaxf(x, shuffle_xor(x, 1));
+    return fmaxf(x, shuffle_xor(x, 2));
 }
 
 __device__ float row_sum(float x)
 {
-    x += from_lane(x, 1);
-    return x + from_lane(x, 2);
+    x += shuffle_xor(x, 1);
+    return x + shuffle_xor(x, 2);
 }
 
 // The sequence that tile `tile` of `size` rows is cut from: the last one whose tile numbers begin at `tile` or before.
-// Sequence b has those from cu_seqlens[b] / size + b on, at least as many as tiles; number B is what follows the last one.
+// Sequence b has those from cu_seqlens[b] / size + b on, at least as many as tiles; number B is what follows the last
+// one.
 template <class Value>
 __device__ int find_sequence(const Value* cu_seqlens, long long stride, int tile, int B, int size)
 {
@@ -212,12 +217,12 @@ __device__ int upper_bound_real(const Value* row, long long stride, int length, 
 }
 #endif
 
-// ---- dropout: 15 bits of Philox-4x32-7 decide about an element. The call at (kv_idx / 16, q_idx, h, b) has those of sixteen keys: of
-// key i they are half i % 2, without its first bit, of word i / 4, turned left by 8 bits where i / 2 is odd. A pure function of the seed
-// and the element, whatever the tiling.
+// ---- dropout: 15 bits of Philox-4x32-7 decide about an element. The call at (kv_idx / 16, q_idx, h, b) has those of
+// sixteen keys: of key i they are half i % 2, without its first bit, of word i / 4, turned left by 8 bits where i / 2
+// is odd. A pure function of the seed and the element, whatever the tiling.
 
-// Counters become words (Salmon et al., SC 2011: of 4 x 32 bits, 7 rounds are the fewest that pass BigCrush). COUNT of them hide each
-// other's latency, and share the keys of rounds.
+// Counters become words (Salmon et al., SC 2011: of 4 x 32 bits, 7 rounds are the fewest that pass BigCrush). COUNT of
+// them hide each other's latency, and share the keys of rounds.
 template <int COUNT>
 __device__ void philox(u32 (&x)[COUNT][4], u32 key0, u32 key1)
 {
@@ -233,7 +238,8 @@ __device__ void philox(u32 (&x)[COUNT][4], u32 key0, u32 key1)
         }
 }
 
-// What 15 bits are compared with: those below `bound`, in both halves, are dropped, or the only ones that are kept, where that is fewer.
+// What 15 bits are compared with: those below `bound`, in both halves, are dropped, or the only ones that are kept,
+// where that is fewer.
 struct Draw {
     u32 bound;
     bool keeps_below;
@@ -246,7 +252,8 @@ struct Draw {
     __device__ u32 kept(u32 below, u32 of = ~0u) const { return keeps_below ? below & of : ~below & of; }
 };
 
-// Which of sixteen keys are below the bound, by bits: key 8 x + 2 y + z is bit 4 y + 2 x + z; BY_KEY: key 8 x + y is bit 2 y + x.
+// Which of sixteen keys are below the bound, by bits: key 8 x + 2 y + z is bit 4 y + 2 x + z; BY_KEY: key 8 x + y is
+// bit 2 y + x.
 template <bool BY_KEY>
 __device__ u32 draw_sixteen(const Draw& draw, long long key, int b, int h, int q_idx, int kv_idx)
 {
@@ -260,16 +267,16 @@ __device__ u32 draw_sixteen(const Draw& draw, long long key, int b, int h, int q
     return draw.kept((below & 0xFFFF) | below >> 16 << (BY_KEY ? 2 : 1), 0xFFFF);
 }
 
-// Lanes whose numbers differ in the bit `lane` trade halves of their bits: one gives those outside `low`, and gets those inside, as far
-// below as `shift`.
+// Lanes whose numbers differ in the bit `lane` trade halves of their bits: one gives those outside `low`, and gets
+// those inside, as far below as `shift`.
 __device__ u32 trade_bits(u32 x, int lane, int shift, u32 low)
 {
-    const u32 other = from_lane_u32(x, lane);
+    const u32 other = shuffle_xor_u32(x, lane);
     return threadIdx.x & lane ? (x & ~low) | (other >> shift & low) : (x & low) | (other << shift & ~low);
 }
 
-// Which of a row's keys are kept, up to 128 from kv_lo on: four lanes have columns 8 j + 2 t and the next, bits 2 j and 2 j + 1 here. Each
-// draws for sixteen of every 64.
+// Which of a row's keys are kept, up to 128 from kv_lo on: four lanes have columns 8 j + 2 t and the next, bits 2 j and
+// 2 j + 1 here. Each draws for sixteen of every 64.
 template <int COLUMNS>
 __device__ u32 draw_keys(const Draw& draw, long long key, int b, int h, int q_idx, int kv_lo)
 {
@@ -279,10 +286,12 @@ __device__ u32 draw_keys(const Draw& draw, long long key, int b, int h, int q_id
     return trade_bits(trade_bits(kept, 2, 8, 0x00FF00FFu), 1, 4, 0x0F0F0F0Fu);
 }
 
-// Which are kept of two rows that are keys, kv_idx and that + 8: eight lanes have neighbouring keys, and queries q_lo + 8 j + 2 t and the
-// next for columns, bits 4 j + r and 4 j + 2 + r of 16 j to a word. Each draws for one of eight of their queries.
+// Which are kept of two rows that are keys, kv_idx and that + 8: eight lanes have neighbouring keys, and queries q_lo +
+// 8 j + 2 t and the next for columns, bits 4 j + r and 4 j + 2 + r of 16 j to a word. Each draws for one of eight of
+// their queries.
 template <int COLUMNS>
-__device__ void draw_queries(u32 (&kept)[(COLUMNS + 63) / 64], const Draw& draw, long long key, int b, int h, int q_lo, int kv_idx)
+__device__ void draw_queries(u32 (&kept)[(COLUMNS + 63) / 64], const Draw& draw, long long key, int b, int h, int q_lo,
+    int kv_idx)
 {
     const int g = threadIdx.x % 32 / 4;
     for (int i = 0; 64 * i < COLUMNS; ++i) {

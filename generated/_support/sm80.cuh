@@ -6,9 +6,9 @@
 constexpr int THREADS = 32 * WARPS;
 
 #ifdef ELEMENT_IS_F32
-#define MULTIPLY_ADD "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
+#define MMA_SYNC "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
 #else
-#define MULTIPLY_ADD "mma.sync.aligned.m16n8k16.row.col.f32." TEXT_OF(ELEMENT) "." TEXT_OF(ELEMENT) ".f32"
+#define MMA_SYNC "mma.sync.aligned.m16n8k16.row.col.f32." TEXT_OF(ELEMENT) "." TEXT_OF(ELEMENT) ".f32"
 #endif
 
 #ifndef ATTNC_SHIM
@@ -26,8 +26,9 @@ __device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "mem
 template <int GROUPS>
 __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
 
-// Four 8 x 8 pieces; lane i gives row i % 8 of piece i / 8. x[p]: row lane / 4, columns 2 (lane % 4) and the next.
-__device__ void load_pieces(u32 (&x)[4], u32 row)
+// Four 8 x 8 matrices; lane i gives row i % 8 of matrix i / 8. x of a matrix: row lane / 4, columns 2 (lane % 4) and
+// the next.
+__device__ void ldmatrix_x4(u32 (&x)[4], u32 row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -35,8 +36,8 @@ __device__ void load_pieces(u32 (&x)[4], u32 row)
                  : "memory");
 }
 
-// The same, each piece transposed.
-__device__ void load_pieces_transposed(u32 (&x)[4], u32 row)
+// The same, each matrix transposed.
+__device__ void ldmatrix_x4_trans(u32 (&x)[4], u32 row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -54,9 +55,9 @@ __device__ u32 load_word(u32 place)
 
 // c += a b, 16 x 8 += 16 x 16 times 16 x 8; of tf32, f32 whose last 13 bits do not count, 16 x 8 times 8 x 8.
 // c: rows lane / 4 (0, 1) and lane / 4 + 8 (2, 3), columns 2 (lane % 4) and the next.
-__device__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+__device__ void mma_sync(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
-    asm(MULTIPLY_ADD
+    asm(MMA_SYNC
         " { %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -105,17 +106,17 @@ __device__ void store_chunk(element* to, const element* from)
 // Over the eight lanes that share a column.
 __device__ float column_sum(float x)
 {
-    x += from_lane(x, 4);
-    x += from_lane(x, 8);
-    return x + from_lane(x, 16);
+    x += shuffle_xor(x, 4);
+    x += shuffle_xor(x, 8);
+    return x + shuffle_xor(x, 16);
 }
 
 // Over all threads of the block, in a fixed order; for thread 0. `sums` is read when it returns to all.
 __device__ float block_sum(float x, float* sums)
 {
     for (int mask = 16; mask > 0; mask /= 2)
-        x += from_lane(x, mask);
-    __syncthreads();  // nobody reads the sums before any more
+        x += shuffle_xor(x, mask);
+    __syncthreads();  // all have read the previous sums
     if (threadIdx.x % 32 == 0)
         sums[threadIdx.x / 32] = x;
     __syncthreads();
@@ -139,18 +140,18 @@ __device__ void split(Operand& x, int i, float value)
     x.small[i] = __float_as_uint(upwards(value - __uint_as_float(x.large[i])));
 }
 
-// Four 8 x 4 pieces, as load_pieces has them: of a left operand, or of two right ones.
+// Four 8 x 4 matrices, as ldmatrix_x4 loads them: of a left operand, or of two right ones.
 __device__ void load_operand(Operand& x, u32 row)
 {
     u32 words[4];
-    load_pieces(words, row);
+    ldmatrix_x4(words, row);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
         split(x, i, __uint_as_float(words[i]));
 }
 
-// Two right operands whose depth runs along rows: depth t is row 2t of 8, depth t + 4 is row 2t + 1, as in pieces of an
-// accumulator. `first`, `next`: the addresses of column lane / 4 in rows 2 (lane % 4) and 2 (lane % 4) + 1.
+// Two right operands whose depth runs along rows: depth t is row 2t of 8, depth t + 4 is row 2t + 1, as in fragments of
+// an accumulator. `first`, `next`: the addresses of column lane / 4 in rows 2 (lane % 4) and 2 (lane % 4) + 1.
 __device__ void load_columns(Operand& x, u32 first, u32 next)
 {
     split(x, 0, __uint_as_float(load_word(first)));
@@ -168,20 +169,20 @@ __device__ void load_turned_columns(Operand& x, u32 first, u32 next)
     split(x, 3, __uint_as_float(load_word(next ^ 32)));
 }
 
-// A piece of an accumulator as left operand, in the order of depths of load_columns.
-__device__ void to_operand(Operand& x, const float (&piece)[4])
+// A fragment of an accumulator as left operand, in the order of depths of load_columns.
+__device__ void to_operand(Operand& x, const float (&fragment)[4])
 {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-        split(x, i, piece[i % 2 * 2 + i / 2]);
+        split(x, i, fragment[i % 2 * 2 + i / 2]);
 }
 
 // c + small += a b, for half `half` of b.
-__device__ void multiply_add(float (&c)[4], float (&small)[4], const Operand& a, const Operand& b, int half)
+__device__ void mma_sync(float (&c)[4], float (&small)[4], const Operand& a, const Operand& b, int half)
 {
-    multiply_add(small, a.small, b.large[2 * half], b.large[2 * half + 1]);
-    multiply_add(small, a.large, b.small[2 * half], b.small[2 * half + 1]);
-    multiply_add(c, a.large, b.large[2 * half], b.large[2 * half + 1]);
+    mma_sync(small, a.small, b.large[2 * half], b.large[2 * half + 1]);
+    mma_sync(small, a.large, b.small[2 * half], b.small[2 * half + 1]);
+    mma_sync(c, a.large, b.large[2 * half], b.large[2 * half + 1]);
 }
 
 // What the small parts add; of infinities they are NaN, and c alone is right.

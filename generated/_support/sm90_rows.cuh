@@ -1,17 +1,18 @@
-// Rows that no box of TMA holds: copies of 16 bytes to shared memory that lanes ask for (cp.async), beside sm90.cuh.
+// Copies of rows that are no TMA box: 16 bytes a lane to shared memory, by cp.async.
 //
-// They are made through the generic proxy, while wgmma reads shared memory through the asynchronous one (PTX ISA, "Async proxy"). So
-// whoever multiplies what came so says fence.proxy.async between its wait for the mbarrier and the product.
+// They use the generic proxy, and wgmma reads shared memory through the async proxy (PTX ISA, "Async proxy"). So a
+// consumer needs fence.proxy.async between the wait for the mbarrier and wgmma.
 
 #ifndef ATTNC_SHIM
 
-// 16 bytes from global to shared memory; zeros, and nothing is read, if not `inside`.
+// Copies 16 bytes from global to shared memory; zeros, without a read, if not `inside`.
 __device__ __forceinline__ void copy_async(u32 to, const void* from, bool inside)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
 
-// Arrives when all copies that this thread has asked for so far are there, as one of those that the barrier was initialised for (.noinc).
+// Arrives when all earlier copies of this thread are there, as one of the arrivals that the barrier expects (.noinc).
 __device__ __forceinline__ void copies_arrive(u32 barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory");
@@ -19,6 +20,6 @@ __device__ __forceinline__ void copies_arrive(u32 barrier)
 
 #endif
 
-// So many pieces of 64 columns.
+// A number of panels of 64 columns.
 template <int COUNT>
-struct Pieces { static constexpr int value = COUNT; };
+struct Panels { static constexpr int value = COUNT; };

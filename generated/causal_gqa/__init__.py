@@ -14,7 +14,7 @@ TARGETS = {
     "cuda.sm_80": ("cupy", 80, None, False),
 }
 PARAMS = ("T", "D")
-#: Targets by T, D: the first that runs on a device where nobody has measured.
+#: Targets by T, D: the first that runs on a device that was not measured.
 VARIANTS = {
     (torch.bfloat16, 128): ("cuda.sm_90a", "triton", "cuda.sm_80"),
     (torch.bfloat16, 64): ("cuda.sm_90a", "triton", "cuda.sm_80"),

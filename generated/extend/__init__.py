@@ -12,7 +12,7 @@ TARGETS = {
     "triton": ("triton", 80, None, True),
 }
 PARAMS = ("D",)
-#: Targets by D: the first that runs on a device where nobody has measured.
+#: Targets by D: the first that runs on a device that was not measured.
 VARIANTS = {
     (128,): ("triton",),
 }

@@ -13,7 +13,7 @@ TARGETS = {
     "cuda.sm_80": ("cupy", 80, None, False),
 }
 PARAMS = ("T", "D")
-#: Targets by T, D: the first that runs on a device where nobody has measured.
+#: Targets by T, D: the first that runs on a device that was not measured.
 VARIANTS = {
     (torch.float16, 64): ("triton", "cuda.sm_80"),
     (torch.float16, 128): ("triton", "cuda.sm_80"),

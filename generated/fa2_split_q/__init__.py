@@ -12,7 +12,7 @@ TARGETS = {
     "cuda.sm_80": ("cupy", 80, None, False),
 }
 PARAMS = ("D",)
-#: Targets by D: the first that runs on a device where nobody has measured.
+#: Targets by D: the first that runs on a device that was not measured.
 VARIANTS = {
     (64,): ("cuda.sm_80",),
     (128,): ("cuda.sm_80",),

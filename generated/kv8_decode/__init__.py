@@ -12,7 +12,7 @@ TARGETS = {
     "triton": ("triton", 80, None, True),
 }
 PARAMS = ("KV",)
-#: Targets by KV: the first that runs on a device where nobody has measured.
+#: Targets by KV: the first that runs on a device that was not measured.
 VARIANTS = {
     (torch.float8_e4m3fn,): ("triton",),
     (torch.bfloat16,): ("triton",),

@@ -76,7 +76,7 @@ static void run()
     body();
     Fiber& me = fibers[current];
     if (me.first != me.last)
-        fail("a copy is under way that nobody waits for", 0);
+        fail("a copy is left without a wait", 0);
     me.at = At::end;
     me.place = 0;
     next_lane();
@@ -219,7 +219,7 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
     if (_setjmp(escape))
         problem = message;
     else
-        for (int i = 0; i < blocks; ++i) {  // from anywhere, up or down: nobody may count on an order
+        for (int i = 0; i < blocks; ++i) {  // from anywhere, up or down: no order is promised
             const int from = int(seed * 0x9E3779B97F4A7C15ull >> 33) % blocks, block = (from + i) % blocks;
             blockIdx = {unsigned(seed % 2 ? block : blocks - 1 - block), 0, 0};
             run_block(threads, seed);
@@ -241,13 +241,13 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
 #include "simt_numbers.h"
 #include "simt_mma.h"
 
-static inline float from_lane(float x, int mask)
+static inline float shuffle_xor(float x, int mask)
 {
     const simt::Show* all = simt::exchange(__LINE__, [&](simt::Show& s) { s.value = x; });
     return all[(simt::current % simt::WARP) ^ mask].value;
 }
 
-static inline u32 from_lane_u32(u32 x, int mask)
+static inline u32 shuffle_xor_u32(u32 x, int mask)
 {
     const simt::Show* all = simt::exchange(__LINE__, [&](simt::Show& s) { s.word = x; });
     return all[(simt::current % simt::WARP) ^ mask].word;
@@ -255,7 +255,7 @@ static inline u32 from_lane_u32(u32 x, int mask)
 
 static inline void atomic_add(float* to, float x) { *to += x; }
 
-static inline int of_lane(int x, int lane)
+static inline int shuffle(int x, int lane)
 {
     const simt::Show* all = simt::exchange(__LINE__, [&](simt::Show& s) { s.word = x; });
     return int(all[lane].word);

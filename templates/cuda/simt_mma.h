@@ -3,7 +3,7 @@
 
 namespace simt {
 template <bool TRANSPOSED>
-static void load_pieces(u32 (&x)[4], u32 row)
+static void ldmatrix_x4(u32 (&x)[4], u32 row)
 {
     const unsigned char* mine = (const unsigned char*)shared + row;
     if (row + 16 > sizeof shared || row % 16)
@@ -22,8 +22,8 @@ static void load_pieces(u32 (&x)[4], u32 row)
 }  // namespace simt
 
 static inline u32 address(const void* place) { return u32((const unsigned char*)place - (const unsigned char*)shared); }
-static inline void load_pieces(u32 (&x)[4], u32 row) { simt::load_pieces<false>(x, row); }
-static inline void load_pieces_transposed(u32 (&x)[4], u32 row) { simt::load_pieces<true>(x, row); }
+static inline void ldmatrix_x4(u32 (&x)[4], u32 row) { simt::ldmatrix_x4<false>(x, row); }
+static inline void ldmatrix_x4_trans(u32 (&x)[4], u32 row) { simt::ldmatrix_x4<true>(x, row); }
 
 static inline u32 load_word(u32 place)
 {
@@ -34,7 +34,7 @@ static inline u32 load_word(u32 place)
     return x;
 }
 
-static inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+static inline void mma_sync(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
     using namespace simt;
     constexpr int PARTS = 4 / sizeof(element);  // of a register

@@ -2,9 +2,9 @@
 // same text compiles with g++ and runs.
 //
 // Warps go on independently, in an order that a seed shuffles. Copies and products are made at a random moment between their issue and
-// what waits for them, and what is undefined until then is NaN. Beside that every 16 bytes of shared memory know who wrote them and who
-// reads them, and every warp what it has waited for: an order that nothing enforces is a fault even when it does no harm. Waiting for
-// ever is a fault that tells who waits for what.
+// what waits for them, and what is undefined until then is NaN. Beside that every 16 bytes of shared memory know their writer and
+// readers, and every warp what it has waited for: an order that nothing enforces is a fault even when it does no harm. A deadlock is a
+// fault that lists what each warp waits for.
 //
 // What is not seen: plain loads and stores of shared memory, other than by the functions below; they meet wrong values at most.
 #pragma once
@@ -34,15 +34,15 @@ static inline void __syncthreads(SIMT_LINE) { simt::named_barrier(0, simt::threa
 static inline void __syncwarp(SIMT_LINE) { simt::together(simt::SYNC, line, [] {}); }
 static inline void __threadfence() {}
 static inline void __nanosleep(unsigned) { simt::give_turn(); }
-static inline void warpgroups_meet(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, true, line); }
-static inline void warpgroups_arrive(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, false, line); }
-template <int COUNT> static void warpgroup_give_registers(SIMT_LINE) { simt::set_registers(COUNT, false, line); }
-template <int COUNT> static void warpgroup_take_registers(SIMT_LINE) { simt::set_registers(COUNT, true, line); }
+static inline void named_barrier_sync(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, true, line); }
+static inline void named_barrier_arrive(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, false, line); }
+template <int COUNT> static void warpgroup_reg_dealloc(SIMT_LINE) { simt::set_registers(COUNT, false, line); }
+template <int COUNT> static void warpgroup_reg_alloc(SIMT_LINE) { simt::set_registers(COUNT, true, line); }
 static inline void wait_for_launch() {}    // griddepcontrol: one kernel ends before the next begins
 static inline void allow_next_launch() {}
 
 template <class T>
-static T of_lane(T x, int lane, SIMT_LINE)
+static T shuffle(T x, int lane, SIMT_LINE)
 {
     static_assert(sizeof(T) == 4, "a shuffle moves 4 bytes");
     const simt::Show* all = simt::exchange(simt::SHUFFLE, line, [&](simt::Show& s) { memcpy(&s.word, &x, 4); });
@@ -50,21 +50,21 @@ static T of_lane(T x, int lane, SIMT_LINE)
     return x;
 }
 
-template <class T> static T from_lane(T x, int mask, SIMT_LINE) { return of_lane(x, (simt::current % simt::WARP) ^ mask, line); }
-static inline u32 from_lane_u32(u32 x, int mask, SIMT_LINE) { return from_lane(x, mask, line); }
-static inline int uniform(int x, SIMT_LINE) { return of_lane(x, 0, line); }
+template <class T> static T shuffle_xor(T x, int mask, SIMT_LINE) { return shuffle(x, (simt::current % simt::WARP) ^ mask, line); }
+static inline u32 shuffle_xor_u32(u32 x, int mask, SIMT_LINE) { return shuffle_xor(x, mask, line); }
+static inline int uniform(int x, SIMT_LINE) { return shuffle(x, 0, line); }
 
 static inline int count_lanes(bool x, SIMT_LINE)
 {
     int count = x;
     for (int mask = 1; mask < simt::WARP; mask *= 2)
-        count += from_lane(count, mask, line);
+        count += shuffle_xor(count, mask, line);
     return count;
 }
 
 static inline int count_bits(u32 x) { return __builtin_popcount(x); }
 
-static inline u32 which_lanes(bool x, SIMT_LINE)
+static inline u32 ballot(bool x, SIMT_LINE)
 {
     const simt::Show* all = simt::exchange(simt::VOTE, line, [&](simt::Show& s) { s.flag = x; });
     u32 which = 0;
@@ -73,14 +73,14 @@ static inline u32 which_lanes(bool x, SIMT_LINE)
     return which;
 }
 
-static inline int least_of_lanes(int x, SIMT_LINE)
+static inline int warp_min(int x, SIMT_LINE)
 {
     for (int mask = 1; mask < simt::WARP; mask *= 2)
-        x = std::min(x, from_lane(x, mask, line));
+        x = std::min(x, shuffle_xor(x, mask, line));
     return x;
 }
 
-static inline int most_of_lanes(int x, SIMT_LINE) { return -least_of_lanes(-x, line); }
+static inline int warp_max(int x, SIMT_LINE) { return -warp_min(-x, line); }
 
 static inline bool any_lane(bool x, SIMT_LINE)
 {
@@ -109,7 +109,7 @@ static inline void atomic_add4(float* place, const float* x) { for (int i = 0; i
 static inline void wait_global(const volatile int* place, int value, SIMT_LINE) { simt::wait_for_memory(place, value, line); }
 static inline void await_turn(const int* turn, int mine, SIMT_LINE) { simt::wait_for_memory(turn, mine, line); }
 static inline void pass_turn(int* turn, int mine) { *turn = mine + 1; }
-static inline void copies_fence() {}
+static inline void proxy_fence_all() {}
 
 static inline void store_chunk(void* to, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE)
 {
@@ -131,7 +131,7 @@ static inline u32 permute_bytes(u32 x, u32 y, u32 selector)
 }
 
 static inline float log2_(float x) { return log2f(x); }
-template <class T> static void pin(T&) {}
+template <class T> static void warpgroup_fence_operand(T&) {}
 
 // ---- shared memory
 
@@ -155,7 +155,7 @@ static T load_shared(u32 place, SIMT_LINE)
 
 namespace simt {
 template <bool TRANSPOSED>
-static void store_pieces(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, int line)
+static void stmatrix_x4(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, int line)
 {
     at(row, 16, 16, line, "a row of stmatrix");
     Show* all = (Show*)exchange(MATRIX, line, [&](Show& s) { s.words[0] = x0, s.words[1] = x1, s.words[2] = x2, s.words[3] = x3; });
@@ -171,7 +171,7 @@ static void store_pieces(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, int line)
 }
 
 template <bool TRANSPOSED>
-static void load_pieces(u32 (&x)[4], u32 row, int line)
+static void ldmatrix_x4(u32 (&x)[4], u32 row, int line)
 {
     const unsigned char* mine = at(row, 16, 16, line, "a row of ldmatrix");
     check_read(row, 16, line);
@@ -186,10 +186,10 @@ static void load_pieces(u32 (&x)[4], u32 row, int line)
 }
 }  // namespace simt
 
-static inline void store_pieces(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE) { simt::store_pieces<false>(row, x0, x1, x2, x3, line); }
-static inline void store_pieces_transposed(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE) { simt::store_pieces<true>(row, x0, x1, x2, x3, line); }
-static inline void load_pieces(u32 (&x)[4], u32 row, SIMT_LINE) { simt::load_pieces<false>(x, row, line); }
-static inline void load_pieces_transposed(u32 (&x)[4], u32 row, SIMT_LINE) { simt::load_pieces<true>(x, row, line); }
+static inline void stmatrix_x4(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE) { simt::stmatrix_x4<false>(row, x0, x1, x2, x3, line); }
+static inline void stmatrix_x4_trans(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE) { simt::stmatrix_x4<true>(row, x0, x1, x2, x3, line); }
+static inline void ldmatrix_x4(u32 (&x)[4], u32 row, SIMT_LINE) { simt::ldmatrix_x4<false>(x, row, line); }
+static inline void ldmatrix_x4_trans(u32 (&x)[4], u32 row, SIMT_LINE) { simt::ldmatrix_x4<true>(x, row, line); }
 static inline void proxy_fence() { simt::fence_proxy(); }
 
 // ---- mbarriers
@@ -269,7 +269,7 @@ static inline void copies_arrive(u32 barrier, SIMT_LINE) { simt::copies_arrive(b
 // ---- clusters: attnc/support/sm90_cluster.cuh
 
 static inline int block_rank() { return simt::block->rank; }
-static inline void cluster_meet(SIMT_LINE)
+static inline void cluster_sync(SIMT_LINE)
 {
     simt::together(simt::SYNC, line, [] {});
     simt::cluster_barrier(line);
@@ -283,12 +283,12 @@ static inline void cluster_arrive_if(u32 barrier, bool arrives, SIMT_LINE)
         if (rank != simt::block->rank)
             simt::remote_arrive(barrier, rank, line);
 }
-static inline void cluster_load(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2, int c3, SIMT_LINE)
+static inline void tma_load_multicast(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2, int c3, SIMT_LINE)
 {
     for (int rank = 0; rank < simt::cluster_size; ++rank)
         simt::in_block(rank, line, [&] { simt::tensor_copy(simt::Kind::load, to, &map, barrier, line, c0, c1, c2, c3); });
 }
-static inline void cluster_tell(u32 place, u32 barrier, int rank, int word, SIMT_LINE) { simt::tell(place, barrier, rank, word, line); }
+static inline void cluster_send(u32 place, u32 barrier, int rank, int word, SIMT_LINE) { simt::tell(place, barrier, rank, word, line); }
 static inline void cluster_wait(u32 barrier, u32 parity, SIMT_LINE) { simt::barrier_wait(barrier, parity, line); }
 
 // ---- wgmma

@@ -279,13 +279,13 @@ static void check_copies()
 {
     if (block->copying_count > 0) {
         message[0] = 0;
-        say("block %u: copies of thread %d are under way that nobody waits for", block->index.x, block->copying[0]);
+        say("block %u: copies of thread %d are left without a wait", block->index.x, block->copying[0]);
         _longjmp(escape, 1);
     }
     for (int i = 0; i < block->copy_count; ++i)
         if (const Copy& copy = block->copies[i]; copy.live) {
             message[0] = 0;
-            say("block %u: a copy to shared + %u is under way that nobody waits for", block->index.x, copy.place - BASE);
+            say("block %u: a copy to shared + %u is left without a wait", block->index.x, copy.place - BASE);
             _longjmp(escape, 1);
         }
 }
@@ -311,7 +311,7 @@ static void check_cluster()
 }
 
 // cp.async: 16 bytes each, through the generic proxy, there at a moment between their issue and what the arrival behind them tells of. A
-// thread's land in their order, which nobody can tell: what reads them without having waited for the arrival is a fault in any case.
+// thread's land in their order, which nothing can observe: a read before the wait for the arrival is a fault in any case.
 
 static void land(Lane& lane, u32 end)
 {

@@ -67,7 +67,7 @@ static void fence_proxy()
         int left = 0;
         for (int i = 0; i < writer.written_count; ++i) {
             Unit& one = unit(writer.written[i]);
-            const bool is_last = one.writer && (one.writer - 1) / WARP == from;  // nobody else has written there since
+            const bool is_last = one.writer && (one.writer - 1) / WARP == from;  // no other thread has written there since
             if (is_last && from != current / WARP && one.tick > known_here().ticks[from]) {
                 writer.written[left++] = writer.written[i];
                 continue;
@@ -259,7 +259,7 @@ static void named_barrier(int id, int threads, bool waits, int line)
             fail(line, "barrier %d for %d threads, where others say %d", id, threads, named.expected);
         const u32 mine = 1u << current / WARP;
         if (named.warps & mine)
-            fail(line, "arrives at barrier %d once more, where %d of %d threads are: nobody has gone on since", id, named.arrived, threads);
+            fail(line, "arrives at barrier %d once more, where %d of %d threads are, and none has gone on since", id, named.arrived, threads);
         named.warps |= mine;
         for (int i = 0; i < WARP; ++i)
             block->lanes[current / WARP * WARP + i].wait.value = named.generation;

@@ -64,11 +64,11 @@ struct Clock {
     void take(const Clock& other) { memcpy(of, other.of, cluster_size * sizeof(Known)); }
 };
 
-// The history of 16 bytes of shared memory: who wrote them last, who may still read them.
+// The history of 16 bytes of shared memory: the last writer, and possible readers.
 struct Unit {
     int writer;  // thread of the last generic write + 1, or 0
     u32 tick, sync;           // of its warp, then
-    bool fenced;              // somebody who knows has said fence.proxy.async since
+    bool fenced;              // a thread that knows of it has issued fence.proxy.async since
     u32 listed;               // a bit for each warp that has it in `Warp::written`
     int barrier;              // mbarrier of the last copy + 1, or 0; UNTOLD: none tells of it
     u32 phase;                // of that barrier, in which the copy counts
@@ -96,7 +96,7 @@ struct Named {
     Clock clock, done;
 };
 
-// What a tensor map says; CUtensorMap, which nobody can read, has the same 128 bytes.
+// What a tensor map says; CUtensorMap, which is opaque, has the same 128 bytes.
 struct alignas(64) Map {
     u64 base;
     u32 rank, element_bytes;

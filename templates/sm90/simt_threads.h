@@ -192,7 +192,7 @@ static void describe(int warp)
     }
 }
 
-// Tells which warps wait for what: nobody can ever go on.
+// Says which warps wait for what, where no warp can go on.
 [[noreturn]] static void deadlock()
 {
     static char all[sizeof message], before[sizeof message];
@@ -204,10 +204,10 @@ static void describe(int warp)
         if (warp < threads_of_block / WARP)
             describe(warp);
         if (warp > 0 && strcmp(message, before) != 0) {
-            char who[32];
-            snprintf(who, sizeof who, first == warp - 1 ? "warp %d" : "warps %d-%d", first, warp - 1);
+            char waiting[32];
+            snprintf(waiting, sizeof waiting, first == warp - 1 ? "warp %d" : "warps %d-%d", first, warp - 1);
             if (before[0])
-                end += snprintf(end, all + sizeof all - end, "\n  %s%s", who, before);
+                end += snprintf(end, all + sizeof all - end, "\n  %s%s", waiting, before);
             if (end >= all + sizeof all)
                 break;
             first = warp;
@@ -317,7 +317,7 @@ static void finish_block()
     for (const Named& named : block->named)
         if (named.arrived) {
             message[0] = 0;
-            say("block %u: ends with arrivals at barrier %d for which nobody has come, ", block->index.x, int(&named - block->named));
+            say("block %u: ends with arrivals at barrier %d that no thread has waited for, ", block->index.x, int(&named - block->named));
             describe(named);
             _longjmp(escape, 1);
         }
@@ -352,7 +352,7 @@ static void run_blocks(Dim grid, Block* blocks, int places, uint64_t seed)
         if (chance(4))
             copy_something();
         int warp = next_warp();
-        // nobody here can go on: a copy may help, or another block
+        // no warp of this block can go on: a copy may help, or another block
         const int here = int(block - blocks);
         for (int i = 1; warp < 0 && block->ended < threads_of_block;) {
             if (copy_something())

@@ -1,6 +1,6 @@
 // wgmma: products of a warpgroup, made at a moment between their issue and the wait for their group; a part of sm90/simt.h.
 //
-// While they are in flight the accumulators hold a NaN that says so: who reads them gets NaN, who writes them is found out. It is a
+// While they are in flight the accumulators hold a NaN that says so: a read gets NaN, a write is found out. It is a
 // signalling one, so that any arithmetic changes it.
 #pragma once
 

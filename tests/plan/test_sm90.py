@@ -49,7 +49,7 @@ def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int) -> None:
     assert config.tile_q == 64 * shape.consumers
     assert layout.threads(config) == 128 * (shape.consumers + 1)
     assert sum(layout.shared_memory(config).values()) == kernel.shared[0] <= ROOM
-    assert sum(layout.registers(config).values()) < shape.multiply_registers
+    assert sum(layout.registers(config).values()) < shape.consumer_registers
     assert layout.qk.width % 64 == 0
 
 
@@ -82,13 +82,14 @@ def test_tiles_that_nobody_chose_leave_room_for_what_dropout_keeps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("consumers", "helpers", "widest"), [(2, 1, 256), (3, 1, 192), (4, 1, 128), (2, 2, 192), (4, 2, 96)]
+    ("consumers", "other_warpgroups", "widest"),
+    [(2, 1, 256), (3, 1, 192), (4, 1, 128), (2, 2, 192), (4, 2, 96)],
 )
 def test_the_result_of_a_product_fits_what_a_thread_starts_with(
-    consumers: int, helpers: int, widest: int
+    consumers: int, other_warpgroups: int, widest: int
 ) -> None:
     """ptxas says so (C7602) of one that is 16 columns wider."""
-    assert widest_product(entry_registers(consumers, helpers)) == widest
+    assert widest_product(entry_registers(consumers, other_warpgroups)) == widest
 
 
 def test_a_load_with_an_end_of_its_own_has_room_of_its_own() -> None:
@@ -156,10 +157,10 @@ def test_turns_are_one_more_field_of_configs_where_some_config_has_them() -> Non
 
 @pytest.mark.parametrize("consumers", [2, 3, 4])
 def test_barriers_of_turns_are_among_those_that_a_block_has(consumers: int) -> None:
-    """Named barriers are 0 to 15; below TURN is that of all threads, of all consumers, and one of each."""
+    """Named barriers are 0 to 15; lower ones are of all threads, all consumers, each one."""
     module = planned(f"consumers = {consumers}, tile.kv = 32, pingpong = true")
     text = render_files(module, path="a.attn", sha256="")["default.cu"]
-    found = re.search(r"TURN = 2 \+ CONSUMERS, TURN_THREADS = (\d+)", text)
+    found = re.search(r"TURN_BARRIER = 2 \+ CONSUMERS, TURN_THREADS = (\d+)", text)
     assert found is not None
     assert int(found[1]) == 2 * 128
     assert 2 + 2 * consumers <= 15
@@ -282,15 +283,16 @@ def test_other_targets_refuse_what_is_hoppers(schedule: str, said: str, target: 
     assert (found.code, found.message.startswith(said)) == ("E0602", True)
 
 
-@pytest.mark.parametrize(("dtype", "headroom", "above"), [("bf16", 20.0, "20.0"), ("f16", 12.0, "-2.0")])
-def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float, above: str) -> None:
+@pytest.mark.parametrize(("dtype", "headroom", "top"), [("bf16", 20.0, "0.0"), ("f16", 12.0, "14.0")])
+def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float, top: str) -> None:
     module = planned("softmax = online(maximum = lazy(20))", dtype=dtype)
     kernel = module.kernel
     assert kernel.softmax.headroom == headroom
     assert kernel.bound.largest_shift >= headroom
     assert kernel.bound.least_probability < 2.0 ** (14 if dtype == "f16" else 0) * 2.0**-headroom
     text = render_files(module, path="a.attn", sha256="")["default.cu"]
-    assert f"constexpr float ABOVE = {above}f" in text
+    assert f"constexpr float HEADROOM = {headroom}f" in text
+    assert f"constexpr float P_TOP = {top}f" in text
 
 
 def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule() -> None:
@@ -388,7 +390,7 @@ def test_who_copies_rows_keeps_registers_for_it(page: int, d: int, tile: int, co
 
     kernel = module("consumers = 2").kernel
     (config,), layout = kernel.configs, layout_of(kernel)
-    assert (layout.copies, config.tile_kv, layout.shape(config).copy_registers) == (copies, tile, left)
+    assert (layout.copies, config.tile_kv, layout.shape(config).producer_registers) == (copies, tile, left)
     assert ("rows of keys by cp.async" in "".join(SM90A.roles(kernel, config))) == (copies == "rows")
     if copies == "rows":
         with pytest.raises(DiagnosticError) as raised:

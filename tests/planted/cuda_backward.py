@@ -45,7 +45,7 @@ BUGS: tuple[CudaBug, ...] = (
         attention="full",
         file=_ROWS,
         story="eight lanes share a row, and the reduction stopped after four",
-        anchor="delta += from_lane(delta, 4);",
+        anchor="delta += shuffle_xor(delta, 4);",
         patch="",
     ),
     # The chain rule

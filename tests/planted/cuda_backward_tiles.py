@@ -54,7 +54,7 @@ BUGS: tuple[CudaBug, ...] = (
         attention="causal_gqa",
         file=_DKDV,
         story="the loop over a group began anew while warps still read the last tile",
-        anchor="__syncthreads();  // nobody reads the tiles of the head before any more",
+        anchor="__syncthreads();  // all have read the tiles of the previous head",
         patch="",
     ),
     CudaBug(
@@ -95,8 +95,8 @@ BUGS: tuple[CudaBug, ...] = (
         attention="alibi",
         file=_DKDV,
         story="dP wants the rows of do as they are, dV wants them transposed",
-        anchor="load_pieces_transposed(b, after",
-        patch="load_pieces(b, after",
+        anchor="ldmatrix_x4_trans(b, after",
+        patch="ldmatrix_x4(b, after",
     ),
     CudaBug(
         name="queries of another part",

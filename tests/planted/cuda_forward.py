@@ -82,14 +82,14 @@ BUGS: tuple[CudaBug, ...] = (
         name="V not transposed",
         attention="full",
         story="K needs no transposition and V does",
-        anchor="load_pieces_transposed(v, v_at)",
-        patch="load_pieces(v, v_at)",
+        anchor="ldmatrix_x4_trans(v, v_at)",
+        patch="ldmatrix_x4(v, v_at)",
     ),
     CudaBug(
         name="maximum of half a row",
         attention="full",
         story="four lanes share a row, and the reduction stopped after two",
-        anchor="return fmaxf(x, from_lane(x, 2));",
+        anchor="return fmaxf(x, shuffle_xor(x, 2));",
         patch="return x;",
     ),
     CudaBug(
@@ -161,7 +161,7 @@ BUGS: tuple[CudaBug, ...] = (
         name="query tile overwritten",
         attention="fa1_split_q",
         story="the copy of the next tile was started while warps still read the last one",
-        anchor="__syncthreads();  // nobody reads the buffer that the next copy writes",
+        anchor="__syncthreads();  // all have read the buffer that the next copy writes",
         patch="",
     ),
     CudaBug(

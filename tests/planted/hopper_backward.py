@@ -11,7 +11,7 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_backward",
         file="backward_dq",
         story="Q and dO were, which are copied first",
-        anchor="mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);",
+        anchor="mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);",
         patch="",
     ),
     HopperBug(
@@ -19,23 +19,25 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_backward",
         file="backward_dq",
         story="K was released with V, but is multiplied twice",
-        anchor="wgmma_wait<0>(); pin(dq); mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);",
-        patch="mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0); wgmma_wait<0>(); pin(dq);",
+        anchor="wgmma_wait<0>(); warpgroup_fence_operand(dq); "
+        "mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);",
+        patch="mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0); "
+        "wgmma_wait<0>(); warpgroup_fence_operand(dq);",
     ),
     HopperBug(
         name="V copied in the phase of those who read it",
         attention="hopper_backward",
         file="backward_dq",
         story="V got a ring of its own, with the parity of another role",
-        anchor="Ring<V_TILES> v = {0, 1};",
-        patch="Ring<V_TILES> v = {0, 0};",
+        anchor="PipelineState<V_TILES> v = {0, 1};",
+        patch="PipelineState<V_TILES> v = {0, 0};",
     ),
     HopperBug(
         name="dO of the next tile not waited for",
         attention="hopper_backward",
         file="backward_dq",
         story="dO came at the barrier of Q once",
-        anchor="mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);",
+        anchor="mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);",
         patch="",
     ),
     HopperBug(
@@ -59,8 +61,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_backward",
         file="backward_dq",
         story="Q is given back as soon as its last product is there",
-        anchor="mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), last && lane == 0);",
-        patch="mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);",
+        anchor="mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);",
+        patch="mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);",
     ),
     HopperBug(
         name="columns of dq with those of a neighbour",
@@ -75,16 +77,16 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_backward",
         file="backward_dq",
         story="the fence before S and dP was thought to be enough",
-        anchor="pin(left); wgmma_fence();",
-        patch="pin(left);",
+        anchor="warpgroup_fence_operand(left); wgmma_fence();",
+        patch="warpgroup_fence_operand(left);",
     ),
     HopperBug(
         name="late lanes of who finds tiles",
         attention="hopper_backward",
         file="backward_dq",
         story="a lane that comes late waits for the next phase but one",
-        anchor="mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity); __syncwarp();",
-        patch="mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);",
+        anchor="mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase); __syncwarp();",
+        patch="mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);",
     ),
     # The kernel over keys
     HopperBug(
@@ -92,15 +94,15 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_backward",
         file="backward_dkdv",
         story="both came to ride on the barrier of Q, and the count stayed",
-        anchor="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);",
-        patch="mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);",
+        anchor="mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES + 2 * BLOCK_M * 4);",
+        patch="mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);",
     ),
     HopperBug(
         name="V not waited for",
         attention="hopper_backward",
         file="backward_dkdv",
         story="K was, which is copied first",
-        anchor="mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);",
+        anchor="mbarrier_wait(barrier_of(base, V_FULL, 0), v.phase);",
         patch="",
     ),
     HopperBug(
@@ -108,8 +110,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_backward",
         file="backward_dkdv",
         story="registers that ordinary instructions wrote are read by the tensor cores",
-        anchor="pin(left_p); pin(left_ds); wgmma_fence();",
-        patch="pin(left_p); pin(left_ds);",
+        anchor="warpgroup_fence_operand(left_p); warpgroup_fence_operand(left_ds); wgmma_fence();",
+        patch="warpgroup_fence_operand(left_p); warpgroup_fence_operand(left_ds);",
     ),
     # ds through shared memory
     HopperBug(
@@ -117,15 +119,15 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_added",
         file="backward_dkdv",
         story="the barrier was thought to order stmatrix before wgmma",
-        anchor="proxy_fence(); __syncwarp(); mbarrier_arrive_if(barrier_of(base, DS_FULL, ds.at),",
-        patch="__syncwarp(); mbarrier_arrive_if(barrier_of(base, DS_FULL, ds.at),",
+        anchor="proxy_fence(); __syncwarp(); mbarrier_arrive_if(barrier_of(base, DS_FULL, ds.index),",
+        patch="__syncwarp(); mbarrier_arrive_if(barrier_of(base, DS_FULL, ds.index),",
     ),
     HopperBug(
         name="ds of the other warpgroup not waited for",
         attention="hopper_added",
         file="backward_dkdv",
         story="dq sums over the keys of both",
-        anchor="mbarrier_wait(barrier_of(base, DS_FULL, ds_before.at), ds_before.parity);",
+        anchor="mbarrier_wait(barrier_of(base, DS_FULL, ds_before.index), ds_before.phase);",
         patch="",
     ),
     HopperBug(
@@ -174,8 +176,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_ordered",
         file="backward_dkdv",
         story="it saves an atomic addition, until a block waits for one that has not begun",
-        anchor="tile = uniform(leads ? atomicAdd(args.counter_ptr, 1) : 0);",
-        patch="tile = tile < 0 ? blockIdx.x : gridDim.x + uniform(leads ? atomicAdd(args.counter_ptr, 1)"
+        anchor="tile = uniform(is_leader ? atomicAdd(args.counter_ptr, 1) : 0);",
+        patch="tile = tile < 0 ? blockIdx.x : gridDim.x + uniform(is_leader ? atomicAdd(args.counter_ptr, 1)"
         " : 0);",
     ),
     HopperBug(
@@ -208,15 +210,15 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_softcapped",
         file="backward_dk",
         story="K was given back after its last product",
-        anchor="tma_wait_read(); mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);",
-        patch="{} mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);",
+        anchor="tma_wait_read(); mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);",
+        patch="{} mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);",
     ),
     HopperBug(
         name="dO not waited for",
         attention="hopper_softcapped",
         file="backward_dv",
         story="the wait stood with dp, which this kernel does not make",
-        anchor="mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity); wgmma_fence();",
+        anchor="mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase); wgmma_fence();",
         patch="wgmma_fence();",
     ),
     # A warpgroup each for dk and dv
@@ -225,7 +227,7 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_wide",
         file="backward_dkdv",
         story="p was in the registers of who made ds",
-        anchor="mbarrier_wait(barrier_of(base, P_FULL, given.at), given.parity);",
+        anchor="mbarrier_wait(barrier_of(base, P_FULL, given.index), given.phase);",
         patch="",
     ),
     HopperBug(
@@ -233,8 +235,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_wide",
         file="backward_dkdv",
         story="rings of who fills begin in the other phase than rings of who reads",
-        anchor="Ring<P_TILES> given = {0, 1};",
-        patch="Ring<P_TILES> given = {1, 1};",
+        anchor="PipelineState<P_TILES> given = {0, 1};",
+        patch="PipelineState<P_TILES> given = {1, 1};",
     ),
     HopperBug(
         name="arrivals of one warpgroup for Q",
@@ -267,7 +269,7 @@ BUGS: tuple[HopperBug, ...] = (
         file="backward_dkdv",
         story="TMA drops rows past the end of the tensor, and a sequence ends before",
         anchor="kv_lo + first_key + 16 <= N && lane == 0) { "
-        "#pragma unroll for (int piece = 0; piece < QK_PIECES; ++piece)",
-        patch="lane == 0) { for (int piece = 0; piece < QK_PIECES; ++piece)",
+        "#pragma unroll for (int panel = 0; panel < QK_PANELS; ++panel)",
+        patch="lane == 0) { for (int panel = 0; panel < QK_PANELS; ++panel)",
     ),
 )

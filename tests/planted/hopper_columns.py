@@ -33,8 +33,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_columns",
         file="backward_dkdv",
         story="pairs of pieces go to shared memory together",
-        anchor="for (int j = 0; j < D / 8; j += 2) store_pieces",
-        patch="for (int j = 0; j < 72 / 16 * 2; j += 2) store_pieces",
+        anchor="for (int j = 0; j < D / 8; j += 2) stmatrix_x4",
+        patch="for (int j = 0; j < 72 / 16 * 2; j += 2) stmatrix_x4",
     ),
     HopperBug(
         name="o stored as far as whole depths",
@@ -47,7 +47,7 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns behind a row copied",
         attention="hopper_columns_rows",
         story="q has zeros there, but 0 * NaN is NaN",
-        anchor="from != 0 && column_of(piece) + 8 * chunk < COLUMNS",
+        anchor="from != 0 && column_of(panel) + 8 * chunk < COLUMNS",
         patch="from != 0",
     ),
     HopperBug(
@@ -61,8 +61,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns of decoded queries behind a row loaded",
         attention="hopper_columns_decode",
         story="as many as are multiplied",
-        anchor="if (64 * piece + 8 * chunk < 72)",
-        patch="if (64 * piece + 8 * chunk < D)",
+        anchor="if (64 * panel + 8 * chunk < 72)",
+        patch="if (64 * panel + 8 * chunk < D)",
     ),
     HopperBug(
         name="decoded o stored as far as whole depths",

@@ -31,8 +31,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="p overwritten while it is read",
         attention="hopper_mla",
         story="a stage was given back, and p stored, as soon as the product was issued",
-        anchor="wgmma_wait<1>(); pin(acc); release(other);",
-        patch="pin(acc); release(other);",
+        anchor="wgmma_wait<1>(); warpgroup_fence_operand(acc); release(other);",
+        patch="warpgroup_fence_operand(acc); release(other);",
     ),
     HopperBug(
         name="no fence between p and what reads it",
@@ -45,15 +45,15 @@ BUGS: tuple[HopperBug, ...] = (
         name="sums not brought under the other's maximum",
         attention="hopper_mla",
         story="o was rescaled, and l is of own tiles alone",
-        anchor="m[r] = m_new; l[r] *= factor[r]; } rescale(factor); clear_values",
-        patch="m[r] = m_new; } rescale(factor); clear_values",
+        anchor="m[r] = m_new; l[r] *= alpha[r]; } rescale(alpha); clear_values",
+        patch="m[r] = m_new; } rescale(alpha); clear_values",
     ),
     HopperBug(
         name="o not brought under the other's maximum",
         attention="hopper_mla",
         story="maxima seldom grow after the first tiles",
-        anchor="l[r] *= factor[r]; } rescale(factor); clear_values",
-        patch="l[r] *= factor[r]; } clear_values",
+        anchor="l[r] *= alpha[r]; } rescale(alpha); clear_values",
+        patch="l[r] *= alpha[r]; } clear_values",
     ),
     HopperBug(
         name="p of the last tile forgotten",
@@ -73,8 +73,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns outside of V not announced",
         attention="hopper_mla",
         story="the bytes of a half were counted, with which the others come",
-        anchor="begin(odd, own(HALF, copier) + own(REST, copier))",
-        patch="begin(odd, own(HALF, copier))",
+        anchor="begin(odd, own(HALF, producer) + own(REST, producer))",
+        patch="begin(odd, own(HALF, producer))",
     ),
     HopperBug(
         name="halves always in the same order",
@@ -87,9 +87,9 @@ BUGS: tuple[HopperBug, ...] = (
         name="values behind the sequence not cleared for the other's tiles",
         attention="hopper_mla",
         story="each warpgroup clears its own columns, of all tiles",
-        anchor="rescale(factor); "
-        "clear_values(kv_lo, base + K_AT + other.at * K_BYTES + consumer * HALF * BLOCK_N * 128);",
-        patch="rescale(factor);",
+        anchor="rescale(alpha); "
+        "clear_values(kv_lo, base + K_AT + other.index * K_BYTES + consumer * HALF * BLOCK_N * 128);",
+        patch="rescale(alpha);",
     ),
     # Stages and pages
     HopperBug(
@@ -103,15 +103,17 @@ BUGS: tuple[HopperBug, ...] = (
         name="values given back before their product",
         attention="hopper_gqa",
         story="the arrival was put behind the issue",
-        anchor="wgmma_wait<0>(); pin(acc); pin(p); release(PARTS - 1);",
-        patch="release(PARTS - 1); wgmma_wait<0>(); pin(acc); pin(p);",
+        anchor="wgmma_wait<0>(); warpgroup_fence_operand(acc); warpgroup_fence_operand(p); "
+        "release(PARTS - 1);",
+        patch="release(PARTS - 1); "
+        "wgmma_wait<0>(); warpgroup_fence_operand(acc); warpgroup_fence_operand(p);",
     ),
     HopperBug(
         name="pages of the tile before",
         attention="hopper_gqa",
         story="lanes have the pages of several tiles, and those of the first were taken for all",
-        anchor="of_lane(pages, taken++ * BOXES + lane % BOXES)",
-        patch="of_lane(pages, lane % BOXES)",
+        anchor="shuffle(pages, taken++ * BOXES + lane % BOXES)",
+        patch="shuffle(pages, lane % BOXES)",
     ),
     HopperBug(
         name="first tile copied twice",
@@ -124,14 +126,14 @@ BUGS: tuple[HopperBug, ...] = (
         name="boxes without keys announced",
         attention="hopper_gqa",
         story="all boxes of a tile were announced, of which the last has fewer",
-        anchor="pieces * boxes * BOX * 128",
-        patch="pieces * BOXES * BOX * 128",
+        anchor="panels * boxes * BOX * 128",
+        patch="panels * BOXES * BOX * 128",
     ),
     HopperBug(
         name="q not there for all warps",
         attention="hopper_gqa",
         story="each warp waited for what it had copied itself",
-        anchor="t = lane % 4; warpgroups_meet(1, 128 * CONSUMERS);",
+        anchor="t = lane % 4; named_barrier_sync(1, 128 * CONSUMERS);",
         patch="t = lane % 4;",
     ),
     HopperBug(
@@ -161,29 +163,29 @@ BUGS: tuple[HopperBug, ...] = (
         name="every lane announces",
         attention="hopper_pages",
         story="what one thread did became a warp's, lane by lane",
-        anchor="if (lane == 0) mbarrier_expect(barrier_of(base, V_FULL, v.at), count * BOX * 128);",
-        patch="mbarrier_expect(barrier_of(base, V_FULL, v.at), count * BOX * 128);",
+        anchor="if (lane == 0) mbarrier_expect(barrier_of(base, V_FULL, v.index), count * BOX * 128);",
+        patch="mbarrier_expect(barrier_of(base, V_FULL, v.index), count * BOX * 128);",
     ),
     # Several warps that copy
     HopperBug(
         name="keys ready with the pieces of one warp",
         attention="hopper_pages",
         story="one warp copied before two did",
-        anchor="mbarrier_init(barrier_of(base, K_FULL, i), COPIERS);",
+        anchor="mbarrier_init(barrier_of(base, K_FULL, i), PRODUCERS);",
         patch="mbarrier_init(barrier_of(base, K_FULL, i), 1);",
     ),
     HopperBug(
         name="every warp copies all pieces of V",
         attention="hopper_gqa",
         story="the pieces were not shared out where V was added",
-        anchor="begin(1, own(V_PIECES, turn)), 0, V_PIECES, turn);",
-        patch="begin(1, V_PIECES), 0, V_PIECES, 0);",
+        anchor="begin(1, own(V_PANELS, turn)), 0, V_PANELS, turn);",
+        patch="begin(1, V_PANELS), 0, V_PANELS, 0);",
     ),
     HopperBug(
         name="a lane announces before the others have waited",
         attention="hopper_gqa",
         story="a warp with nothing to copy waited for nobody",
-        anchor="const u32 full = barrier_of(base, FULL, PARTS * next_stage.at + part); __syncwarp();",
-        patch="const u32 full = barrier_of(base, FULL, PARTS * next_stage.at + part);",
+        anchor="const u32 full = barrier_of(base, FULL, PARTS * next_stage.index + part); __syncwarp();",
+        patch="const u32 full = barrier_of(base, FULL, PARTS * next_stage.index + part);",
     ),
 )

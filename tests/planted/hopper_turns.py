@@ -7,28 +7,28 @@ from __future__ import annotations
 
 from tests.planted.bug import HopperBug, Place
 
-_PASS = "warpgroups_arrive(TURN + (consumer + 1) % CONSUMERS, TURN_THREADS);"
+_PASS = "named_barrier_arrive(TURN_BARRIER + (consumer + 1) % CONSUMERS, TURN_THREADS);"
 
 BUGS: tuple[HopperBug, ...] = (
     HopperBug(
         name="turn kept at the end of a tile",
         attention="hopper_turns",
         story="the last product is not one of the loop, and its turn was not passed on",
-        anchor="wgmma_fence(); start_pv(accumulate); pass_turn_on(); } else {",
-        patch="wgmma_fence(); start_pv(accumulate); } else {",
+        anchor="wgmma_fence(); issue_pv(accumulate); turn_arrive(); } else {",
+        patch="wgmma_fence(); issue_pv(accumulate); } else {",
     ),
     HopperBug(
         name="first turn never given",
         attention="hopper_turns",
         story="who is first has nobody before it who passes a turn on",
-        anchor="if (consumer == CONSUMERS - 1) pass_turn_on();",
+        anchor="if (consumer == CONSUMERS - 1) turn_arrive();",
         patch="",
     ),
     HopperBug(
         name="last turn never taken",
         attention="hopper_turns",
         story="a block ended in the middle of a meeting",
-        anchor="if (consumer == 0) take_turn();",
+        anchor="if (consumer == 0) turn_wait();",
         patch="",
     ),
     HopperBug(
@@ -36,21 +36,21 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_turns",
         story="written for two warpgroups, of which the other one is next",
         anchor=_PASS,
-        patch="warpgroups_arrive(TURN + consumer + 1, TURN_THREADS);",
+        patch="named_barrier_arrive(TURN_BARRIER + consumer + 1, TURN_THREADS);",
     ),
     HopperBug(
         name="turn passed on to the warpgroup before",
         attention="hopper_turns",
         story="between two warpgroups both ways round are the same",
         anchor=_PASS,
-        patch="warpgroups_arrive(TURN + (consumer + CONSUMERS - 1) % CONSUMERS, TURN_THREADS);",
+        patch="named_barrier_arrive(TURN_BARRIER + (consumer + CONSUMERS - 1) % CONSUMERS, TURN_THREADS);",
     ),
     HopperBug(
         name="turn of fewer threads",
         attention="hopper_turns",
         story="only those who arrive were counted",
         anchor=_PASS,
-        patch="warpgroups_arrive(TURN + (consumer + 1) % CONSUMERS, 128);",
+        patch="named_barrier_arrive(TURN_BARRIER + (consumer + 1) % CONSUMERS, 128);",
     ),
     HopperBug(
         name="turn of all who multiply",
@@ -70,8 +70,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="turn passed on twice",
         attention="hopper_turns",
         story="behind each product, as if each had a turn",
-        anchor="start_qk(); start_pv(accumulate); pass_turn_on();",
-        patch="start_qk(); pass_turn_on(); start_pv(accumulate); pass_turn_on();",
+        anchor="issue_qk(); issue_pv(accumulate); turn_arrive();",
+        patch="issue_qk(); turn_arrive(); issue_pv(accumulate); turn_arrive();",
     ),
     HopperBug(
         name="turn taken by warpgroups that see the tile alone",

@@ -12,9 +12,10 @@ from attnc.model.resolve import resolve
 from attnc.output import write_folder
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
-from attnc.plan.sm90.backward import CONSUMERS, MULTIPLY_REGISTERS, Sm90Backward
+from attnc.plan.sm90.backward import CONSUMER_REGISTERS, CONSUMERS, Sm90Backward
 from attnc.plan.sm90.decode import Sm90DecodeLayout
 from attnc.plan.sm90.layout import Sm90Layout, entry_registers
+from attnc.runtime.cubin import disassemble
 from attnc.runtime.loader import load_file, program_of
 from attnc.runtime.nvrtc import CompilationError, Cubin, compile_cubin, compile_ptx, nvrtc_version
 from attnc.runtime.toolchains import build_cubins, usage_of
@@ -23,7 +24,7 @@ from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
 from tests.compiled import compile_configs
 from tests.plans import plans_of
-from tests.sass import disassemble, loops
+from tests.sass import loops
 from tests.verify.judging import modules_of, spec
 
 ROOT = Path(__file__).parents[2]
@@ -65,10 +66,10 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
     # On Hopper warpgroups share out what the launch gives to each thread.
     if isinstance(kernel.layout, Sm90Layout):
         shape = kernel.layout.shape(kernel.configs[0])
-        assert needed <= shape.multiply_registers
+        assert needed <= shape.consumer_registers
         assert cubin.registers == shape.entry_registers
     elif isinstance(kernel.layout, Sm90DecodeLayout):
-        assert needed <= kernel.layout.multiply_registers
+        assert needed <= kernel.layout.consumer_registers
         assert cubin.registers == kernel.layout.entry_registers
     else:
         assert needed <= cubin.registers <= 255
@@ -92,7 +93,7 @@ def test_the_backward_compiles_too(path: Path) -> None:
             assert layout is not None
             needed = sum(layout.registers(kernel.configs[0], kernel.kind).values())
             if isinstance(layout, Sm90Backward) and kernel.kind in layout.by_wgmma:
-                assert needed <= MULTIPLY_REGISTERS
+                assert needed <= CONSUMER_REGISTERS
                 assert cubin.registers == entry_registers(CONSUMERS)
             else:
                 assert needed <= cubin.registers <= 255

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from attnc.runtime.cubin import disassemble
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.runtime.toolchains import tool
 from tests.compiled import compile_configs
-from tests.sass import Loop, disassemble, findings, loops
+from tests.sass import Loop, findings, loops
 from tests.verify.judging import modules_of, spec
 
 GENERATED = Path(__file__).parents[2] / "generated"

@@ -13,6 +13,7 @@ import torch
 from attnc.plan.ir import Module
 from attnc.plan.sm90.backward import CONSUMERS, Sm90Backward
 from attnc.plan.sm90.layout import entry_registers
+from attnc.runtime.cubin import disassemble
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.files import render_files
@@ -21,7 +22,7 @@ from attnc.verify.check import check
 from attnc.verify.simt import SimtFault, attach, available
 from attnc.verify.subject import subject_of
 from tests.plan.test_sm90_backward import CAUSAL, planned
-from tests.sass import disassemble, loops
+from tests.sass import loops
 from tests.target.test_defined_names import HOPPERS
 from tests.verify.judging import modules_of, spec
 
@@ -173,16 +174,16 @@ def test_gradients_are_right_whatever_warps_are_first(
         ("dkdv", r"mbarrier_wait\(barrier_of\(base, DS_FULL[^;]*;", "", RACE),
         (
             "dkdv",
-            r"(mbarrier_wait\(barrier_of\(base, DO_FULL, q\.at\)), q\.parity",
-            r"\1, q.parity ^ 1",
+            r"(mbarrier_wait\(barrier_of\(base, DO_FULL, q\.index\)), q\.phase",
+            r"\1, q.phase ^ 1",
             EARLY,
         ),
         ("dkdv", r"DS_EMPTY, i\), 4 \* CONSUMERS", "DS_EMPTY, i), 4 * CONSUMERS - 1", RACE),
-        ("dq", r"mbarrier_wait\(barrier_of\(base, V_FULL, v\.at\), v\.parity\);", "", EARLY),
+        ("dq", r"mbarrier_wait\(barrier_of\(base, V_FULL, v\.index\), v\.phase\);", "", EARLY),
         ("dq", r"K_EMPTY, i\), 4 \* CONSUMERS", "K_EMPTY, i), 4 * CONSUMERS - 1", RACE),
-        ("dq", r"(Ring<STAGES> k = \{0, )0\}", r"\g<1>1}", f"{EARLY}|{RACE}"),
-        ("dq", r"Q_EMPTY, q\.at\), last &&", "Q_EMPTY, q.at),", EARLY),
-        ("dq", r"(DO_FULL, q\.at\)), q\.parity\);\n", r"\1, q.parity ^ 1);\n", EARLY),
+        ("dq", r"(PipelineState<STAGES> k = \{0, )0\}", r"\g<1>1}", f"{EARLY}|{RACE}"),
+        ("dq", r"Q_EMPTY, q\.index\), last &&", "Q_EMPTY, q.index),", EARLY),
+        ("dq", r"(DO_FULL, q\.index\)), q\.phase\);\n", r"\1, q.phase ^ 1);\n", EARLY),
     ],
 )
 def test_a_mistake_in_it_is_found(

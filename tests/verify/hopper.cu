@@ -29,9 +29,9 @@ ring(const __grid_constant__ Args args)
         __syncthreads();
     if (threadIdx.x < 128) {
         if (bug == REGISTERS)
-            warpgroup_give_registers<48>();
+            warpgroup_reg_dealloc<48>();
         else
-            warpgroup_give_registers<40>();
+            warpgroup_reg_dealloc<40>();
         if (threadIdx.x >= (args.in ? 32 : 1))
             return;
         if (threadIdx.x == 0) {
@@ -60,7 +60,7 @@ ring(const __grid_constant__ Args args)
         }
         return;
     }
-    warpgroup_take_registers<232>();
+    warpgroup_reg_alloc<232>();
     const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     float top[2] = {-1e30f, -1e30f};
     mbarrier_wait(there, 0);
@@ -92,8 +92,8 @@ ring(const __grid_constant__ Args args)
     if (bug == LATE_WAIT)
         wgmma_wait<0>();
     for (int r = 0; r < 2; ++r) {
-        top[r] = max(top[r], from_lane(top[r], 1));
-        top[r] = max(top[r], from_lane(top[r], 2));
+        top[r] = max(top[r], shuffle_xor(top[r], 1));
+        top[r] = max(top[r], shuffle_xor(top[r], 2));
         if (lane % 4 == 0)
             args.out[64 * group + 16 * warp + 8 * r + lane / 4] = top[r];
     }
@@ -142,7 +142,7 @@ values(const __grid_constant__ Args args)
         for (int j = 0; j < 16; j += 2) {
             const int row = 16 * warp + lane % 16, unit = j % 8 + lane / 16;
             const u32 place = o + j / 8 * 8192 + row * 128 + (bug == SWIZZLE ? unit : unit ^ row % 8) * 16;
-            store_pieces(place, pack(d[j][0], d[j][1]), pack(d[j][2], d[j][3]), pack(d[j + 1][0], d[j + 1][1]),
+            stmatrix_x4(place, pack(d[j][0], d[j][1]), pack(d[j][2], d[j][3]), pack(d[j + 1][0], d[j + 1][1]),
                          pack(d[j + 1][2], d[j + 1][3]));
         }
         if (bug != NO_PROXY_FENCE)
@@ -173,16 +173,16 @@ turns(const __grid_constant__ Args args)
         *count = 0;
     __syncthreads();
     if (group == 1 && bug != NO_BARRIER)
-        warpgroups_arrive(1, 256);
+        named_barrier_arrive(1, 256);
     for (int i = 0; i < 8; ++i) {
         if (bug != NO_BARRIER)
-            warpgroups_meet(1 + group, 256);
+            named_barrier_sync(1 + group, 256);
         if (threadIdx.x % 128 == 0)
             args.out[(*count)++] = float(group);
         if (bug != NO_WAIT && bug != NO_BARRIER && (group == 0 || i < 7 || bug == ONE_TURN_MORE) && !(bug == ONE_WARP && threadIdx.x / 32 % 4))
-            warpgroups_arrive(2 - group, bug == COUNT_LOW ? 128 : 256);
+            named_barrier_arrive(2 - group, bug == COUNT_LOW ? 128 : 256);
         if (bug == TWICE)
-            warpgroups_arrive(2 - group, 256);
+            named_barrier_arrive(2 - group, 256);
     }
 }
 
@@ -245,19 +245,19 @@ lanes(const __grid_constant__ Args args)
     if (bug != DIVERGED || lane < 16)
         __syncwarp();
     u32 x[4];
-    load_pieces(x, tile + 16 * lane);
+    ldmatrix_x4(x, tile + 16 * lane);
     if (bug == UNALIGNED)
-        load_pieces(x, tile + 8);
-    store_pieces_transposed(other + 16 * lane, x[0], x[1], x[2], x[3]);
+        ldmatrix_x4(x, tile + 8);
+    stmatrix_x4_trans(other + 16 * lane, x[0], x[1], x[2], x[3]);
     u32 y[4];
-    load_pieces_transposed(y, other + 16 * lane);
+    ldmatrix_x4_trans(y, other + 16 * lane);
     bool same = true;
     for (int i = 0; i < 4; ++i) {
         same &= x[i] == y[i];
         ((u32*)args.out)[32 + 32 * i + lane] = load_shared<u32>(other + 16 * lane + 4 * i);
     }
     const int leaders = elect_one();
-    args.out[lane] = float(of_lane(lane, 5) + from_lane(lane, 3) + 100 * uniform(lane + 1) + 1000 * any_lane(lane == 7)
+    args.out[lane] = float(shuffle(lane, 5) + shuffle_xor(lane, 3) + 100 * uniform(lane + 1) + 1000 * any_lane(lane == 7)
                            + 2000 * any_lane(!same) + 10000 * leaders);
 }
 
@@ -351,7 +351,7 @@ halves(const __grid_constant__ Args args)
         mbarrier_fence();
     }
     if (bug != NO_START)
-        cluster_meet();
+        cluster_sync();
     else
         __syncthreads();
     if (threadIdx.x == 0) {
@@ -364,11 +364,11 @@ halves(const __grid_constant__ Args args)
             if (bug == ALONE)
                 tma_load(keys + 4096 * stage + 2048 * half, args.b, full + 8 * stage, 0, 32 * i + 16 * half, 0, 0);
             else
-                cluster_load(keys + 4096 * stage + 2048 * half, args.b, full + 8 * stage, 0, 32 * i + 16 * half, 0, 0);
+                tma_load_multicast(keys + 4096 * stage + 2048 * half, args.b, full + 8 * stage, 0, 32 * i + 16 * half, 0, 0);
         }
         for (int i = 0; i < 4; ++i) {  // in turn: one word is enough, as it has been read
             if (i % 2 == rank || bug == OUT_OF_TURN)
-                cluster_tell(word, told, bug == WRONG_RANK ? rank : 1 - rank, 10 * i + rank);
+                cluster_send(word, told, bug == WRONG_RANK ? rank : 1 - rank, 10 * i + rank);
             if (i % 2 == rank)
                 continue;
             mbarrier_expect(told, 4);
@@ -398,12 +398,12 @@ halves(const __grid_constant__ Args args)
                         top[e / 2] = max(top[e / 2], d[j][e]);
         }
         for (int r = 0; r < 2; ++r) {
-            top[r] = max(top[r], from_lane(top[r], 1));
-            top[r] = max(top[r], from_lane(top[r], 2));
+            top[r] = max(top[r], shuffle_xor(top[r], 1));
+            top[r] = max(top[r], shuffle_xor(top[r], 2));
             if (lane % 4 == 0)
                 args.out[64 * blockIdx.x + 16 * (warp - 4) + 8 * r + lane / 4] = top[r];
         }
     }
     if (bug != NO_END)
-        cluster_meet();
+        cluster_sync();
 }

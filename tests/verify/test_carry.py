@@ -156,7 +156,8 @@ def test_a_constant_of_the_kernel_alone_may_have_another_name() -> None:
 
 
 def test_comments_docstrings_and_names_of_files_are_no_part_of_a_declaration() -> None:
-    text = MODULE + 'CALL = f(file="d64", name="d64")\n'
+    text = MODULE + 'CALL = f(file="d64", name="d64", operator="d64_1")\n'
     changed = text.replace('"""Documented."""', '"""Told."""').replace("class Call", "#\nclass Call")
-    assert compare_declarations(text, changed.replace('file="d64"', 'file="other"')) == ""
+    renamed = changed.replace('file="d64"', 'file="other"').replace("d64_1", "d64_2")
+    assert compare_declarations(text, renamed) == ""
     assert compare_declarations(text, text.replace('name="d64"', 'name="other"')) != ""

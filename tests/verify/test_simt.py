@@ -94,7 +94,7 @@ def test_a_missing_barrier_shows() -> None:
 
 
 def test_lanes_exchange_in_step() -> None:
-    out = run("args.out[i] = from_lane(args.in[i], 3);")
+    out = run("args.out[i] = shuffle_xor(args.in[i], 3);")
     assert torch.equal(out, torch.arange(64).bitwise_xor(torch.tensor(3)).float())
 
 
@@ -125,8 +125,8 @@ def test_a_missing_wait_shows() -> None:
         ("if (i < 32)\n __syncthreads();\n else\n __syncthreads();", "warps wait at different barriers"),
         ("tile[i + 64] = 0.0f;", "a write past the end of shared memory"),
         ("copy_async(tile, args.in + 1, true);", "a copy that is not aligned"),
-        ("copy_async(tile, args.in, true); wait_copies<0>();", "a copy is under way that nobody waits for"),
-        ("u32 x[4]; load_pieces(x, 8u);", "not aligned"),
+        ("copy_async(tile, args.in, true); wait_copies<0>();", "a copy is left without a wait"),
+        ("u32 x[4]; ldmatrix_x4(x, 8u);", "not aligned"),
         ("args.out[i] = i / (args.n - 64);", "a division by zero"),
     ],
 )

@@ -302,8 +302,8 @@ def test_a_turn_that_is_not_passed_on_is_a_deadlock() -> None:
     ("bug", "said"),
     [
         ("ONE_WARP", r"warps 4-7, line \d+: wait at barrier 2, where 160 of 256 threads .* \(warps 0, 4-7\)"),
-        ("TWICE", r"arrives at barrier [12] once more, where \d+ of 256 threads are: nobody has gone on"),
-        ("ONE_TURN_MORE", r"ends with arrivals at barrier 1 for which nobody has come, .* \(warps 4-7\)"),
+        ("TWICE", r"arrives at barrier [12] once more, where \d+ of 256 threads are, and none has gone on"),
+        ("ONE_TURN_MORE", r"ends with arrivals at barrier 1 that no thread has waited for, .* \(warps 4-7\)"),
     ],
 )
 def test_a_turn_that_is_given_otherwise_is_a_fault(bug: str, said: str, seed: int) -> None:

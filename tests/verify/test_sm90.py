@@ -199,8 +199,8 @@ def test_a_warp_that_copies_pages_and_falls_behind_shows() -> None:
     (module,) = modules_of(text)
     source = render_files(module, path="a.attn", sha256="")["default.cu"]
     wrong = {
-        "(barrier_of(base, Q_FULL, i), COPIERS)": "(barrier_of(base, Q_FULL, i), 1)",
-        "mbarrier_arrive_if(barrier_of(base, Q_FULL, q.at), copier > 0 && lane == 0);": "",
+        "(barrier_of(base, Q_FULL, i), PRODUCERS)": "(barrier_of(base, Q_FULL, i), 1)",
+        "mbarrier_arrive_if(barrier_of(base, Q_FULL, q.index), producer > 0 && lane == 0);": "",
     }
     for line, instead in wrong.items():
         assert source.count(line) == 1, line
@@ -249,7 +249,7 @@ MEET = "            __syncwarp();\n            mbarrier_arrive_if(barrier_of(bas
             f"{MEET}K_FULL",
         ),
         ("alibi", "half[1] : t == 1", "half[0] : t == 1"),
-        ("dropout", "mbarrier_wait(barrier_of(base, KEPT_EMPTY, drawn.at), drawn.parity);", ""),
+        ("dropout", "mbarrier_wait(barrier_of(base, KEPT_EMPTY, drawn.index), drawn.phase);", ""),
         ("dropout", "0xAA88", "0x9988"),
     ],
     ids=["one_bf16_of_three", "no_proxy_fence", "a_piece_twice", "drawn_too_early", "bits_of_another_byte"],
@@ -262,7 +262,7 @@ def test_wrong_columns_and_draws_show(kind: str, wrong: str, instead: str) -> No
 @pytest.mark.parametrize(
     "wrong",
     [
-        "proxy_fence();  // a copy overwrites what threads have read",
+        "proxy_fence();  // before the async proxy overwrites it",
         "__syncwarp();\n            mbarrier_arrive_if(barrier_of(base, PAIR",
     ],
     ids=["no_proxy_fence", "lanes_do_not_meet"],
@@ -318,9 +318,9 @@ def test_a_lazy_maximum_follows_scores_that_jump(dtype: str, logits: str) -> Non
 @pytest.mark.parametrize(
     ("wrong", "instead"),
     [
-        ("if (moves) {", "if (false) {"),
+        ("if (exceeds) {", "if (false) {"),
         ("m[r] += up;", ""),
-        ("sum[r] *= factor[r];", ""),
+        ("sum[r] *= alpha[r];", ""),
     ],
     ids=["never_moves", "m_stays", "sums_stay"],
 )
@@ -334,7 +334,7 @@ def test_a_maximum_that_does_not_move_shows(wrong: str, instead: str) -> None:
     ("wrong", "instead"),
     [
         ("failed |= (u32)(!(most < 1e30f)) << r;", ""),
-        ("        marks = failing;", "        ;"),
+        ("        failed_mask = failing;", "        ;"),
     ],
     ids=["never_gives_up", "never_marked"],
 )

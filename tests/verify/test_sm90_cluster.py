@@ -130,7 +130,7 @@ def test_both_compute_their_tiles_again_where_one_has_to(first: int) -> None:
 
 
 def test_a_block_that_is_not_heard_shows() -> None:
-    assert not far_rows(subject(JUMPING, ("again |= hear() != 0", "hear()")), 200) < 0.5
+    assert not far_rows(subject(JUMPING, ("recompute |= receive() != 0", "receive()")), 200) < 0.5
 
 
 K_EMPTY, O_EMPTY = (f"barrier_of(base, {name}_EMPTY, " for name in "KO")
@@ -159,7 +159,7 @@ BUGS: Mapping[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
     ),
     "half_of_the_bytes": (
         "causal_of_three_heads",
-        (("K_FULL, k.at), K_BYTES)", "K_FULL, k.at), K_BYTES / 2)"),),
+        (("K_FULL, k.index), K_BYTES)", "K_FULL, k.index), K_BYTES / 2)"),),
         "a wgmma of warp|too few bytes|has not arrived yet|off",
     ),
     "half_of_other_keys": (
@@ -169,17 +169,17 @@ BUGS: Mapping[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
     ),
     "one_half_twice": (
         "causal_of_three_heads",
-        (("(piece * BLOCK_N + own_keys) * 128, args.v_map", "piece * BLOCK_N * 128, args.v_map"),),
+        (("(panel * BLOCK_N + own_keys) * 128, args.v_map", "panel * BLOCK_N * 128, args.v_map"),),
         "where a copy has not arrived yet",
     ),
     "no_meeting_before": (
         "causal_of_three_heads",
-        (("cluster_meet();  // before", "__syncthreads();  // before"),),
+        (("cluster_sync();  // before", "__syncthreads();  // before"),),
         "mbarrier of another block",
     ),
     "no_meeting_behind": (
         "causal_of_three_heads",
-        (("cluster_meet();  // a block's", ";  // a block's"),),
+        (("cluster_sync();  // shared memory stays", ";  // shared memory stays"),),
         "ends where warp|of the cluster has ended",
     ),
     "gaps_of_ones_own": (
@@ -199,12 +199,12 @@ BUGS: Mapping[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
     ),
     "a_word_to_the_wrong_block": (
         "causal_of_three_heads",
-        (("TOLD, 0), 1 - block, word", "TOLD, 0), block, word"),),
+        (("MESSAGE_FULL, 0), 1 - block, word", "MESSAGE_FULL, 0), block, word"),),
         "a deadlock|copies under way",
     ),
     "tiles_of_ones_own": (
         "causal_of_three_heads",
-        (("found = hear();", "{ hear(); found = answer(again); }"),),
+        (("found = receive();", "{ receive(); found = answer(recompute); }"),),
         "a deadlock|elements are off",
     ),
 }

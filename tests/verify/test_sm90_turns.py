@@ -95,7 +95,7 @@ KINDS: Mapping[str, str] = {
 @cache
 def made(kind: str) -> Subject:
     (module,) = modules_of(KINDS[kind])
-    assert "take_turn();" in render_files(module, path="a.attn", sha256="")["default.cu"]
+    assert "turn_wait();" in render_files(module, path="a.attn", sha256="")["default.cu"]
     return subject_of(module)
 
 
@@ -139,7 +139,7 @@ def test_a_deadlock_says_who_waits_for_which_turn() -> None:
     """The turn of warpgroup c of three is barrier 5 + c; its warps are 4 + 4 c to 7 + 4 c."""
     (module,) = modules_of(KINDS["causal_of_three"])
     source = render_files(module, path="a.attn", sha256="")["default.cu"]
-    wrong = "if (consumer == CONSUMERS - 1)\n        pass_turn_on();"
+    wrong = "if (consumer == CONSUMERS - 1)\n        turn_arrive();"
     assert source.count(wrong) == 1
     broken = subject_of(module, {"default.cu": source.replace(wrong, "")})
     found = check(broken, Case(dims={"B": 1, "H": 1, "M": 100, "N": 100}), fills=("nan",))

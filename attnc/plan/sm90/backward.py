@@ -163,8 +163,8 @@ CONSUMERS = 2
 ROWS = CONSUMERS * WGMMA_ROWS
 _K_TILES, DS_TILES, P_TILES = 2, 2, 2
 #: Registers of a thread that copies, and of one that multiplies: all that the launch holds, exactly.
-COPY_REGISTERS, MULTIPLY_REGISTERS = 24, 240
-assert entry_registers(CONSUMERS) * (CONSUMERS + 1) == COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
+assert entry_registers(CONSUMERS) * (CONSUMERS + 1) == PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
 #: Warps of a block; bytes that a warp stages results in; columns of dQ that a warpgroup makes.
 WARPS = 4 * (CONSUMERS + 1)
 _STAGED, DQ_COLUMNS = 4096, 64
@@ -206,16 +206,16 @@ class Sm90Backward(CudaBackwardLayout):
         return bool({"dkdv", "dk", "dv"} & self.by_wgmma) and not self.gives_p
 
     @property
-    def qk_pieces(self) -> int:
+    def qk_panels(self) -> int:
         return -(-self.layout.d // PIECE)
 
     @property
-    def v_pieces(self) -> int:
+    def v_panels(self) -> int:
         return -(-self.layout.dv // PIECE)
 
     def tile(self, kernel: KernelName) -> tuple[int, int]:
         """tile.q and tile.kv: what registers leave for S and dP beside the sums."""
-        widest = max(self.qk_pieces, self.v_pieces)
+        widest = max(self.qk_panels, self.v_panels)
         if kernel == "dq":
             return ROWS, _KEYS_OF_DQ[widest]
         return 128 if widest == 1 else 64, WGMMA_ROWS if self.gives_p else ROWS
@@ -240,10 +240,10 @@ class Sm90Backward(CudaBackwardLayout):
             return self._over_q(stages, *self.dq_tiles)
         queries, keys = self.tile(kernel)
         buffers = {
-            "k": self.k_tiles(kernel) * keys * self.qk_pieces * row,
-            "v": keys * self.v_pieces * row if kernel != "dv" else 0,
-            "q": stages * queries * self.qk_pieces * row,
-            "do": (1 if kernel == "dk" else stages) * queries * self.v_pieces * row,
+            "k": self.k_tiles(kernel) * keys * self.qk_panels * row,
+            "v": keys * self.v_panels * row if kernel != "dv" else 0,
+            "q": stages * queries * self.qk_panels * row,
+            "do": (1 if kernel == "dk" else stages) * queries * self.v_panels * row,
             "ds": DS_TILES * queries * ROWS * 2 if self.adds_dq else 0,
             "p": P_TILES * queries * keys * 4 if self.gives_p else 0,
             "staged": 4 * CONSUMERS * self.staged(kernel),
@@ -260,16 +260,16 @@ class Sm90Backward(CudaBackwardLayout):
         """Bytes through which a warp's results leave; 0: they leave through its rows of K."""
         if kernel == "dkdv":
             return 0 if self.gives_p else _STAGED
-        return 16 * 2 * PIECE * self.v_pieces if kernel == "dv" and self.v_pieces > self.qk_pieces else 0
+        return 16 * 2 * PIECE * self.v_panels if kernel == "dv" and self.v_panels > self.qk_panels else 0
 
     def _over_q(self, stages: int, q_tiles: int, v_tiles: int) -> dict[str, int]:
         """Of the kernel over queries. dq leaves through the tile of Q."""
         (rows, keys), row = self.tile("dq"), 2 * PIECE
         return {
-            "q": q_tiles * rows * self.qk_pieces * row,
-            "do": q_tiles * rows * self.v_pieces * row,
-            "k": stages * keys * self.qk_pieces * row,
-            "v": (stages if v_tiles > 1 else 1) * keys * self.v_pieces * row,
+            "q": q_tiles * rows * self.qk_panels * row,
+            "do": q_tiles * rows * self.v_panels * row,
+            "k": stages * keys * self.qk_panels * row,
+            "v": (stages if v_tiles > 1 else 1) * keys * self.v_panels * row,
             "barriers": _ALIGNMENT + _BARRIERS,
         }
 
@@ -441,7 +441,7 @@ def _misfit(config: BackwardConfig, plan: Sm90Backward, kernel: KernelName) -> s
 
 def sm90_backward_estimate(plan: Sm90Backward, config: TileConfig, kernel: KernelName) -> Estimate:
     """Returns what a block takes: shared memory exactly, registers as far as the plan knows."""
-    d, dv, stages = plan.qk_pieces * PIECE, plan.v_pieces * PIECE, config.stages
+    d, dv, stages = plan.qk_panels * PIECE, plan.v_panels * PIECE, config.stages
     rows, keys = plan.tile(kernel)
     q_tiles, v_tiles = plan.dq_tiles
     shapes: Mapping[str, str] = {

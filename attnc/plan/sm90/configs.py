@@ -305,7 +305,7 @@ def _completed(
     """Returns the config with these tiles for the keys that the schedule leaves open: rows and warpgroups
     follow from each other.
     """
-    widest, helpers = _width_of(variant), helpers_of(variant)
+    widest, other_warpgroups = _width_of(variant), helpers_of(variant)
     config = tiles.without(knobs).of(config)
     rows = config.tile_q if "tile.q" in knobs else tiles.tile_q or WGMMA_ROWS * CONSUMERS
     consumers = config.consumers or min(max(2, rows // WGMMA_ROWS), 4)
@@ -313,14 +313,14 @@ def _completed(
     registers = config.registers
     if not registers:
         few = (
-            24 if widest > 128 and helpers == 1 else 32
+            24 if widest > 128 and other_warpgroups == 1 else 32
         )  # wide heads take all, but one that draws needs more
         helping = _HELPING if widest <= 128 and consumers == 2 else few if consumers == 2 else 32
         if copies_of(variant.attention) == "rows":
             helping, _ = row_copies(widest)
-        registers = most_registers(consumers, helpers, helping)
+        registers = most_registers(consumers, other_warpgroups, helping)
     config = replace(config, consumers=consumers, tile_q=tile_q, registers=registers, persistent=True)
-    return config if "warps" in knobs else _with_warps(config, helpers)
+    return config if "warps" in knobs else _with_warps(config, other_warpgroups)
 
 
 def _width_of(variant: Variant) -> int:
@@ -328,8 +328,8 @@ def _width_of(variant: Variant) -> int:
     return max(feature(variant.attention.q), feature(variant.attention.v))
 
 
-def _with_warps(config: HopperConfig, helpers: int) -> HopperConfig:
-    return replace(config, warps=4 * (config.consumers + helpers))
+def _with_warps(config: HopperConfig, other_warpgroups: int) -> HopperConfig:
+    return replace(config, warps=4 * (config.consumers + other_warpgroups))
 
 
 def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> str | None:
@@ -337,8 +337,8 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
     tile_q, tile_kv, consumers = config.tile_q, config.tile_kv, config.consumers
     if tile_q != WGMMA_ROWS * consumers:
         return f"tile.q = {tile_q} is not {WGMMA_ROWS} rows for each of consumers = {consumers}"
-    helpers = layout.helpers
-    if config.warps != 4 * (consumers + helpers):
+    other_warpgroups = layout.other_warpgroups
+    if config.warps != 4 * (consumers + other_warpgroups):
         warps, others = config.warps, "4 that copy" + (", 4 that draw" if layout.draws else "")
         return f"warps = {warps} is not 4 for each of consumers = {consumers}, and {others}"
     if tile_kv % MMA or tile_kv > WIDEST:
@@ -352,9 +352,12 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
             f"tile.kv = {tile_kv} and pages of {page} keys make {boxes} boxes, more than {_MOST_BOXES} lanes"
         )
     registers = config.registers
-    left, entry = registers_left(consumers, registers, helpers), entry_registers(consumers, helpers)
+    left, entry = (
+        registers_left(consumers, registers, other_warpgroups),
+        entry_registers(consumers, other_warpgroups),
+    )
     if left < layout.fewest_registers:
-        most = most_registers(consumers, helpers, layout.fewest_registers)
+        most = most_registers(consumers, other_warpgroups, layout.fewest_registers)
         return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
     if registers < entry:
         return f"registers = {registers}: a thread starts with {entry}, and takes more"

@@ -81,11 +81,11 @@ class Sm90DecodeLayout(CudaLayout):
     room: int
 
     @property
-    def qk_pieces(self) -> int:
+    def qk_panels(self) -> int:
         return self.qk.width // PIECE
 
     @property
-    def v_pieces(self) -> int:
+    def v_panels(self) -> int:
         return self.v.width // PIECE
 
     def sharers(self, config: TileConfig) -> int:
@@ -107,7 +107,7 @@ class Sm90DecodeLayout(CudaLayout):
     @property
     def rest(self) -> int:
         """Pieces of the columns of K that are not in V."""
-        return self.qk_pieces - self.v_pieces if self.v_in_k else 0
+        return self.qk_panels - self.v_panels if self.v_in_k else 0
 
     @property
     def rest_steps(self) -> int:
@@ -134,7 +134,7 @@ class Sm90DecodeLayout(CudaLayout):
         return 65536 // (128 * (self.consumers + 1) * BLOCKS[self.consumers]) // 8 * 8
 
     @property
-    def multiply_registers(self) -> int:
+    def consumer_registers(self) -> int:
         """Of a thread that multiplies."""
         return REGISTERS[self.consumers][1]
 
@@ -147,9 +147,9 @@ class Sm90DecodeLayout(CudaLayout):
         """Bytes of shared memory by buffer, in the kernel's order."""
         tile_kv, stages = config.tile_kv, config.stages
         buffers = {
-            "q": WGMMA_ROWS * self.qk_pieces * _ROW,
-            "k": stages * tile_kv * self.qk_pieces * _ROW,
-            "v": 0 if self.v_in_k else stages * tile_kv * self.v_pieces * _ROW,
+            "q": WGMMA_ROWS * self.qk_panels * _ROW,
+            "k": stages * tile_kv * self.qk_panels * _ROW,
+            "v": 0 if self.v_in_k else stages * tile_kv * self.v_panels * _ROW,
             "p": WGMMA_ROWS * _ROW if self.consumers == 2 else 0,
             "statistics": 4 * WGMMA_ROWS * 4 if self.consumers == 2 else 0,
             "barriers": _BARRIER * sum(self.barriers(config).values()),

@@ -52,34 +52,34 @@ _BESIDE_RESULT = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a config comes to. consumers: warpgroups that multiply; helpers: those that do not; q_tiles:
-    buffers of Q; o_tiles: of o, 0 or 1; overlap: whether q k^T of the next tile runs during the softmax of
-    this one; pingpong: whether warpgroups take turns at issuing products; copy_registers,
-    multiply_registers: of a thread of a helper, and of one that multiplies.
+    """What a config comes to. consumers: warpgroups; other_warpgroups: those of other roles; q_tiles: buffers
+    of Q; o_tiles: of o, 0 or 1; overlap: whether q k^T of the next tile runs during the softmax of this one;
+    pingpong: whether consumers take turns at issuing mma; producer_registers, consumer_registers: of a thread
+    of the other roles, and of a consumer.
     """
 
     consumers: int
-    helpers: int
+    other_warpgroups: int
     q_tiles: int
     o_tiles: int
     overlap: int
     pingpong: int
-    copy_registers: int
-    multiply_registers: int
+    producer_registers: int
+    consumer_registers: int
 
     @property
     def threads(self) -> int:
-        return 128 * (self.consumers + self.helpers)
+        return 128 * (self.consumers + self.other_warpgroups)
 
     @property
     def entry_registers(self) -> int:
         """Of every thread when the kernel starts."""
-        return entry_registers(self.consumers, self.helpers)
+        return entry_registers(self.consumers, self.other_warpgroups)
 
 
-def entry_registers(consumers: int, helpers: int = 1) -> int:
+def entry_registers(consumers: int, other_warpgroups: int = 1) -> int:
     """Returns what a launch gives each thread of so many warpgroups that multiply, and that do not."""
-    return min(_REGISTERS // (128 * (consumers + helpers)) // _STEP * _STEP, 255)
+    return min(_REGISTERS // (128 * (consumers + other_warpgroups)) // _STEP * _STEP, 255)
 
 
 def widest_product(entry: int) -> int:
@@ -88,17 +88,17 @@ def widest_product(entry: int) -> int:
     return min(most // MMA * MMA, WIDEST)
 
 
-def registers_left(consumers: int, registers: int, helpers: int = 1) -> int:
+def registers_left(consumers: int, registers: int, other_warpgroups: int = 1) -> int:
     """Returns what those that multiply, with so many registers a thread, leave for a thread of a helper."""
-    held = entry_registers(consumers, helpers)
-    left = (held * (consumers + helpers) - registers * consumers) // helpers
+    held = entry_registers(consumers, other_warpgroups)
+    left = (held * (consumers + other_warpgroups) - registers * consumers) // other_warpgroups
     return min(left, held) // _STEP * _STEP
 
 
-def most_registers(consumers: int, helpers: int = 1, helping: int = FEWEST_REGISTERS) -> int:
+def most_registers(consumers: int, other_warpgroups: int = 1, helping: int = FEWEST_REGISTERS) -> int:
     """Returns the most that a thread that multiplies can have, where one of a helper has `helping`."""
-    held = entry_registers(consumers, helpers)
-    return (held * (consumers + helpers) - helping * helpers) // consumers // _STEP * _STEP
+    held = entry_registers(consumers, other_warpgroups)
+    return (held * (consumers + other_warpgroups) - helping * other_warpgroups) // consumers // _STEP * _STEP
 
 
 def row_copies(width: int) -> tuple[int, int]:
@@ -154,12 +154,12 @@ class Sm90Layout(CudaLayout):
         return row_copies(max(self.d, self.dv))[1]
 
     @property
-    def record_bytes(self) -> int:
+    def work_bytes(self) -> int:
         """Room for what is said of tiles of queries."""
         return _RECORDS
 
     @property
-    def helpers(self) -> int:
+    def other_warpgroups(self) -> int:
         """Warpgroups that do not multiply."""
         return 2 if self.draws else 1
 
@@ -169,8 +169,8 @@ class Sm90Layout(CudaLayout):
             "Q_TILES": shape.q_tiles,
             "O_TILES": shape.o_tiles,
             "OVERLAP": shape.overlap,
-            "COPY_REGISTERS": shape.copy_registers,
-            "MULTIPLY_REGISTERS": shape.multiply_registers,
+            "PRODUCER_REGISTERS": shape.producer_registers,
+            "CONSUMER_REGISTERS": shape.consumer_registers,
         }
         chosen |= {"CLUSTER": hopper(config).cluster} if self.clusters else {}
         return chosen | ({"PINGPONG": shape.pingpong} if self.pingpong else {})
@@ -185,13 +185,13 @@ class Sm90Layout(CudaLayout):
         )
         return Shape(
             consumers=consumers,
-            helpers=self.helpers,
+            other_warpgroups=self.other_warpgroups,
             q_tiles=q_tiles,
             o_tiles=o_tiles,
             overlap=int(chosen.overlap),
             pingpong=int(chosen.pingpong),
-            copy_registers=registers_left(consumers, registers, self.helpers),
-            multiply_registers=registers,
+            producer_registers=registers_left(consumers, registers, self.other_warpgroups),
+            consumer_registers=registers,
         )
 
     def way_out(self, config: TileConfig) -> WayOut:

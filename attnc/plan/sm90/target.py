@@ -181,13 +181,13 @@ class Sm90a(Target):
             if layout.copies == "rows"
             else "finds and copies tiles"
         )
-        yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: {copying}{loading}"
+        yield f"  1 warpgroup   {shape.producer_registers:3} registers a thread: {copying}{loading}"
         rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
         rows += ", in turns" if shape.pingpong else ""
         if layout.draws:
-            yield f"  1 warpgroup   {shape.copy_registers:3} registers a thread: draws what dropout keeps"
+            yield f"  1 warpgroup   {shape.producer_registers:3} registers a thread: draws what dropout keeps"
         plural = "s" if shape.consumers > 1 else " "
-        registers = f"{shape.multiply_registers:3} registers a thread"
+        registers = f"{shape.consumer_registers:3} registers a thread"
         yield f"  {shape.consumers} warpgroup{plural}  {registers}: multiply {rows}"
         yield from _sharing(layout, config)
         listed = ", ".join(f"{name} {count}" for name, count in barriers.items())

@@ -427,7 +427,7 @@ class CudaSums(AdjointText):
         """
         name = adjoint.name
         key = "kv_lo + i"
-        yield "__syncthreads();  // nobody reads the sums before any more"
+        yield "__syncthreads();  // all have read the previous sums"
         yield "for (int r = 0; r < ROWS; ++r) {"
         yield f"    {name}[r] = row_sum({name}[r]);"
         yield "    if (t == 0)"

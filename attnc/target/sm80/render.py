@@ -5,7 +5,6 @@ launches it.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 
@@ -22,7 +21,8 @@ from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishText, RowsText
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
-from attnc.target.sm80.printer import local, settle
+from attnc.target.sm80.printer import local
+from attnc.target.sm80.tidy import ValueLines, tidy_cuda
 from attnc.target.support import imports, with_headers
 from attnc.target.templates import python_environment, template_environment, tidy
 from attnc.tuned.choices import NOT_TUNED, Tuned
@@ -162,6 +162,7 @@ _TASKS = {
 def cuda_environment() -> jinja2.Environment:
     """Returns the environment of templates of CUDA C++."""
     environment = template_environment("[[", "]]")  # C++ has braces of its own
+    environment.add_extension(ValueLines)
     environment.filters.update(quote=quote)
     environment.globals.update(local=local)
     return environment
@@ -176,15 +177,3 @@ def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
         "module": f"{module.variant.name}.py",
         "source": f"{module.variant.name}.cu",
     }
-
-
-def tidy_cuda(text: str) -> str:
-    """Tidies C++ text: one blank line in a row, none at a block's start or end, pragmas indented like what
-    they are about.
-    """
-    text = re.sub(r"[ \t]+\n", "\n", text)
-    text = re.sub(r"\n{3,}", "\n\n", text)
-    text = re.sub(r"^[ \t]*(#pragma unroll(?: \d+)?)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)
-    text = re.sub(r"(\{)\n\n", r"\1\n", text)
-    text = re.sub(r"\n\n([ \t]*\})", r"\n\1", text)
-    return settle(text.strip("\n")) + "\n"

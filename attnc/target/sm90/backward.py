@@ -34,7 +34,7 @@ class Sm90BackwardText(Sm90TileText):
         self.gives_p = self.stores_rows = self.plan.gives_p
         self.k_tiles, self.staged = self.plan.k_tiles(planned.kind), self.plan.staged(planned.kind)
         # dk and dv leave beside each other, if both fit what a warp stages
-        pieces = self.plan.qk_pieces + self.plan.v_pieces
+        pieces = self.plan.qk_panels + self.plan.v_panels
         self.stores_beside = self.makes_dk and self.makes_dv and pieces * _STAGED_PIECE <= self.staged
         self.turns = self.plan.turns if self.chain.adds_dq is not None else None
         self.do_tiles = "1" if planned.kind == "dk" else "STAGES"
@@ -106,7 +106,7 @@ def finish_pitch(layout: CudaLayout) -> int:
 
 def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
     """Yields how the sums of a q tile of dq lie."""
-    size = f"{64 * plan.qk_pieces} * BLOCK_M"
+    size = f"{64 * plan.qk_panels} * BLOCK_M"
     if plan.turns:
         yield f"constexpr int TURNS = {TURNS}, DQ_SIZE = {size} + TURNS;"
     else:

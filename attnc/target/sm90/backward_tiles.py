@@ -11,7 +11,7 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Statement, fetch_expressions, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
-from attnc.plan.sm90.backward import COPY_REGISTERS, LAST_ROUNDS, MULTIPLY_REGISTERS, Sm90Backward, Turns
+from attnc.plan.sm90.backward import CONSUMER_REGISTERS, LAST_ROUNDS, PRODUCER_REGISTERS, Sm90Backward, Turns
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import Arguments
@@ -59,7 +59,7 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
     gives_p = False
     is_backward, is_decode = True, False
     vectors = ()
-    copy_registers, multiply_registers = COPY_REGISTERS, MULTIPLY_REGISTERS
+    producer_registers, consumer_registers = PRODUCER_REGISTERS, CONSUMER_REGISTERS
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
@@ -180,7 +180,7 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
         wanted = fetches_for(loaded, self.kernel.step.keep)
         for fetch in self._columns:
             if fetch in self.shared_columns:
-                yield f"const int {fetch.name} = of_lane({fetch.name}_of[j / 4], j % 4 * 8 + 2 * t + c);"
+                yield f"const int {fetch.name} = shuffle({fetch.name}_of[j / 4], j % 4 * 8 + 2 * t + c);"
             elif fetch in wanted:
                 yield self.statement(fetch)
 

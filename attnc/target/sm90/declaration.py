@@ -97,11 +97,11 @@ class HopperBackward(CudaBackward):
     @property
     def size_of_dq(self) -> str:
         turns = f" + {TURNS}" if self._plan.turns else ""
-        return f"{64 * self._plan.qk_pieces} * {self.configs[-1]}.BLOCK_M{turns}"
+        return f"{64 * self._plan.qk_panels} * {self.configs[-1]}.BLOCK_M{turns}"
 
     @property
     def sum_bytes(self) -> int:
-        return 64 * self._plan.qk_pieces * 4 if self._adds else 0
+        return 64 * self._plan.qk_panels * 4 if self._adds else 0
 
     def kernel(self, name: str) -> Record:
         if name != finish_name(self.module):

@@ -53,7 +53,7 @@ class Sm90Text(ScoreText):
         names = ["O_TILES", *(f"O_THROUGH_{way.upper()}" for way in ("q", "v") if way in ways)]
         self.o_by_tma = f"({' || '.join(names)})" if len(names) > 1 else names[0]
         self.has_headroom = kernel.softmax.headroom > 0
-        self.qk_pieces, self.v_pieces = layout.qk.width // PIECE, layout.v.width // PIECE
+        self.qk_panels, self.v_panels = layout.qk.width // PIECE, layout.v.width // PIECE
         in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
         self.searches_together = self.searches and not alone  # who copies is one lane
@@ -137,7 +137,7 @@ class Sm90Text(ScoreText):
         return len(loops) == 2 and loops[0].masked is False
 
     @property
-    def settled_may_be_partial(self) -> bool:
+    def lazy_may_be_partial(self) -> bool:
         """Whether tiles for which no maximum is looked for may be partial."""
         return self.has_headroom and self.partial != "true" and not self.partial_tiles_end_the_range
 
@@ -151,7 +151,7 @@ class Sm90Text(ScoreText):
             case Ref(name=name) if self.partial_tiles_end_the_range:
                 lets = {x.name: x.value for x in self.kernel.regions.bounds if isinstance(x, Let)}
                 exact = unaligned(lets.get(name))
-                return None if exact is None else ("met_hi", exact)
+                return None if exact is None else ("all_see_hi", exact)
         return None
 
     @property
@@ -160,7 +160,7 @@ class Sm90Text(ScoreText):
         return f"const int {self._met[0]} = {scalar(self._met[1])};" if self._met else ""
 
     @property
-    def all_meet(self) -> str:
+    def all_rows_see(self) -> str:
         """Whether every row keeps a key of the tile at hand."""
         match self.kernel.regions.loops:
             case (loop,) if isinstance(loop.masked, Or):
@@ -197,7 +197,7 @@ class Sm90Text(ScoreText):
     @property
     def lo_of_all(self) -> str:
         """Where the keys of all rows of a tile begin."""
-        return "record.first_tile" if self.lo in self.own_names else self.lo
+        return "work.first_tile" if self.lo in self.own_names else self.lo
 
     @property
     def turn_threads(self) -> int:
@@ -327,13 +327,13 @@ class Sm90Text(ScoreText):
         ]
 
     @property
-    def record_fields(self) -> Iterator[str]:
+    def work_fields(self) -> Iterator[str]:
         yield f"int {', '.join(name for name in self.published if name not in self.own_names)};"
         if self.own_names:
             yield f"int {', '.join(f'{name}[CONSUMERS]' for name in self.own_names)};"
         if self.has_headroom:
-            yield "int tile, again;  // its number; whether it is computed again"
-            yield "u32 failed[4 * CONSUMERS];  // rows of each warp, by bits, whose maximum moved too far"
+            yield "int tile, recompute;  // its number, and whether it is computed again"
+            yield "u32 failed_rows[4 * CONSUMERS];  // of each warp, by bits: see 'Lazy maximum'"
 
     def _read_by(self, statements: Iterable[Statement]) -> set[str]:
         """Names that loops and these statements read, and what of the program these are computed from."""

@@ -17,8 +17,8 @@ from attnc.target.sm80.render import (
     operator_of,
     render_backward,
     render_host,
-    tidy_cuda,
 )
+from attnc.target.sm80.tidy import tidy_cuda
 from attnc.target.sm90.backward import Sm90BackwardText, Sm90FinishText, Sm90PreprocessText, Sm90RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.declaration import HopperBackward, hopper_declaration

@@ -407,7 +407,7 @@ class ScoreText(BoxText):
         """
         for i, vector in enumerate(self.vectors):
             if not of_score or isinstance(vector, Let) or vector in self.score_fetches:
-                place = f"X_AT + (x.at * VECTORS + {i}) * BLOCK_N * 4"
+                place = f"X_AT + (x.index * VECTORS + {i}) * BLOCK_N * 4"
                 yield f"const u32 {vector.name}_at = base + {place} + 8 * t;"
 
     def vector_statement(self, vector: Fetch | Let) -> str:
@@ -440,7 +440,7 @@ class ScoreText(BoxText):
         return self.dtypes[fetch.load.tensor].is_float
 
     @property
-    def pair_by_pieces(self) -> bool:
+    def pair_by_fragments(self) -> bool:
         """Whether ldmatrix reads it, which has elements of 16 bits."""
         return self.layout.pair == 2
 
@@ -454,7 +454,7 @@ class ScoreText(BoxText):
     @property
     def _pair_value(self) -> str:
         assert self.pair_load is not None
-        if self.pair_by_pieces:
+        if self.pair_by_fragments:
             return f"half_of<{STORED[self.dtypes[self.pair_load.load.tensor]]}>(values[j % 2 * 2 + r], c)"
         chunk = "(2 * j % 8 + t / 2 ^ g) * 16 + t % 2 * 8"
         return f"of_pair<float>(load_shared<u64>(pair_at + (j / 4 * BLOCK_M + 8 * r) * 128 + {chunk}), c)"

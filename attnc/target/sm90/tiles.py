@@ -35,7 +35,7 @@ def wgmma(
     """
     count = columns // 2
     results = [f"%{i}" for i in range(count)]
-    outputs = [f"WGMMA_PIECE({j})" for j in range(count // 4)]
+    outputs = [f"WGMMA_REGISTERS({j})" for j in range(count // 4)]
     if registers:
         a_type, a_inputs, a = (
             "const u32 (&a)[4]",
@@ -145,7 +145,7 @@ class BoxText(ColumnsText, CudaText):
     @property
     def is_copied(self) -> str:
         """Whether a chunk of a row comes from memory, and is not zeros."""
-        return f"from != 0{' && column_of(piece) + 8 * chunk < COLUMNS' if self.padded else ''}"
+        return f"from != 0{' && column_of(panel) + 8 * chunk < COLUMNS' if self.padded else ''}"
 
     @property
     def fields(self) -> Iterator[str]:

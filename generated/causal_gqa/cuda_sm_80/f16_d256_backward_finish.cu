@@ -75,7 +75,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_gqa_backward_finish
         const int row = i / (D / 8), column = i % (D / 8) * 8;
         if (q_lo + row >= M)
             break;
-        // The warp and the fragment that the eight elements are from: lanes 4 (row % 8) and the next three, numbers e and e + 1.
+        // The warp and the fragment that the eight elements are from: lanes 4 (row % 8) and the next three, numbers e
+        // and e + 1.
         const int warp = row / DQ_ROWS * DQ_WARPS + column / DQ_COLUMNS;
         const int piece = row % DQ_ROWS / 16 * (DQ_COLUMNS / 8) + column % DQ_COLUMNS / 8, e = row / 8 % 2 * 2;
         const float* const from = sum + (piece * 4 + e) * THREADS + warp * 32 + row % 8 * 4;

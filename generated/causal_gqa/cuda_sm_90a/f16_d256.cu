@@ -19,54 +19,61 @@
 // log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds the next tile and the keys that it sees.
+// Persistent blocks, specialised by warp. The scheduler, one warp, takes tiles of queries from a counter and publishes
+// each as a work tile, with the keys that it sees.
 // The producer is a thread that copies by TMA.
-// Each of CONSUMERS warpgroups, the consumers, multiplies 64 rows by wgmma: q k^T of the next tile of keys while the softmax of this
-// one runs. They wait for each other at mbarriers in shared memory.
+// Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of keys runs during the softmax
+// of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is a role's place among
+// buffers.
 
 // One compilation for each configuration: f16_d256.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 128  // query rows of a tile, 64 for each warpgroup that multiplies
+#define BLOCK_M 128  // query rows of a tile, 64 for each consumer
 #define BLOCK_N 80  // keys of a tile
 #define STAGES 2  // tiles of K and of V in shared memory
-#define Q_TILES 1  // tiles of Q there
-#define O_TILES 0  // 1: o leaves through a tile of its own, by TMA; 0: from registers
+#define Q_TILES 1  // tiles of Q
+#define O_TILES 0  // 1: o is stored through a tile of its own, by TMA; 0: from registers
 #define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
-#define COPY_REGISTERS 24  // of a thread that copies,
-#define MULTIPLY_REGISTERS 240  // and of one that multiplies
+#define PRODUCER_REGISTERS 24  // of a thread of the other warpgroups
+#define CONSUMER_REGISTERS 240  // of a thread of a consumer
 #endif
 
 #define ELEMENT f16
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = BLOCK_M / 64, HELPERS = 1, THREADS = 128 * (CONSUMERS + HELPERS);  // warpgroups that multiply; others
+// Warpgroups: consumers have 64 rows each; the other schedules and produces.
+constexpr int CONSUMERS = BLOCK_M / 64, OTHER_WARPGROUPS = 1, THREADS = 128 * (CONSUMERS + OTHER_WARPGROUPS);
 constexpr int D = 256, DV = 256;
-constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r + lane / 4 of its warp, and all keys
+constexpr int ROWS = 2, WARP_N = BLOCK_N;  // scores of a thread: rows 8 * r + lane / 4 of its warp, all keys
 constexpr float SCALE = 0.09016844005556021f;  // factor of the raw score in base-2 units
 constexpr float LAZY = 8.0f;  // growth of the maximum, in base-2 units, that forces a rescale
 constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural units
 
-// Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
-constexpr int QK_PIECES = 4, V_PIECES = 4;
-constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
-constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
-// Where there is room for one Q alone, o leaves through the tiles of V, as many pieces through each as it has room for.
-constexpr int O_PIECES = V_BYTES < BLOCK_M * 128 ? 1 : V_BYTES / (BLOCK_M * 128), O_PARTS = (V_PIECES + O_PIECES - 1) / O_PIECES;
+// Tiles in shared memory lie in panels of 64 columns: 128 bytes a row, swizzled.
+constexpr int QK_PANELS = 4, V_PANELS = 4;
+constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N * 128,
+    V_BYTES = V_PANELS * BLOCK_N * 128;
+constexpr int O_BYTES = O_TILES * V_PANELS * BLOCK_M * 128;
+// With one tile of Q, o is stored through the tiles of V: O_PANELS panels through each.
+constexpr int O_PANELS = V_BYTES < BLOCK_M * 128 ? 1 : V_BYTES / (BLOCK_M * 128),
+    O_PARTS = (V_PANELS + O_PANELS - 1) / O_PANELS;
 constexpr bool O_THROUGH_V = !O_TILES && Q_TILES == 1 && V_BYTES >= BLOCK_M * 128 && O_PARTS <= STAGES;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
-// Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
+// Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
-constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, NEXT_WANTED = RECORD_EMPTY + RECORDS;
-constexpr int Q_FULL = NEXT_WANTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
-constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
+constexpr int WORK_TILES = 2;  // the current one, and the next
+constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, NEXT_REQUESTED = WORK_EMPTY + WORK_TILES;
+constexpr int Q_FULL = NEXT_REQUESTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES,
+    V_EMPTY = V_FULL + STAGES;
 constexpr int O_EMPTY = V_EMPTY + STAGES;
 constexpr int BARRIERS = O_EMPTY + 1;
-constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
+constexpr int WORK_AT = BARRIERS_AT + 8 * BARRIERS;
 
-// More registers than the launch holds would be waited for for ever.
+// setmaxnreg would wait forever for registers that the launch does not have.
 constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
-static_assert(HELPERS * COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS * (CONSUMERS + HELPERS), "registers");
+static_assert(OTHER_WARPGROUPS * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
+    <= ENTRY_REGISTERS * (CONSUMERS + OTHER_WARPGROUPS), "registers");
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
@@ -79,13 +86,13 @@ struct Args {
     int B, H, G, M, N;
 };
 
-// What is said of a tile of queries.
-struct Record {
-    int q_lo;  // its first row; negative: there are no more tiles
-    int kv_lo;  // the last of its key tiles, which comes first; less than `lo`: it sees none
+// What the scheduler publishes: a tile of queries, and the keys that it sees.
+struct WorkTile {
+    int q_lo;  // its first row; negative: no more tiles
+    int kv_lo;  // its last tile of keys, which comes first; less than `lo`: no keys
     int h, b, full_hi;
 };
-static_assert(RECORDS * sizeof(Record) <= 384, "records");
+static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
 
 #ifndef ATTNC_SHIM
 // d += a b, or d = a b, of 64 columns: both in shared memory, b transposed.
@@ -96,7 +103,8 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accum
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
                  "%32, %33, p, 1, 1, 0, 0; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -109,8 +117,9 @@ __device__ __forceinline__ void wgmma(float (&d)[10][4], u64 a, u64 b, bool accu
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39 }, "
                  "%40, %41, p, 1, 1, 0, 0; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7),
+                   WGMMA_REGISTERS(8), WGMMA_REGISTERS(9)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -128,20 +137,25 @@ __device__ __forceinline__ void wgmma(float (&d)[32][4], const u32 (&a)[4], u64 
                  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
                  "{ %128, %129, %130, %131 }, %132, p, 1, 1, 1; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15),
-                   WGMMA_PIECE(16), WGMMA_PIECE(17), WGMMA_PIECE(18), WGMMA_PIECE(19), WGMMA_PIECE(20), WGMMA_PIECE(21), WGMMA_PIECE(22), WGMMA_PIECE(23),
-                   WGMMA_PIECE(24), WGMMA_PIECE(25), WGMMA_PIECE(26), WGMMA_PIECE(27), WGMMA_PIECE(28), WGMMA_PIECE(29), WGMMA_PIECE(30), WGMMA_PIECE(31)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7),
+                   WGMMA_REGISTERS(8), WGMMA_REGISTERS(9), WGMMA_REGISTERS(10), WGMMA_REGISTERS(11),
+                       WGMMA_REGISTERS(12), WGMMA_REGISTERS(13), WGMMA_REGISTERS(14), WGMMA_REGISTERS(15),
+                   WGMMA_REGISTERS(16), WGMMA_REGISTERS(17), WGMMA_REGISTERS(18), WGMMA_REGISTERS(19),
+                       WGMMA_REGISTERS(20), WGMMA_REGISTERS(21), WGMMA_REGISTERS(22), WGMMA_REGISTERS(23),
+                   WGMMA_REGISTERS(24), WGMMA_REGISTERS(25), WGMMA_REGISTERS(26), WGMMA_REGISTERS(27),
+                       WGMMA_REGISTERS(28), WGMMA_REGISTERS(29), WGMMA_REGISTERS(30), WGMMA_REGISTERS(31)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
 #endif
 
-// Of barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+// Barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
+    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// s = q k^T: 64 rows of q times BLOCK_N keys.
-__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k)
+// s = q k^T: 64 rows of q, BLOCK_N keys.
+__device__ __forceinline__ void mma_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k)
 {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d)
@@ -150,7 +164,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 8][4], u64 q, u
 }
 
 // acc += p v, or acc = p v.
-__device__ __forceinline__ void multiply_pv(float (&acc)[DV / 8][4], const u32 (&p)[BLOCK_N / 16][4], u64 v, bool accumulate)
+__device__ __forceinline__ void mma_pv(float (&acc)[DV / 8][4], const u32 (&p)[BLOCK_N / 16][4], u64 v, bool accumulate)
 {
     #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n)
@@ -158,12 +172,13 @@ __device__ __forceinline__ void multiply_pv(float (&acc)[DV / 8][4], const u32 (
     wgmma_commit();
 }
 
-// The maxima of a thread's rows, over all columns.
+// The maximum of each row, over all keys of the tile.
 __device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[BLOCK_N / 8][4])
 {
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);  // two shorter chains
+        // two chains, for their latency
+        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);
         #pragma unroll
         for (int j = 2; j < BLOCK_N / 8; j += 2) {
             even = fmaxf(even, fmaxf(s[j][2 * r], s[j][2 * r + 1]));
@@ -173,7 +188,7 @@ __device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[
     }
 }
 
-// s becomes p = exp2(s * SCALE - m); the sums of a thread's columns.
+// s becomes p = exp2(s * SCALE - m); sum: of the columns of this thread.
 __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const float (&m)[ROWS], float (&sum)[ROWS])
 {
     float even[ROWS] = {}, odd[ROWS] = {};
@@ -192,7 +207,7 @@ __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const f
         sum[r] = even[r] + odd[r];
 }
 
-// p rounded: pieces of the accumulator of q k^T are those of a left operand.
+// p rounded: accumulator fragments of q k^T are laid out as those of a left operand.
 __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 8][4])
 {
     #pragma unroll
@@ -202,39 +217,40 @@ __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (
             p[n][x] = pack(s[2 * n + x / 2][x % 2 * 2], s[2 * n + x / 2][x % 2 * 2 + 1]);
 }
 
-template <int PIECES>
-__device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&factor)[ROWS])
+template <int FRAGMENTS>
+__device__ __forceinline__ void scale_rows(float (&x)[FRAGMENTS][4], const float (&factor)[ROWS])
 {
     #pragma unroll
-    for (int j = 0; j < PIECES; ++j)
+    for (int j = 0; j < FRAGMENTS; ++j)
         #pragma unroll
         for (int i = 0; i < 4; ++i)
             x[j][i] *= factor[i / 2];
 }
 
-// A warp: which tiles this block takes, and which keys they see. All lanes compute alike, and search together.
-__device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
+// Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
+// All lanes compute the same values, and search for bounds together.
+__device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
     // Tiles are walked head by head, of each the last rows, which see most keys, first.
     const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
-    const bool leads = threadIdx.x % 32 == 0;
-    Ring<RECORDS> at = {0, 1};
-    Ring<1> wanted = {0, 0};
-    auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
+    const bool is_leader = threadIdx.x % 32 == 0;
+    PipelineState<WORK_TILES> slot = {0, 1};
+    PipelineState<1> wanted = {0, 0};
+    auto claim = [&] { return uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     for (int tile = -1;;) {  // -1: none yet
-        mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
-        if (tile >= 0) {  // a tile that is claimed late goes to the block that is free first
-            mbarrier_wait(barrier_of(base, NEXT_WANTED, 0), wanted.parity);
-            wanted.step();
+        mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
+        if (tile >= 0) {  // claimed late, a tile goes to the block that is free first
+            mbarrier_wait(barrier_of(base, NEXT_REQUESTED, 0), wanted.phase);
+            wanted.advance();
         }
-        __syncwarp();  // a lane that came late would find the next phase but one
-        Record& record = records[at.at];
+        __syncwarp();  // a late lane would wait for a phase that has passed
+        WorkTile& work = work_tiles[slot.index];
         tile = tile == -1 ? blockIdx.x : claim();
         if (tile >= tiles) {
-            if (leads)
-                record.q_lo = -1;
-            mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+            if (is_leader)
+                work.q_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
         // The last heads are one section, so that what begins last is short, and nobody waits.
@@ -252,63 +268,65 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int hi = last_pos + 1;
         const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
         const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
-        if (leads) {
-            record.q_lo = q_lo;
-            record.kv_lo = last_tile;
-            record.h = h;
-            record.b = b;
-            record.full_hi = full_hi;
+        if (is_leader) {
+            work.q_lo = q_lo;
+            work.kv_lo = last_tile;
+            work.h = h;
+            work.b = b;
+            work.full_hi = full_hi;
         }
-        mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
-        at.step();
+        mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
+        slot.advance();
     }
-    if (leads) {
+    if (is_leader) {
         __threadfence();
-        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block resets the counters
             args.counter_ptr[0] = 0;
             args.counter_ptr[1] = 0;
         }
     }
 }
 
-// One thread: copies tiles as buffers become free, K one tile ahead of V, as they are used. Masked tiles, which are the last, come first.
-__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records)
+// Producer, one thread: copies tiles as buffers become free, K one tile ahead of V.
+// The last tiles, which are the masked ones, come first.
+__device__ __forceinline__ void run_producer(const Args& args, u32 base, const WorkTile* work_tiles)
 {
     const int G = args.G;
-    Ring<RECORDS> at = {0, 0};
-    Ring<Q_TILES> q = {0, 1};
-    Ring<STAGES> k = {0, 1}, v = {0, 1};
-    Ring<1> o = {0, 1};  // of the tile of queries before
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 1};
+    PipelineState<STAGES> k = {0, 1}, v = {0, 1};
+    PipelineState<1> o = {0, 1};  // of the previous work tile
     bool left = false;
     auto await_o = [&] {
         if (O_THROUGH_V && !left) {
-            mbarrier_wait(barrier_of(base, O_EMPTY, 0), o.parity);
-            o.step();
+            mbarrier_wait(barrier_of(base, O_EMPTY, 0), o.phase);
+            o.advance();
         }
         left = true;
     };
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record record = records[at.at];
-        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
-        if (record.q_lo < 0)
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
+        mbarrier_arrive(barrier_of(base, WORK_EMPTY, slot.index));
+        if (work.q_lo < 0)
             return;
-        const int q_lo = record.q_lo;
-        const int h = record.h;
-        const int b = record.b;
+        const int q_lo = work.q_lo;
+        const int h = work.h;
+        const int b = work.b;
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
-        int kv_lo = record.kv_lo;
+        int kv_lo = work.kv_lo;
         left = false;
-        auto want_next = [&] { mbarrier_arrive(barrier_of(base, NEXT_WANTED, 0)); };
-        mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-        mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
-        for (int piece = 0; piece < QK_PIECES; ++piece)
-            tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
+        auto request_next = [&] { mbarrier_arrive(barrier_of(base, NEXT_REQUESTED, 0)); };
+        mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
+        mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);
+        for (int panel = 0; panel < QK_PANELS; ++panel)
+            tma_load(base + Q_AT + q.index * Q_BYTES + panel * BLOCK_M * 128, args.q_map,
+                barrier_of(base, Q_FULL, q.index), 64 * panel,
                      q_lo, h, b);
-        q.step();
+        q.advance();
         if (kv_lo < 0) {
-            want_next();
+            request_next();
             await_o();
             continue;
         }
@@ -319,22 +337,24 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             more = kv_lo >= 0;
             if (more) {
                 if (next < 0)
-                    want_next();
-                mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
-                mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
-                for (int piece = 0; piece < QK_PIECES; ++piece)
-                    tma_load(base + K_AT + k.at * K_BYTES + piece * BLOCK_N * 128, args.k_map, barrier_of(base, K_FULL, k.at), 64 * piece,
+                    request_next();
+                mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
+                mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
+                for (int panel = 0; panel < QK_PANELS; ++panel)
+                    tma_load(base + K_AT + k.index * K_BYTES + panel * BLOCK_N * 128, args.k_map,
+                        barrier_of(base, K_FULL, k.index), 64 * panel,
                              kv_lo, h_kv, b);
-                k.step();
+                k.advance();
             }
             if (v_lo >= 0) {
                 await_o();
-                mbarrier_wait(barrier_of(base, V_EMPTY, v.at), v.parity);
-                mbarrier_expect(barrier_of(base, V_FULL, v.at), V_BYTES);
-                for (int piece = 0; piece < V_PIECES; ++piece)
-                    tma_load(base + V_AT + v.at * V_BYTES + piece * BLOCK_N * 128, args.v_map, barrier_of(base, V_FULL, v.at), 64 * piece,
+                mbarrier_wait(barrier_of(base, V_EMPTY, v.index), v.phase);
+                mbarrier_expect(barrier_of(base, V_FULL, v.index), V_BYTES);
+                for (int panel = 0; panel < V_PANELS; ++panel)
+                    tma_load(base + V_AT + v.index * V_BYTES + panel * BLOCK_N * 128, args.v_map,
+                        barrier_of(base, V_FULL, v.index), 64 * panel,
                              v_lo, h_kv, b);
-                v.step();
+                v.advance();
             }
             v_lo = more ? kv_lo : -1;
             kv_lo = next;
@@ -342,35 +362,36 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     }
 }
 
-// A warpgroup: o and lse of 64 rows of each tile. FlashAttention-2, algorithm 1.
-__device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Record* records, int consumer, int warp)
+// Consumer, one warpgroup: mma, softmax and epilogue of 64 rows of each work tile. FlashAttention-2, algorithm 1.
+__device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTile* work_tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int M = args.M, N = args.N;
     const u64 q_tiles = wgmma_descriptor(base + Q_AT + 64 * consumer * 128, 16, 1024);
-    const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024), v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
+    const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024),
+        v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
     float acc[DV / 8][4], scores[1][BLOCK_N / 8][4];
     u32 p[BLOCK_N / 16][4];
-    Ring<RECORDS> at = {0, 0};
-    Ring<Q_TILES> q = {0, 0};
-    Ring<STAGES> k = {0, 0}, v = {0, 0};
-    bool leaves = false;  // whether o is on its way through tiles of V
-    auto give_v_back = [&] {
-        const bool gives = O_THROUGH_V && leaves && lane == 0;
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 0};
+    PipelineState<STAGES> k = {0, 0}, v = {0, 0};
+    bool o_in_v = false;  // o is being stored through tiles of V
+    auto release_o = [&] {
+        const bool gives = O_THROUGH_V && o_in_v && lane == 0;
         if (gives)
             tma_wait_read();
         mbarrier_arrive_if(barrier_of(base, O_EMPTY, 0), gives);
     };
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        Record& record = records[at.at];
-        const int q_lo = uniform(record.q_lo);
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        WorkTile& work = work_tiles[slot.index];
+        const int q_lo = uniform(work.q_lo);
         if (q_lo < 0)
             break;
-        const int h = uniform(record.h);
-        const int b = uniform(record.b);
-        const int full_hi = uniform(record.full_hi);
-        int kv_lo = uniform(record.kv_lo);
+        const int h = uniform(work.h);
+        const int b = uniform(work.b);
+        const int full_hi = uniform(work.full_hi);
+        int kv_lo = uniform(work.kv_lo);
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
         int q_idx[ROWS], q_pos[ROWS];
@@ -383,34 +404,35 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         auto is_partial = [&](int kv_lo) { return kv_lo >= full_hi; };
 
-        // k has been read, and q for the last time: they can be copied over.
+        // The producer may overwrite k, and q after its last use.
         auto release_k = [&](bool last) {
-            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), last && lane == 0);
-            k.step();
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
+            k.advance();
         };
         auto release_v = [&] {
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
-            v.step();
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
+            v.advance();
         };
-        auto start_qk = [&] { multiply_qk(scores[0], q_tiles + q.at * (Q_BYTES / 16), k_tiles + k.at * (K_BYTES / 16)); };
-        auto start_pv = [&](bool accumulate) { multiply_pv(acc, p, v_tiles + v.at * (V_BYTES / 16), accumulate); };
-        // Ends p v of the tile before. That the values of the next tile are waited for in front of it, and not behind, keeps the
-        // compiler from waiting for the product before the softmax: it moves no wait over the branch.
+        auto issue_qk = [&] { mma_qk(scores[0], q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16));
+            };
+        auto issue_pv = [&](bool accumulate) { mma_pv(acc, p, v_tiles + v.index * (V_BYTES / 16), accumulate); };
+        // Ends p v of the previous tile. The wait for the next V stands before it: the compiler moves no wait over that
+        // branch, and would otherwise wait for the product before the softmax.
         auto finish_pv = [&] {
-            pin(scores[0]);
-            const auto next = v.after();
-            mbarrier_wait(barrier_of(base, V_FULL, next.at), next.parity);
+            warpgroup_fence_operand(scores[0]);
+            const auto next = v.next();
+            mbarrier_wait(barrier_of(base, V_FULL, next.index), next.phase);
             wgmma_wait<0>();
-            pin(acc);
-            pin(p);
+            warpgroup_fence_operand(acc);
+            warpgroup_fence_operand(p);
             release_v();
         };
-        // Scores of a tile, which may be partial or not.
+        // Scores of a tile, masked where it is partial.
         auto score = [&](auto may_be_partial, int kv_lo) {
             if constexpr (may_be_partial.value)
                 if (is_partial(kv_lo)) {
-                    branch();  // not selects in every tile
+                    branch();  // a branch, not selects in every tile
                     // causal_gqa.attn:8  mask = causal
                     const int first_key = kv_lo + 2 * t;
                     u32 seen[ROWS][(BLOCK_N + 127) / 128];  // bit 2 j + c of a word: column 8 j + c
@@ -428,7 +450,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         };
         // p of the first tile.
         auto first_p = [&](int kv_lo) {
-            score(Yes{}, kv_lo);
+            score(TrueType{}, kv_lo);
             float shift[ROWS];
             row_maxima(m, scores[0]);
             #pragma unroll
@@ -439,24 +461,24 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             exponentials(scores[0], shift, l);
             round_p(p, scores[0]);
         };
-        // p of a further tile. `finish` ends the product under way: acc and p can be touched only behind it.
+        // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
             float sum[ROWS];
             score(kind, kv_lo);
-            float top[ROWS], factor[ROWS], shift[ROWS];
+            float top[ROWS], alpha[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 top[r] = top[r] * SCALE;
-            // m of a row grows only when its p could exceed 2^LAZY.
+            // m grows only when p could exceed 2^LAZY.
             const bool grows = any_lane(top[0] > m[0] + LAZY || top[1] > m[1] + LAZY);
             if (grows)
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 top[r] = top[r] > m[r] + LAZY ? top[r] : m[r];
-                factor[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));
+                alpha[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));
                 m[r] = top[r];
-                l[r] *= factor[r];
+                l[r] *= alpha[r];
             }
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
@@ -467,78 +489,75 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 l[r] += sum[r];
             finish();
             if (grows)
-                scale_rows(acc, factor);
+                scale_rows(acc, alpha);
             round_p(p, scores[0]);
         };
 
-        // One tile of keys: p is of the tile before, and becomes that of this one.
+        // One tile of keys. On entry p is of the previous tile; on return it is of this one.
         bool accumulate = false;
         auto step = [&](auto kind, int kv_lo) {
             const bool last = previous(kv_lo) < 0;
-            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             if constexpr (OVERLAP) {
                 wgmma_fence();
-                start_qk();
-                start_pv(accumulate);
+                issue_qk();
+                issue_pv(accumulate);
                 wgmma_wait<1>();
-                pin(scores[0]);
+                warpgroup_fence_operand(scores[0]);
                 release_k(last);
-
                 next_p(kind, kv_lo, finish_pv);
             } else {
                 wgmma_fence();
-                start_pv(accumulate);
+                issue_pv(accumulate);
                 wgmma_wait<0>();
-                pin(acc);
-                pin(p);
+                warpgroup_fence_operand(acc);
+                warpgroup_fence_operand(p);
                 release_v();
                 wgmma_fence();
-                start_qk();
+                issue_qk();
                 wgmma_wait<0>();
-                pin(scores[0]);
+                warpgroup_fence_operand(scores[0]);
                 release_k(last);
-
                 next_p(kind, kv_lo, [] {});
-                mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+                mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             }
             accumulate = true;
         };
 
-        mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+        mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
         if (kv_lo >= 0) {
-            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
-            start_qk();
-            give_v_back();
+            issue_qk();
+            release_o();
             wgmma_wait<0>();
-            pin(scores[0]);
+            warpgroup_fence_operand(scores[0]);
             release_k(previous(kv_lo) < 0);
-
             first_p(kv_lo);
-            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+            mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             kv_lo = previous(kv_lo);
             #pragma unroll 1
             for (; kv_lo >= 0 && (is_partial(kv_lo)); kv_lo = previous(kv_lo)) {
-                step(Yes{}, kv_lo);
+                step(TrueType{}, kv_lo);
             }
             #pragma unroll 1
             for (; kv_lo >= 0; kv_lo = previous(kv_lo))
-                step(No{}, kv_lo);
+                step(FalseType{}, kv_lo);
             wgmma_fence();
-            start_pv(accumulate);
+            issue_pv(accumulate);
         } else {
-            // A lane that came late would find the next phase but one.
+            // A late lane would wait for a phase that has passed.
             __syncwarp();
-            give_v_back();
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
+            release_o();
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
         }
 
-        {  // what the record says is read once more, and not kept in registers through the loops
-            const int q_lo = uniform(record.q_lo);
-            const int h = uniform(record.h);
-            const int b = uniform(record.b);
+        {  // epilogue; fields of the work tile are read again, not kept in registers through the loops
+            const int q_lo = uniform(work.q_lo);
+            const int h = uniform(work.h);
+            const int b = uniform(work.b);
             float scale[ROWS];
-            bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
+            bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 l[r] = row_sum(l[r]);
@@ -554,12 +573,12 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                         (m[r] + log2f(l[r])) * LN2;
             }
-            wgmma_wait<0>();  // the last p v has run meanwhile
-            pin(acc);
-            pin(p);
-            if (uniform(record.kv_lo) >= 0)
+            wgmma_wait<0>();  // the last p v, in flight until here
+            warpgroup_fence_operand(acc);
+            warpgroup_fence_operand(p);
+            if (uniform(work.kv_lo) >= 0)
                 release_v();
-            q.step();
+            q.advance();
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
             for (int j = 0; j < DV / 8; ++j)
@@ -567,29 +586,31 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
             const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
-            Ring<STAGES> part = v;
+            PipelineState<STAGES> part = v;
             #pragma unroll
-            for (int i = 0; i < O_PARTS; ++i, part.step()) {
-                const u32 o_at = base + V_AT + part.at * V_BYTES;
-                mbarrier_wait(barrier_of(base, V_EMPTY, part.at), part.parity ^ 1);
+            for (int i = 0; i < O_PARTS; ++i, part.advance()) {
+                const u32 o_at = base + V_AT + part.index * V_BYTES;
+                mbarrier_wait(barrier_of(base, V_EMPTY, part.index), part.phase ^ 1);
                 __syncwarp();
                 #pragma unroll
-                for (int j = i * O_PIECES * 8; j < min((i + 1) * O_PIECES * 8, DV / 8); j += 2)
-                    store_pieces(o_at + ((j / 8 - i * O_PIECES) * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                for (int j = i * O_PANELS * 8; j < min((i + 1) * O_PANELS * 8, DV / 8); j += 2)
+                    stmatrix_x4(o_at + ((j / 8 - i * O_PANELS) * BLOCK_M + row) * 128
+                        + ((j % 8 + lane / 16) ^ row % 8) * 16,
                                  rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
                 proxy_fence();
                 __syncwarp();
                 if (lane == 0) {
                     #pragma unroll
-                    for (int piece = i * O_PIECES; piece < min((i + 1) * O_PIECES, V_PIECES); ++piece)
-                        tma_store(args.o_map, o_at + ((piece - i * O_PIECES) * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
+                    for (int panel = i * O_PANELS; panel < min((i + 1) * O_PANELS, V_PANELS); ++panel)
+                        tma_store(args.o_map, o_at + ((panel - i * O_PANELS) * BLOCK_M + first) * 128, 64 * panel,
+                            q_lo + first, h, b);
                 }
             }
             if (lane == 0)
                 tma_commit();
-            leaves = true;
+            o_in_v = true;
         }
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
     }
     if ((O_TILES || O_THROUGH_V) && lane == 0)
         tma_wait();
@@ -599,14 +620,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_forward(cons
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     const u32 base = address(shared);
-    Record* const records = (Record*)(shared + RECORDS_AT);
+    WorkTile* const work_tiles = (WorkTile*)(shared + WORK_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < RECORDS; ++i) {
-            mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
+        for (int i = 0; i < WORK_TILES; ++i) {
+            mbarrier_init(barrier_of(base, WORK_FULL, i), 1);
+            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 1);  // one arrival a warp
         }
-        mbarrier_init(barrier_of(base, NEXT_WANTED, 0), 1);
+        mbarrier_init(barrier_of(base, NEXT_REQUESTED, 0), 1);
         mbarrier_init(barrier_of(base, O_EMPTY, 0), 4 * CONSUMERS);
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
@@ -623,17 +644,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_forward(cons
     __syncthreads();
 
     if (warpgroup == 0) {
-        warpgroup_give_registers<COPY_REGISTERS>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             tma_prefetch(args.q_map);
             tma_prefetch(args.k_map);
             tma_prefetch(args.v_map);
-            copy_tiles(args, base, records);
+            run_producer(args, base, work_tiles);
         } else if (warp == 1) {
-            find_tiles(args, base, records);
+            run_scheduler(args, base, work_tiles);
         }
     } else {
-        warpgroup_take_registers<MULTIPLY_REGISTERS>();
-        multiply_tiles(args, base, records, warpgroup - 1, warp);
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+        run_consumer(args, base, work_tiles, warpgroup - 1, warp);
     }
 }

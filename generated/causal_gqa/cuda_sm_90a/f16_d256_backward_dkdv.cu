@@ -19,9 +19,10 @@
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Persistent blocks, specialised by warp, take tiles of 64 keys from a counter. One warp finds tiles; one thread, the producer, copies by
-// TMA; dv and dk have a consumer warpgroup each. That of dv computes s^T = k q^T by wgmma, keys as rows, and gives p^T through shared memory
-// to that of dk, which computes dp^T = v do^T; p^T and ds^T in registers are left operands of dv and dk.
+// Persistent blocks, specialised by warp, take tiles of 64 keys from a counter. One warp finds tiles; one thread, the
+// producer, copies by TMA; dv and dk have a consumer warpgroup each. That of dv computes s^T = k q^T by wgmma, keys as
+// rows, and gives p^T through shared memory to that of dk, which computes dp^T = v do^T; p^T and ds^T in registers are
+// left operands of dv and dk.
 
 // One compilation for each configuration: f16_d256.py passes these with -D.
 #ifndef BLOCK_M
@@ -33,36 +34,39 @@
 #define ELEMENT f16
 #include "sm90.cuh"
 
-// Rows of the tile that stays, 64 for both warpgroups that multiply, and of those that come by.
+// Rows of the resident tile, 64 for both consumers, and rows of the tiles that stream through.
 constexpr int TILE_ROWS = BLOCK_N, COLUMNS = BLOCK_M;
 constexpr int CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
 constexpr int D = 256, DV = 256;
-constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 of its warp
+constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 rows of its warp
 constexpr float SCALE = 0.09016844005556021f;  // factor of the raw score in base-2 units
 
-// Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
-constexpr int QK_PIECES = 4, V_PIECES = 4;
-constexpr int Q_BOX = 64, K_BOX = 64;  // rows that are copied at once, of queries and of keys
-constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, DO_BYTES = V_PIECES * BLOCK_M * 128;
-constexpr int K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
+// Tiles in shared memory lie in panels of 64 columns: 128 bytes a row, swizzled.
+constexpr int QK_PANELS = 4, V_PANELS = 4;
+constexpr int Q_BOX = 64, K_BOX = 64;  // rows of a box of queries, and of keys
+constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, DO_BYTES = V_PANELS * BLOCK_M * 128;
+constexpr int K_BYTES = QK_PANELS * BLOCK_N * 128, V_BYTES = V_PANELS * BLOCK_N * 128;
 constexpr int K_TILES = 1, DO_TILES = STAGES;
 constexpr int K_AT = 0, V_AT = K_AT + K_TILES * K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES;
-constexpr int P_TILES = 2, P_BYTES = BLOCK_M * BLOCK_N * 4;  // p as the fragments of four warps lie
+constexpr int P_TILES = 2, P_BYTES = BLOCK_M * BLOCK_N * 4;  // p, in the order of the fragments of four warps
 constexpr int P_AT = DO_AT + DO_TILES * DO_BYTES;
 constexpr int LSE2_AT = P_AT + P_TILES * P_BYTES, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
-// Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
+// Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
-constexpr int RECORDS = 1;  // tiles of keys that are known: that at hand, and near its end the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, V_FULL = RECORD_EMPTY + RECORDS, V_EMPTY = V_FULL + 1;
+constexpr int WORK_TILES = 1;  // the current one, and near its end the next
+constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, V_FULL = WORK_EMPTY + WORK_TILES,
+    V_EMPTY = V_FULL + 1;
 constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
 constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
 constexpr int P_FULL = DO_EMPTY + DO_TILES, P_EMPTY = P_FULL + P_TILES;
-constexpr int RECORDS_AT = BARRIERS_AT + 8 * (P_EMPTY + P_TILES);
+constexpr int WORK_AT = BARRIERS_AT + 8 * (P_EMPTY + P_TILES);
 
-// More registers than the launch holds would be waited for for ever.
-constexpr int COPY_REGISTERS = 24, MULTIPLY_REGISTERS = 240;
-static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers");
-static_assert(TILE_ROWS == 64 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2, "tiles");
+// setmaxnreg would wait forever for registers that the launch does not have.
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1),
+    "registers");
+static_assert(TILE_ROWS == 64 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2,
+    "tiles");
 
 struct Args {
     TensorMap q_map, k_map, v_map, do_map;
@@ -92,9 +96,9 @@ struct Args {
     int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION;
 };
 
-// What is said of a tile of keys.
-struct Record {
-    int kv_lo;  // its first row; negative: there are no more tiles
+// What the scheduler publishes: a tile of keys, and the range that it walks over.
+struct WorkTile {
+    int kv_lo;  // its first row; negative: no more tiles
     int b, h_kv, lo, full_lo;
 };
 
@@ -107,7 +111,8 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accum
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
                  "%32, %33, p, 1, 1, 0, 0; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -125,49 +130,56 @@ __device__ __forceinline__ void wgmma(float (&d)[32][4], const u32 (&a)[4], u64 
                  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
                  "{ %128, %129, %130, %131 }, %132, p, 1, 1, 1; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15),
-                   WGMMA_PIECE(16), WGMMA_PIECE(17), WGMMA_PIECE(18), WGMMA_PIECE(19), WGMMA_PIECE(20), WGMMA_PIECE(21), WGMMA_PIECE(22), WGMMA_PIECE(23),
-                   WGMMA_PIECE(24), WGMMA_PIECE(25), WGMMA_PIECE(26), WGMMA_PIECE(27), WGMMA_PIECE(28), WGMMA_PIECE(29), WGMMA_PIECE(30), WGMMA_PIECE(31)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7),
+                   WGMMA_REGISTERS(8), WGMMA_REGISTERS(9), WGMMA_REGISTERS(10), WGMMA_REGISTERS(11),
+                       WGMMA_REGISTERS(12), WGMMA_REGISTERS(13), WGMMA_REGISTERS(14), WGMMA_REGISTERS(15),
+                   WGMMA_REGISTERS(16), WGMMA_REGISTERS(17), WGMMA_REGISTERS(18), WGMMA_REGISTERS(19),
+                       WGMMA_REGISTERS(20), WGMMA_REGISTERS(21), WGMMA_REGISTERS(22), WGMMA_REGISTERS(23),
+                   WGMMA_REGISTERS(24), WGMMA_REGISTERS(25), WGMMA_REGISTERS(26), WGMMA_REGISTERS(27),
+                       WGMMA_REGISTERS(28), WGMMA_REGISTERS(29), WGMMA_REGISTERS(30), WGMMA_REGISTERS(31)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
 #endif
 
-// Of barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+// Barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
+    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// A tile of so many rows, a box at a time.
-template <int TILE, int BOX, int PIECES>
+// A tile of TILE rows, a box at a time.
+template <int TILE, int BOX, int PANELS>
 __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch)
 {
     #pragma unroll
-    for (int piece = 0; piece < PIECES; ++piece)
+    for (int panel = 0; panel < PANELS; ++panel)
         #pragma unroll
         for (int first = 0; first < TILE; first += BOX)
-            tma_load(to + (piece * TILE + first) * 128, map, barrier, 64 * piece, row + first, head, batch);
+            tma_load(to + (panel * TILE + first) * 128, map, barrier, 64 * panel, row + first, head, batch);
 }
 
-// products = left right^T, or += that: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
+// products = left right^T, or += that: 64 rows of the resident tile and a streamed tile, DEPTH columns of both.
 template <int DEPTH>
-__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right, bool accumulate = false)
+__device__ __forceinline__ void mma_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right,
+    bool accumulate = false)
 {
     #pragma unroll
     for (int d = 0; d < DEPTH / 16; ++d)
-        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16,
+            right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
     wgmma_commit();
 }
 
-// sums += left right: `right` is a tile that comes by, whose rows are the depth.
-template <int PIECES>
-__device__ __forceinline__ void add_product(float (&sums)[PIECES][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
+// sums += left right: the rows of `right`, a streamed tile, are the depth.
+template <int FRAGMENTS>
+__device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
 {
     #pragma unroll
     for (int m = 0; m < COLUMNS / 16; ++m)
         wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
-// Rounded: pieces of the accumulator of a product are those of a left operand.
+// Rounded: accumulator fragments are laid out as those of a left operand.
 __device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const float (&x)[COLUMNS / 8][4])
 {
     #pragma unroll
@@ -177,23 +189,25 @@ __device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const floa
             left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
 }
 
-// A thread's part of one row, rounded. Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
-template <int PIECES>
-__device__ __forceinline__ void store_row(element* row, bool exists, const float (&x)[PIECES][4], int r, float factor, int t)
+// Stores the part of a row that a thread holds, rounded. Four lanes hold 4 fragments of 8 columns as pairs; they
+// exchange them for 8 columns in a row each.
+template <int FRAGMENTS>
+__device__ __forceinline__ void store_row(element* row, bool exists, const float (&x)[FRAGMENTS][4], int r,
+    float factor, int t)
 {
     auto rounded = [&](int j) { return pack(x[j][2 * r] * factor, x[j][2 * r + 1] * factor); };
     #pragma unroll
-    for (int j = 0; j + 3 < PIECES; j += 4) {
+    for (int j = 0; j + 3 < FRAGMENTS; j += 4) {
         u32 pairs[4] = {rounded(j), rounded(j + 1), rounded(j + 2), rounded(j + 3)};
         #pragma unroll
         for (int i = 0; i < 4; i += 2) {
-            const u32 other = from_lane(t & 1 ? pairs[i] : pairs[i + 1], 1);
+            const u32 other = shuffle_xor(t & 1 ? pairs[i] : pairs[i + 1], 1);
             pairs[i] = t & 1 ? other : pairs[i];
             pairs[i + 1] = t & 1 ? pairs[i + 1] : other;
         }
         #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const u32 other = from_lane(t & 2 ? pairs[i] : pairs[i + 2], 2);
+            const u32 other = shuffle_xor(t & 2 ? pairs[i] : pairs[i + 2], 2);
             pairs[i] = t & 2 ? other : pairs[i];
             pairs[i + 2] = t & 2 ? pairs[i + 2] : other;
         }
@@ -201,28 +215,29 @@ __device__ __forceinline__ void store_row(element* row, bool exists, const float
             store_chunk(row + 8 * (j + t), pairs[0], pairs[1], pairs[2], pairs[3]);
     }
     #pragma unroll
-    for (int j = PIECES / 4 * 4; j < PIECES; ++j)
+    for (int j = FRAGMENTS / 4 * 4; j < FRAGMENTS; ++j)
         if (exists)
             *(u32*)(row + 8 * j + 2 * t) = rounded(j);
 }
 
-// A warp: which tiles this block takes, and where their loops begin and end. All lanes compute alike, and search together.
-__device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
+// Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
+// All lanes compute the same values, and search for bounds together.
+__device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, M = args.M, N = args.N, Hkv = args.Hkv;
     // Tiles are walked in sections of heads whose q and do share the L2 cache.
     const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * Hkv);
-    const bool leads = threadIdx.x % 32 == 0;
-    Ring<RECORDS> at = {0, 1};
-    for (int tile = -1;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
-        __syncwarp();  // a lane that came late would find the next phase but one
-        Record& record = records[at.at];
-        tile = tile < 0 ? blockIdx.x : uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+    const bool is_leader = threadIdx.x % 32 == 0;
+    PipelineState<WORK_TILES> slot = {0, 1};
+    for (int tile = -1;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
+        __syncwarp();  // a late lane would wait for a phase that has passed
+        WorkTile& work = work_tiles[slot.index];
+        tile = tile < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
         if (tile >= tiles) {
-            if (leads)
-                record.kv_lo = -1;
-            mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+            if (is_leader)
+                work.kv_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
         // The last section is larger, so that what begins last is short, and nobody waits.
@@ -237,66 +252,71 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         // causal: which q tiles are partial, and which are full
         const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
         const int full_lo = min((max(kv_hi + M - N, 0) + (BLOCK_M - 1)) / BLOCK_M * BLOCK_M, M);
-        if (leads) {
-            record.kv_lo = kv_lo;
-            record.b = b;
-            record.h_kv = h_kv;
-            record.lo = lo;
-            record.full_lo = full_lo;
+        if (is_leader) {
+            work.kv_lo = kv_lo;
+            work.b = b;
+            work.h_kv = h_kv;
+            work.lo = lo;
+            work.full_lo = full_lo;
         }
-        mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+        mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
     }
-    if (leads) {
+    if (is_leader) {
         __threadfence();
-        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block resets the counters
             args.counter_ptr[0] = 0;
             args.counter_ptr[1] = 0;
         }
     }
 }
 
-// One thread: copies K of a tile, and tiles of Q, as buffers become free.
-__device__ __forceinline__ void copy_k_q(const Args& args, u32 base, const Record* records)
+// Producer, one thread: copies K of a tile, and tiles of Q, as buffers become free.
+__device__ __forceinline__ void run_producer_kq(const Args& args, u32 base, const WorkTile* work_tiles)
 {
     const int H = args.H, G = args.G, M = args.M;
-    Ring<RECORDS> at = {0, 0};
-    Ring<K_TILES> k = {0, 1};
-    Ring<STAGES> q = {0, 1};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record record = records[at.at];
-        const int kv_lo = record.kv_lo;
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<K_TILES> k = {0, 1};
+    PipelineState<STAGES> q = {0, 1};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
+        const int kv_lo = work.kv_lo;
         if (kv_lo < 0)
             return;
-        const int b = record.b;
-        const int h_kv = record.h_kv;
-        const int lo = record.lo;
+        const int b = work.b;
+        const int h_kv = work.h_kv;
+        const int lo = work.lo;
         const int hi = M;
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        const int h_last = h_kv * G + G - 1;  // the last query head of this KV head
         int h = h_kv * G;
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), !(q_lo >= lo));
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), !(q_lo >= lo));
         if (!(q_lo >= lo))
             continue;
-        // K of this tile arrives while the one before is still at work.
-        mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
-        mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
-        load_tile<BLOCK_N, K_BOX, QK_PIECES>(base + K_AT + k.at * K_BYTES, args.k_map, barrier_of(base, K_FULL, k.at), kv_lo, h_kv, b);
-        k.step();
+        // K of this tile arrives while the previous tile is still being computed.
+        mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
+        mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
+        load_tile<BLOCK_N, K_BOX, QK_PANELS>(base + K_AT + k.index * K_BYTES, args.k_map,
+            barrier_of(base, K_FULL, k.index), kv_lo, h_kv, b);
+        k.advance();
         #pragma unroll 1
         while (q_lo >= lo) {
             const int q_next = next(q_lo);
-            // The next tile is claimed while the last q tiles of this one are at work: not earlier, or another block would have begun it by now.
-            mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), h == h_last && !(q_next >= lo));
+            // The next tile is claimed during the last q tiles of this one: earlier, another block could have started
+            // it by now.
+            mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), h == h_last && !(q_next >= lo));
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
-            mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);
-            load_tile<BLOCK_M, Q_BOX, QK_PIECES>(base + Q_AT + q.at * Q_BYTES, args.q_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
-            bulk_load(base + LSE2_AT + q.at * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
-            bulk_load(base + DELTA_AT + q.at * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
-            q.step();
+            mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
+            mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES + 2 * BLOCK_M * 4);
+            load_tile<BLOCK_M, Q_BOX, QK_PANELS>(base + Q_AT + q.index * Q_BYTES, args.q_map,
+                barrier_of(base, Q_FULL, q.index), q_lo, h, b);
+            bulk_load(base + LSE2_AT + q.index * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4,
+                barrier_of(base, Q_FULL, q.index));
+            bulk_load(base + DELTA_AT + q.index * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4,
+                barrier_of(base, Q_FULL, q.index));
+            q.advance();
             q_lo = q_next;
             if (!(q_lo >= lo) && h < h_last) {
                 ++h;
@@ -306,44 +326,46 @@ __device__ __forceinline__ void copy_k_q(const Args& args, u32 base, const Recor
     }
 }
 
-// One thread: copies V of a tile, and tiles of dO, as buffers become free.
-__device__ __forceinline__ void copy_v_do(const Args& args, u32 base, const Record* records)
+// Producer, one thread: copies V of a tile, and tiles of dO, as buffers become free.
+__device__ __forceinline__ void run_producer_vdo(const Args& args, u32 base, const WorkTile* work_tiles)
 {
     const int G = args.G, M = args.M;
-    Ring<RECORDS> at = {0, 0};
-    Ring<1> v = {0, 1};
-    Ring<STAGES> q = {0, 1};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record record = records[at.at];
-        const int kv_lo = record.kv_lo;
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<1> v = {0, 1};
+    PipelineState<STAGES> q = {0, 1};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
+        const int kv_lo = work.kv_lo;
         if (kv_lo < 0)
             return;
-        const int b = record.b;
-        const int h_kv = record.h_kv;
-        const int lo = record.lo;
+        const int b = work.b;
+        const int h_kv = work.h_kv;
+        const int lo = work.lo;
         const int hi = M;
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        const int h_last = h_kv * G + G - 1;  // the last query head of this KV head
         int h = h_kv * G;
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), !(q_lo >= lo));
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), !(q_lo >= lo));
         if (!(q_lo >= lo))
             continue;
-        mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.parity);
+        mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.phase);
         mbarrier_expect(barrier_of(base, V_FULL, 0), V_BYTES);
-        load_tile<BLOCK_N, K_BOX, V_PIECES>(base + V_AT, args.v_map, barrier_of(base, V_FULL, 0), kv_lo, h_kv, b);
-        v.step();
+        load_tile<BLOCK_N, K_BOX, V_PANELS>(base + V_AT, args.v_map, barrier_of(base, V_FULL, 0), kv_lo, h_kv, b);
+        v.advance();
         #pragma unroll 1
         while (q_lo >= lo) {
             const int q_next = next(q_lo);
-            // The next tile is claimed while the last q tiles of this one are at work: not earlier, or another block would have begun it by now.
-            mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), h == h_last && !(q_next >= lo));
-            mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
-            mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES);
-            load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, DO_FULL, q.at), q_lo, h, b);
-            q.step();
+            // The next tile is claimed during the last q tiles of this one: earlier, another block could have started
+            // it by now.
+            mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), h == h_last && !(q_next >= lo));
+            mbarrier_wait(barrier_of(base, DO_EMPTY, q.index), q.phase);
+            mbarrier_expect(barrier_of(base, DO_FULL, q.index), DO_BYTES);
+            load_tile<BLOCK_M, Q_BOX, V_PANELS>(base + DO_AT + q.index * DO_BYTES, args.do_map,
+                barrier_of(base, DO_FULL, q.index), q_lo, h, b);
+            q.advance();
             q_lo = q_next;
             if (!(q_lo >= lo) && h < h_last) {
                 ++h;
@@ -353,39 +375,41 @@ __device__ __forceinline__ void copy_v_do(const Args& args, u32 base, const Reco
     }
 }
 
-// A warpgroup: p of the tile's 64 keys, which it gives to the other, and dv. FlashAttention-2, algorithm 2.
-__device__ __forceinline__ void make_dv(const Args& args, u32 base, const Record* records, unsigned char* tiles, int warp)
+// Consumer of dv, one warpgroup: p of the 64 keys of a tile, which it passes to the other one, and dv.
+// FlashAttention-2, algorithm 2.
+__device__ __forceinline__ void run_consumer_dv(const Args& args, u32 base, const WorkTile* work_tiles,
+    unsigned char* tiles, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 16 * warp;
     const int G = args.G, M = args.M, N = args.N;
     const u32 p_place = base + P_AT + warp * (P_BYTES / 4) + lane * 16;
     float dv[DV / 8][4];
-    Ring<RECORDS> at = {0, 0};
-    Ring<1> k = {0, 0};
-    Ring<P_TILES> given = {0, 1};
-    Ring<STAGES> q = {0, 0};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record& record = records[at.at];
-        const int kv_lo = uniform(record.kv_lo);
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<1> k = {0, 0};
+    PipelineState<P_TILES> given = {0, 1};
+    PipelineState<STAGES> q = {0, 0};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile& work = work_tiles[slot.index];
+        const int kv_lo = uniform(work.kv_lo);
         if (kv_lo < 0)
             break;
-        const int b = uniform(record.b);
-        const int h_kv = uniform(record.h_kv);
-        const int lo = uniform(record.lo);
-        const int full_lo = uniform(record.full_lo);
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        const int b = uniform(work.b);
+        const int h_kv = uniform(work.h_kv);
+        const int lo = uniform(work.lo);
+        const int full_lo = uniform(work.full_lo);
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
         const int hi = M;
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        const int h_last = h_kv * G + G - 1;  // the last query head of this KV head
         int h = h_kv * G;
         int q_next;
         #pragma unroll
         for (int j = 0; j < DV / 8; ++j)
             dv[j][0] = dv[j][1] = dv[j][2] = dv[j][3] = 0.0f;
-        pin(dv);
+        warpgroup_fence_operand(dv);
 
         // Row r of a thread is key first_key + 8 * r + g of the tile.
         int kv_idx[ROWS];
@@ -394,15 +418,16 @@ __device__ __forceinline__ void make_dv(const Args& args, u32 base, const Record
 
         const u64 k_rows = wgmma_descriptor(base + K_AT, 16, 1024);
         float scores[1][BLOCK_M / 8][4];
-        auto start_s = [&](Ring<STAGES> q) {
-            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+        auto issue_s = [&](PipelineState<STAGES> q) {
+            mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
             wgmma_fence();
-            multiply_rows<D>(scores[0], k_rows, wgmma_descriptor(base + Q_AT + q.at * Q_BYTES, 16, 1024));
+            mma_rows<D>(scores[0], k_rows, wgmma_descriptor(base + Q_AT + q.index * Q_BYTES, 16, 1024));
         };
-        // One tile of queries, whose s is there; behind it that of the next is, whose product follows dv's without a gap.
+        // One tile of queries. On entry its s is there, on return that of the next tile, whose mma follows that of dv
+        // without a gap.
         auto step = [&](auto last) {
-            const u32 do_tile = base + DO_AT + q.at * DO_BYTES;
-            const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.at * BLOCK_M;
+            const u32 do_tile = base + DO_AT + q.index * DO_BYTES;
+            const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.index * BLOCK_M;
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 const int at_tile = 8 * j + 2 * t;
@@ -420,7 +445,7 @@ __device__ __forceinline__ void make_dv(const Args& args, u32 base, const Record
             }
             const bool partial = q_lo < full_lo;
             if (partial) {
-                branch();  // not selects in every tile
+                branch();  // a branch, not selects in every tile
                 // causal_gqa.attn:8  mask = causal
                 #pragma unroll
                 for (int j = 0; j < COLUMNS / 8; ++j)
@@ -435,45 +460,46 @@ __device__ __forceinline__ void make_dv(const Args& args, u32 base, const Record
                         }
                     }
             }
-            mbarrier_wait(barrier_of(base, P_EMPTY, given.at), given.parity);
+            mbarrier_wait(barrier_of(base, P_EMPTY, given.index), given.phase);
             #pragma unroll
             for (int j = 0; j < BLOCK_M / 8; ++j)
-                store_shared(p_place + given.at * P_BYTES + j * 512, Four{scores[0][j][0], scores[0][j][1], scores[0][j][2], scores[0][j][3]});
-            __syncwarp();  // lse2 has been read, too
-            mbarrier_arrive_if(barrier_of(base, P_FULL, given.at), lane == 0);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
-            given.step();
+                store_shared(p_place + given.index * P_BYTES + j * 512,
+                    Four{scores[0][j][0], scores[0][j][1], scores[0][j][2], scores[0][j][3]});
+            __syncwarp();  // all lanes have read lse2, too
+            mbarrier_arrive_if(barrier_of(base, P_FULL, given.index), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
+            given.advance();
             u32 left_p[BLOCK_M / 16][4];
             to_left(left_p, scores[0]);
-            pin(left_p);
-            mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
+            warpgroup_fence_operand(left_p);
+            mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             wgmma_fence();
             add_product(dv, left_p, wgmma_descriptor(do_tile, BLOCK_M * 128, 1024));
             wgmma_commit();
             if constexpr (!last.value) {
-                start_s(q.after());
+                issue_s(q.next());
                 wgmma_wait<1>();
             } else {
                 mbarrier_arrive_if(barrier_of(base, K_EMPTY, 0), lane == 0);
                 wgmma_wait<0>();
             }
-            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), lane == 0);
             if constexpr (!last.value) {
                 wgmma_wait<0>();
-                pin(scores[0]);
+                warpgroup_fence_operand(scores[0]);
             }
-            q.step();
+            q.advance();
         };
 
         if (q_lo >= lo) {
-            mbarrier_wait(barrier_of(base, K_FULL, 0), k.parity);
-            start_s(q);
+            mbarrier_wait(barrier_of(base, K_FULL, 0), k.phase);
+            issue_s(q);
             wgmma_wait<0>();
-            pin(scores[0]);
+            warpgroup_fence_operand(scores[0]);
             q_next = next(q_lo);
             #pragma unroll 1
             while (h < h_last || q_next >= lo) {
-                step(No{});
+                step(FalseType{});
                 q_lo = q_next;
                 if (!(q_lo >= lo) && h < h_last) {
                     ++h;
@@ -481,9 +507,9 @@ __device__ __forceinline__ void make_dv(const Args& args, u32 base, const Record
                 }
                 q_next = next(q_lo);
             }
-            step(Yes{});
-            k.step();
-            pin(dv);
+            step(TrueType{});
+            k.advance();
+            warpgroup_fence_operand(dv);
         }
         #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
@@ -494,44 +520,45 @@ __device__ __forceinline__ void make_dv(const Args& args, u32 base, const Record
     }
 }
 
-// The other: ds of the same keys from that p, and dk.
-__device__ __forceinline__ void make_dk(const Args& args, u32 base, const Record* records, unsigned char* tiles, int warp)
+// Consumer of dk, the other warpgroup: ds of the same keys from that p, and dk.
+__device__ __forceinline__ void run_consumer_dk(const Args& args, u32 base, const WorkTile* work_tiles,
+    unsigned char* tiles, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 16 * warp;
     const int G = args.G, M = args.M;
     const unsigned char* const p_place = tiles + P_AT + warp * (P_BYTES / 4) + lane * 16;
     float dk[D / 8][4];
-    Ring<RECORDS> at = {0, 0};
-    Ring<1> v = {0, 0};
-    Ring<P_TILES> given = {0, 0};
-    Ring<STAGES> q = {0, 0};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record& record = records[at.at];
-        const int kv_lo = uniform(record.kv_lo);
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<1> v = {0, 0};
+    PipelineState<P_TILES> given = {0, 0};
+    PipelineState<STAGES> q = {0, 0};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile& work = work_tiles[slot.index];
+        const int kv_lo = uniform(work.kv_lo);
         if (kv_lo < 0)
             break;
-        const int b = uniform(record.b);
-        const int h_kv = uniform(record.h_kv);
-        const int lo = uniform(record.lo);
-        const int full_lo = uniform(record.full_lo);
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        const int b = uniform(work.b);
+        const int h_kv = uniform(work.h_kv);
+        const int lo = uniform(work.lo);
+        const int full_lo = uniform(work.full_lo);
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
         const int hi = M;
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        const int h_last = h_kv * G + G - 1;  // of the query heads that share this KV head
+        const int h_last = h_kv * G + G - 1;  // the last query head of this KV head
         int h = h_kv * G;
         int q_next;
         #pragma unroll
         for (int j = 0; j < D / 8; ++j)
             dk[j][0] = dk[j][1] = dk[j][2] = dk[j][3] = 0.0f;
-        pin(dk);
+        warpgroup_fence_operand(dk);
         const u64 v_rows = wgmma_descriptor(base + V_AT, 16, 1024);
         float gradients[1][BLOCK_M / 8][4];
-        auto begin_dp = [&](Ring<STAGES> q) {
-            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
-            const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.at * BLOCK_M;
+        auto begin_dp = [&](PipelineState<STAGES> q) {
+            mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
+            const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.index * BLOCK_M;
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 const Pair delta_pair = *(const Pair*)(delta_tile + 8 * j + 2 * t);
@@ -539,29 +566,29 @@ __device__ __forceinline__ void make_dk(const Args& args, u32 base, const Record
                 for (int i = 0; i < 4; ++i)
                     gradients[0][j][i] = -delta_pair.values[i % 2];
             }
-            pin(gradients[0]);
+            warpgroup_fence_operand(gradients[0]);
         };
-        auto start_dp = [&](Ring<STAGES> q) {
-            mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
+        auto issue_dp = [&](PipelineState<STAGES> q) {
+            mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             wgmma_fence();
-            multiply_rows<DV>(gradients[0], v_rows, wgmma_descriptor(base + DO_AT + q.at * DO_BYTES, 16, 1024), true);
+            mma_rows<DV>(gradients[0], v_rows, wgmma_descriptor(base + DO_AT + q.index * DO_BYTES, 16, 1024), true);
         };
-        // One tile of queries, whose dp is there; behind it that of the next is.
+        // One tile of queries. On entry its dp is there, on return that of the next tile.
         auto step = [&](auto last) {
-            const u32 q_tile = base + Q_AT + q.at * Q_BYTES;
+            const u32 q_tile = base + Q_AT + q.index * Q_BYTES;
             float scores[1][BLOCK_M / 8][4];
-            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), lane == 0);
-            mbarrier_wait(barrier_of(base, P_FULL, given.at), given.parity);
+            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), lane == 0);
+            mbarrier_wait(barrier_of(base, P_FULL, given.index), given.phase);
             #pragma unroll
             for (int j = 0; j < BLOCK_M / 8; ++j) {
-                const Four p = *(const Four*)(p_place + given.at * P_BYTES + j * 512);
+                const Four p = *(const Four*)(p_place + given.index * P_BYTES + j * 512);
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     scores[0][j][i] = p.values[i];
             }
             __syncwarp();
-            mbarrier_arrive_if(barrier_of(base, P_EMPTY, given.at), lane == 0);
-            given.step();
+            mbarrier_arrive_if(barrier_of(base, P_EMPTY, given.index), lane == 0);
+            given.advance();
             const bool partial = q_lo < full_lo;
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
@@ -574,41 +601,42 @@ __device__ __forceinline__ void make_dk(const Args& args, u32 base, const Record
                 for (int j = 0; j < COLUMNS / 8; ++j)
                     #pragma unroll
                     for (int i = 0; i < 4; ++i)
-                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];  // dp of what is masked may be anything
+                        // dp of a masked element is undefined
+                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];
             }
             u32 left_ds[BLOCK_M / 16][4];
             to_left(left_ds, gradients[0]);
-            pin(left_ds);
+            warpgroup_fence_operand(left_ds);
             if constexpr (!last.value)
-                begin_dp(q.after());
+                begin_dp(q.next());
             wgmma_fence();
             add_product(dk, left_ds, wgmma_descriptor(q_tile, BLOCK_M * 128, 1024));
             wgmma_commit();
             if constexpr (!last.value) {
-                start_dp(q.after());
+                issue_dp(q.next());
                 wgmma_wait<1>();
             } else {
                 mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), lane == 0);
                 wgmma_wait<0>();
             }
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
             if constexpr (!last.value) {
                 wgmma_wait<0>();
-                pin(gradients[0]);
+                warpgroup_fence_operand(gradients[0]);
             }
-            q.step();
+            q.advance();
         };
 
         if (q_lo >= lo) {
-            mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
+            mbarrier_wait(barrier_of(base, V_FULL, 0), v.phase);
             begin_dp(q);
-            start_dp(q);
+            issue_dp(q);
             wgmma_wait<0>();
-            pin(gradients[0]);
+            warpgroup_fence_operand(gradients[0]);
             q_next = next(q_lo);
             #pragma unroll 1
             while (h < h_last || q_next >= lo) {
-                step(No{});
+                step(FalseType{});
                 q_lo = q_next;
                 if (!(q_lo >= lo) && h < h_last) {
                     ++h;
@@ -616,9 +644,9 @@ __device__ __forceinline__ void make_dk(const Args& args, u32 base, const Record
                 }
                 q_next = next(q_lo);
             }
-            step(Yes{});
-            v.step();
-            pin(dk);
+            step(TrueType{});
+            v.advance();
+            warpgroup_fence_operand(dk);
         }
         #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
@@ -634,13 +662,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dkd
     extern __shared__ unsigned char shared[];
     const u32 base = (address(shared) + 1023) & ~1023u;
     unsigned char* const tiles = shared + (base - address(shared));
-    Record* const records = (Record*)(tiles + RECORDS_AT);
+    WorkTile* const work_tiles = (WorkTile*)(tiles + WORK_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
-        // A warp arrives by one lane. K is of dv's warpgroup alone, V of dk's.
-        for (int i = 0; i < RECORDS; ++i) {
-            mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 2);
+        // One arrival a warp. Only the consumer of dv reads K, and only that of dk reads V.
+        for (int i = 0; i < WORK_TILES; ++i) {
+            mbarrier_init(barrier_of(base, WORK_FULL, i), 1);
+            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 2);
         }
         mbarrier_init(barrier_of(base, K_FULL, 0), 1);
         mbarrier_init(barrier_of(base, K_EMPTY, 0), 4);
@@ -661,23 +689,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dkd
     __syncthreads();
 
     if (warpgroup == 0) {
-        warpgroup_give_registers<COPY_REGISTERS>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             tma_prefetch(args.q_map);
             tma_prefetch(args.k_map);
             tma_prefetch(args.v_map);
             tma_prefetch(args.do_map);
-            copy_k_q(args, base, records);
+            run_producer_kq(args, base, work_tiles);
         } else if (warp == 1) {
-            find_tiles(args, base, records);
+            run_scheduler(args, base, work_tiles);
         } else if (threadIdx.x == 64) {
-            copy_v_do(args, base, records);
+            run_producer_vdo(args, base, work_tiles);
         }
     } else {
-        warpgroup_take_registers<MULTIPLY_REGISTERS>();
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         if (warpgroup == 1)
-            make_dv(args, base, records, tiles, warp);
+            run_consumer_dv(args, base, work_tiles, tiles, warp);
         else
-            make_dk(args, base, records, tiles, warp);
+            run_consumer_dk(args, base, work_tiles, tiles, warp);
     }
 }

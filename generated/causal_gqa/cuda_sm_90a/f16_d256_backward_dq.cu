@@ -19,9 +19,9 @@
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds tiles; one thread, the producer, copies by
-// TMA; each of two consumer warpgroups has 64 queries: s = q k^T and dp = do v^T by wgmma, so that ds in registers is the left operand of
-// dq.
+// Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds tiles; one thread, the
+// producer, copies by TMA; each of two consumer warpgroups has 64 queries: s = q k^T and dp = do v^T by wgmma, so that
+// ds in registers is the left operand of dq.
 
 // One compilation for each configuration: f16_d256.py passes these with -D.
 #ifndef BLOCK_M
@@ -33,32 +33,37 @@
 #define ELEMENT f16
 #include "sm90.cuh"
 
-// Rows of the tile that stays, 64 for each warpgroup that multiplies, and of those that come by.
+// Rows of the resident tile, 64 for each consumer, and rows of the tiles that stream through.
 constexpr int TILE_ROWS = BLOCK_M, COLUMNS = BLOCK_N;
 constexpr int CONSUMERS = TILE_ROWS / 64, THREADS = 128 * (CONSUMERS + 1);
 constexpr int D = 256, DV = 256;
-constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 of its warp
+constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 rows of its warp
 constexpr float SCALE = 0.09016844005556021f;  // factor of the raw score in base-2 units
 
-// Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
-constexpr int QK_PIECES = 4, V_PIECES = 4;
-constexpr int Q_BOX = 64, K_BOX = 64;  // rows that are copied at once, of queries and of keys
-constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, DO_BYTES = V_PIECES * BLOCK_M * 128;
-constexpr int K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
+// Tiles in shared memory lie in panels of 64 columns: 128 bytes a row, swizzled.
+constexpr int QK_PANELS = 4, V_PANELS = 4;
+constexpr int Q_BOX = 64, K_BOX = 64;  // rows of a box of queries, and of keys
+constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, DO_BYTES = V_PANELS * BLOCK_M * 128;
+constexpr int K_BYTES = QK_PANELS * BLOCK_N * 128, V_BYTES = V_PANELS * BLOCK_N * 128;
 constexpr int Q_TILES = 1, V_TILES = 1;  // of Q and dO, and of V; of K there are STAGES
-constexpr int Q_AT = 0, DO_AT = Q_AT + Q_TILES * Q_BYTES, K_AT = DO_AT + Q_TILES * DO_BYTES, V_AT = K_AT + STAGES * K_BYTES;
-// Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
+constexpr int Q_AT = 0, DO_AT = Q_AT + Q_TILES * Q_BYTES, K_AT = DO_AT + Q_TILES * DO_BYTES,
+    V_AT = K_AT + STAGES * K_BYTES;
+// Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = V_AT + V_TILES * V_BYTES;
-constexpr int RECORDS = 2;  // tiles of queries that are known: that at hand, and the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int WORK_TILES = 2;  // the current one, and the next
+constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, Q_FULL = WORK_EMPTY + WORK_TILES,
+    Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int DO_FULL = Q_EMPTY + Q_TILES, DO_EMPTY = DO_FULL + Q_TILES;
-constexpr int K_FULL = DO_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + V_TILES;
-constexpr int RECORDS_AT = BARRIERS_AT + 8 * (V_EMPTY + V_TILES);
+constexpr int K_FULL = DO_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES,
+    V_EMPTY = V_FULL + V_TILES;
+constexpr int WORK_AT = BARRIERS_AT + 8 * (V_EMPTY + V_TILES);
 
-// More registers than the launch holds would be waited for for ever.
-constexpr int COPY_REGISTERS = 24, MULTIPLY_REGISTERS = 240;
-static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers");
-static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2, "tiles");
+// setmaxnreg would wait forever for registers that the launch does not have.
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1),
+    "registers");
+static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2,
+    "tiles");
 
 struct Args {
     TensorMap q_map, k_map, v_map, do_map;
@@ -88,9 +93,9 @@ struct Args {
     int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION;
 };
 
-// What is said of a tile of queries.
-struct Record {
-    int q_lo;  // its first row; negative: there are no more tiles
+// What the scheduler publishes: a tile of queries, and the range that it walks over.
+struct WorkTile {
+    int q_lo;  // its first row; negative: no more tiles
     int b, h, hi, full_hi;
 };
 
@@ -103,7 +108,8 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accum
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
                  "%32, %33, p, 1, 1, 0, 0; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -121,49 +127,56 @@ __device__ __forceinline__ void wgmma(float (&d)[32][4], const u32 (&a)[4], u64 
                  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
                  "{ %128, %129, %130, %131 }, %132, p, 1, 1, 1; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15),
-                   WGMMA_PIECE(16), WGMMA_PIECE(17), WGMMA_PIECE(18), WGMMA_PIECE(19), WGMMA_PIECE(20), WGMMA_PIECE(21), WGMMA_PIECE(22), WGMMA_PIECE(23),
-                   WGMMA_PIECE(24), WGMMA_PIECE(25), WGMMA_PIECE(26), WGMMA_PIECE(27), WGMMA_PIECE(28), WGMMA_PIECE(29), WGMMA_PIECE(30), WGMMA_PIECE(31)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7),
+                   WGMMA_REGISTERS(8), WGMMA_REGISTERS(9), WGMMA_REGISTERS(10), WGMMA_REGISTERS(11),
+                       WGMMA_REGISTERS(12), WGMMA_REGISTERS(13), WGMMA_REGISTERS(14), WGMMA_REGISTERS(15),
+                   WGMMA_REGISTERS(16), WGMMA_REGISTERS(17), WGMMA_REGISTERS(18), WGMMA_REGISTERS(19),
+                       WGMMA_REGISTERS(20), WGMMA_REGISTERS(21), WGMMA_REGISTERS(22), WGMMA_REGISTERS(23),
+                   WGMMA_REGISTERS(24), WGMMA_REGISTERS(25), WGMMA_REGISTERS(26), WGMMA_REGISTERS(27),
+                       WGMMA_REGISTERS(28), WGMMA_REGISTERS(29), WGMMA_REGISTERS(30), WGMMA_REGISTERS(31)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
 #endif
 
-// Of barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+// Barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
+    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// A tile of so many rows, a box at a time.
-template <int TILE, int BOX, int PIECES>
+// A tile of TILE rows, a box at a time.
+template <int TILE, int BOX, int PANELS>
 __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch)
 {
     #pragma unroll
-    for (int piece = 0; piece < PIECES; ++piece)
+    for (int panel = 0; panel < PANELS; ++panel)
         #pragma unroll
         for (int first = 0; first < TILE; first += BOX)
-            tma_load(to + (piece * TILE + first) * 128, map, barrier, 64 * piece, row + first, head, batch);
+            tma_load(to + (panel * TILE + first) * 128, map, barrier, 64 * panel, row + first, head, batch);
 }
 
-// products = left right^T, or += that: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
+// products = left right^T, or += that: 64 rows of the resident tile and a streamed tile, DEPTH columns of both.
 template <int DEPTH>
-__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right, bool accumulate = false)
+__device__ __forceinline__ void mma_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right,
+    bool accumulate = false)
 {
     #pragma unroll
     for (int d = 0; d < DEPTH / 16; ++d)
-        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16,
+            right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
     wgmma_commit();
 }
 
-// sums += left right: `right` is a tile that comes by, whose rows are the depth.
-template <int PIECES>
-__device__ __forceinline__ void add_product(float (&sums)[PIECES][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
+// sums += left right: the rows of `right`, a streamed tile, are the depth.
+template <int FRAGMENTS>
+__device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
 {
     #pragma unroll
     for (int m = 0; m < COLUMNS / 16; ++m)
         wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
-// Rounded: pieces of the accumulator of a product are those of a left operand.
+// Rounded: accumulator fragments are laid out as those of a left operand.
 __device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const float (&x)[COLUMNS / 8][4])
 {
     #pragma unroll
@@ -173,23 +186,25 @@ __device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const floa
             left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
 }
 
-// A thread's part of one row, rounded. Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
-template <int PIECES>
-__device__ __forceinline__ void store_row(element* row, bool exists, const float (&x)[PIECES][4], int r, float factor, int t)
+// Stores the part of a row that a thread holds, rounded. Four lanes hold 4 fragments of 8 columns as pairs; they
+// exchange them for 8 columns in a row each.
+template <int FRAGMENTS>
+__device__ __forceinline__ void store_row(element* row, bool exists, const float (&x)[FRAGMENTS][4], int r,
+    float factor, int t)
 {
     auto rounded = [&](int j) { return pack(x[j][2 * r] * factor, x[j][2 * r + 1] * factor); };
     #pragma unroll
-    for (int j = 0; j + 3 < PIECES; j += 4) {
+    for (int j = 0; j + 3 < FRAGMENTS; j += 4) {
         u32 pairs[4] = {rounded(j), rounded(j + 1), rounded(j + 2), rounded(j + 3)};
         #pragma unroll
         for (int i = 0; i < 4; i += 2) {
-            const u32 other = from_lane(t & 1 ? pairs[i] : pairs[i + 1], 1);
+            const u32 other = shuffle_xor(t & 1 ? pairs[i] : pairs[i + 1], 1);
             pairs[i] = t & 1 ? other : pairs[i];
             pairs[i + 1] = t & 1 ? pairs[i + 1] : other;
         }
         #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const u32 other = from_lane(t & 2 ? pairs[i] : pairs[i + 2], 2);
+            const u32 other = shuffle_xor(t & 2 ? pairs[i] : pairs[i + 2], 2);
             pairs[i] = t & 2 ? other : pairs[i];
             pairs[i + 2] = t & 2 ? pairs[i + 2] : other;
         }
@@ -197,29 +212,30 @@ __device__ __forceinline__ void store_row(element* row, bool exists, const float
             store_chunk(row + 8 * (j + t), pairs[0], pairs[1], pairs[2], pairs[3]);
     }
     #pragma unroll
-    for (int j = PIECES / 4 * 4; j < PIECES; ++j)
+    for (int j = FRAGMENTS / 4 * 4; j < FRAGMENTS; ++j)
         if (exists)
             *(u32*)(row + 8 * j + 2 * t) = rounded(j);
 }
 
-// A warp: which tiles this block takes, and where their loops begin and end. All lanes compute alike, and search together.
-__device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
+// Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
+// All lanes compute the same values, and search for bounds together.
+__device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
     // Tiles are walked in sections of heads whose K and V share the L2 cache.
-    // In a section the last rows, which see most keys, come first.
+    // The last rows of a section, which see most keys, come first.
     const int q_tiles = args.M_padded / BLOCK_M, tiles = q_tiles * (B * H);
-    const bool leads = threadIdx.x % 32 == 0;
-    Ring<RECORDS> at = {0, 1};
-    for (int tile = -1;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
-        __syncwarp();  // a lane that came late would find the next phase but one
-        Record& record = records[at.at];
-        tile = tile < 0 ? blockIdx.x : uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+    const bool is_leader = threadIdx.x % 32 == 0;
+    PipelineState<WORK_TILES> slot = {0, 1};
+    for (int tile = -1;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
+        __syncwarp();  // a late lane would wait for a phase that has passed
+        WorkTile& work = work_tiles[slot.index];
+        tile = tile < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
         if (tile >= tiles) {
-            if (leads)
-                record.q_lo = -1;
-            mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+            if (is_leader)
+                work.q_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
         // The last section is larger, so that what begins last is short, and nobody waits.
@@ -236,94 +252,98 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int last_pos = q_hi + N - M;
         const int hi = last_pos + 1;
         const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-        if (leads) {
-            record.q_lo = q_lo;
-            record.b = b;
-            record.h = h;
-            record.hi = hi;
-            record.full_hi = full_hi;
+        if (is_leader) {
+            work.q_lo = q_lo;
+            work.b = b;
+            work.h = h;
+            work.hi = hi;
+            work.full_hi = full_hi;
         }
-        mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+        mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
     }
-    if (leads) {
+    if (is_leader) {
         __threadfence();
-        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block resets the counters
             args.counter_ptr[0] = 0;
             args.counter_ptr[1] = 0;
         }
     }
 }
 
-// One thread: copies Q and dO of a tile, then K and V, tile by tile, as buffers become free.
-__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records)
+// Producer, one thread: copies Q and dO of a tile, then K and V, tile by tile, as buffers become free.
+__device__ __forceinline__ void run_producer(const Args& args, u32 base, const WorkTile* work_tiles)
 {
     const int G = args.G;
-    Ring<RECORDS> at = {0, 0};
-    Ring<Q_TILES> q = {0, 1};
-    Ring<STAGES> k = {0, 1};
-    Ring<V_TILES> v = {0, 1};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record record = records[at.at];
-        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
-        const int q_lo = record.q_lo;
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 1};
+    PipelineState<STAGES> k = {0, 1};
+    PipelineState<V_TILES> v = {0, 1};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
+        mbarrier_arrive(barrier_of(base, WORK_EMPTY, slot.index));
+        const int q_lo = work.q_lo;
         if (q_lo < 0)
             return;
-        const int b = record.b;
-        const int h = record.h;
-        const int hi = record.hi;
+        const int b = work.b;
+        const int h = work.h;
+        const int hi = work.hi;
         const int h_kv = h / G;
         auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
         const int kv_start = 0;
         int kv_lo = kv_start;
         if (kv_lo >= hi)
             continue;
-        mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-        mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
-        load_tile<BLOCK_M, Q_BOX, QK_PIECES>(base + Q_AT + q.at * Q_BYTES, args.q_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
+        mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
+        mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);
+        load_tile<BLOCK_M, Q_BOX, QK_PANELS>(base + Q_AT + q.index * Q_BYTES, args.q_map,
+            barrier_of(base, Q_FULL, q.index), q_lo, h, b);
         #pragma unroll 1
         for (; kv_lo < hi; kv_lo = next(kv_lo)) {
-            mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
-            mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
-            load_tile<BLOCK_N, K_BOX, QK_PIECES>(base + K_AT + k.at * K_BYTES, args.k_map, barrier_of(base, K_FULL, k.at), kv_lo, h_kv, b);
-            k.step();
+            mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
+            mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
+            load_tile<BLOCK_N, K_BOX, QK_PANELS>(base + K_AT + k.index * K_BYTES, args.k_map,
+                barrier_of(base, K_FULL, k.index), kv_lo, h_kv, b);
+            k.advance();
             if (kv_lo == kv_start) {
-                mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
-                mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES);
-                load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, DO_FULL, q.at), q_lo, h, b);
+                mbarrier_wait(barrier_of(base, DO_EMPTY, q.index), q.phase);
+                mbarrier_expect(barrier_of(base, DO_FULL, q.index), DO_BYTES);
+                load_tile<BLOCK_M, Q_BOX, V_PANELS>(base + DO_AT + q.index * DO_BYTES, args.do_map,
+                    barrier_of(base, DO_FULL, q.index), q_lo, h, b);
             }
-            mbarrier_wait(barrier_of(base, V_EMPTY, v.at), v.parity);
-            mbarrier_expect(barrier_of(base, V_FULL, v.at), V_BYTES);
-            load_tile<BLOCK_N, K_BOX, V_PIECES>(base + V_AT + v.at * V_BYTES, args.v_map, barrier_of(base, V_FULL, v.at), kv_lo, h_kv, b);
-            v.step();
+            mbarrier_wait(barrier_of(base, V_EMPTY, v.index), v.phase);
+            mbarrier_expect(barrier_of(base, V_FULL, v.index), V_BYTES);
+            load_tile<BLOCK_N, K_BOX, V_PANELS>(base + V_AT + v.index * V_BYTES, args.v_map,
+                barrier_of(base, V_FULL, v.index), kv_lo, h_kv, b);
+            v.advance();
         }
-        q.step();
+        q.advance();
     }
 }
 
-// A warpgroup: dq of 64 queries of each tile. FlashAttention-2, algorithm 2, the scores once more, so that nothing is added in an order
-// of chance.
-__device__ __forceinline__ void multiply_tiles(
-    const Args& args, u32 base, const Record* records, const unsigned char* tiles, int consumer, int warp)
+// Consumer, one warpgroup: dq of 64 queries of each tile. FlashAttention-2, algorithm 2, with the scores computed a
+// second time, so that sums have one order in every run.
+__device__ __forceinline__ void run_consumer(
+    const Args& args, u32 base, const WorkTile* work_tiles, const unsigned char* tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_query = 64 * consumer + 16 * warp;
     const int H = args.H, M = args.M, N = args.N;
     float dq[D / 8][4];
-    Ring<RECORDS> at = {0, 0};
-    Ring<Q_TILES> q = {0, 0};
-    Ring<STAGES> k = {0, 0};
-    Ring<V_TILES> v = {0, 0};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record& record = records[at.at];
-        const int q_lo = uniform(record.q_lo);
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 0};
+    PipelineState<STAGES> k = {0, 0};
+    PipelineState<V_TILES> v = {0, 0};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile& work = work_tiles[slot.index];
+        const int q_lo = uniform(work.q_lo);
         if (q_lo < 0)
             break;
-        const int b = uniform(record.b);
-        const int h = uniform(record.h);
-        const int hi = uniform(record.hi);
-        const int full_hi = uniform(record.full_hi);
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        const int b = uniform(work.b);
+        const int h = uniform(work.h);
+        const int hi = uniform(work.hi);
+        const int full_hi = uniform(work.full_hi);
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
         const long long first_row = (long long)(b * H + h) * args.M_padded;
 
         // Row r of a thread is row first_query + 8 * r + g of the tile.
@@ -339,34 +359,34 @@ __device__ __forceinline__ void multiply_tiles(
         #pragma unroll
         for (int j = 0; j < D / 8; ++j)
             dq[j][0] = dq[j][1] = dq[j][2] = dq[j][3] = 0.0f;
-        pin(dq);
+        warpgroup_fence_operand(dq);
         auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
         const int kv_start = 0;
         int kv_lo = kv_start;
-        const u64 q_rows = wgmma_descriptor(base + Q_AT + q.at * Q_BYTES + consumer * 64 * 128, 16, 1024);
-        const u64 do_rows = wgmma_descriptor(base + DO_AT + q.at * DO_BYTES + consumer * 64 * 128, 16, 1024);
+        const u64 q_rows = wgmma_descriptor(base + Q_AT + q.index * Q_BYTES + consumer * 64 * 128, 16, 1024);
+        const u64 do_rows = wgmma_descriptor(base + DO_AT + q.index * DO_BYTES + consumer * 64 * 128, 16, 1024);
 
-        // One tile of keys. last: q and do are not needed any more.
+        // One tile of keys. last: q and do are not needed again.
         auto step = [&](bool last) {
-            const u32 k_tile = base + K_AT + k.at * K_BYTES;
+            const u32 k_tile = base + K_AT + k.index * K_BYTES;
             float scores[1][BLOCK_N / 8][4], gradients[1][BLOCK_N / 8][4];
-            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     gradients[0][j][i] = -delta[i / 2];
             }
-            pin(gradients[0]);
+            warpgroup_fence_operand(gradients[0]);
             wgmma_fence();
-            multiply_rows<D>(scores[0], q_rows, wgmma_descriptor(k_tile, 16, 1024));
-            mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
-            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+            mma_rows<D>(scores[0], q_rows, wgmma_descriptor(k_tile, 16, 1024));
+            mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
+            mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             wgmma_fence();
-            multiply_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.at * V_BYTES, 16, 1024), true);
+            mma_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.index * V_BYTES, 16, 1024), true);
             wgmma_wait<1>();
-            pin(scores[0]);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), last && lane == 0);
+            warpgroup_fence_operand(scores[0]);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 #pragma unroll
@@ -381,7 +401,7 @@ __device__ __forceinline__ void multiply_tiles(
             }
             const bool partial = kv_lo >= full_hi;
             if (partial) {
-                branch();  // not selects in every tile
+                branch();  // a branch, not selects in every tile
                 // causal_gqa.attn:8  mask = causal
                 #pragma unroll
                 for (int j = 0; j < COLUMNS / 8; ++j)
@@ -396,10 +416,10 @@ __device__ __forceinline__ void multiply_tiles(
                     }
             }
             wgmma_wait<0>();
-            pin(gradients[0]);
-            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), last && lane == 0);
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
-            v.step();
+            warpgroup_fence_operand(gradients[0]);
+            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), last && lane == 0);
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
+            v.advance();
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
@@ -411,31 +431,32 @@ __device__ __forceinline__ void multiply_tiles(
                 for (int j = 0; j < COLUMNS / 8; ++j)
                     #pragma unroll
                     for (int i = 0; i < 4; ++i)
-                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];  // dp of what is masked may be anything
+                        // dp of a masked element is undefined
+                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];
             }
             u32 left[BLOCK_N / 16][4];
             to_left(left, gradients[0]);
-            pin(left);
+            warpgroup_fence_operand(left);
             wgmma_fence();
             add_product(dq, left, wgmma_descriptor(k_tile, BLOCK_N * 128, 1024));
             wgmma_commit();
             wgmma_wait<0>();
-            pin(dq);
-            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
-            k.step();
+            warpgroup_fence_operand(dq);
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
+            k.advance();
         };
 
         if (kv_lo < hi) {
-            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+            mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
             #pragma unroll 1
             while (kv_lo < hi) {
                 const int kv_next = next(kv_lo);
                 step(kv_next >= hi);
                 kv_lo = kv_next;
             }
-            q.step();
+            q.advance();
         }
-        // dq: from registers, so that q and do of the next tile are there by now.
+        // dq is stored from registers, so q and do of the next tile may arrive meanwhile.
         #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const int row = q_lo + first_query + 8 * r + g;
@@ -450,12 +471,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dq(
     extern __shared__ unsigned char shared[];
     const u32 base = (address(shared) + 1023) & ~1023u;
     unsigned char* const tiles = shared + (base - address(shared));
-    Record* const records = (Record*)(tiles + RECORDS_AT);
+    WorkTile* const work_tiles = (WorkTile*)(tiles + WORK_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < RECORDS; ++i) {
-            mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
+        for (int i = 0; i < WORK_TILES; ++i) {
+            mbarrier_init(barrier_of(base, WORK_FULL, i), 1);
+            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 1);  // one arrival a warp
         }
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
@@ -476,18 +497,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_gqa_backward_dq(
     __syncthreads();
 
     if (warpgroup == 0) {
-        warpgroup_give_registers<COPY_REGISTERS>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             tma_prefetch(args.q_map);
             tma_prefetch(args.k_map);
             tma_prefetch(args.v_map);
             tma_prefetch(args.do_map);
-            copy_tiles(args, base, records);
+            run_producer(args, base, work_tiles);
         } else if (warp == 1) {
-            find_tiles(args, base, records);
+            run_scheduler(args, base, work_tiles);
         }
     } else {
-        warpgroup_take_registers<MULTIPLY_REGISTERS>();
-        multiply_tiles(args, base, records, tiles, warpgroup - 1, warp);
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+        run_consumer(args, base, work_tiles, tiles, warpgroup - 1, warp);
     }
 }

@@ -104,10 +104,10 @@ struct PageNumbers {
     // Of one of them; all lanes of a warp ask at once.
     __device__ int of(int row) const
     {
-        int page = of_lane(pages[0], row % 32);
+        int page = shuffle(pages[0], row % 32);
         #pragma unroll
         for (int i = 32; i < COUNT; i += 32) {
-            const int other = of_lane(pages[i / 32], row % 32);
+            const int other = shuffle(pages[i / 32], row % 32);
             page = row / 32 == i / 32 ? other : page;
         }
         return page;
@@ -186,16 +186,16 @@ __device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const elemen
         u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
         #pragma unroll
         for (int i = 0; i < WARP_M / 16; ++i)
-            load_pieces(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
+            ldmatrix_x4(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
-            load_pieces(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
+            ldmatrix_x4(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(s[i][2 * j], q[i], k[j][0], k[j][1]);
-                multiply_add(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
+                mma_sync(s[i][2 * j], q[i], k[j][0], k[j][1]);
+                mma_sync(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
             }
     }
 }
@@ -221,11 +221,11 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
         for (int n = 0; n < WARP_N / 16; ++n) {
             u32 v[4];
             const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
-            load_pieces_transposed(v, v_at);
+            ldmatrix_x4_trans(v, v_at);
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(acc[i][2 * j], left[i][n], v[0], v[1]);
-                multiply_add(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
+                mma_sync(acc[i][2 * j], left[i][n], v[0], v[1]);
+                mma_sync(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
             }
         }
 }
@@ -262,8 +262,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
     N = where<int>(q_lo < M, N, 0);
     const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const Rows<const element> queries = {args.q_ptr + q_first * args.stride_qm + h * args.stride_qh, args.stride_qm};
-    const Pages keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row, args.stride_block_table_1};
-    const Pages values = {args.v_ptr + h_kv * args.stride_vh, args.stride_vp, args.stride_vn, block_table_row, args.stride_block_table_1};
+    const Pages keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row,
+        args.stride_block_table_1};
+    const Pages values = {args.v_ptr + h_kv * args.stride_vh, args.stride_vp, args.stride_vn, block_table_row,
+        args.stride_block_table_1};
 
     // Row r of a thread is row warp * WARP_M + 8 * r + g of the tile.
     int q_idx[ROWS], q_pos[ROWS];
@@ -311,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
         const element* const k_tile = k_tiles + stage * BLOCK_N * D;
         const element* const v_tile = v_tiles + stage * BLOCK_N * DV;
         wait_copies<2 * (STAGES - 1)>();
-        __syncthreads();  // K is there, and nobody reads the V of the tile before any more
+        __syncthreads();  // K is there, and all have read the previous V
         copy_v((stage + STAGES - 1) % STAGES);
 
         float scores[WARP_M / 16][WARP_N / 8][4];
@@ -333,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
         }
 
         wait_copies<2 * (STAGES - 1)>();
-        __syncthreads();  // V is there, and nobody reads this K any more
+        __syncthreads();  // V is there, and all have read this K
         copy_k(stage);
 
         #pragma unroll

@@ -23,53 +23,74 @@
 // log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds the next tile and the keys that it sees.
+// Persistent blocks, specialised by warp. The scheduler, one warp, takes tiles of queries from a counter and publishes
+// each as a work tile, with the keys that it sees.
 // The producers are three warps that copy pages by TMA, a box each lane.
-// Each of CONSUMERS warpgroups, the consumers, multiplies 64 rows by wgmma: q k^T of the next tile of keys while the softmax of this
-// one runs. They wait for each other at mbarriers in shared memory.
+// Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of keys runs during the softmax
+// of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is a role's place among
+// buffers.
+//
+// Lazy maximum. Exponents subtract m: the maximum of a row when it was last computed, plus M_OFFSET. Any m gives the
+// same o = acc / l and lse = m + log(l), since p, acc and l have one scale; m only has to keep p in range.
+// - Once every row has seen a key, tiles of keys are `lazy`: no maximum is computed, and p = exp2(s - m) under the last
+//   m.
+// - While the sum of p over a tile, a quarter of the row in each of four threads, stays below SUM_LIMIT, the maximum
+//   has grown by less than HEADROOM. If a sum reaches it, and is below 1e30, then p, l and acc are scaled by
+//   2^-(floor(log2(sum)) + M_OFFSET), and m grows by as much.
+// - If a sum is larger, infinite or NaN, it no longer tells the maximum: the row has failed. Its bit in `failed_rows`
+//   of the work tile makes the scheduler issue that tile to this block again, with `recompute` set: then the maximum is
+//   computed in every tile of keys, and only failed rows are written.
+// So a result depends neither on other rows nor on the order of tiles.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 128  // query rows of a tile, 64 for each warpgroup that multiplies
+#define BLOCK_M 128  // query rows of a tile, 64 for each consumer
 #define BLOCK_N 128  // keys of a tile
 #define STAGES 2  // tiles of K and of V in shared memory
-#define Q_TILES 2  // tiles of Q there
-#define O_TILES 1  // 1: o leaves through a tile of its own, by TMA; 0: from registers
+#define Q_TILES 2  // tiles of Q
+#define O_TILES 1  // 1: o is stored through a tile of its own, by TMA; 0: from registers
 #define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
-#define COPY_REGISTERS 40  // of a thread that copies,
-#define MULTIPLY_REGISTERS 232  // and of one that multiplies
+#define PRODUCER_REGISTERS 40  // of a thread of the other warpgroups
+#define CONSUMER_REGISTERS 232  // of a thread of a consumer
 #endif
 
 #define ELEMENT bf16
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = BLOCK_M / 64, HELPERS = 1, THREADS = 128 * (CONSUMERS + HELPERS);  // warpgroups that multiply; others
+// Warpgroups: consumers have 64 rows each; the other schedules and produces.
+constexpr int CONSUMERS = BLOCK_M / 64, OTHER_WARPGROUPS = 1, THREADS = 128 * (CONSUMERS + OTHER_WARPGROUPS);
 constexpr int D = 128, DV = 128;
-constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r + lane / 4 of its warp, and all keys
+constexpr int ROWS = 2, WARP_N = BLOCK_N;  // scores of a thread: rows 8 * r + lane / 4 of its warp, all keys
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
-constexpr float ABOVE = 20.0f;  // what exponents subtract lies so far above the maximum, in base-2 units
-constexpr float LIMIT = 1.0f;  // sum of p by which the maximum has grown by about 20
+constexpr float HEADROOM = 20.0f;  // growth of a row's maximum, in base-2 units, under which m serves on
+constexpr float P_TOP = 0.0f;  // log2 of the largest p and sum of p in a tile until then
 constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural units
+constexpr float M_OFFSET = HEADROOM - P_TOP;  // m is the maximum plus this
+constexpr float SUM_LIMIT = 1 << (int)P_TOP;  // a larger sum of p in a tile: the maximum has grown by about HEADROOM
 
-// Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
-constexpr int QK_PIECES = 2, V_PIECES = 2;
-constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
-constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
+// Tiles in shared memory lie in panels of 64 columns: 128 bytes a row, swizzled.
+constexpr int QK_PANELS = 2, V_PANELS = 2;
+constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N * 128,
+    V_BYTES = V_PANELS * BLOCK_N * 128;
+constexpr int O_BYTES = O_TILES * V_PANELS * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
-constexpr int PAGE = 16, BOX = 16, BOXES = BLOCK_N / BOX;  // keys of a tile that are copied at once lie in one page
-constexpr int COPIERS = 3;  // warps that copy
-static_assert(QK_PIECES * BOXES <= 32 * COPIERS && V_PIECES * BOXES <= 32 * COPIERS, "a lane copies one box");
-// Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
+constexpr int PAGE = 16, BOX = 16, BOXES = BLOCK_N / BOX;  // keys of a box lie in one page
+constexpr int PRODUCERS = 3;  // warps that copy K and V
+static_assert(QK_PANELS * BOXES <= 32 * PRODUCERS && V_PANELS * BOXES <= 32 * PRODUCERS, "a lane copies one box");
+// Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
-constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
-constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
+constexpr int WORK_TILES = 2;  // the current one, and the next
+constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, Q_FULL = WORK_EMPTY + WORK_TILES,
+    Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES,
+    V_EMPTY = V_FULL + STAGES;
 constexpr int BARRIERS = V_EMPTY + STAGES;
-constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
+constexpr int WORK_AT = BARRIERS_AT + 8 * BARRIERS;
 
-// More registers than the launch holds would be waited for for ever.
+// setmaxnreg would wait forever for registers that the launch does not have.
 constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
-static_assert(HELPERS * COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS * (CONSUMERS + HELPERS), "registers");
+static_assert(OTHER_WARPGROUPS * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
+    <= ENTRY_REGISTERS * (CONSUMERS + OTHER_WARPGROUPS), "registers");
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
@@ -88,15 +109,15 @@ struct Args {
     int B, H, G, N, T;
 };
 
-// What is said of a tile of queries.
-struct Record {
-    int q_lo;  // its first row; negative: there are no more tiles
-    int kv_lo;  // the last of its key tiles, which comes first; less than `lo`: it sees none
-    int h, b, q_first, q_rows, M, N, hi, full_hi, met_hi;
-    int tile, again;  // its number; whether it is computed again
-    u32 failed[4 * CONSUMERS];  // rows of each warp, by bits, whose maximum moved too far
+// What the scheduler publishes: a tile of queries, and the keys that it sees.
+struct WorkTile {
+    int q_lo;  // its first row; negative: no more tiles
+    int kv_lo;  // its last tile of keys, which comes first; less than `lo`: no keys
+    int h, b, q_first, q_rows, M, N, hi, full_hi, all_see_hi;
+    int tile, recompute;  // its number, and whether it is computed again
+    u32 failed_rows[4 * CONSUMERS];  // of each warp, by bits: see 'Lazy maximum'
 };
-static_assert(RECORDS * sizeof(Record) <= 384, "records");
+static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
 
 #ifndef ATTNC_SHIM
 // d += a b, or d = a b, of 128 columns: both in shared memory, b transposed.
@@ -109,8 +130,10 @@ __device__ __forceinline__ void wgmma(float (&d)[16][4], u64 a, u64 b, bool accu
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
                  "%64, %65, p, 1, 1, 0, 0; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7),
+                   WGMMA_REGISTERS(8), WGMMA_REGISTERS(9), WGMMA_REGISTERS(10), WGMMA_REGISTERS(11),
+                       WGMMA_REGISTERS(12), WGMMA_REGISTERS(13), WGMMA_REGISTERS(14), WGMMA_REGISTERS(15)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -124,18 +147,21 @@ __device__ __forceinline__ void wgmma(float (&d)[16][4], const u32 (&a)[4], u64 
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
                  "{ %64, %65, %66, %67 }, %68, p, 1, 1, 1; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7),
+                   WGMMA_REGISTERS(8), WGMMA_REGISTERS(9), WGMMA_REGISTERS(10), WGMMA_REGISTERS(11),
+                       WGMMA_REGISTERS(12), WGMMA_REGISTERS(13), WGMMA_REGISTERS(14), WGMMA_REGISTERS(15)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
 #endif
 
-// Of barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+// Barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
+    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// s = q k^T: 64 rows of q times BLOCK_N keys.
-__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k)
+// s = q k^T: 64 rows of q, BLOCK_N keys.
+__device__ __forceinline__ void mma_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k)
 {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d)
@@ -144,7 +170,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 8][4], u64 q, u
 }
 
 // acc += p v, or acc = p v.
-__device__ __forceinline__ void multiply_pv(float (&acc)[DV / 8][4], const u32 (&p)[BLOCK_N / 16][4], u64 v, bool accumulate)
+__device__ __forceinline__ void mma_pv(float (&acc)[DV / 8][4], const u32 (&p)[BLOCK_N / 16][4], u64 v, bool accumulate)
 {
     #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n)
@@ -152,12 +178,13 @@ __device__ __forceinline__ void multiply_pv(float (&acc)[DV / 8][4], const u32 (
     wgmma_commit();
 }
 
-// The maxima of a thread's rows, over all columns.
+// The maximum of each row, over all keys of the tile.
 __device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[BLOCK_N / 8][4])
 {
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);  // two shorter chains
+        // two chains, for their latency
+        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);
         #pragma unroll
         for (int j = 2; j < BLOCK_N / 8; j += 2) {
             even = fmaxf(even, fmaxf(s[j][2 * r], s[j][2 * r + 1]));
@@ -167,7 +194,7 @@ __device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[
     }
 }
 
-// s becomes p = exp2(s * SCALE - m); the sums of a thread's columns.
+// s becomes p = exp2(s * SCALE - m); sum: of the columns of this thread.
 __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const float (&m)[ROWS], float (&sum)[ROWS])
 {
     float even[ROWS] = {}, odd[ROWS] = {};
@@ -186,7 +213,7 @@ __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const f
         sum[r] = even[r] + odd[r];
 }
 
-// p rounded: pieces of the accumulator of q k^T are those of a left operand.
+// p rounded: accumulator fragments of q k^T are laid out as those of a left operand.
 __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 8][4])
 {
     #pragma unroll
@@ -196,51 +223,52 @@ __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (
             p[n][x] = pack(s[2 * n + x / 2][x % 2 * 2], s[2 * n + x / 2][x % 2 * 2 + 1]);
 }
 
-template <int PIECES>
-__device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&factor)[ROWS])
+template <int FRAGMENTS>
+__device__ __forceinline__ void scale_rows(float (&x)[FRAGMENTS][4], const float (&factor)[ROWS])
 {
     #pragma unroll
-    for (int j = 0; j < PIECES; ++j)
+    for (int j = 0; j < FRAGMENTS; ++j)
         #pragma unroll
         for (int i = 0; i < 4; ++i)
             x[j][i] *= factor[i / 2];
 }
 
-// A warp: which tiles this block takes, and which keys they see. All lanes compute alike, and search together.
-__device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
+// Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
+// All lanes compute the same values, and search for bounds together.
+__device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, T = args.T;
     // Tiles are walked sequence by sequence, over all heads, of each the last rows, which see most keys, first.
     const int q_tiles = T / BLOCK_M + B + 1, tiles = q_tiles * H;
-    const bool leads = threadIdx.x % 32 == 0;
-    Ring<RECORDS> at = {0, 1};
-    auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
+    const bool is_leader = threadIdx.x % 32 == 0;
+    PipelineState<WORK_TILES> slot = {0, 1};
+    auto claim = [&] { return uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     const int lane = threadIdx.x % 32;
-    int next = blockIdx.x;  // of those that have been claimed, the one that nobody has seen
-    // Of a tile that is done, which rows have to be computed once more: lane w knows those of warp w.
-    auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
+    int next = blockIdx.x;  // the claimed tile that is not published yet; negative: none
+    // Rows of a finished tile that failed and are computed again: lane w has those of warp w.
+    auto load_failed_rows = [&](const WorkTile& work) { return lane < 4 * CONSUMERS ? work.failed_rows[lane] : 0; };
     for (int tile = -1;;) {  // -1: none yet
-        mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
-        Record& record = records[at.at];
-        // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
-        Record* source = &record;
-        u32 rows = failed_rows(record);
-        bool again = any_lane(rows);
-        if (!again && next < 0)
+        mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
+        WorkTile& work = work_tiles[slot.index];
+        // A tile with failed rows is computed again, under a running maximum.
+        WorkTile* source = &work;
+        u32 rows = load_failed_rows(work);
+        bool recompute = any_lane(rows);
+        if (!recompute && next < 0)
             next = claim();
-        if (!again && next >= tiles) {
-            mbarrier_wait(barrier_of(base, RECORD_EMPTY, 1 - at.at), at.parity ^ at.at);
-            source = &records[1 - at.at];
-            rows = failed_rows(*source);
-            again = any_lane(rows);
+        if (!recompute && next >= tiles) {
+            mbarrier_wait(barrier_of(base, WORK_EMPTY, 1 - slot.index), slot.phase ^ slot.index);
+            source = &work_tiles[1 - slot.index];
+            rows = load_failed_rows(*source);
+            recompute = any_lane(rows);
         }
-        tile = again ? uniform(source->tile) : next;
-        if (!again && next < tiles)
+        tile = recompute ? uniform(source->tile) : next;
+        if (!recompute && next < tiles)
             next = -1;
         if (tile >= tiles) {
-            if (leads)
-                record.q_lo = -1;
-            mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+            if (is_leader)
+                work.q_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
         const int first_head = 0, heads = H, rank = tile;
@@ -252,7 +280,7 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         // what follows the last sequence has rows to write, but no queries
         int M = sequence < B ? q_rows : 0;
         const int b = min(sequence, B - 1);
-        if (!again && q_lo >= q_rows) {  // where a sequence ends with a tile there is one more, without rows
+        if (!recompute && q_lo >= q_rows) {  // a sequence that ends with a full tile has one more, without rows
             tile = -2;
             continue;
         }
@@ -267,85 +295,89 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int last_pos = q_hi + N - M;
         const int hi = min(last_pos + 1, N);
         const int full_hi = min(max(first_pos + 1, 0) / BLOCK_N * BLOCK_N, N);
-        const int met_hi = min(max(first_pos + 1, 0), N);  // keys before it are kept by all rows
+        const int all_see_hi = min(max(first_pos + 1, 0), N);  // all rows see the keys before it
         const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
         if (lane < 4 * CONSUMERS) {
-            source->failed[lane] = 0;
-            record.failed[lane] = rows;
+            source->failed_rows[lane] = 0;
+            work.failed_rows[lane] = rows;
         }
         __syncwarp();
-        if (leads) {
-            record.tile = tile;
-            record.again = again;
-            record.q_lo = q_lo;
-            record.kv_lo = last_tile;
-            record.h = h;
-            record.b = b;
-            record.q_first = q_first;
-            record.q_rows = q_rows;
-            record.M = M;
-            record.N = N;
-            record.hi = hi;
-            record.full_hi = full_hi;
-            record.met_hi = met_hi;
+        if (is_leader) {
+            work.tile = tile;
+            work.recompute = recompute;
+            work.q_lo = q_lo;
+            work.kv_lo = last_tile;
+            work.h = h;
+            work.b = b;
+            work.q_first = q_first;
+            work.q_rows = q_rows;
+            work.M = M;
+            work.N = N;
+            work.hi = hi;
+            work.full_hi = full_hi;
+            work.all_see_hi = all_see_hi;
         }
-        mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
-        at.step();
+        mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
+        slot.advance();
     }
-    if (leads) {
+    if (is_leader) {
         __threadfence();
-        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block resets the counters
             args.counter_ptr[0] = 0;
             args.counter_ptr[1] = 0;
         }
     }
 }
 
-// A warp, one of those that copy: copies its boxes of tiles as buffers become free, K one tile ahead of V, as they are used. Masked tiles, which are the last, come first.
-__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records, int copier)
+// Producer, one of several warps: copies its boxes of tiles as buffers become free, K one tile ahead of V.
+// The last tiles, which are the masked ones, come first.
+__device__ __forceinline__ void run_producer(const Args& args, u32 base, const WorkTile* work_tiles, int producer)
 {
-    // A lane copies one box of each tile, of so many keys and a piece of the columns.
-    const int lane = threadIdx.x % 32, box = (lane * COPIERS + copier) % BOXES, piece = (lane * COPIERS + copier) / BOXES;
+    // A lane copies one box of each tile: BOX keys of one panel.
+    const int lane = threadIdx.x % 32, box = (lane * PRODUCERS + producer) % BOXES,
+        panel = (lane * PRODUCERS + producer) / BOXES;
     const int G = args.G;
-    Ring<RECORDS> at = {0, 0};
-    Ring<Q_TILES> q = {0, 1};
-    Ring<STAGES> k = {0, 1}, v = {0, 1};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record record = records[at.at];
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 1};
+    PipelineState<STAGES> k = {0, 1}, v = {0, 1};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
         __syncwarp();
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
-        if (record.q_lo < 0)
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
+        if (work.q_lo < 0)
             return;
-        const int q_lo = record.q_lo;
-        const int h = record.h;
-        const int b = record.b;
-        const int q_first = record.q_first;
-        const int N = record.N;
+        const int q_lo = work.q_lo;
+        const int h = work.h;
+        const int b = work.b;
+        const int q_first = work.q_first;
+        const int N = work.N;
         const int h_kv = h / G;
         const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
-        int kv_lo = record.kv_lo;
-        mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-        // Each warp arrives: queries are multiplied when all have come by. One that came later would find the next phase but one, where no
-        // keys are visible and nobody waits for its boxes.
+        int kv_lo = work.kv_lo;
+        mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
+        // Each warp arrives at Q_FULL: where no keys are visible no other barrier waits for a warp, and a late one
+        // would wait for a phase that has passed.
         __syncwarp();
-        if (copier == 0 && lane == 0) {
-            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
-            for (int piece = 0; piece < QK_PIECES; ++piece)
-                tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
+        if (producer == 0 && lane == 0) {
+            mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);
+            for (int panel = 0; panel < QK_PANELS; ++panel)
+                tma_load(base + Q_AT + q.index * Q_BYTES + panel * BLOCK_M * 128, args.q_map,
+                    barrier_of(base, Q_FULL, q.index), 64 * panel,
                          q_first + q_lo, h, 0);
         }
-        mbarrier_arrive_if(barrier_of(base, Q_FULL, q.at), copier > 0 && lane == 0);
-        q.step();
+        mbarrier_arrive_if(barrier_of(base, Q_FULL, q.index), producer > 0 && lane == 0);
+        q.advance();
         if (kv_lo < 0) {
             continue;
         }
-        // A lane copies BOX keys of each tile, which lie in one page. Behind the last key it is not looked up.
+        // A lane copies BOX keys of each tile, which lie in one page. No page is looked up past the last key.
         auto page_of = [&](int kv_idx) {
-            return kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
+            return kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE)
+                * args.stride_block_table_1] : 0;
         };
-        // Of a tile, that hold keys.
+        // Boxes of a tile that hold keys.
         auto boxes_of = [&](int kv_lo) { return min(BOXES, (N - kv_lo + BOX - 1) / BOX); };
         int page = page_of(kv_lo + box * BOX), v_page = 0;
         bool more = true;
@@ -354,28 +386,30 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
             const int next = previous(kv_lo);
             more = kv_lo >= 0;
             if (more) {
-                mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
-                const bool copies = piece < QK_PIECES && box < boxes_of(kv_lo);
-                const int count = count_lanes(copies);  // of all, who have waited: one that came later would find the tile read
+                mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
+                const bool copies = panel < QK_PANELS && box < boxes_of(kv_lo);
+                // a vote, after which all lanes have waited: a late one would wait for a phase that has passed
+                const int count = count_lanes(copies);
                 if (lane == 0)
-                    mbarrier_expect(barrier_of(base, K_FULL, k.at), count * BOX * 128);
+                    mbarrier_expect(barrier_of(base, K_FULL, k.index), count * BOX * 128);
                 __syncwarp();
                 if (copies)
-                    tma_load(base + K_AT + k.at * K_BYTES + (piece * BLOCK_N + box * BOX) * 128, args.k_map,
-                             barrier_of(base, K_FULL, k.at), 64 * piece, (kv_lo + box * BOX) % PAGE, h_kv, page);
-                k.step();
+                    tma_load(base + K_AT + k.index * K_BYTES + (panel * BLOCK_N + box * BOX) * 128, args.k_map,
+                             barrier_of(base, K_FULL, k.index), 64 * panel, (kv_lo + box * BOX) % PAGE, h_kv, page);
+                k.advance();
             }
             if (v_lo >= 0) {
-                mbarrier_wait(barrier_of(base, V_EMPTY, v.at), v.parity);
-                const bool copies = piece < V_PIECES && box < boxes_of(v_lo);
-                const int count = count_lanes(copies);  // of all, who have waited: one that came later would find the tile read
+                mbarrier_wait(barrier_of(base, V_EMPTY, v.index), v.phase);
+                const bool copies = panel < V_PANELS && box < boxes_of(v_lo);
+                // a vote, after which all lanes have waited: a late one would wait for a phase that has passed
+                const int count = count_lanes(copies);
                 if (lane == 0)
-                    mbarrier_expect(barrier_of(base, V_FULL, v.at), count * BOX * 128);
+                    mbarrier_expect(barrier_of(base, V_FULL, v.index), count * BOX * 128);
                 __syncwarp();
                 if (copies)
-                    tma_load(base + V_AT + v.at * V_BYTES + (piece * BLOCK_N + box * BOX) * 128, args.v_map,
-                             barrier_of(base, V_FULL, v.at), 64 * piece, (v_lo + box * BOX) % PAGE, h_kv, v_page);
-                v.step();
+                    tma_load(base + V_AT + v.index * V_BYTES + (panel * BLOCK_N + box * BOX) * 128, args.v_map,
+                             barrier_of(base, V_FULL, v.index), 64 * panel, (v_lo + box * BOX) % PAGE, h_kv, v_page);
+                v.advance();
             }
             v_lo = more ? kv_lo : -1;
             kv_lo = next;
@@ -385,33 +419,34 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     }
 }
 
-// A warpgroup: o and lse of 64 rows of each tile. FlashAttention-2, algorithm 1.
-__device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Record* records, int consumer, int warp)
+// Consumer, one warpgroup: mma, softmax and epilogue of 64 rows of each work tile. FlashAttention-2, algorithm 1.
+__device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTile* work_tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const u64 q_tiles = wgmma_descriptor(base + Q_AT + 64 * consumer * 128, 16, 1024);
-    const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024), v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
+    const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024),
+        v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
     float acc[DV / 8][4], scores[1][BLOCK_N / 8][4];
     u32 p[BLOCK_N / 16][4];
-    Ring<RECORDS> at = {0, 0};
-    Ring<Q_TILES> q = {0, 0};
-    Ring<STAGES> k = {0, 0}, v = {0, 0};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        Record& record = records[at.at];
-        const int q_lo = uniform(record.q_lo);
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 0};
+    PipelineState<STAGES> k = {0, 0}, v = {0, 0};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        WorkTile& work = work_tiles[slot.index];
+        const int q_lo = uniform(work.q_lo);
         if (q_lo < 0)
             break;
-        const int h = uniform(record.h);
-        const int q_first = uniform(record.q_first);
-        const int q_rows = uniform(record.q_rows);
-        const int M = uniform(record.M);
-        const int N = uniform(record.N);
-        const int full_hi = uniform(record.full_hi);
-        const int met_hi = uniform(record.met_hi);
-        const int again = uniform(record.again);
-        u32 failed = 0;  // rows to be computed again, by bits
-        int kv_lo = uniform(record.kv_lo);
+        const int h = uniform(work.h);
+        const int q_first = uniform(work.q_first);
+        const int q_rows = uniform(work.q_rows);
+        const int M = uniform(work.M);
+        const int N = uniform(work.N);
+        const int full_hi = uniform(work.full_hi);
+        const int all_see_hi = uniform(work.all_see_hi);
+        const int recompute = uniform(work.recompute);
+        u32 failed = 0;  // bit r: row r of this thread is computed again
+        int kv_lo = uniform(work.kv_lo);
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
         int q_idx[ROWS], q_pos[ROWS];
@@ -420,35 +455,36 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             q_idx[r] = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
             q_pos[r] = q_idx[r] + N - M;
         }
-        // m is what exponents subtract: the maximum as it was last looked for, and ABOVE.
+        // Exponents subtract m: the maximum when it was last computed, plus M_OFFSET.
         float m[ROWS] = {-INF, -INF}, l[ROWS] = {};
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         auto is_partial = [&](int kv_lo) { return kv_lo >= full_hi; };
 
-        // k has been read, and q for the last time: they can be copied over.
+        // The producer may overwrite k, and q after its last use.
         auto release_k = [&](bool last) {
-            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), last && lane == 0);
-            k.step();
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
+            k.advance();
         };
         auto release_v = [&] {
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
-            v.step();
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
+            v.advance();
         };
-        auto start_qk = [&] { multiply_qk(scores[0], q_tiles + q.at * (Q_BYTES / 16), k_tiles + k.at * (K_BYTES / 16)); };
-        auto start_pv = [&](bool accumulate) { multiply_pv(acc, p, v_tiles + v.at * (V_BYTES / 16), accumulate); };
-        // Ends p v of the tile before. That the values of the next tile are waited for in front of it, and not behind, keeps the
-        // compiler from waiting for the product before the softmax: it moves no wait over the branch.
+        auto issue_qk = [&] { mma_qk(scores[0], q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16));
+            };
+        auto issue_pv = [&](bool accumulate) { mma_pv(acc, p, v_tiles + v.index * (V_BYTES / 16), accumulate); };
+        // Ends p v of the previous tile. The wait for the next V stands before it: the compiler moves no wait over that
+        // branch, and would otherwise wait for the product before the softmax.
         auto finish_pv = [&] {
-            pin(scores[0]);
-            const auto next = v.after();
-            mbarrier_wait(barrier_of(base, V_FULL, next.at), next.parity);
+            warpgroup_fence_operand(scores[0]);
+            const auto next = v.next();
+            mbarrier_wait(barrier_of(base, V_FULL, next.index), next.phase);
             wgmma_wait<0>();
-            pin(acc);
-            pin(p);
+            warpgroup_fence_operand(acc);
+            warpgroup_fence_operand(p);
             release_v();
         };
-        // Rows of v that no query keeps become zeros: their p is 0, but 0 * NaN is NaN.
+        // Rows of v that no query sees become zeros: their p is 0, but 0 * NaN is NaN.
         auto clear_values = [&](int kv_lo) {
             if (kv_lo + BLOCK_N <= N)
                 return;
@@ -456,17 +492,17 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 const int kv_idx = kv_lo + row;
                 if (kv_idx < N)
                     continue;
-                for (int i = 0; i < V_PIECES * 8; ++i)
-                    store_shared(base + V_AT + v.at * V_BYTES + (i / 8 * BLOCK_N + row) * 128 + i % 8 * 16, Chunk{});
+                for (int i = 0; i < V_PANELS * 8; ++i)
+                    store_shared(base + V_AT + v.index * V_BYTES + (i / 8 * BLOCK_N + row) * 128 + i % 8 * 16, Chunk{});
             }
             proxy_fence();
-            warpgroups_meet(1, 128 * CONSUMERS);
+            named_barrier_sync(1, 128 * CONSUMERS);
         };
-        // Scores of a tile, which may be partial or not.
+        // Scores of a tile, masked where it is partial.
         auto score = [&](auto may_be_partial, int kv_lo) {
             if constexpr (may_be_partial.value)
                 if (is_partial(kv_lo)) {
-                    branch();  // not selects in every tile
+                    branch();  // a branch, not selects in every tile
                     // chunked_prefill.attn:12  mask = causal
                     const int first_key = kv_lo + 2 * t;
                     u32 seen[ROWS][(BLOCK_N + 127) / 128];  // bit 2 j + c of a word: column 8 j + c
@@ -484,42 +520,43 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         };
         // p of the first tile.
         auto first_p = [&](int kv_lo) {
-            score(Yes{}, kv_lo);
+            score(TrueType{}, kv_lo);
             float shift[ROWS];
             row_maxima(m, scores[0]);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                m[r] = m[r] * SCALE + ABOVE;
+                m[r] = m[r] * SCALE + M_OFFSET;
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
             exponentials(scores[0], shift, l);
             round_p(p, scores[0]);
         };
-        // p of a further tile. `finish` ends the product under way: acc and p can be touched only behind it.
+        // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
             float sum[ROWS];
             if constexpr (!kind.value) {
-                // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
-                // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
+                // Lazy maximum: the known m serves while sums stay below SUM_LIMIT. The test stands before `finish`, so
+                // that sums are computed among the exponentials.
                 exponentials(scores[0], m, sum);
-                const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
+                const bool exceeds = any_lane(!(sum[0] < SUM_LIMIT && sum[1] < SUM_LIMIT));
                 finish();
-                if (moves) {  // rarely
-                    float factor[ROWS];
+                if (exceeds) {  // rarely
+                    float alpha[ROWS];
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
-                        // The exponentials say no more: once more, under a running maximum.
-                        failed |= (u32)(!(most < 1e30f) && record.q_lo + 64 * consumer + 16 * warp + 8 * r + g < record.M) << r;
+                        // Too large to tell by how much: the row fails, and is computed again under a running maximum.
+                        failed |= (u32)(!(most < 1e30f) && work.q_lo + 64 * consumer + 16 * warp + 8 * r + g
+                            < work.M) << r;
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
-                        const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
-                        factor[r] = exp2_(-up);
+                        const float up = most < SUM_LIMIT ? 0.0f : fmaxf(exponent + M_OFFSET, 0.0f);
+                        alpha[r] = exp2_(-up);
                         m[r] += up;
-                        l[r] *= factor[r];
-                        sum[r] *= factor[r];
+                        l[r] *= alpha[r];
+                        sum[r] *= alpha[r];
                     }
-                    scale_rows(scores[0], factor);
-                    scale_rows(acc, factor);
+                    scale_rows(scores[0], alpha);
+                    scale_rows(acc, alpha);
                 }
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
@@ -528,17 +565,17 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 return;
             }
             score(kind, kv_lo);
-            float top[ROWS], factor[ROWS], shift[ROWS];
+            float top[ROWS], alpha[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
-                top[r] = top[r] * SCALE + ABOVE;
+                top[r] = top[r] * SCALE + M_OFFSET;
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 top[r] = fmaxf(top[r], m[r]);
-                factor[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));
+                alpha[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));
                 m[r] = top[r];
-                l[r] *= factor[r];
+                l[r] *= alpha[r];
             }
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
@@ -548,85 +585,82 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
             finish();
-            scale_rows(acc, factor);
+            scale_rows(acc, alpha);
             round_p(p, scores[0]);
         };
 
-        // One tile of keys: p is of the tile before, and becomes that of this one.
+        // One tile of keys. On entry p is of the previous tile; on return it is of this one.
         bool accumulate = false;
         auto step = [&](auto kind, int kv_lo) {
             const bool last = previous(kv_lo) < 0;
-            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             if constexpr (OVERLAP) {
                 wgmma_fence();
-                start_qk();
-                start_pv(accumulate);
+                issue_qk();
+                issue_pv(accumulate);
                 wgmma_wait<1>();
-                pin(scores[0]);
+                warpgroup_fence_operand(scores[0]);
                 release_k(last);
-
                 next_p(kind, kv_lo, finish_pv);
             } else {
                 wgmma_fence();
-                start_pv(accumulate);
+                issue_pv(accumulate);
                 wgmma_wait<0>();
-                pin(acc);
-                pin(p);
+                warpgroup_fence_operand(acc);
+                warpgroup_fence_operand(p);
                 release_v();
                 wgmma_fence();
-                start_qk();
+                issue_qk();
                 wgmma_wait<0>();
-                pin(scores[0]);
+                warpgroup_fence_operand(scores[0]);
                 release_k(last);
-
                 next_p(kind, kv_lo, [] {});
-                mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+                mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             }
             if constexpr (kind.value)
                 clear_values(kv_lo);
             accumulate = true;
         };
 
-        mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+        mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
         if (kv_lo >= 0) {
-            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
-            start_qk();
+            issue_qk();
             wgmma_wait<0>();
-            pin(scores[0]);
+            warpgroup_fence_operand(scores[0]);
             release_k(previous(kv_lo) < 0);
-
             first_p(kv_lo);
-            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+            mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             clear_values(kv_lo);
-            // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.
-            auto all_meet = [&](int kv_lo) { return kv_lo < met_hi; };
-            bool settled = !again && all_meet(kv_lo);
+            // The maximum is computed until every row has seen a key, and in a tile that is computed again to the end.
+            auto all_rows_see = [&](int kv_lo) { return kv_lo < all_see_hi; };
+            bool lazy = !recompute && all_rows_see(kv_lo);
             kv_lo = previous(kv_lo);
             #pragma unroll 1
-            for (; kv_lo >= 0 && (!settled || is_partial(kv_lo)); kv_lo = previous(kv_lo)) {
-                step(Yes{}, kv_lo);
-                settled = !again && (settled || all_meet(kv_lo));
+            for (; kv_lo >= 0 && (!lazy || is_partial(kv_lo)); kv_lo = previous(kv_lo)) {
+                step(TrueType{}, kv_lo);
+                lazy = !recompute && (lazy || all_rows_see(kv_lo));
             }
             #pragma unroll 1
             for (; kv_lo >= 0; kv_lo = previous(kv_lo))
-                step(No{}, kv_lo);
+                step(FalseType{}, kv_lo);
             wgmma_fence();
-            start_pv(accumulate);
+            issue_pv(accumulate);
         } else {
-            // A lane that came late would find the next phase but one.
+            // A late lane would wait for a phase that has passed.
             __syncwarp();
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
         }
 
-        {  // what the record says is read once more, and not kept in registers through the loops
-            const int q_lo = uniform(record.q_lo);
-            const int h = uniform(record.h);
-            const int q_first = uniform(record.q_first);
-            const int q_rows = uniform(record.q_rows);
-            const int M = uniform(record.M);
+        {  // epilogue; fields of the work tile are read again, not kept in registers through the loops
+            const int q_lo = uniform(work.q_lo);
+            const int h = uniform(work.h);
+            const int q_first = uniform(work.q_first);
+            const int q_rows = uniform(work.q_rows);
+            const int M = uniform(work.M);
             float scale[ROWS];
-            bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
+            bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 l[r] = row_sum(l[r]);
@@ -634,12 +668,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 // line 12: o = diag(l)^-1 acc
                 scale[r] = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
             }
-            // Rows that failed are left to the next time, which writes them alone: what the others are does not depend on them.
-            u32& marks = record.failed[4 * consumer + warp];
-            const u32 failing = which_lanes(t < ROWS && failed >> t & 1);  // bit 4 g + r: row 8 r + g
-            const u32 written = again ? uniform(marks) : ~failing;
-            if (lane == 0 && (again || failing))
-                marks = failing;
+            // Failed rows are left to the next run of this tile, which writes only them: results never depend on other
+            // rows.
+            u32& failed_mask = work.failed_rows[4 * consumer + warp];
+            const u32 failing = ballot(t < ROWS && failed >> t & 1);  // bit 4 g + r: row 8 r + g
+            const u32 written = recompute ? uniform(failed_mask) : ~failing;
+            if (lane == 0 && (recompute || failing))
+                failed_mask = failing;
             auto writes = [&](int r) { return (written >> (4 * g + r) & 1) != 0; };
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
@@ -649,21 +684,22 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     args.lse_ptr[q_first * args.stride_lsem + h * args.stride_lseh + row * args.stride_lsem] =
                         row < M ? (m[r] + log2f(l[r])) * LN2 : -INF;
             }
-            wgmma_wait<0>();  // the last p v has run meanwhile
-            pin(acc);
-            pin(p);
-            if (uniform(record.kv_lo) >= 0)
+            wgmma_wait<0>();  // the last p v, in flight until here
+            warpgroup_fence_operand(acc);
+            warpgroup_fence_operand(p);
+            if (uniform(work.kv_lo) >= 0)
                 release_v();
-            q.step();
+            q.advance();
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
             for (int j = 0; j < DV / 8; ++j)
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            // A box that would reach into the rows of the next sequence, or has rows that are not written leaves row by row.
+            // A box that would reach into the rows of the next sequence, or has rows that are not written is stored row
+            // by row.
             if (q_lo + 64 * consumer + 16 * warp + 16 <= q_rows && written == ~0u) {
-                // Each warp stores its own 16 rows, so that none waits for another.
+                // Each warp stores its own 16 rows and waits for no other.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
                 const u32 o_at = base + O_AT;
                 if (lane == 0)
@@ -671,35 +707,38 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 __syncwarp();
                 #pragma unroll
                 for (int j = 0; j < DV / 8; j += 2)
-                    store_pieces(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                    stmatrix_x4(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
                                  rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
                 proxy_fence();
                 __syncwarp();
                 if (lane == 0) {
                     #pragma unroll
-                    for (int piece = 0; piece < V_PIECES; ++piece)
-                        tma_store(args.o_map, o_at + (piece * BLOCK_M + first) * 128, 64 * piece, q_first + q_lo + first, h, 0);
+                    for (int panel = 0; panel < V_PANELS; ++panel)
+                        tma_store(args.o_map, o_at + (panel * BLOCK_M + first) * 128, 64 * panel,
+                            q_first + q_lo + first, h, 0);
                     tma_commit();
                 }
             } else {
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                    element* const o_row = args.o_ptr + q_first * args.stride_om + h * args.stride_oh + row * args.stride_om;
+                    element* const o_row = args.o_ptr + q_first * args.stride_om + h * args.stride_oh
+                        + row * args.stride_om;
                     const bool exists = writes(r) && row < q_rows;
-                    // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+                    // Four lanes hold 4 fragments of 8 columns as pairs; they exchange them for 8 columns in a row
+                    // each.
                     #pragma unroll
                     for (int j = 0; j + 3 < DV / 8; j += 4) {
                         u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
                         #pragma unroll
                         for (int i = 0; i < 4; i += 2) {
-                            const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
+                            const u32 other = shuffle_xor(t & 1 ? x[i] : x[i + 1], 1);
                             x[i] = t & 1 ? other : x[i];
                             x[i + 1] = t & 1 ? x[i + 1] : other;
                         }
                         #pragma unroll
                         for (int i = 0; i < 2; ++i) {
-                            const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
+                            const u32 other = shuffle_xor(t & 2 ? x[i] : x[i + 2], 2);
                             x[i] = t & 2 ? other : x[i];
                             x[i + 2] = t & 2 ? x[i + 2] : other;
                         }
@@ -713,7 +752,7 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 }
             }
         }
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
     }
     if (O_TILES && lane == 0)
         tma_wait();
@@ -723,23 +762,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunked_prefill_forward
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     const u32 base = address(shared);
-    Record* const records = (Record*)(shared + RECORDS_AT);
+    WorkTile* const work_tiles = (WorkTile*)(shared + WORK_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < RECORDS; ++i) {
-            mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1 + COPIERS - 1);  // a warp arrives by one lane
+        for (int i = 0; i < WORK_TILES; ++i) {
+            mbarrier_init(barrier_of(base, WORK_FULL, i), 1);
+            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 1 + PRODUCERS - 1);  // one arrival a warp
             for (int w = 0; w < 4 * CONSUMERS; ++w)
-                records[i].failed[w] = 0;
+                work_tiles[i].failed_rows[w] = 0;
         }
         for (int i = 0; i < Q_TILES; ++i) {
-            mbarrier_init(barrier_of(base, Q_FULL, i), COPIERS);
+            mbarrier_init(barrier_of(base, Q_FULL, i), PRODUCERS);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
         }
         for (int i = 0; i < STAGES; ++i) {
-            mbarrier_init(barrier_of(base, K_FULL, i), COPIERS);
+            mbarrier_init(barrier_of(base, K_FULL, i), PRODUCERS);
             mbarrier_init(barrier_of(base, K_EMPTY, i), 4 * CONSUMERS);
-            mbarrier_init(barrier_of(base, V_FULL, i), COPIERS);
+            mbarrier_init(barrier_of(base, V_FULL, i), PRODUCERS);
             mbarrier_init(barrier_of(base, V_EMPTY, i), 4 * CONSUMERS);
         }
         mbarrier_fence();
@@ -747,17 +786,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunked_prefill_forward
     __syncthreads();
 
     if (warpgroup == 0) {
-        warpgroup_give_registers<COPY_REGISTERS>();
-        if (warp != 1 && (4 - warp) % 4 < COPIERS) {
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        if (warp != 1 && (4 - warp) % 4 < PRODUCERS) {
             tma_prefetch(args.q_map);
             tma_prefetch(args.k_map);
             tma_prefetch(args.v_map);
-            copy_tiles(args, base, records, (4 - warp) % 4);
+            run_producer(args, base, work_tiles, (4 - warp) % 4);
         } else if (warp == 1) {
-            find_tiles(args, base, records);
+            run_scheduler(args, base, work_tiles);
         }
     } else {
-        warpgroup_take_registers<MULTIPLY_REGISTERS>();
-        multiply_tiles(args, base, records, warpgroup - 1, warp);
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+        run_consumer(args, base, work_tiles, warpgroup - 1, warp);
     }
 }

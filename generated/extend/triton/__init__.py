@@ -36,7 +36,7 @@ TUNED = {
         ((None, None, None), "drafts"),
     ),
 }
-#: The same for a device that nobody has measured.
+#: The same for devices that were not measured.
 GUESS = (
     ((16, None, None), "split"),
     ((None, None, None), "rows"),

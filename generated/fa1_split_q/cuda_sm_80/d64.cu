@@ -109,16 +109,16 @@ __device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const elemen
         u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
         #pragma unroll
         for (int i = 0; i < WARP_M / 16; ++i)
-            load_pieces(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
+            ldmatrix_x4(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
-            load_pieces(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
+            ldmatrix_x4(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(s[i][2 * j], q[i], k[j][0], k[j][1]);
-                multiply_add(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
+                mma_sync(s[i][2 * j], q[i], k[j][0], k[j][1]);
+                mma_sync(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
             }
     }
 }
@@ -144,11 +144,11 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
         for (int n = 0; n < WARP_N / 16; ++n) {
             u32 v[4];
             const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
-            load_pieces_transposed(v, v_at);
+            ldmatrix_x4_trans(v, v_at);
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(acc[i][2 * j], left[i][n], v[0], v[1]);
-                multiply_add(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
+                mma_sync(acc[i][2 * j], left[i][n], v[0], v[1]);
+                mma_sync(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
             }
         }
 }
@@ -194,15 +194,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa1_split_q_forward(const 
             q_next = next(q_next);
         };
         if (q_lo >= hi)
-            continue;  // no copy may be under way that nobody waits for
-        __syncthreads();  // nobody reads the tiles before any more
+            continue;  // no copy may be left without a wait
+        __syncthreads();  // all have read the previous tiles
         copy_rows<BLOCK_N>(k_tile, keys, kv_lo, N);
         copy_rows<BLOCK_N>(v_tile, values, kv_lo, N);
         for (int stage = 0; stage < STAGES - 1; ++stage)
             copy_q(stage);
         for (int stage = 0; q_lo < hi; q_lo = next(q_lo), stage = (stage + 1) % STAGES) {
             const element* const q_tile = q_tiles + stage * (BLOCK_M * D);
-            __syncthreads();  // nobody reads the buffer that the next copy writes
+            __syncthreads();  // all have read the buffer that the next copy writes
             copy_q((stage + STAGES - 1) % STAGES);
 
             // line 8: o, l and m of this tile

@@ -91,7 +91,8 @@ __device__ u32 after(u32 first, int chunks)
     return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
 }
 
-// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the last column.
+// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the
+// last column.
 template <int WIDTH, int SIZE, int COUNT>
 __device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
 {
@@ -120,7 +121,8 @@ __device__ void store_rows(element* to, long long stride, const element* tile, i
 
 // products = left right^T: 16 I rows of one tile from `row` on times 8 J rows of another from `column` on.
 template <int WIDTH, int I, int J>
-__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right, int column)
+__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right,
+    int column)
 {
     const int lane = threadIdx.x % 32;
     const u32 left_first = address(left + at<WIDTH>(row + lane % 16, lane / 16));
@@ -135,16 +137,16 @@ __device__ void multiply_rows(float (&products)[I][J][4], const element* left, i
         u32 a[I][4], b[J / 2][4];
         #pragma unroll
         for (int i = 0; i < I; ++i)
-            load_pieces(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
+            ldmatrix_x4(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
         #pragma unroll
         for (int j = 0; j < J / 2; ++j)
-            load_pieces(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
+            ldmatrix_x4(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
         #pragma unroll
         for (int j = 0; j < J / 2; ++j)
             #pragma unroll
             for (int i = 0; i < I; ++i) {
-                multiply_add(products[i][2 * j], a[i], b[j][0], b[j][1]);
-                multiply_add(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
+                mma_sync(products[i][2 * j], a[i], b[j][0], b[j][1]);
+                mma_sync(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
             }
     }
 }
@@ -175,11 +177,11 @@ __device__ void add_product(float (&sums)[I][J][4], const u32 (&left)[I][N][4], 
             #pragma unroll
             for (int n = 0; n < N; ++n) {
                 u32 b[4];
-                load_pieces_transposed(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
+                ldmatrix_x4_trans(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
                 #pragma unroll
                 for (int i = 0; i < I; ++i) {
-                    multiply_add(sums[i][2 * j], left[i][n], b[0], b[1]);
-                    multiply_add(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
+                    mma_sync(sums[i][2 * j], left[i][n], b[0], b[1]);
+                    mma_sync(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
                 }
             }
 }
@@ -223,13 +225,14 @@ __device__ void load_left(u32 (&left)[I][N][4], const element* tile, int row, in
     for (int i = 0; i < I; ++i)
         #pragma unroll
         for (int n = 0; n < N; ++n)
-            load_pieces(left[i][n], after<WIDTH>(first, chunk + 2 * n) + 16 * i * WIDTH * sizeof(element));
+            ldmatrix_x4(left[i][n], after<WIDTH>(first, chunk + 2 * n) + 16 * i * WIDTH * sizeof(element));
 }
 
 // products = left^T right: DEPTH rows of both tiles; 16 I columns of the one from `row` on, 8 J of the other from
 // `column` on.
 template <int LEFT_WIDTH, int WIDTH, bool WHOLE, int DEPTH, int I, int J>
-__device__ void multiply_transposed(float (&products)[I][J][4], const element* left, int row, const element* right, int column)
+__device__ void multiply_transposed(float (&products)[I][J][4], const element* left, int row, const element* right,
+    int column)
 {
     const int lane = threadIdx.x % 32;
     const u32 left_first = address(left + at<LEFT_WIDTH>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
@@ -244,16 +247,17 @@ __device__ void multiply_transposed(float (&products)[I][J][4], const element* l
         u32 a[I][4];
         #pragma unroll
         for (int i = 0; i < I; ++i)
-            load_pieces_transposed(a[i], after<LEFT_WIDTH>(left_first, row / 8 + 2 * i) + 16 * n * LEFT_WIDTH * sizeof(element));
+            ldmatrix_x4_trans(a[i], after<LEFT_WIDTH>(left_first, row / 8 + 2 * i)
+                + 16 * n * LEFT_WIDTH * sizeof(element));
         #pragma unroll
         for (int j = 0; j < J / 2; ++j)
             if (WHOLE || column + 16 * j < WIDTH) {
                 u32 b[4];
-                load_pieces_transposed(b, after<WIDTH>(right_first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
+                ldmatrix_x4_trans(b, after<WIDTH>(right_first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
                 #pragma unroll
                 for (int i = 0; i < I; ++i) {
-                    multiply_add(products[i][2 * j], a[i], b[0], b[1]);
-                    multiply_add(products[i][2 * j + 1], a[i], b[2], b[3]);
+                    mma_sync(products[i][2 * j], a[i], b[0], b[1]);
+                    mma_sync(products[i][2 * j + 1], a[i], b[2], b[3]);
                 }
             }
     }
@@ -293,7 +297,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_dkdv(const _
     const element* const Q = args.q_ptr + b * args.stride_qb + h * args.stride_qh;
     const element* const DO = args.do_ptr + b * args.stride_dob + h * args.stride_doh;
     const long long first_row = (long long)(b * H + h) * args.M_padded;
-    float* const dq_sum = args.dq_sum_ptr + (long long)(b * H + h) * ((args.M + BLOCK_M - 1) / BLOCK_M) * DQ_SIZE + threadIdx.x;
+    float* const dq_sum = args.dq_sum_ptr + (long long)(b * H + h) * ((args.M + BLOCK_M - 1) / BLOCK_M) * DQ_SIZE
+        + threadIdx.x;
 
     const int full_hi = max(where<int>(kv_lo + BLOCK_N <= N, M, 0), 0) / BLOCK_M * BLOCK_M;
     const int hi = M;
@@ -322,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_dkdv(const _
         const float* const delta_tile = lse2_tile + BLOCK_M;
         if (STAGES > 1)
             wait_copies<STAGES - 2>();
-        __syncthreads();  // the tiles are there, and nobody reads those before any more
+        __syncthreads();  // the tiles are there, and all have read the previous ones
         copy((stage + STAGES - 1) % STAGES);
         if (STAGES == 1) {
             wait_copies<0>();
@@ -335,7 +340,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_dkdv(const _
         #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j) {
             const int at_tile = first_query + 8 * j + 2 * t;
-            const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile), delta_pair = *(const Pair*)(delta_tile + at_tile);
+            const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile),
+                delta_pair = *(const Pair*)(delta_tile + at_tile);
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 const float lse2 = lse2_pair.values[c], delta = delta_pair.values[c];
@@ -402,6 +408,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_dkdv(const _
     to_tile<D, WHOLE_D>(k_tile, first_key, part * D_COLUMNS, dk, 0.08838834764831843f);
     to_tile<DV, WHOLE_DV>(v_tile, first_key, part * DV_COLUMNS, dv, 1.0f);
     __syncthreads();
-    store_rows<D, D, BLOCK_N>(args.dk_ptr + b * args.stride_dkb + h * args.stride_dkh, args.stride_dkn, k_tile, kv_lo, N);
-    store_rows<DV, DV, BLOCK_N>(args.dv_ptr + b * args.stride_dvb + h * args.stride_dvh, args.stride_dvn, v_tile, kv_lo, N);
+    store_rows<D, D, BLOCK_N>(args.dk_ptr + b * args.stride_dkb + h * args.stride_dkh, args.stride_dkn, k_tile, kv_lo,
+        N);
+    store_rows<DV, DV, BLOCK_N>(args.dv_ptr + b * args.stride_dvb + h * args.stride_dvh, args.stride_dvn, v_tile, kv_lo,
+        N);
 }

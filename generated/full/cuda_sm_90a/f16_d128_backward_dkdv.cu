@@ -18,11 +18,11 @@
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Persistent blocks, specialised by warp, take tiles of keys from a counter. One warp finds tiles; one thread, the producer, copies by TMA;
-// each of two consumer warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as rows, so that p^T and ds^T in registers are
-// left operands of dv and dk.
-// ds goes through shared memory as well, for dq sums over the keys of both warpgroups: one tile of queries later, so that neither waits
-// for the other's ds, and one computes exponentials while the other multiplies.
+// Persistent blocks, specialised by warp, take tiles of keys from a counter. One warp finds tiles; one thread, the
+// producer, copies by TMA; each of two consumer warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as
+// rows, so that p^T and ds^T in registers are left operands of dv and dk. ds goes through shared memory as well, for dq
+// sums over the keys of both warpgroups: one tile of queries later, so that neither waits for the other's ds, and one
+// computes exponentials while the other multiplies.
 
 // One compilation for each configuration: f16_d128.py passes these with -D.
 #ifndef BLOCK_M
@@ -34,41 +34,44 @@
 #define ELEMENT f16
 #include "sm90.cuh"
 
-// Rows of the tile that stays, 64 for each warpgroup that multiplies, and of those that come by.
+// Rows of the resident tile, 64 for each consumer, and rows of the tiles that stream through.
 constexpr int TILE_ROWS = BLOCK_N, COLUMNS = BLOCK_M;
 constexpr int CONSUMERS = TILE_ROWS / 64, THREADS = 128 * (CONSUMERS + 1);
 constexpr int D = 128, DV = 128;
-constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 of its warp
+constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 rows of its warp
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
 
-// Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
-constexpr int QK_PIECES = 2, V_PIECES = 2;
-constexpr int Q_BOX = 64, K_BOX = 128;  // rows that are copied at once, of queries and of keys
-constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, DO_BYTES = V_PIECES * BLOCK_M * 128;
-constexpr int K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
+// Tiles in shared memory lie in panels of 64 columns: 128 bytes a row, swizzled.
+constexpr int QK_PANELS = 2, V_PANELS = 2;
+constexpr int Q_BOX = 64, K_BOX = 128;  // rows of a box of queries, and of keys
+constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, DO_BYTES = V_PANELS * BLOCK_M * 128;
+constexpr int K_BYTES = QK_PANELS * BLOCK_N * 128, V_BYTES = V_PANELS * BLOCK_N * 128;
 constexpr int K_TILES = 2, DO_TILES = STAGES, DS_TILES = 2;
 constexpr int DS_BYTES = BLOCK_M * BLOCK_N * 2;
-constexpr int STAGED = 4096;  // bytes through which a warp's results leave
+constexpr int STAGED = 4096;  // bytes through which a warp stores its results
 constexpr int K_AT = 0, V_AT = K_AT + K_TILES * K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES;
 constexpr int DS_AT = DO_AT + DO_TILES * DO_BYTES, STAGED_AT = DS_AT + DS_TILES * DS_BYTES;
 constexpr int LSE2_AT = STAGED_AT + 4 * CONSUMERS * STAGED, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
-// Behind them the barriers, and what is said of tiles. FULL: it can be read; EMPTY: nobody reads it any more.
+// Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
-constexpr int RECORDS = 1;  // tiles of keys that are known: that at hand, and near its end the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, V_FULL = RECORD_EMPTY + RECORDS, V_EMPTY = V_FULL + 1;
+constexpr int WORK_TILES = 1;  // the current one, and near its end the next
+constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, V_FULL = WORK_EMPTY + WORK_TILES,
+    V_EMPTY = V_FULL + 1;
 constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
 constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
 constexpr int DS_FULL = DO_EMPTY + DO_TILES, DS_EMPTY = DS_FULL + DS_TILES;
-constexpr int RECORDS_AT = BARRIERS_AT + 8 * (DS_EMPTY + DS_TILES);
+constexpr int WORK_AT = BARRIERS_AT + 8 * (DS_EMPTY + DS_TILES);
 
-// dq is summed as the fragments of 8 warps lie, 64 queries and columns for each warpgroup: it has the next queries, or the next columns.
-constexpr int DQ_SIZE = 64 * QK_PIECES * BLOCK_M, DQ_FRAGMENT = 16 * 64;
-static_assert(BLOCK_M * QK_PIECES == 128, "shares of dq");
+// Sums of dq lie in the order of the fragments of 8 warps: 64 queries and columns for each consumer.
+constexpr int DQ_SIZE = 64 * QK_PANELS * BLOCK_M, DQ_FRAGMENT = 16 * 64;
+static_assert(BLOCK_M * QK_PANELS == 128, "shares of dq");
 
-// More registers than the launch holds would be waited for for ever.
-constexpr int COPY_REGISTERS = 24, MULTIPLY_REGISTERS = 240;
-static_assert(COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers");
-static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2, "tiles");
+// setmaxnreg would wait forever for registers that the launch does not have.
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1),
+    "registers");
+static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2,
+    "tiles");
 
 struct Args {
     TensorMap q_map, k_map, v_map, do_map, dk_map, dv_map;
@@ -99,9 +102,9 @@ struct Args {
     int B, H, M, N, M_padded, SECTION, KV_SECTION;
 };
 
-// What is said of a tile of keys.
-struct Record {
-    int kv_lo;  // its first row; negative: there are no more tiles
+// What the scheduler publishes: a tile of keys, and the range that it walks over.
+struct WorkTile {
+    int kv_lo;  // its first row; negative: no more tiles
     int b, h, full_hi;
 };
 
@@ -114,7 +117,8 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accum
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
                  "%32, %33, p, 1, 1, 0, 0; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -128,8 +132,10 @@ __device__ __forceinline__ void wgmma(float (&d)[16][4], const u32 (&a)[4], u64 
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
                  "{ %64, %65, %66, %67 }, %68, p, 1, 1, 1; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7),
+                   WGMMA_REGISTERS(8), WGMMA_REGISTERS(9), WGMMA_REGISTERS(10), WGMMA_REGISTERS(11),
+                       WGMMA_REGISTERS(12), WGMMA_REGISTERS(13), WGMMA_REGISTERS(14), WGMMA_REGISTERS(15)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
@@ -142,38 +148,42 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accum
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
                  "%32, %33, p, 1, 1, 0, 1; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 #endif
 
-// Of barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+// Barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
+    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// A tile of so many rows, a box at a time.
-template <int TILE, int BOX, int PIECES>
+// A tile of TILE rows, a box at a time.
+template <int TILE, int BOX, int PANELS>
 __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch)
 {
     #pragma unroll
-    for (int piece = 0; piece < PIECES; ++piece)
+    for (int panel = 0; panel < PANELS; ++panel)
         #pragma unroll
         for (int first = 0; first < TILE; first += BOX)
-            tma_load(to + (piece * TILE + first) * 128, map, barrier, 64 * piece, row + first, head, batch);
+            tma_load(to + (panel * TILE + first) * 128, map, barrier, 64 * panel, row + first, head, batch);
 }
 
-// products = left right^T, or += that: 64 rows of the tile that stays times one that comes by, DEPTH columns of both.
+// products = left right^T, or += that: 64 rows of the resident tile and a streamed tile, DEPTH columns of both.
 template <int DEPTH>
-__device__ __forceinline__ void multiply_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right, bool accumulate = false)
+__device__ __forceinline__ void mma_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right,
+    bool accumulate = false)
 {
     #pragma unroll
     for (int d = 0; d < DEPTH / 16; ++d)
-        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16, right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16,
+            right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
     wgmma_commit();
 }
 
-// sums += left right: `right` is a tile that comes by, whose rows are the depth.
-template <int PIECES>
-__device__ __forceinline__ void add_product(float (&sums)[PIECES][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
+// sums += left right: the rows of `right`, a streamed tile, are the depth.
+template <int FRAGMENTS>
+__device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
 {
     #pragma unroll
     for (int m = 0; m < COLUMNS / 16; ++m)
@@ -181,7 +191,7 @@ __device__ __forceinline__ void add_product(float (&sums)[PIECES][4], const u32 
 }
 
 // dq = ds k, for 64 queries and 64 columns.
-__device__ __forceinline__ void multiply_ds(float (&dq)[8][4], u64 ds, u64 k)
+__device__ __forceinline__ void mma_ds(float (&dq)[8][4], u64 ds, u64 k)
 {
     #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n)
@@ -189,7 +199,7 @@ __device__ __forceinline__ void multiply_ds(float (&dq)[8][4], u64 ds, u64 k)
     wgmma_commit();
 }
 
-// Rounded: pieces of the accumulator of a product are those of a left operand.
+// Rounded: accumulator fragments are laid out as those of a left operand.
 __device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const float (&x)[COLUMNS / 8][4])
 {
     #pragma unroll
@@ -199,23 +209,24 @@ __device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const floa
             left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
 }
 
-// A warp: which tiles this block takes, and where their loops begin and end. All lanes compute alike, and search together.
-__device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
+// Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
+// All lanes compute the same values, and search for bounds together.
+__device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
     // Tiles are walked in sections of heads whose q, do and dq share the L2 cache.
     const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * H);
-    const bool leads = threadIdx.x % 32 == 0;
-    Ring<RECORDS> at = {0, 1};
-    for (int tile = -1;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
-        __syncwarp();  // a lane that came late would find the next phase but one
-        Record& record = records[at.at];
-        tile = tile < 0 ? blockIdx.x : uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+    const bool is_leader = threadIdx.x % 32 == 0;
+    PipelineState<WORK_TILES> slot = {0, 1};
+    for (int tile = -1;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
+        __syncwarp();  // a late lane would wait for a phase that has passed
+        WorkTile& work = work_tiles[slot.index];
+        tile = tile < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
         if (tile >= tiles) {
-            if (leads)
-                record.kv_lo = -1;
-            mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+            if (is_leader)
+                work.kv_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
         // The last section is larger, so that what begins last is short, and nobody waits.
@@ -227,73 +238,79 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
         const int kv_lo = rank / heads * BLOCK_N;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
         const int full_hi = max(where<int>(kv_lo + BLOCK_N <= N, M, 0), 0) / BLOCK_M * BLOCK_M;
-        if (leads) {
-            record.kv_lo = kv_lo;
-            record.b = b;
-            record.h = h;
-            record.full_hi = full_hi;
+        if (is_leader) {
+            work.kv_lo = kv_lo;
+            work.b = b;
+            work.h = h;
+            work.full_hi = full_hi;
         }
-        mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+        mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
     }
-    if (leads) {
+    if (is_leader) {
         __threadfence();
-        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block resets the counters
             args.counter_ptr[0] = 0;
             args.counter_ptr[1] = 0;
         }
     }
 }
 
-// One thread: copies K and V of a tile, and tiles of Q and dO, as buffers become free.
-__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records)
+// Producer, one thread: copies K and V of a tile, and tiles of Q and dO, as buffers become free.
+__device__ __forceinline__ void run_producer(const Args& args, u32 base, const WorkTile* work_tiles)
 {
     const int H = args.H, M = args.M;
-    Ring<RECORDS> at = {0, 0};
-    Ring<K_TILES> k = {0, 1};
-    Ring<1> v = {0, 1};
-    Ring<STAGES> q = {0, 1};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record record = records[at.at];
-        const int kv_lo = record.kv_lo;
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<K_TILES> k = {0, 1};
+    PipelineState<1> v = {0, 1};
+    PipelineState<STAGES> q = {0, 1};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
+        const int kv_lo = work.kv_lo;
         if (kv_lo < 0)
             return;
-        const int b = record.b;
-        const int h = record.h;
+        const int b = work.b;
+        const int h = work.h;
         const int hi = M;
         const int lo = 0;
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), !(q_lo >= lo));
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), !(q_lo >= lo));
         if (!(q_lo >= lo))
             continue;
-        // K of this tile arrives while the one before is still at work.
-        mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
-        mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
-        load_tile<BLOCK_N, K_BOX, QK_PIECES>(base + K_AT + k.at * K_BYTES, args.k_map, barrier_of(base, K_FULL, k.at), kv_lo, h, b);
-        k.step();
+        // K of this tile arrives while the previous tile is still being computed.
+        mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
+        mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
+        load_tile<BLOCK_N, K_BOX, QK_PANELS>(base + K_AT + k.index * K_BYTES, args.k_map,
+            barrier_of(base, K_FULL, k.index), kv_lo, h, b);
+        k.advance();
         bool first = true;
         #pragma unroll 1
         while (q_lo >= lo) {
             const int q_next = next(q_lo);
-            // The next tile is claimed while the last q tiles of this one are at work: not earlier, or another block would have begun it by now.
-            mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), !(q_next >= lo));
+            // The next tile is claimed during the last q tiles of this one: earlier, another block could have started
+            // it by now.
+            mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), !(q_next >= lo));
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
-            mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-            mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES + 2 * BLOCK_M * 4);
-            load_tile<BLOCK_M, Q_BOX, QK_PIECES>(base + Q_AT + q.at * Q_BYTES, args.q_map, barrier_of(base, Q_FULL, q.at), q_lo, h, b);
-            bulk_load(base + LSE2_AT + q.at * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
-            bulk_load(base + DELTA_AT + q.at * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4, barrier_of(base, Q_FULL, q.at));
-            mbarrier_wait(barrier_of(base, DO_EMPTY, q.at), q.parity);
-            mbarrier_expect(barrier_of(base, DO_FULL, q.at), DO_BYTES);
-            load_tile<BLOCK_M, Q_BOX, V_PIECES>(base + DO_AT + q.at * DO_BYTES, args.do_map, barrier_of(base, DO_FULL, q.at), q_lo, h, b);
-            q.step();
+            mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
+            mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES + 2 * BLOCK_M * 4);
+            load_tile<BLOCK_M, Q_BOX, QK_PANELS>(base + Q_AT + q.index * Q_BYTES, args.q_map,
+                barrier_of(base, Q_FULL, q.index), q_lo, h, b);
+            bulk_load(base + LSE2_AT + q.index * BLOCK_M * 4, args.lse2_ptr + row, BLOCK_M * 4,
+                barrier_of(base, Q_FULL, q.index));
+            bulk_load(base + DELTA_AT + q.index * BLOCK_M * 4, args.delta_ptr + row, BLOCK_M * 4,
+                barrier_of(base, Q_FULL, q.index));
+            mbarrier_wait(barrier_of(base, DO_EMPTY, q.index), q.phase);
+            mbarrier_expect(barrier_of(base, DO_FULL, q.index), DO_BYTES);
+            load_tile<BLOCK_M, Q_BOX, V_PANELS>(base + DO_AT + q.index * DO_BYTES, args.do_map,
+                barrier_of(base, DO_FULL, q.index), q_lo, h, b);
+            q.advance();
             if (first) {
-                mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.parity);
+                mbarrier_wait(barrier_of(base, V_EMPTY, 0), v.phase);
                 mbarrier_expect(barrier_of(base, V_FULL, 0), V_BYTES);
-                load_tile<BLOCK_N, K_BOX, V_PIECES>(base + V_AT, args.v_map, barrier_of(base, V_FULL, 0), kv_lo, h, b);
-                v.step();
+                load_tile<BLOCK_N, K_BOX, V_PANELS>(base + V_AT, args.v_map, barrier_of(base, V_FULL, 0), kv_lo, h, b);
+                v.advance();
                 first = false;
             }
             q_lo = q_next;
@@ -301,34 +318,36 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     }
 }
 
-// A warpgroup: dk and dv of 64 keys of each tile, and half of what the tile adds to dq. FlashAttention-2, algorithm 2.
-__device__ __forceinline__ void multiply_tiles(
-    const Args& args, u32 base, const Record* records, unsigned char* tiles, int consumer, int warp)
+// Consumer, one warpgroup: dk and dv of 64 keys of each tile, and half of what the tile adds to dq. FlashAttention-2,
+// algorithm 2.
+__device__ __forceinline__ void run_consumer(
+    const Args& args, u32 base, const WorkTile* work_tiles, unsigned char* tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
     const int H = args.H, M = args.M, N = args.N;
     const int dq_tiles = (args.M + BLOCK_M - 1) / BLOCK_M;
     const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
-    // Where this lane's rows of ds^T go: stored as [query][key], a piece of 64 keys for each warpgroup.
-    const u32 ds_row = base + DS_AT + consumer * BLOCK_M * 128 + (lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
+    // Where this lane stores its rows of ds^T: [query][key], a panel of 64 keys for each consumer.
+    const u32 ds_row = base + DS_AT + consumer * BLOCK_M * 128 + (lane / 16 * 8 + lane % 8) * 128
+        + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
     float dq[8][4];
-    Ring<DS_TILES> ds = {0, 0}, ds_before = {0, 0};
+    PipelineState<DS_TILES> ds = {0, 0}, ds_before = {0, 0};
     float dk[D / 8][4];
     float dv[DV / 8][4];
-    Ring<RECORDS> at = {0, 0};
-    Ring<K_TILES> k = {0, 0};
-    Ring<1> v = {0, 0};
-    Ring<STAGES> q = {0, 0};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record& record = records[at.at];
-        const int kv_lo = uniform(record.kv_lo);
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<K_TILES> k = {0, 0};
+    PipelineState<1> v = {0, 0};
+    PipelineState<STAGES> q = {0, 0};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile& work = work_tiles[slot.index];
+        const int kv_lo = uniform(work.kv_lo);
         if (kv_lo < 0)
             break;
-        const int b = uniform(record.b);
-        const int h = uniform(record.h);
-        const int full_hi = uniform(record.full_hi);
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        const int b = uniform(work.b);
+        const int h = uniform(work.h);
+        const int full_hi = uniform(work.full_hi);
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
         const int hi = M;
         const int lo = 0;
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
@@ -342,29 +361,31 @@ __device__ __forceinline__ void multiply_tiles(
         #pragma unroll
         for (int j = 0; j < D / 8; ++j)
             dk[j][0] = dk[j][1] = dk[j][2] = dk[j][3] = 0.0f;
-        pin(dk);
+        warpgroup_fence_operand(dk);
         #pragma unroll
         for (int j = 0; j < DV / 8; ++j)
             dv[j][0] = dv[j][1] = dv[j][2] = dv[j][3] = 0.0f;
-        pin(dv);
+        warpgroup_fence_operand(dv);
 
-        const u64 k_rows = wgmma_descriptor(base + K_AT + k.at * K_BYTES + consumer * 64 * 128, 16, 1024);
+        const u64 k_rows = wgmma_descriptor(base + K_AT + k.index * K_BYTES + consumer * 64 * 128, 16, 1024);
         const u64 v_rows = wgmma_descriptor(base + V_AT + consumer * 64 * 128, 16, 1024);
-        // dq: each warpgroup has half of the columns, or, where a piece is all of them, half of the queries.
-        const u64 k_columns = wgmma_descriptor(base + K_AT + k.at * K_BYTES + (QK_PIECES == 2 ? consumer * BLOCK_N * 128 : 0), 16, 1024);
-        u32 dq_at = 0;  // where dq of the q tile before goes, in units of four floats
+        // dq: each consumer has half of the columns, or half of the queries where one panel has all columns.
+        const u64 k_columns = wgmma_descriptor(base + K_AT + k.index * K_BYTES
+            + (QK_PANELS == 2 ? consumer * BLOCK_N * 128 : 0), 16, 1024);
+        u32 dq_at = 0;  // where dq of the previous q tile is added, in units of four floats
 
-        auto start_dq = [&] {  // of the q tile before, once both warpgroups have stored its ds
-            mbarrier_wait(barrier_of(base, DS_FULL, ds_before.at), ds_before.parity);
+        auto issue_dq = [&] {  // of the previous q tile, once both consumers have stored its ds
+            mbarrier_wait(barrier_of(base, DS_FULL, ds_before.index), ds_before.phase);
             wgmma_fence();
-            multiply_ds(dq, wgmma_descriptor(base + DS_AT + ds_before.at * DS_BYTES + (QK_PIECES == 1 ? consumer * 64 * 128 : 0), 16, 1024), k_columns);
+            mma_ds(dq, wgmma_descriptor(base + DS_AT + ds_before.index * DS_BYTES
+                + (QK_PANELS == 1 ? consumer * 64 * 128 : 0), 16, 1024), k_columns);
         };
         auto add_dq = [&] {
-            pin(dq);
-            mbarrier_arrive_if(barrier_of(base, DS_EMPTY, ds_before.at), lane == 0);
+            warpgroup_fence_operand(dq);
+            mbarrier_arrive_if(barrier_of(base, DS_EMPTY, ds_before.index), lane == 0);
             float* const sum = args.dq_sum_ptr + (long long)dq_at * 4;
             if (lane == 0)
-                tma_wait_read();  // what left before
+                tma_wait_read();  // the previous store has read it
             __syncwarp();
             #pragma unroll
             for (int j = 0; j < 8; ++j)
@@ -377,13 +398,13 @@ __device__ __forceinline__ void multiply_tiles(
             }
         };
 
-        // One tile of queries. first: there is no dq of a tile before. last: v is not needed any more.
+        // One tile of queries. first: no previous tile, so no dq of one. last: v is not needed again.
         auto step = [&](auto first, bool last) {
-            const u32 q_tile = base + Q_AT + q.at * Q_BYTES, do_tile = base + DO_AT + q.at * DO_BYTES;
-            const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.at * BLOCK_M;
-            const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.at * BLOCK_M;
+            const u32 q_tile = base + Q_AT + q.index * Q_BYTES, do_tile = base + DO_AT + q.index * DO_BYTES;
+            const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.index * BLOCK_M;
+            const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.index * BLOCK_M;
             float scores[1][BLOCK_M / 8][4], gradients[1][BLOCK_M / 8][4];
-            mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+            mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 const Pair delta_pair = *(const Pair*)(delta_tile + 8 * j + 2 * t);
@@ -391,14 +412,14 @@ __device__ __forceinline__ void multiply_tiles(
                 for (int i = 0; i < 4; ++i)
                     gradients[0][j][i] = -delta_pair.values[i % 2];
             }
-            pin(gradients[0]);
+            warpgroup_fence_operand(gradients[0]);
             wgmma_fence();
-            multiply_rows<D>(scores[0], k_rows, wgmma_descriptor(q_tile, 16, 1024));
-            mbarrier_wait(barrier_of(base, DO_FULL, q.at), q.parity);
+            mma_rows<D>(scores[0], k_rows, wgmma_descriptor(q_tile, 16, 1024));
+            mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             wgmma_fence();
-            multiply_rows<DV>(gradients[0], v_rows, wgmma_descriptor(do_tile, 16, 1024), true);
+            mma_rows<DV>(gradients[0], v_rows, wgmma_descriptor(do_tile, 16, 1024), true);
             wgmma_wait<1>();
-            pin(scores[0]);
+            warpgroup_fence_operand(scores[0]);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 const int at_tile = 8 * j + 2 * t;
@@ -416,7 +437,7 @@ __device__ __forceinline__ void multiply_tiles(
             }
             const bool partial = q_lo >= full_hi;
             if (partial) {
-                branch();  // not selects in every tile
+                branch();  // a branch, not selects in every tile
                 // tiles that are cut short
                 #pragma unroll
                 for (int j = 0; j < COLUMNS / 8; ++j)
@@ -430,7 +451,7 @@ __device__ __forceinline__ void multiply_tiles(
                     }
             }
             wgmma_wait<0>();
-            pin(gradients[0]);
+            warpgroup_fence_operand(gradients[0]);
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
@@ -443,26 +464,28 @@ __device__ __forceinline__ void multiply_tiles(
                 for (int j = 0; j < COLUMNS / 8; ++j)
                     #pragma unroll
                     for (int i = 0; i < 4; ++i)
-                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];  // dp of what is masked may be anything
+                        // dp of a masked element is undefined
+                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];
             }
-            // Rounded only now: p needs no second set of registers.
+            // Rounded here, so that p needs no second set of registers.
             u32 left_p[BLOCK_M / 16][4];
             to_left(left_p, scores[0]);
             u32 left_ds[BLOCK_M / 16][4];
             to_left(left_ds, gradients[0]);
-            mbarrier_wait(barrier_of(base, DS_EMPTY, ds.at), ds.parity ^ 1);
+            mbarrier_wait(barrier_of(base, DS_EMPTY, ds.index), ds.phase ^ 1);
             #pragma unroll
             for (int m = 0; m < BLOCK_M / 16; ++m)
-                store_pieces_transposed(ds_row + ds.at * DS_BYTES + m * 16 * 128, left_ds[m][0], left_ds[m][1], left_ds[m][2], left_ds[m][3]);
+                stmatrix_x4_trans(ds_row + ds.index * DS_BYTES + m * 16 * 128, left_ds[m][0], left_ds[m][1],
+                    left_ds[m][2], left_ds[m][3]);
             proxy_fence();
             __syncwarp();
-            mbarrier_arrive_if(barrier_of(base, DS_FULL, ds.at), lane == 0);
-            pin(left_p);
-            pin(left_ds);
+            mbarrier_arrive_if(barrier_of(base, DS_FULL, ds.index), lane == 0);
+            warpgroup_fence_operand(left_p);
+            warpgroup_fence_operand(left_ds);
 
-            // Three products at once: dq of the tile before, dv and dk; that dq is added while the others run.
+            // Three mma in flight: dq of the previous tile, dv and dk. That dq is added while the others run.
             if constexpr (!first.value)
-                start_dq();
+                issue_dq();
             wgmma_fence();
             add_product(dv, left_p, wgmma_descriptor(do_tile, BLOCK_M * 128, 1024));
             add_product(dk, left_ds, wgmma_descriptor(q_tile, BLOCK_M * 128, 1024));
@@ -472,34 +495,35 @@ __device__ __forceinline__ void multiply_tiles(
                 add_dq();
             }
             wgmma_wait<0>();
-            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.at), lane == 0);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), lane == 0);
-            q.step();
-            dq_at = (u32)((b * H + h) * dq_tiles + q_lo / BLOCK_M) * (DQ_SIZE / 4) + (4 * consumer + warp) * (DQ_FRAGMENT / 4);
+            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
+            q.advance();
+            dq_at = (u32)((b * H + h) * dq_tiles + q_lo / BLOCK_M) * (DQ_SIZE / 4)
+                + (4 * consumer + warp) * (DQ_FRAGMENT / 4);
             ds_before = ds;
-            ds.step();
+            ds.advance();
         };
 
         if (q_lo >= lo) {
-            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
-            mbarrier_wait(barrier_of(base, V_FULL, 0), v.parity);
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
+            mbarrier_wait(barrier_of(base, V_FULL, 0), v.phase);
             int q_next = next(q_lo);
-            step(Yes{}, !(q_next >= lo));
+            step(TrueType{}, !(q_next >= lo));
             q_lo = q_next;
             #pragma unroll 1
             while (q_lo >= lo) {
                 q_next = next(q_lo);
-                step(No{}, !(q_next >= lo));
+                step(FalseType{}, !(q_next >= lo));
                 q_lo = q_next;
             }
-            start_dq();
+            issue_dq();
             wgmma_wait<0>();
             add_dq();
-            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
-            k.step();
-            pin(dk);
-            pin(dv);
-            v.step();
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
+            k.advance();
+            warpgroup_fence_operand(dk);
+            warpgroup_fence_operand(dv);
+            v.advance();
         }
 
         // dv: each warp stores its own 16 keys.
@@ -508,15 +532,15 @@ __device__ __forceinline__ void multiply_tiles(
         __syncwarp();
         #pragma unroll
         for (int j = 0; j < DV / 8; j += 2)
-            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+            stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
                          pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
                          pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
         proxy_fence();
         __syncwarp();
         if (lane == 0) {
             #pragma unroll
-            for (int piece = 0; piece < V_PIECES; ++piece)
-                tma_store(args.dv_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
+            for (int panel = 0; panel < V_PANELS; ++panel)
+                tma_store(args.dv_map, base + staged + panel * 2048, 64 * panel, kv_lo + first_key, h, b);
             tma_commit();
         }
         // dk: each warp stores its own 16 keys.
@@ -525,15 +549,17 @@ __device__ __forceinline__ void multiply_tiles(
         __syncwarp();
         #pragma unroll
         for (int j = 0; j < D / 8; j += 2)
-            store_pieces(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f), pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
-                         pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f), pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
+            stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                         pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f),
+                             pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
+                         pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f),
+                             pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
         proxy_fence();
         __syncwarp();
         if (lane == 0) {
             #pragma unroll
-            for (int piece = 0; piece < QK_PIECES; ++piece)
-                tma_store(args.dk_map, base + staged + piece * 2048, 64 * piece, kv_lo + first_key, h, b);
+            for (int panel = 0; panel < QK_PANELS; ++panel)
+                tma_store(args.dk_map, base + staged + panel * 2048, 64 * panel, kv_lo + first_key, h, b);
             tma_commit();
         }
     }
@@ -546,12 +572,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) full_backward_dkdv(cons
     extern __shared__ unsigned char shared[];
     const u32 base = (address(shared) + 1023) & ~1023u;
     unsigned char* const tiles = shared + (base - address(shared));
-    Record* const records = (Record*)(tiles + RECORDS_AT);
+    WorkTile* const work_tiles = (WorkTile*)(tiles + WORK_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < RECORDS; ++i) {
-            mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
+        for (int i = 0; i < WORK_TILES; ++i) {
+            mbarrier_init(barrier_of(base, WORK_FULL, i), 1);
+            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 1);  // one arrival a warp
         }
         mbarrier_init(barrier_of(base, V_FULL, 0), 1);
         mbarrier_init(barrier_of(base, V_EMPTY, 0), 4 * CONSUMERS);
@@ -576,18 +602,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) full_backward_dkdv(cons
     __syncthreads();
 
     if (warpgroup == 0) {
-        warpgroup_give_registers<COPY_REGISTERS>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             tma_prefetch(args.q_map);
             tma_prefetch(args.k_map);
             tma_prefetch(args.v_map);
             tma_prefetch(args.do_map);
-            copy_tiles(args, base, records);
+            run_producer(args, base, work_tiles);
         } else if (warp == 1) {
-            find_tiles(args, base, records);
+            run_scheduler(args, base, work_tiles);
         }
     } else {
-        warpgroup_take_registers<MULTIPLY_REGISTERS>();
-        multiply_tiles(args, base, records, tiles, warpgroup - 1, warp);
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+        run_consumer(args, base, work_tiles, tiles, warpgroup - 1, warp);
     }
 }

@@ -63,8 +63,8 @@ struct Args {
     int B, H, M, N, M_padded, SECTION, KV_SECTION;
 };
 
-// dq of one q tile of one head, from the sums that the blocks of all kv tiles added to. A warp reads what a warp of those added, and
-// the rows of what it rounds leave whole, through shared memory.
+// dq of one q tile of one head, from the sums that the blocks of all kv tiles added to. A warp reads what a warp of
+// those added, and the rows of what it rounds leave whole, through shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS) full_backward_finish(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];  // rows of dq
@@ -72,7 +72,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_finish(const
     const int b = blockIdx.x / q_tiles / H, h = blockIdx.x / q_tiles % H, q_lo = blockIdx.x % q_tiles * BLOCK_M;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Four* const sum = (const Four*)(args.dq_sum_ptr + (long long)blockIdx.x * DQ_SIZE) + warp * 8 * 32 + lane;
-    const int row = (BLOCK_M == 128 ? warp : warp % 4) * 16 + lane / 4, column = (BLOCK_M == 128 ? 0 : warp / 4 * 64) + lane % 4 * 2;
+    const int row = (BLOCK_M == 128 ? warp : warp % 4) * 16 + lane / 4,
+        column = (BLOCK_M == 128 ? 0 : warp / 4 * 64) + lane % 4 * 2;
     Four sums[8];
     #pragma unroll
     for (int j = 0; j < 8; ++j)
@@ -80,12 +81,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_finish(const
     #pragma unroll
     for (int j = 0; j < 8; ++j)
         if (column + 8 * j < D) {
-            *(u32*)(shared + row * PITCH + column + 8 * j) = pack(sums[j].values[0] * 0.08838834764831843f, sums[j].values[1] * 0.08838834764831843f);
-            *(u32*)(shared + (row + 8) * PITCH + column + 8 * j) = pack(sums[j].values[2] * 0.08838834764831843f, sums[j].values[3] * 0.08838834764831843f);
+            *(u32*)(shared + row * PITCH + column + 8 * j) =
+                pack(sums[j].values[0] * 0.08838834764831843f, sums[j].values[1] * 0.08838834764831843f);
+            *(u32*)(shared + (row + 8) * PITCH + column + 8 * j) =
+                pack(sums[j].values[2] * 0.08838834764831843f, sums[j].values[3] * 0.08838834764831843f);
         }
     __syncthreads();
     element* const DQ = args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh;
     for (int i = threadIdx.x; i < BLOCK_M * (D / 8); i += THREADS)
         if (q_lo + i / (D / 8) < M)
-            store_chunk(DQ + (q_lo + i / (D / 8)) * args.stride_dqm + i % (D / 8) * 8, shared + i / (D / 8) * PITCH + i % (D / 8) * 8);
+            store_chunk(DQ + (q_lo + i / (D / 8)) * args.stride_dqm + i % (D / 8) * 8,
+                shared + i / (D / 8) * PITCH + i % (D / 8) * 8);
 }

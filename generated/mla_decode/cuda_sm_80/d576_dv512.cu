@@ -116,10 +116,10 @@ struct PageNumbers {
     // Of one of them; all lanes of a warp ask at once.
     __device__ int of(int row) const
     {
-        int page = of_lane(pages[0], row % 32);
+        int page = shuffle(pages[0], row % 32);
         #pragma unroll
         for (int i = 32; i < COUNT; i += 32) {
-            const int other = of_lane(pages[i / 32], row % 32);
+            const int other = shuffle(pages[i / 32], row % 32);
             page = row / 32 == i / 32 ? other : page;
         }
         return page;
@@ -199,16 +199,16 @@ __device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const elemen
         u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
         #pragma unroll
         for (int i = 0; i < WARP_M / 16; ++i)
-            load_pieces(q[i], after_qk(q_first, 2 * d) + 16 * i * D * sizeof(element));
+            ldmatrix_x4(q[i], after_qk(q_first, 2 * d) + 16 * i * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
-            load_pieces(k[j], after_qk(k_first, 2 * d) + 16 * j * D * sizeof(element));
+            ldmatrix_x4(k[j], after_qk(k_first, 2 * d) + 16 * j * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(s[i][2 * j], q[i], k[j][0], k[j][1]);
-                multiply_add(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
+                mma_sync(s[i][2 * j], q[i], k[j][0], k[j][1]);
+                mma_sync(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
             }
     }
 }
@@ -234,11 +234,11 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
         for (int n = 0; n < WARP_N / 16; ++n) {
             u32 v[4];
             const u32 v_at = after_qk(v_first, column / 8 + 2 * j) + 16 * n * D * sizeof(element);
-            load_pieces_transposed(v, v_at);
+            ldmatrix_x4_trans(v, v_at);
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(acc[i][2 * j], left[i][n], v[0], v[1]);
-                multiply_add(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
+                mma_sync(acc[i][2 * j], left[i][n], v[0], v[1]);
+                mma_sync(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
             }
         }
 }
@@ -312,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
         copy_k(stage);
     for (int stage = 0; kv_lo < split_hi; kv_lo = next(kv_lo), stage = (stage + 1) % STAGES) {
         const element* const k_tile = k_tiles + stage * BLOCK_N * D;
-        __syncthreads();  // nobody reads the buffer that the next copy writes
+        __syncthreads();  // all have read the buffer that the next copy writes
         copy_k((stage + STAGES - 1) % STAGES);
         wait_copies<STAGES - 1>();
         __syncthreads();  // K is there
@@ -432,7 +432,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
                     value[e] = acc[c][i][e] * factors[place];
                 if (args.SPLITS > 1) {
                     const int q = (row) / H, head = (row) % H;
-                    float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + c * EXCHANGE + column;
+                    float* const to = args.o_splits_ptr
+                        + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + c * EXCHANGE + column;
                     if (row < M * H) {
                         to[0] = value[0];
                         to[1] = value[1];
@@ -440,7 +441,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
                         to[3] = value[3];
                     }
                 } else {
-                    u32* const to = (u32*)(q_tile + at_v(place, (c * EXCHANGE + column) / 8) + (c * EXCHANGE + column) % 8);
+                    u32* const to = (u32*)(q_tile + at_v(place, (c * EXCHANGE + column) / 8)
+                        + (c * EXCHANGE + column) % 8);
                     to[0] = pack(value[0], value[1]);
                     to[1] = pack(value[2], value[3]);
                 }
@@ -454,7 +456,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
-                args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem] = (m[r] + log2f(l[r])) * LN2;
+                args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem] =
+                    (m[r] + log2f(l[r])) * LN2;
         }
     }
     if (args.SPLITS > 1)
@@ -478,7 +481,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_combine(const _
     for (int split = lane; split < args.SPLITS; split += 32)
         m = fmaxf(m, lse[split]);
     for (int mask = 16; mask > 0; mask /= 2)
-        m = fmaxf(m, from_lane(m, mask));
+        m = fmaxf(m, shuffle_xor(m, mask));
     const float shift = m == -INF ? 0.0f : m;  // nothing seen: -inf - -inf is NaN
 
     float l = 0.0f, acc[COLUMNS] = {};

@@ -109,16 +109,16 @@ __device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const elemen
         u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
         #pragma unroll
         for (int i = 0; i < WARP_M / 16; ++i)
-            load_pieces(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
+            ldmatrix_x4(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
-            load_pieces(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
+            ldmatrix_x4(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(s[i][2 * j], q[i], k[j][0], k[j][1]);
-                multiply_add(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
+                mma_sync(s[i][2 * j], q[i], k[j][0], k[j][1]);
+                mma_sync(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
             }
     }
 }
@@ -144,11 +144,11 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
         for (int n = 0; n < WARP_N / 16; ++n) {
             u32 v[4];
             const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
-            load_pieces_transposed(v, v_at);
+            ldmatrix_x4_trans(v, v_at);
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(acc[i][2 * j], left[i][n], v[0], v[1]);
-                multiply_add(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
+                mma_sync(acc[i][2 * j], left[i][n], v[0], v[1]);
+                mma_sync(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
             }
         }
 }
@@ -194,7 +194,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) neighborhood_forward(const
     auto next = [&](int kv_lo) {  // the next tile that has work
         for (kv_lo += BLOCK_N; kv_lo < hi; kv_lo += BLOCK_N) {
             const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
-            if (max(max(where<int>(floor_div(first_pos, 64) == floor_div(last_pos, 64), floor_mod(first_pos, 64), 0) - where<int>(kv_lo / 64 == kv_hi / 64, kv_hi % 64, 63), where<int>(kv_lo / 64 == kv_hi / 64, kv_lo % 64, 0) - where<int>(floor_div(first_pos, 64) == floor_div(last_pos, 64), floor_mod(last_pos, 64), 63)), 0) <= 6)
+            if (max(max(where<int>(floor_div(first_pos, 64) == floor_div(last_pos, 64), floor_mod(first_pos, 64), 0)
+                - where<int>(kv_lo / 64 == kv_hi / 64, kv_hi % 64, 63),
+                where<int>(kv_lo / 64 == kv_hi / 64, kv_lo % 64, 0)
+                - where<int>(floor_div(first_pos, 64) == floor_div(last_pos, 64), floor_mod(last_pos, 64), 63)), 0)
+                <= 6)
                 break;
         }
         return kv_lo;
@@ -224,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) neighborhood_forward(const
         const element* const k_tile = k_tiles + stage * BLOCK_N * D;
         const element* const v_tile = v_tiles + stage * BLOCK_N * DV;
         wait_copies<2 * (STAGES - 1)>();
-        __syncthreads();  // K is there, and nobody reads the V of the tile before any more
+        __syncthreads();  // K is there, and all have read the previous V
         copy_v((stage + STAGES - 1) % STAGES);
 
         float scores[WARP_M / 16][WARP_N / 8][4];
@@ -238,13 +242,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) neighborhood_forward(const
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
-                    const bool keep = kv_idx < N && abs(floor_div(q_pos[r], 64) - kv_idx / 64) <= 6 && abs(floor_mod(q_pos[r], 64) - kv_idx % 64) <= 6;
+                    const bool keep = kv_idx < N && abs(floor_div(q_pos[r], 64) - kv_idx / 64) <= 6
+                        && abs(floor_mod(q_pos[r], 64) - kv_idx % 64) <= 6;
                     s = keep ? s : -INF;
                 }
             }
 
         wait_copies<2 * (STAGES - 1)>();
-        __syncthreads();  // V is there, and nobody reads this K any more
+        __syncthreads();  // V is there, and all have read this K
         copy_k(stage);
 
         #pragma unroll

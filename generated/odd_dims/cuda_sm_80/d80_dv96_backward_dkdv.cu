@@ -86,7 +86,8 @@ __device__ u32 after(u32 first, int chunks)
     return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
 }
 
-// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the last column.
+// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the
+// last column.
 template <int WIDTH, int SIZE, int COUNT>
 __device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
 {
@@ -115,7 +116,8 @@ __device__ void store_rows(element* to, long long stride, const element* tile, i
 
 // products = left right^T: 16 I rows of one tile from `row` on times 8 J rows of another from `column` on.
 template <int WIDTH, int I, int J>
-__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right, int column)
+__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right,
+    int column)
 {
     const int lane = threadIdx.x % 32;
     const u32 left_first = address(left + at<WIDTH>(row + lane % 16, lane / 16));
@@ -130,16 +132,16 @@ __device__ void multiply_rows(float (&products)[I][J][4], const element* left, i
         u32 a[I][4], b[J / 2][4];
         #pragma unroll
         for (int i = 0; i < I; ++i)
-            load_pieces(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
+            ldmatrix_x4(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
         #pragma unroll
         for (int j = 0; j < J / 2; ++j)
-            load_pieces(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
+            ldmatrix_x4(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
         #pragma unroll
         for (int j = 0; j < J / 2; ++j)
             #pragma unroll
             for (int i = 0; i < I; ++i) {
-                multiply_add(products[i][2 * j], a[i], b[j][0], b[j][1]);
-                multiply_add(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
+                mma_sync(products[i][2 * j], a[i], b[j][0], b[j][1]);
+                mma_sync(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
             }
     }
 }
@@ -170,11 +172,11 @@ __device__ void add_product(float (&sums)[I][J][4], const u32 (&left)[I][N][4], 
             #pragma unroll
             for (int n = 0; n < N; ++n) {
                 u32 b[4];
-                load_pieces_transposed(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
+                ldmatrix_x4_trans(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
                 #pragma unroll
                 for (int i = 0; i < I; ++i) {
-                    multiply_add(sums[i][2 * j], left[i][n], b[0], b[1]);
-                    multiply_add(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
+                    mma_sync(sums[i][2 * j], left[i][n], b[0], b[1]);
+                    mma_sync(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
                 }
             }
 }
@@ -218,7 +220,7 @@ __device__ void load_left(u32 (&left)[I][N][4], const element* tile, int row, in
     for (int i = 0; i < I; ++i)
         #pragma unroll
         for (int n = 0; n < N; ++n)
-            load_pieces(left[i][n], after<WIDTH>(first, chunk + 2 * n) + 16 * i * WIDTH * sizeof(element));
+            ldmatrix_x4(left[i][n], after<WIDTH>(first, chunk + 2 * n) + 16 * i * WIDTH * sizeof(element));
 }
 
 // dk and dv of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
@@ -244,7 +246,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_dkdv(con
     const int b = (first_head + rank % heads) / Hkv, h_kv = (first_head + rank % heads) % Hkv;
     const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
     copy_rows<D, D, BLOCK_N>(k_tile, args.k_ptr + b * args.stride_kb + h_kv * args.stride_kh, args.stride_kn, kv_lo, N);
-    copy_rows<DV, DV, BLOCK_N>(v_tile, args.v_ptr + b * args.stride_vb + h_kv * args.stride_vh, args.stride_vn, kv_lo, N);
+    copy_rows<DV, DV, BLOCK_N>(v_tile, args.v_ptr + b * args.stride_vb + h_kv * args.stride_vh, args.stride_vn, kv_lo,
+        N);
     if (STAGES == 1)
         commit_copies();  // else they belong to the first group
 
@@ -273,13 +276,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_dkdv(con
                 copy_rows<DV, DV, BLOCK_M>(do_tiles + stage * BLOCK_M * DV, DO, args.stride_dom, q_next, M);
                 for (int i = 4 * threadIdx.x; i < BLOCK_M; i += 4 * THREADS) {
                     copy_async(row_tiles + 2 * stage * BLOCK_M + i, args.lse2_ptr + first_row + q_next + i, true);
-                    copy_async(row_tiles + (2 * stage + 1) * BLOCK_M + i, args.delta_ptr + first_row + q_next + i, true);
+                    copy_async(row_tiles + (2 * stage + 1) * BLOCK_M + i, args.delta_ptr + first_row + q_next + i,
+                        true);
                 }
             }
             commit_copies();
             q_next = next(q_next);
         };
-        __syncthreads();  // nobody reads the tiles of the head before any more
+        __syncthreads();  // all have read the tiles of the previous head
         for (int stage = 0; stage < STAGES - 1; ++stage)
             copy(stage);
         for (int stage = 0; q_lo < hi; q_lo = next(q_lo), stage = (stage + 1) % STAGES) {
@@ -289,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_dkdv(con
             const float* const delta_tile = lse2_tile + BLOCK_M;
             if (STAGES > 1)
                 wait_copies<STAGES - 2>();
-            __syncthreads();  // the tiles are there, and nobody reads those before any more
+            __syncthreads();  // the tiles are there, and all have read the previous ones
             copy((stage + STAGES - 1) % STAGES);
             if (STAGES == 1) {
                 wait_copies<0>();
@@ -302,7 +306,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_dkdv(con
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 const int at_tile = first_query + 8 * j + 2 * t;
-                const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile), delta_pair = *(const Pair*)(delta_tile + at_tile);
+                const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile),
+                    delta_pair = *(const Pair*)(delta_tile + at_tile);
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     const float lse2 = lse2_pair.values[c], delta = delta_pair.values[c];
@@ -359,6 +364,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_dkdv(con
     to_tile<D, WHOLE_D>(k_tile, first_key, part * D_COLUMNS, dk, 0.11180339887498948f);
     to_tile<DV, WHOLE_DV>(v_tile, first_key, part * DV_COLUMNS, dv, 1.0f);
     __syncthreads();
-    store_rows<D, D, BLOCK_N>(args.dk_ptr + b * args.stride_dkb + h_kv * args.stride_dkh, args.stride_dkn, k_tile, kv_lo, N);
-    store_rows<DV, DV, BLOCK_N>(args.dv_ptr + b * args.stride_dvb + h_kv * args.stride_dvh, args.stride_dvn, v_tile, kv_lo, N);
+    store_rows<D, D, BLOCK_N>(args.dk_ptr + b * args.stride_dkb + h_kv * args.stride_dkh, args.stride_dkn, k_tile,
+        kv_lo, N);
+    store_rows<DV, DV, BLOCK_N>(args.dv_ptr + b * args.stride_dvb + h_kv * args.stride_dvh, args.stride_dvn, v_tile,
+        kv_lo, N);
 }

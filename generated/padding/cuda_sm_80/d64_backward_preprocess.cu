@@ -91,9 +91,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) padding_backward_preproces
         if (q_idx < M)
             for (int i = threadIdx.x % 8 * 8; i < DV; i += 64)
                 delta += dot(O + q_idx * args.stride_om + i, DO + q_idx * args.stride_dom + i);
-        delta += from_lane(delta, 1);
-        delta += from_lane(delta, 2);
-        delta += from_lane(delta, 4);
+        delta += shuffle_xor(delta, 1);
+        delta += shuffle_xor(delta, 2);
+        delta += shuffle_xor(delta, 4);
         float lse = -INF;
         if (q_idx < M) {
             lse = lse_rows[q_idx * args.stride_lsem];

@@ -76,7 +76,8 @@ __device__ float dot(const element* x, const element* y)
 }
 
 // delta = rowsum(do o) and lse in base 2 of one q tile of one head.
-extern "C" __global__ void __launch_bounds__(THREADS) prefix_document_backward_preprocess(const __grid_constant__ Args args)
+extern "C" __global__ void __launch_bounds__(THREADS)
+    prefix_document_backward_preprocess(const __grid_constant__ Args args)
 {
     const int H = args.H, M = args.M;
     const int q_tiles = args.M_padded / BLOCK_M;
@@ -91,9 +92,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_document_backward_p
         if (q_idx < M)
             for (int i = threadIdx.x % 8 * 8; i < DV; i += 64)
                 delta += dot(O + q_idx * args.stride_om + i, DO + q_idx * args.stride_dom + i);
-        delta += from_lane(delta, 1);
-        delta += from_lane(delta, 2);
-        delta += from_lane(delta, 4);
+        delta += shuffle_xor(delta, 1);
+        delta += shuffle_xor(delta, 2);
+        delta += shuffle_xor(delta, 4);
         float lse = -INF;
         if (q_idx < M) {
             lse = lse_rows[q_idx * args.stride_lsem];

@@ -111,16 +111,16 @@ __device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const elemen
         u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
         #pragma unroll
         for (int i = 0; i < WARP_M / 16; ++i)
-            load_pieces(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
+            ldmatrix_x4(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
-            load_pieces(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
+            ldmatrix_x4(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(s[i][2 * j], q[i], k[j][0], k[j][1]);
-                multiply_add(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
+                mma_sync(s[i][2 * j], q[i], k[j][0], k[j][1]);
+                mma_sync(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
             }
     }
 }
@@ -146,11 +146,11 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
         for (int n = 0; n < WARP_N / 16; ++n) {
             u32 v[4];
             const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
-            load_pieces_transposed(v, v_at);
+            ldmatrix_x4_trans(v, v_at);
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(acc[i][2 * j], left[i][n], v[0], v[1]);
-                multiply_add(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
+                mma_sync(acc[i][2 * j], left[i][n], v[0], v[1]);
+                mma_sync(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
             }
         }
 }
@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_forward(const __
         const element* const k_tile = k_tiles + stage * BLOCK_N * D;
         const element* const v_tile = v_tiles + stage * BLOCK_N * DV;
         wait_copies<2 * (STAGES - 1)>();
-        __syncthreads();  // K is there, and nobody reads the V of the tile before any more
+        __syncthreads();  // K is there, and all have read the previous V
         copy_v((stage + STAGES - 1) % STAGES);
 
         float scores[WARP_M / 16][WARP_N / 8][4];
@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_forward(const __
         }
 
         wait_copies<2 * (STAGES - 1)>();
-        __syncthreads();  // V is there, and nobody reads this K any more
+        __syncthreads();  // V is there, and all have read this K
         copy_k(stage);
 
         #pragma unroll

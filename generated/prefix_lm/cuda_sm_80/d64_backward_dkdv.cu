@@ -83,7 +83,8 @@ __device__ u32 after(u32 first, int chunks)
     return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
 }
 
-// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the last column.
+// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the
+// last column.
 template <int WIDTH, int SIZE, int COUNT>
 __device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
 {
@@ -112,7 +113,8 @@ __device__ void store_rows(element* to, long long stride, const element* tile, i
 
 // products = left right^T: 16 I rows of one tile from `row` on times 8 J rows of another from `column` on.
 template <int WIDTH, int I, int J>
-__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right, int column)
+__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right,
+    int column)
 {
     const int lane = threadIdx.x % 32;
     const u32 left_first = address(left + at<WIDTH>(row + lane % 16, lane / 16));
@@ -127,16 +129,16 @@ __device__ void multiply_rows(float (&products)[I][J][4], const element* left, i
         u32 a[I][4], b[J / 2][4];
         #pragma unroll
         for (int i = 0; i < I; ++i)
-            load_pieces(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
+            ldmatrix_x4(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
         #pragma unroll
         for (int j = 0; j < J / 2; ++j)
-            load_pieces(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
+            ldmatrix_x4(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
         #pragma unroll
         for (int j = 0; j < J / 2; ++j)
             #pragma unroll
             for (int i = 0; i < I; ++i) {
-                multiply_add(products[i][2 * j], a[i], b[j][0], b[j][1]);
-                multiply_add(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
+                mma_sync(products[i][2 * j], a[i], b[j][0], b[j][1]);
+                mma_sync(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
             }
     }
 }
@@ -167,11 +169,11 @@ __device__ void add_product(float (&sums)[I][J][4], const u32 (&left)[I][N][4], 
             #pragma unroll
             for (int n = 0; n < N; ++n) {
                 u32 b[4];
-                load_pieces_transposed(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
+                ldmatrix_x4_trans(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
                 #pragma unroll
                 for (int i = 0; i < I; ++i) {
-                    multiply_add(sums[i][2 * j], left[i][n], b[0], b[1]);
-                    multiply_add(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
+                    mma_sync(sums[i][2 * j], left[i][n], b[0], b[1]);
+                    mma_sync(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
                 }
             }
 }
@@ -227,7 +229,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_backward_dkdv(co
 
     // causal or kv_idx < prefix[b]: which q tiles are partial, and which are full
     const int lo = max(where<int>(kv_lo < prefix, 0, kv_lo + M - N), 0) / BLOCK_M * BLOCK_M;
-    const int full_lo = min((max(where<int>(kv_hi < prefix, 0, kv_hi + M - N), 0) + (BLOCK_M - 1)) / BLOCK_M * BLOCK_M, M);
+    const int full_lo = min((max(where<int>(kv_hi < prefix, 0, kv_hi + M - N), 0) + (BLOCK_M - 1)) / BLOCK_M * BLOCK_M,
+        M);
     const int hi = M;
     auto next = [](int q_lo) { return q_lo + BLOCK_M; };
     int q_lo = lo, q_next = q_lo;
@@ -254,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_backward_dkdv(co
         const float* const delta_tile = lse2_tile + BLOCK_M;
         if (STAGES > 1)
             wait_copies<STAGES - 2>();
-        __syncthreads();  // the tiles are there, and nobody reads those before any more
+        __syncthreads();  // the tiles are there, and all have read the previous ones
         copy((stage + STAGES - 1) % STAGES);
         if (STAGES == 1) {
             wait_copies<0>();
@@ -267,7 +270,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_backward_dkdv(co
         #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j) {
             const int at_tile = 8 * j + 2 * t;
-            const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile), delta_pair = *(const Pair*)(delta_tile + at_tile);
+            const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile),
+                delta_pair = *(const Pair*)(delta_tile + at_tile);
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 const float lse2 = lse2_pair.values[c], delta = delta_pair.values[c];
@@ -311,6 +315,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_backward_dkdv(co
     to_tile<D, true>(k_tile, first_key, 0, dk, 0.125f);
     to_tile<DV, true>(v_tile, first_key, 0, dv, 1.0f);
     __syncthreads();
-    store_rows<D, D, BLOCK_N>(args.dk_ptr + b * args.stride_dkb + h * args.stride_dkh, args.stride_dkn, k_tile, kv_lo, N);
-    store_rows<DV, DV, BLOCK_N>(args.dv_ptr + b * args.stride_dvb + h * args.stride_dvh, args.stride_dvn, v_tile, kv_lo, N);
+    store_rows<D, D, BLOCK_N>(args.dk_ptr + b * args.stride_dkb + h * args.stride_dkh, args.stride_dkn, k_tile, kv_lo,
+        N);
+    store_rows<DV, DV, BLOCK_N>(args.dv_ptr + b * args.stride_dvb + h * args.stride_dvh, args.stride_dvn, v_tile, kv_lo,
+        N);
 }

@@ -102,10 +102,10 @@ struct PageNumbers {
     // Of one of them; all lanes of a warp ask at once.
     __device__ int of(int row) const
     {
-        int page = of_lane(pages[0], row % 32);
+        int page = shuffle(pages[0], row % 32);
         #pragma unroll
         for (int i = 32; i < COUNT; i += 32) {
-            const int other = of_lane(pages[i / 32], row % 32);
+            const int other = shuffle(pages[i / 32], row % 32);
             page = row / 32 == i / 32 ? other : page;
         }
         return page;
@@ -185,16 +185,16 @@ __device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const elemen
         u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
         #pragma unroll
         for (int i = 0; i < WARP_M / 16; ++i)
-            load_pieces(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
+            ldmatrix_x4(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
-            load_pieces(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
+            ldmatrix_x4(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
         #pragma unroll
         for (int j = 0; j < WARP_N / 16; ++j)
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(s[i][2 * j], q[i], k[j][0], k[j][1]);
-                multiply_add(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
+                mma_sync(s[i][2 * j], q[i], k[j][0], k[j][1]);
+                mma_sync(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
             }
     }
 }
@@ -220,11 +220,11 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
         for (int n = 0; n < WARP_N / 16; ++n) {
             u32 v[4];
             const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
-            load_pieces_transposed(v, v_at);
+            ldmatrix_x4_trans(v, v_at);
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(acc[i][2 * j], left[i][n], v[0], v[1]);
-                multiply_add(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
+                mma_sync(acc[i][2 * j], left[i][n], v[0], v[1]);
+                mma_sync(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
             }
         }
 }
@@ -246,9 +246,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
     N = max(min(kv_len, N), 0);
-    const Heads<const element> queries = {args.q_ptr + b * args.stride_qb + h_kv * G * args.stride_qh, args.stride_qm, args.stride_qh, G};
-    const Pages keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row, args.stride_block_table_1};
-    const Pages values = {args.v_ptr + h_kv * args.stride_vh, args.stride_vp, args.stride_vn, block_table_row, args.stride_block_table_1};
+    const Heads<const element> queries = {args.q_ptr + b * args.stride_qb + h_kv * G * args.stride_qh, args.stride_qm,
+        args.stride_qh, G};
+    const Pages keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row,
+        args.stride_block_table_1};
+    const Pages values = {args.v_ptr + h_kv * args.stride_vh, args.stride_vp, args.stride_vn, block_table_row,
+        args.stride_block_table_1};
 
     // Row r of a thread is row warp * WARP_M + 8 * r + g of the tile.
     float m[ROWS], l[ROWS];
@@ -293,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
         const element* const k_tile = k_tiles + stage * BLOCK_N * D;
         const element* const v_tile = v_tiles + stage * BLOCK_N * DV;
         wait_copies<2 * (STAGES - 1)>();
-        __syncthreads();  // K is there, and nobody reads the V of the tile before any more
+        __syncthreads();  // K is there, and all have read the previous V
         copy_v((stage + STAGES - 1) % STAGES);
 
         float scores[WARP_M / 16][WARP_N / 8][4];
@@ -315,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
         }
 
         wait_copies<2 * (STAGES - 1)>();
-        __syncthreads();  // V is there, and nobody reads this K any more
+        __syncthreads();  // V is there, and all have read this K
         copy_k(stage);
 
         #pragma unroll
@@ -363,13 +366,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
             const float first = acc[r / 2][j][r % 2 * 2] * scale, next = acc[r / 2][j][r % 2 * 2 + 1] * scale;
             if (args.SPLITS > 1) {
                 const int q = (row) / G, head = h_kv * G + (row) % G;
-                float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + 8 * j + 2 * t;
+                float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV
+                    + 8 * j + 2 * t;
                 if (row < M * G) {
                     to[0] = first;
                     to[1] = next;
                 }
             } else {
-                u32* const to = (u32*)(q_tile + at(warp * WARP_M + 8 * r + g, (8 * j + 2 * t) / 8) + (8 * j + 2 * t) % 8);
+                u32* const to = (u32*)(q_tile + at(warp * WARP_M + 8 * r + g, (8 * j + 2 * t) / 8)
+                    + (8 * j + 2 * t) % 8);
                 to[0] = pack(first, next);
             }
         }
@@ -378,13 +383,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
-                args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem] = (m[r] + log2f(l[r])) * LN2;
+                args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem] =
+                    (m[r] + log2f(l[r])) * LN2;
         }
     }
     if (args.SPLITS > 1)
         return;
     __syncthreads();
-    const Heads<element> outputs = {args.o_ptr + b * args.stride_ob + h_kv * G * args.stride_oh, args.stride_om, args.stride_oh, G};
+    const Heads<element> outputs = {args.o_ptr + b * args.stride_ob + h_kv * G * args.stride_oh, args.stride_om,
+        args.stride_oh, G};
     store_o(outputs, q_tile, row_lo, M * G);
 }
 
@@ -402,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_combine(cons
     for (int split = lane; split < args.SPLITS; split += 32)
         m = fmaxf(m, lse[split]);
     for (int mask = 16; mask > 0; mask /= 2)
-        m = fmaxf(m, from_lane(m, mask));
+        m = fmaxf(m, shuffle_xor(m, mask));
     const float shift = m == -INF ? 0.0f : m;  // nothing seen: -inf - -inf is NaN
 
     float l = 0.0f, acc[COLUMNS] = {};

@@ -121,8 +121,8 @@ __device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const elemen
             load_operand(k, after(k_first, 2 * d) + 16 * j * D * sizeof(element));
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(s[i][2 * j], small[i][2 * j], q[i], k, 0);
-                multiply_add(s[i][2 * j + 1], small[i][2 * j + 1], q[i], k, 1);
+                mma_sync(s[i][2 * j], small[i][2 * j], q[i], k, 0);
+                mma_sync(s[i][2 * j + 1], small[i][2 * j + 1], q[i], k, 1);
             }
         }
     }
@@ -135,8 +135,8 @@ __device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const elemen
                 s[i][j][e] += correction(small[i][j][e]);
 }
 
-// acc += p v for COLUMNS columns from `column`. p: accumulator pieces of WARP_N keys. Each tile is summed by itself first:
-// the tensor cores cut off what does not fit, and so would lose some of a long sum in every step.
+// acc += p v for COLUMNS columns from `column`. p: accumulator pieces of WARP_N keys. Each tile is summed by itself
+// first: the tensor cores cut off what does not fit, and so would lose some of a long sum in every step.
 template <int COLUMNS>
 __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const float (&p)[WARP_M / 16][WARP_N / 8][4],
                             const element* v_tile, int key, int column)
@@ -159,8 +159,8 @@ __device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const flo
             load_columns(v, v_at, below(v_at));
             #pragma unroll
             for (int i = 0; i < WARP_M / 16; ++i) {
-                multiply_add(sum[i][0], small[i][0], left[i][n], v, 0);
-                multiply_add(sum[i][1], small[i][1], left[i][n], v, 1);
+                mma_sync(sum[i][0], small[i][0], left[i][n], v, 0);
+                mma_sync(sum[i][1], small[i][1], left[i][n], v, 1);
             }
         }
         #pragma unroll
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_forward(const __gri
         const element* const k_tile = k_tiles + stage * BLOCK_N * D;
         const element* const v_tile = v_tiles + stage * BLOCK_N * DV;
         wait_copies<2 * (STAGES - 1)>();
-        __syncthreads();  // K is there, and nobody reads the V of the tile before any more
+        __syncthreads();  // K is there, and all have read the previous V
         copy_v((stage + STAGES - 1) % STAGES);
 
         float scores[WARP_M / 16][WARP_N / 8][4];
@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_forward(const __gri
         }
 
         wait_copies<2 * (STAGES - 1)>();
-        __syncthreads();  // V is there, and nobody reads this K any more
+        __syncthreads();  // V is there, and all have read this K
         copy_k(stage);
 
         #pragma unroll

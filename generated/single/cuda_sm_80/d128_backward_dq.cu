@@ -83,7 +83,8 @@ __device__ u32 after(u32 first, int chunks)
     return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
 }
 
-// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the last column.
+// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the
+// last column.
 template <int WIDTH, int SIZE, int COUNT>
 __device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
 {
@@ -116,7 +117,8 @@ __device__ u32 below(u32 place) { return (PERIOD<WIDTH> == 8 ? place ^ 16 : plac
 
 // products = left right^T: 16 I rows of one tile from `row` on times 8 J rows of another from `column` on.
 template <int WIDTH, int I, int J>
-__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right, int column)
+__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right,
+    int column)
 {
     const int lane = threadIdx.x % 32;
     const u32 left_first = address(left + at<WIDTH>(row + lane % 16, lane / 16));
@@ -139,8 +141,8 @@ __device__ void multiply_rows(float (&products)[I][J][4], const element* left, i
             load_operand(b, after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
             #pragma unroll
             for (int i = 0; i < I; ++i) {
-                multiply_add(products[i][2 * j], small[i][2 * j], a[i], b, 0);
-                multiply_add(products[i][2 * j + 1], small[i][2 * j + 1], a[i], b, 1);
+                mma_sync(products[i][2 * j], small[i][2 * j], a[i], b, 0);
+                mma_sync(products[i][2 * j + 1], small[i][2 * j + 1], a[i], b, 1);
             }
         }
     }
@@ -182,8 +184,8 @@ __device__ void add_product(float (&sums)[I][J][4], const Operand (&left)[I][N],
                 load_columns(b, place, below<WIDTH>(place));
                 #pragma unroll
                 for (int i = 0; i < I; ++i) {
-                    multiply_add(sum[i][0], small[i][0], left[i][n], b, 0);
-                    multiply_add(sum[i][1], small[i][1], left[i][n], b, 1);
+                    mma_sync(sum[i][0], small[i][0], left[i][n], b, 0);
+                    mma_sync(sum[i][1], small[i][1], left[i][n], b, 1);
                 }
             }
             #pragma unroll
@@ -231,7 +233,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_backward_dq(const _
     const element* const V = args.v_ptr + b * args.stride_vb + h * args.stride_vh;
     const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     copy_rows<D, D, BLOCK_M>(q_tile, args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm, q_lo, M);
-    copy_rows<DV, DV, BLOCK_M>(do_tile, args.do_ptr + b * args.stride_dob + h * args.stride_doh, args.stride_dom, q_lo, M);
+    copy_rows<DV, DV, BLOCK_M>(do_tile, args.do_ptr + b * args.stride_dob + h * args.stride_doh, args.stride_dom, q_lo,
+        M);
     if (STAGES == 1)
         commit_copies();  // else they belong to the first group
 
@@ -270,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_backward_dq(const _
         const element* const v_tile = v_tiles + stage * BLOCK_N * DV;
         if (STAGES > 1)
             wait_copies<STAGES - 2>();
-        __syncthreads();  // the tiles are there, and nobody reads those before any more
+        __syncthreads();  // the tiles are there, and all have read the previous ones
         copy((stage + STAGES - 1) % STAGES);
         if (STAGES == 1) {
             wait_copies<0>();
@@ -319,5 +322,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_backward_dq(const _
     __syncthreads();  // q_tile is free
     to_tile<D, true>(q_tile, first_query, 0, dq, 0.08838834764831843f);
     __syncthreads();
-    store_rows<D, D, BLOCK_M>(args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh, args.stride_dqm, q_tile, q_lo, M);
+    store_rows<D, D, BLOCK_M>(args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh, args.stride_dqm, q_tile, q_lo,
+        M);
 }

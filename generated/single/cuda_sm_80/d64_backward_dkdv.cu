@@ -87,7 +87,8 @@ __device__ u32 after(u32 first, int chunks)
     return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
 }
 
-// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the last column.
+// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the
+// last column.
 template <int WIDTH, int SIZE, int COUNT>
 __device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
 {
@@ -120,7 +121,8 @@ __device__ u32 below(u32 place) { return (PERIOD<WIDTH> == 8 ? place ^ 16 : plac
 
 // products = left right^T: 16 I rows of one tile from `row` on times 8 J rows of another from `column` on.
 template <int WIDTH, int I, int J>
-__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right, int column)
+__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right,
+    int column)
 {
     const int lane = threadIdx.x % 32;
     const u32 left_first = address(left + at<WIDTH>(row + lane % 16, lane / 16));
@@ -143,8 +145,8 @@ __device__ void multiply_rows(float (&products)[I][J][4], const element* left, i
             load_operand(b, after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
             #pragma unroll
             for (int i = 0; i < I; ++i) {
-                multiply_add(products[i][2 * j], small[i][2 * j], a[i], b, 0);
-                multiply_add(products[i][2 * j + 1], small[i][2 * j + 1], a[i], b, 1);
+                mma_sync(products[i][2 * j], small[i][2 * j], a[i], b, 0);
+                mma_sync(products[i][2 * j + 1], small[i][2 * j + 1], a[i], b, 1);
             }
         }
     }
@@ -186,8 +188,8 @@ __device__ void add_product(float (&sums)[I][J][4], const Operand (&left)[I][N],
                 load_columns(b, place, below<WIDTH>(place));
                 #pragma unroll
                 for (int i = 0; i < I; ++i) {
-                    multiply_add(sum[i][0], small[i][0], left[i][n], b, 0);
-                    multiply_add(sum[i][1], small[i][1], left[i][n], b, 1);
+                    mma_sync(sum[i][0], small[i][0], left[i][n], b, 0);
+                    mma_sync(sum[i][1], small[i][1], left[i][n], b, 1);
                 }
             }
             #pragma unroll
@@ -212,8 +214,8 @@ __device__ void to_tile(element* tile, int row, int column, const float (&sums)[
                     Pair{sums[i / 2][j][i % 2 * 2] * scale, sums[i / 2][j][i % 2 * 2 + 1] * scale};
 }
 
-// Accumulator pieces, as rows of a tile from `row` on and columns from 8 `piece` on. Columns 2t and 2t + 1 of every 8 lie
-// at t and t + 4: so load_operand finds them in the order of depths that pieces of accumulators have.
+// Accumulator pieces, as rows of a tile from `row` on and columns from 8 `piece` on. Columns 2t and 2t + 1 of every 8
+// lie at t and t + 4: so load_operand finds them in the order of depths that pieces of accumulators have.
 template <int WIDTH, int I, int N>
 __device__ void left_to_tile(element* tile, int row, int piece, const float (&pieces)[I][N][4])
 {
@@ -224,12 +226,14 @@ __device__ void left_to_tile(element* tile, int row, int piece, const float (&pi
         for (int n = 0; n < N; ++n)
             #pragma unroll
             for (int e = 0; e < 4; ++e)
-                tile[at<WIDTH>(row + 16 * i + e / 2 * 8 + lane / 4, 2 * (piece + n) + e % 2) + lane % 4] = pieces[i][n][e];
+                tile[at<WIDTH>(row + 16 * i + e / 2 * 8 + lane / 4, 2 * (piece + n) + e % 2) + lane % 4] =
+                    pieces[i][n][e];
 }
 
 // sums += left right as in add_product, with 16 I rows from `row` on of a tile of left_to_tile as left operand.
 template <int WIDTH, bool WHOLE, int DEPTH, int I, int J>
-__device__ void add_shared_product(float (&sums)[I][J][4], const element* left, int row, const element* right, int column)
+__device__ void add_shared_product(float (&sums)[I][J][4], const element* left, int row, const element* right,
+    int column)
 {
     const int lane = threadIdx.x % 32;
     const u32 first = address(left + at<DEPTH>(row + lane % 16, lane / 16));
@@ -307,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_backward_dkdv(const
         const float* const delta_tile = lse2_tile + BLOCK_M;
         if (STAGES > 1)
             wait_copies<STAGES - 2>();
-        __syncthreads();  // the tiles are there, and nobody reads those before any more
+        __syncthreads();  // the tiles are there, and all have read the previous ones
         copy((stage + STAGES - 1) % STAGES);
         if (STAGES == 1) {
             wait_copies<0>();
@@ -320,7 +324,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_backward_dkdv(const
         #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j) {
             const int at_tile = first_query + 8 * j + 2 * t;
-            const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile), delta_pair = *(const Pair*)(delta_tile + at_tile);
+            const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile),
+                delta_pair = *(const Pair*)(delta_tile + at_tile);
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 const float lse2 = lse2_pair.values[c], delta = delta_pair.values[c];
@@ -365,6 +370,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_backward_dkdv(const
     to_tile<D, WHOLE_D>(k_tile, first_key, part * D_COLUMNS, dk, 0.125f);
     to_tile<DV, WHOLE_DV>(v_tile, first_key, part * DV_COLUMNS, dv, 1.0f);
     __syncthreads();
-    store_rows<D, D, BLOCK_N>(args.dk_ptr + b * args.stride_dkb + h * args.stride_dkh, args.stride_dkn, k_tile, kv_lo, N);
-    store_rows<DV, DV, BLOCK_N>(args.dv_ptr + b * args.stride_dvb + h * args.stride_dvh, args.stride_dvn, v_tile, kv_lo, N);
+    store_rows<D, D, BLOCK_N>(args.dk_ptr + b * args.stride_dkb + h * args.stride_dkh, args.stride_dkn, k_tile, kv_lo,
+        N);
+    store_rows<DV, DV, BLOCK_N>(args.dv_ptr + b * args.stride_dvb + h * args.stride_dvh, args.stride_dvn, v_tile, kv_lo,
+        N);
 }

@@ -21,39 +21,40 @@
 // log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// A block has 64 rows of queries and heads. Four warps copy tiles of keys and values by TMA, a warpgroup multiplies; they wait for
-// each other at mbarriers. A second block on the same multiprocessor copies while this one multiplies.
+// A block has 64 rows of queries and heads. Four producer warps copy tiles of keys and values by TMA; the
+// consumer is one warpgroup. They wait for each other at mbarriers. A second block on the same multiprocessor copies
+// meanwhile.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 64  // rows of a tile
 #define BLOCK_N 64  // keys of a tile
-#define WARPS 8  // 4 copy, the others multiply
+#define WARPS 8  // 4 producers, the others consume
 #define STAGES 2  // tiles of K and of V in shared memory
 #endif
 
 #define ELEMENT bf16
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = WARPS / 4 - 1, COPIERS = 4, THREADS = 32 * WARPS;  // warpgroups that multiply, warps that copy
-constexpr int DV = 128, COLUMNS = DV / CONSUMERS;  // of o, that a warpgroup has
-constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r + lane / 4 of its warp, and all keys
+constexpr int CONSUMERS = WARPS / 4 - 1, PRODUCERS = 4, THREADS = 32 * WARPS;  // warpgroups, warps
+constexpr int DV = 128, COLUMNS = DV / CONSUMERS;  // of o, of one consumer
+constexpr int ROWS = 2, WARP_N = BLOCK_N;  // scores of a thread: rows 8 * r + lane / 4 of its warp, all keys
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
 
-// Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
-constexpr int QK_PIECES = 2, V_PIECES = 2;
-constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128;
+// Tiles in shared memory lie in panels of 64 columns: 128 bytes a row, swizzled.
+constexpr int QK_PANELS = 2, V_PANELS = 2;
+constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_BYTES;
-constexpr int V_BYTES = V_PIECES * BLOCK_N * 128, V_AT = K_AT + STAGES * K_BYTES, TILES_END = V_AT + STAGES * V_BYTES;
+constexpr int V_BYTES = V_PANELS * BLOCK_N * 128, V_AT = K_AT + STAGES * K_BYTES, TILES_END = V_AT + STAGES * V_BYTES;
 constexpr int BARRIERS_AT = TILES_END;
-// Behind them the barriers. FULL: a part of a stage can be read; EMPTY: nobody reads it any more.
+// Then the barriers. FULL: a part of a stage may be read; EMPTY: it may be overwritten.
 constexpr int PARTS = 2;  // of a stage: K and V
 constexpr int FULL = 0, EMPTY = FULL + STAGES * PARTS;
-constexpr int PAGE = 64, BOX = 64, BOXES = BLOCK_N / BOX;  // keys of a tile that are copied at once lie in one page
+constexpr int PAGE = 64, BOX = 64, BOXES = BLOCK_N / BOX;  // keys of a box lie in one page
 
-// More registers than the launch holds would be waited for for ever.
-constexpr int COPY_REGISTERS = 40, MULTIPLY_REGISTERS = 216, BLOCKS = 2;  // on a multiprocessor
-static_assert((COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS) * 128 * BLOCKS <= 65536, "registers");
+// setmaxnreg would wait forever for registers that the launch does not have.
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 216, BLOCKS = 2;  // on a multiprocessor
+static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * 128 * BLOCKS <= 65536, "registers");
 static_assert(BLOCK_M == 64 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
@@ -80,7 +81,8 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accum
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
                  "%32, %33, p, 1, 1, 0, 0; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -94,32 +96,37 @@ __device__ __forceinline__ void wgmma(float (&d)[16][4], const u32 (&a)[4], u64 
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
                  "{ %64, %65, %66, %67 }, %68, p, 1, 1, 1; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7),
+                   WGMMA_REGISTERS(8), WGMMA_REGISTERS(9), WGMMA_REGISTERS(10), WGMMA_REGISTERS(11),
+                       WGMMA_REGISTERS(12), WGMMA_REGISTERS(13), WGMMA_REGISTERS(14), WGMMA_REGISTERS(15)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
 #endif
 
-// Of barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+// Barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
+    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// Where chunk `chunk` (16 bytes) of row `row` of a tile of BLOCK_M rows lies, in bytes.
-__device__ __forceinline__ u32 at_piece(int row, int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
+// Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
+__device__ __forceinline__ u32 at_panel(int row,
+    int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
 
-// s = q k^T, or s += q k^T, over COUNT pieces of the columns from `piece` on.
+// s = q k^T, or s += q k^T, over COUNT panels of the columns from `panel` on.
 template <int COUNT>
-__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k, int piece, bool accumulate)
+__device__ __forceinline__ void mma_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k, int panel, bool accumulate)
 {
-    q += piece * (BLOCK_M * 128 / 16);
-    k += piece * (BLOCK_N * 128 / 16);
+    q += panel * (BLOCK_M * 128 / 16);
+    k += panel * (BLOCK_N * 128 / 16);
     #pragma unroll
     for (int d = 0; d < 4 * COUNT; ++d)
-        wgmma(s, q + (d / 4 * BLOCK_M * 128 + d % 4 * 32) / 16, k + (d / 4 * BLOCK_N * 128 + d % 4 * 32) / 16, accumulate || d > 0);
+        wgmma(s, q + (d / 4 * BLOCK_M * 128 + d % 4 * 32) / 16, k + (d / 4 * BLOCK_N * 128 + d % 4 * 32) / 16,
+            accumulate || d > 0);
 }
 
 // acc += p v, p in registers.
-__device__ __forceinline__ void multiply_pv(float (&acc)[COLUMNS / 8][4], const u32 (&p)[BLOCK_N / 16][4], u64 v)
+__device__ __forceinline__ void mma_pv(float (&acc)[COLUMNS / 8][4], const u32 (&p)[BLOCK_N / 16][4], u64 v)
 {
     #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n)
@@ -127,12 +134,13 @@ __device__ __forceinline__ void multiply_pv(float (&acc)[COLUMNS / 8][4], const 
     wgmma_commit();
 }
 
-// The maxima of a thread's rows, over all columns.
+// The maximum of each row, over all keys of the tile.
 __device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[BLOCK_N / 8][4])
 {
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);  // two shorter chains
+        // two chains, for their latency
+        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);
         #pragma unroll
         for (int j = 2; j < BLOCK_N / 8; j += 2) {
             even = fmaxf(even, fmaxf(s[j][2 * r], s[j][2 * r + 1]));
@@ -142,7 +150,7 @@ __device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[
     }
 }
 
-// s becomes p = exp2(s * SCALE - m); the sums of a thread's columns.
+// s becomes p = exp2(s * SCALE - m); sum: of the columns of this thread.
 __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const float (&m)[ROWS], float (&sum)[ROWS])
 {
     float even[ROWS] = {}, odd[ROWS] = {};
@@ -161,7 +169,7 @@ __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const f
         sum[r] = even[r] + odd[r];
 }
 
-// p rounded: pieces of the accumulator of q k^T are those of a left operand.
+// p rounded: accumulator fragments of q k^T are laid out as those of a left operand.
 __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 8][4])
 {
     #pragma unroll
@@ -171,11 +179,11 @@ __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (
             p[n][x] = pack(s[2 * n + x / 2][x % 2 * 2], s[2 * n + x / 2][x % 2 * 2 + 1]);
 }
 
-template <int PIECES>
-__device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&factor)[ROWS])
+template <int FRAGMENTS>
+__device__ __forceinline__ void scale_rows(float (&x)[FRAGMENTS][4], const float (&factor)[ROWS])
 {
     #pragma unroll
-    for (int j = 0; j < PIECES; ++j)
+    for (int j = 0; j < FRAGMENTS; ++j)
         #pragma unroll
         for (int i = 0; i < 4; ++i)
             x[j][i] *= factor[i / 2];
@@ -191,13 +199,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
         tma_prefetch(args.k_map);
         tma_prefetch(args.v_map);
         for (int i = 0; i < STAGES * PARTS; ++i) {
-            mbarrier_init(barrier_of(base, FULL, i), COPIERS);
-            mbarrier_init(barrier_of(base, EMPTY, i), 4);  // a warp arrives by one lane
+            mbarrier_init(barrier_of(base, FULL, i), PRODUCERS);
+            mbarrier_init(barrier_of(base, EMPTY, i), 4);  // one arrival a warp
         }
         mbarrier_fence();
     }
     __syncthreads();
-    wait_for_launch();  // this kernel is started while the one before it ends
+    wait_for_launch();  // this kernel is launched while the previous one ends
     allow_next_launch();
 
     const int H = args.H, G = args.G, M = args.M, Hkv = args.Hkv;
@@ -211,69 +219,74 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
     // this block's split: every so many-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int split_lo = split * BLOCK_N;
-    // A lane copies BOX keys of each tile, which lie in one page. Behind the last key it is not looked up.
+    // A lane copies BOX keys of each tile, which lie in one page. No page is looked up past the last key.
     auto page_of = [&](int kv_idx) {
-        return kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1] : 0;
+        return kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1]
+            : 0;
     };
-    // Of a tile, that hold keys.
+    // Boxes of a tile that hold keys.
     auto boxes_of = [&](int kv_lo) { return min(BOXES, (N - kv_lo + BOX - 1) / BOX); };
-    // Lanes have the pages of several tiles, of which so many have been taken.
+    // Lanes have the pages of several tiles; `taken`: those that have been copied.
     constexpr int AT_ONCE = 32 / BOXES;
     int pages = 0, taken = 0;
-    auto pages_of = [&](int kv_lo) { return lane < AT_ONCE * BOXES ? page_of(kv_lo + lane / BOXES * split_step + lane % BOXES * BOX) : 0; };
-    const bool is_early = split_lo < N;  // the first tile is copied before the length is there
-    const int copier = warp;
-    Ring<STAGES> next_stage = {0, 1};  // that is copied to
-    // As parts of a stage become free.
+    auto pages_of = [&](int kv_lo) { return lane < AT_ONCE * BOXES
+        ? page_of(kv_lo + lane / BOXES * split_step + lane % BOXES * BOX) : 0; };
+    const bool is_early = split_lo < N;  // the first tile is copied before the length is known
+    const int producer = warp;
+    PipelineState<STAGES> next_stage = {0, 1};
+    // Copies a tile, part by part of its stage, as they become free.
     auto copy_tile = [&](int kv_lo) {
-        const int kv_idx = kv_lo + lane * BOX, boxes = boxes_of(kv_lo), page = of_lane(pages, taken++ * BOXES + lane % BOXES);
-        // So many pieces of columns, all keys of each: those whose turn is this warp's.
-        auto own = [](int pieces, int turn) { return (pieces + COPIERS - 1 - turn) / COPIERS; };
-        auto copy = [&](const TensorMap& map, u32 to, u32 full, int first_piece, int pieces, int turn) {
+        const int kv_idx = kv_lo + lane * BOX, boxes = boxes_of(kv_lo),
+            page = shuffle(pages, taken++ * BOXES + lane % BOXES);
+        // Panels of this warp among `panels`, all keys of each.
+        auto own = [](int panels, int turn) { return (panels + PRODUCERS - 1 - turn) / PRODUCERS; };
+        auto copy = [&](const TensorMap& map, u32 to, u32 full, int first_panel, int panels, int turn) {
             if (lane < boxes)
                 #pragma unroll 1
-                for (int piece = first_piece + turn; piece < first_piece + pieces; piece += COPIERS)
-                    tma_load(to + (piece * BLOCK_N + lane * BOX) * 128, map, full, 64 * piece, kv_idx % PAGE, h_kv, page);
+                for (int panel = first_panel + turn; panel < first_panel + panels; panel += PRODUCERS)
+                    tma_load(to + (panel * BLOCK_N + lane * BOX) * 128, map, full, 64 * panel, kv_idx % PAGE, h_kv,
+                        page);
         };
-        // Waits until a part can be written, and announces so many pieces of this warp.
-        auto begin = [&](int part, int pieces) {
-            mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.at + part), next_stage.parity);
-            const u32 full = barrier_of(base, FULL, PARTS * next_stage.at + part);
-            __syncwarp();  // a lane that came later would find it read, where this warp has nothing to copy
+        // Waits until a part may be overwritten, and announces the bytes of this warp.
+        auto begin = [&](int part, int panels) {
+            mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.index + part), next_stage.phase);
+            const u32 full = barrier_of(base, FULL, PARTS * next_stage.index + part);
+            __syncwarp();  // a late lane would wait for a phase that has passed, where this warp copies nothing
             if (lane == 0)
-                mbarrier_expect(full, pieces * boxes * BOX * 128);
+                mbarrier_expect(full, panels * boxes * BOX * 128);
             __syncwarp();
             return full;
         };
-        const u32 k_tile = base + K_AT + next_stage.at * K_BYTES;
-        copy(args.k_map, k_tile, begin(0, own(QK_PIECES, copier)), 0, QK_PIECES, copier);
-        // Two warps begin with K, and the other two with V.
-        const int turn = (copier + COPIERS / 2) % COPIERS;
-        copy(args.v_map, base + V_AT + next_stage.at * V_BYTES, begin(1, own(V_PIECES, turn)), 0, V_PIECES, turn);
-        next_stage.step();
+        const u32 k_tile = base + K_AT + next_stage.index * K_BYTES;
+        copy(args.k_map, k_tile, begin(0, own(QK_PANELS, producer)), 0, QK_PANELS, producer);
+        // Two warps begin with K, the other two with V.
+        const int turn = (producer + PRODUCERS / 2) % PRODUCERS;
+        copy(args.v_map, base + V_AT + next_stage.index * V_BYTES, begin(1, own(V_PANELS, turn)), 0, V_PANELS, turn);
+        next_stage.advance();
     };
 
-    // What needs no length of the sequence is asked for before that is there.
+    // Loads that need no length of the sequence are issued before it is known.
     if (warpgroup > 0) {
-        // Eight threads copy a row, 64 columns at a time, all that they copy at once. Rows that do not exist become zeros.
+        // Eight threads copy a row, 64 columns at a time, with all loads in flight at once. Missing rows become zeros.
         constexpr int ROWS_AT_ONCE = 16 * CONSUMERS, TIMES = BLOCK_M / ROWS_AT_ONCE;
         const int place = (threadIdx.x - 128) / 8, chunk = threadIdx.x % 8;
-        Chunk chunks[TIMES][QK_PIECES] = {};
+        Chunk chunks[TIMES][QK_PANELS] = {};
         #pragma unroll
         for (int i = 0; i < TIMES; ++i) {
             const int row = row_lo + place + i * ROWS_AT_ONCE;
             if (row < M * G) {
-                const element* const q_row = args.q_ptr + b * args.stride_qb + (row / G) * args.stride_qm + (h_kv * G + row % G) * args.stride_qh + 8 * chunk;
+                const element* const q_row = args.q_ptr + b * args.stride_qb + (row / G) * args.stride_qm
+                    + (h_kv * G + row % G) * args.stride_qh + 8 * chunk;
                 #pragma unroll
-                for (int piece = 0; piece < QK_PIECES; ++piece)
-                    chunks[i][piece] = *(const Chunk*)(q_row + 64 * piece);
+                for (int panel = 0; panel < QK_PANELS; ++panel)
+                    chunks[i][panel] = *(const Chunk*)(q_row + 64 * panel);
             }
         }
         #pragma unroll
         for (int i = 0; i < TIMES; ++i)
             #pragma unroll
-            for (int piece = 0; piece < QK_PIECES; ++piece)
-                store_shared(base + Q_AT + at_piece(place + i * ROWS_AT_ONCE, 8 * piece + chunk), chunks[i][piece]);
+            for (int panel = 0; panel < QK_PANELS; ++panel)
+                store_shared(base + Q_AT + at_panel(place + i * ROWS_AT_ONCE, 8 * panel + chunk), chunks[i][panel]);
         proxy_fence();
     } else {
         pages = pages_of(split_lo);
@@ -290,10 +303,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
     const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
     const int split_hi = hi;
     auto next = [&](int kv_lo) { return kv_lo + split_step; };
-    const int first = uniform(split_lo), end = uniform(split_hi);  // of the keys that are visited
+    const int first = uniform(split_lo), end = uniform(split_hi);  // keys to visit
 
     if (warpgroup == 0) {
-        warpgroup_give_registers<COPY_REGISTERS>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         int next_pages = pages_of(first + AT_ONCE * split_step);
         #pragma unroll 1
         for (int kv_lo = is_early ? next(first) : first; kv_lo < end; kv_lo = next(kv_lo)) {
@@ -304,14 +317,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
             }
             copy_tile(kv_lo);
         }
-        if (is_early && first >= end)  // copied in vain; a block does not end before its copies do
+        if (is_early && first >= end)  // an unused copy: a block may not end before its copies do
             for (int part = 0; part < PARTS; ++part)
                 mbarrier_wait(barrier_of(base, FULL, part), 0);
         return;
     }
-    warpgroup_take_registers<MULTIPLY_REGISTERS>();
+    warpgroup_reg_alloc<CONSUMER_REGISTERS>();
     const int consumer = warpgroup - 1, g = lane / 4, t = lane % 4;
-    warpgroups_meet(1, 128 * CONSUMERS);  // q is there
+    named_barrier_sync(1, 128 * CONSUMERS);  // q is there
 
     // Row r of a thread is row 16 * warp + 8 * r + g of the tile.
     int q_idx[ROWS], q_pos[ROWS];
@@ -325,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
     float acc[COLUMNS / 8][4] = {}, scores[1][BLOCK_N / 8][4];
     u32 p[BLOCK_N / 16][4];
     auto is_partial = [&](int kv_lo) { return kv_lo >= max(full_hi, split_lo); };
-    // Rows of this warpgroup's columns of v that no query keeps become zeros: their p is 0, but 0 * NaN is NaN.
+    // Rows of v that no query sees become zeros, in the columns of this consumer: their p is 0, but 0 * NaN is NaN.
     auto clear_values = [&](int kv_lo, u32 v_tile) {
         if (kv_lo + BLOCK_N <= N)
             return;
@@ -333,30 +346,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
             const int kv_idx = kv_lo + row;
             if (kv_idx < N)
                 continue;
-            for (int i = 0; i < V_PIECES / CONSUMERS * 8; ++i)
+            for (int i = 0; i < V_PANELS / CONSUMERS * 8; ++i)
                 store_shared(v_tile + (i / 8 * BLOCK_N + row) * 128 + i % 8 * 16, Chunk{});
         }
         proxy_fence();
-        warpgroups_meet(2 + consumer, 128);
+        named_barrier_sync(2 + consumer, 128);
     };
-    // m becomes `top`, if that is larger; acc is to be scaled by `factor` for it.
-    auto raise = [&](const float (&top)[ROWS], float (&factor)[ROWS]) {
+    // m becomes `top` where that is larger; acc has to be scaled by `alpha`.
+    auto raise = [&](const float (&top)[ROWS], float (&alpha)[ROWS]) {
         #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const float m_new = fmaxf(m[r], top[r]);
-            factor[r] = exp2_(m[r] - (m_new == -INF ? 0.0f : m_new));  // -inf - -inf is NaN: a row that has seen nothing
+            alpha[r] = exp2_(m[r] - (m_new == -INF ? 0.0f : m_new));  // a row without keys: -inf - -inf is NaN
             m[r] = m_new;
-            l[r] *= factor[r];
+            l[r] *= alpha[r];
         }
     };
-    auto rescale = [&](const float (&factor)[ROWS]) {
-        if (any_lane(factor[0] != 1.0f || factor[1] != 1.0f))
-            scale_rows(acc, factor);
+    auto rescale = [&](const float (&alpha)[ROWS]) {
+        if (any_lane(alpha[0] != 1.0f || alpha[1] != 1.0f))
+            scale_rows(acc, alpha);
     };
-    // Scores become p, under the maximum so far.
-    auto probabilities = [&](int kv_lo, float (&factor)[ROWS]) {
+    // Scores become p, under the running maximum.
+    auto probabilities = [&](int kv_lo, float (&alpha)[ROWS]) {
         if (is_partial(kv_lo)) {
-            branch();  // not selects in every tile
+            branch();  // a branch, not selects in every tile
             // speculative.attn:11  mask = causal
             #pragma unroll
             for (int j = 0; j < WARP_N / 8; ++j)
@@ -375,7 +388,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
         #pragma unroll
         for (int r = 0; r < ROWS; ++r)
             top[r] = top[r] * SCALE;
-        raise(top, factor);
+        raise(top, alpha);
         #pragma unroll
         for (int r = 0; r < ROWS; ++r)
             shift[r] = m[r] == -INF ? 0.0f : m[r];
@@ -387,29 +400,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
 
     const u64 q_tile = wgmma_descriptor(base + Q_AT, 16, 1024), k_tiles = wgmma_descriptor(base + K_AT, 16, 1024);
     const u64 v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
-    Ring<STAGES> stage = {0, 0};
-    auto wait = [&](int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.at + part), stage.parity); };
-    auto release = [&](int part) { mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.at + part), lane == 0); };
+    PipelineState<STAGES> stage = {0, 0};
+    auto wait = [&](int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
+    auto release = [&](int part) { mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + part), lane == 0);
+        };
     #pragma unroll 1
-    for (int kv_lo = first; kv_lo < end; kv_lo = uniform(next(kv_lo)), stage.step()) {
+    for (int kv_lo = first; kv_lo < end; kv_lo = uniform(next(kv_lo)), stage.advance()) {
         wait(0);
         wgmma_fence();
-        multiply_qk<QK_PIECES>(scores[0], q_tile, k_tiles + stage.at * (K_BYTES / 16), 0, false);
+        mma_qk<QK_PANELS>(scores[0], q_tile, k_tiles + stage.index * (K_BYTES / 16), 0, false);
         wgmma_commit();
         wgmma_wait<0>();
-        pin(scores[0]);
+        warpgroup_fence_operand(scores[0]);
         release(0);
-        float factor[ROWS];
-        probabilities(kv_lo, factor);
-        rescale(factor);
+        float alpha[ROWS];
+        probabilities(kv_lo, alpha);
+        rescale(alpha);
         round_p(p, scores[0]);
         wait(1);
-        clear_values(kv_lo, base + V_AT + stage.at * V_BYTES);
+        clear_values(kv_lo, base + V_AT + stage.index * V_BYTES);
         wgmma_fence();
-        multiply_pv(acc, p, v_tiles + stage.at * (V_BYTES / 16));
+        mma_pv(acc, p, v_tiles + stage.index * (V_BYTES / 16));
         wgmma_wait<0>();
-        pin(acc);
-        pin(p);
+        warpgroup_fence_operand(acc);
+        warpgroup_fence_operand(p);
         release(PARTS - 1);
     }
 
@@ -419,7 +433,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const int row = row_lo + 16 * warp + 8 * r + g;
-        // A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
+        // A row without keys has l = 0 and gives o = 0, lse = -inf.
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * G;
         if (t == 0 && exists) {
@@ -429,32 +443,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
         }
         if (args.SPLITS > 1) {
             const int q = (row) / G, head = h_kv * G + (row) % G;
-            // Columns of two pieces side by side, 64 bytes of four lanes in a row: the kernel that joins splits puts them back.
-            float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + 4 * t;
+            // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
+            // order.
+            float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV
+                + 4 * t;
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; j += 2)
                 if (exists)
-                    *(Four*)(to + 8 * j) = Four{{acc[j][2 * r] * scale, acc[j][2 * r + 1] * scale, acc[j + 1][2 * r] * scale, acc[j + 1][2 * r + 1] * scale}};
+                    *(Four*)(to + 8 * j) = Four{{acc[j][2 * r] * scale, acc[j][2 * r + 1] * scale,
+                        acc[j + 1][2 * r] * scale, acc[j + 1][2 * r + 1] * scale}};
             continue;
         }
         u32 rounded[COLUMNS / 8];
         #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j)
             rounded[j] = pack(acc[j][2 * r] * scale, acc[j][2 * r + 1] * scale);
-        element* const o_row = args.o_ptr + b * args.stride_ob + (row / G) * args.stride_om + (h_kv * G + row % G) * args.stride_oh;
-        // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+        element* const o_row = args.o_ptr + b * args.stride_ob + (row / G) * args.stride_om
+            + (h_kv * G + row % G) * args.stride_oh;
+        // Four lanes hold 4 fragments of 8 columns as pairs; they exchange them for 8 columns in a row each.
         #pragma unroll
         for (int j = 0; j + 3 < COLUMNS / 8; j += 4) {
             u32 x[4] = {rounded[j], rounded[j + 1], rounded[j + 2], rounded[j + 3]};
             #pragma unroll
             for (int i = 0; i < 4; i += 2) {
-                const u32 given = from_lane(t & 1 ? x[i] : x[i + 1], 1);
+                const u32 given = shuffle_xor(t & 1 ? x[i] : x[i + 1], 1);
                 x[i] = t & 1 ? given : x[i];
                 x[i + 1] = t & 1 ? x[i + 1] : given;
             }
             #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const u32 given = from_lane(t & 2 ? x[i] : x[i + 2], 2);
+                const u32 given = shuffle_xor(t & 2 ? x[i] : x[i + 2], 2);
                 x[i] = t & 2 ? given : x[i];
                 x[i + 2] = t & 2 ? x[i + 2] : given;
             }
@@ -468,19 +486,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) speculative_forwar
     }
 }
 
-// o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.
+// Joins the splits of a row of a head: o = sum 2^(lse_i - lse) o_i.
 extern "C" __global__ void __launch_bounds__(THREADS, 6) speculative_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     float* const sums = (float*)shared;  // [GROUPS][DV]
-    constexpr int LANES = DV / 4, GROUPS = THREADS / LANES;  // threads that have the row of a split, four columns each; splits at once
+    // threads of the row of a split, four columns each; splits at once
+    constexpr int LANES = DV / 4, GROUPS = THREADS / LANES;
     const int lane = threadIdx.x % 32, group = threadIdx.x / LANES, column = threadIdx.x % LANES * 4;
     const int q = blockIdx.x % args.M, head = blockIdx.x / args.M % args.H, b = blockIdx.x / args.M / args.H;
     const float* const lse = args.lse_splits_ptr + (long long)blockIdx.x * args.SPLITS;
     const float* const o_splits = args.o_splits_ptr + (long long)blockIdx.x * args.SPLITS * DV + column;
-    wait_for_launch();  // this kernel is started while splits are made
+    wait_for_launch();  // this kernel is launched while splits are being computed
     allow_next_launch();
-    // o of so many splits is on its way at once, of the first while their weights are computed.
+    // Loads of AHEAD splits are in flight at once, the first ones while weights are computed.
     constexpr int AHEAD = DV > 256 ? 8 : 4;
     Four ahead[AHEAD];
     auto load = [&](int first) {
@@ -494,12 +513,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) speculative_combine(con
     for (int split = lane; split < args.SPLITS; split += 32)
         m = fmaxf(m, lse[split]);
     for (int mask = 16; mask > 0; mask /= 2)
-        m = fmaxf(m, from_lane(m, mask));
-    const float shift = m == -INF ? 0.0f : m;  // nothing seen: -inf - -inf is NaN
+        m = fmaxf(m, shuffle_xor(m, mask));
+    const float shift = m == -INF ? 0.0f : m;  // no keys: -inf - -inf is NaN
     for (int split = lane; split < args.SPLITS; split += 32)
         l += exp2_(lse[split] - shift);
     for (int mask = 16; mask > 0; mask /= 2)
-        l += from_lane(l, mask);
+        l += shuffle_xor(l, mask);
     const float scale = 1.0f / (l == 0.0f ? 1.0f : l);
 
     float acc[4] = {};
@@ -526,8 +545,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) speculative_combine(con
             #pragma unroll
             for (int i = 0; i < 4; ++i)
                 acc[i] += sums[other * DV + column + i];
-        // Of every 16 columns a split has the pairs 0, 4, 1, 5, 2, 6, 3, 7.
-        u32* const o = (u32*)(args.o_ptr + b * args.stride_ob + head * args.stride_oh + q * args.stride_om + column / 16 * 16 + column % 16 / 2);
+        // A split stores the pairs of 16 columns in the order 0, 4, 1, 5, 2, 6, 3, 7.
+        u32* const o = (u32*)(args.o_ptr + b * args.stride_ob + head * args.stride_oh + q * args.stride_om
+            + column / 16 * 16 + column % 16 / 2);
         o[0] = pack(acc[0] * scale, acc[1] * scale);
         o[4] = pack(acc[2] * scale, acc[3] * scale);
     }

@@ -19,52 +19,73 @@
 // log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds the next tile and the keys that it sees.
+// Persistent blocks, specialised by warp. The scheduler, one warp, takes tiles of queries from a counter and publishes
+// each as a work tile, with the keys that it sees.
 // The producer is a thread that copies by TMA.
-// Each of CONSUMERS warpgroups, the consumers, multiplies 64 rows by wgmma: q k^T of the next tile of keys while the softmax of this
-// one runs. They wait for each other at mbarriers in shared memory.
+// Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of keys runs during the softmax
+// of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is a role's place among
+// buffers.
+//
+// Lazy maximum. Exponents subtract m: the maximum of a row when it was last computed, plus M_OFFSET. Any m gives the
+// same o = acc / l and lse = m + log(l), since p, acc and l have one scale; m only has to keep p in range.
+// - Once every row has seen a key, tiles of keys are `lazy`: no maximum is computed, and p = exp2(s - m) under the last
+//   m.
+// - While the sum of p over a tile, a quarter of the row in each of four threads, stays below SUM_LIMIT, the maximum
+//   has grown by less than HEADROOM. If a sum reaches it, and is below 1e30, then p, l and acc are scaled by
+//   2^-(floor(log2(sum)) + M_OFFSET), and m grows by as much.
+// - If a sum is larger, infinite or NaN, it no longer tells the maximum: the row has failed. Its bit in `failed_rows`
+//   of the work tile makes the scheduler issue that tile to this block again, with `recompute` set: then the maximum is
+//   computed in every tile of keys, and only failed rows are written.
+// So a result depends neither on other rows nor on the order of tiles.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 192  // query rows of a tile, 64 for each warpgroup that multiplies
+#define BLOCK_M 192  // query rows of a tile, 64 for each consumer
 #define BLOCK_N 64  // keys of a tile
 #define STAGES 4  // tiles of K and of V in shared memory
-#define Q_TILES 2  // tiles of Q there
-#define O_TILES 0  // 1: o leaves through a tile of its own, by TMA; 0: from registers
+#define Q_TILES 2  // tiles of Q
+#define O_TILES 0  // 1: o is stored through a tile of its own, by TMA; 0: from registers
 #define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
-#define COPY_REGISTERS 32  // of a thread that copies,
-#define MULTIPLY_REGISTERS 160  // and of one that multiplies
+#define PRODUCER_REGISTERS 32  // of a thread of the other warpgroups
+#define CONSUMER_REGISTERS 160  // of a thread of a consumer
 #endif
 
 #define ELEMENT bf16
 #include "sm90.cuh"
 
-constexpr int CONSUMERS = BLOCK_M / 64, HELPERS = 1, THREADS = 128 * (CONSUMERS + HELPERS);  // warpgroups that multiply; others
+// Warpgroups: consumers have 64 rows each; the other schedules and produces.
+constexpr int CONSUMERS = BLOCK_M / 64, OTHER_WARPGROUPS = 1, THREADS = 128 * (CONSUMERS + OTHER_WARPGROUPS);
 constexpr int D = 128, DV = 128;
-constexpr int ROWS = 2, WARP_N = BLOCK_N;  // of a thread's scores: rows 8 * r + lane / 4 of its warp, and all keys
+constexpr int ROWS = 2, WARP_N = BLOCK_N;  // scores of a thread: rows 8 * r + lane / 4 of its warp, all keys
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
-constexpr float ABOVE = 20.0f;  // what exponents subtract lies so far above the maximum, in base-2 units
-constexpr float LIMIT = 1.0f;  // sum of p by which the maximum has grown by about 20
+constexpr float HEADROOM = 20.0f;  // growth of a row's maximum, in base-2 units, under which m serves on
+constexpr float P_TOP = 0.0f;  // log2 of the largest p and sum of p in a tile until then
 constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural units
+constexpr float M_OFFSET = HEADROOM - P_TOP;  // m is the maximum plus this
+constexpr float SUM_LIMIT = 1 << (int)P_TOP;  // a larger sum of p in a tile: the maximum has grown by about HEADROOM
 
-// Tiles in shared memory: pieces of 64 columns (128 bytes, swizzled), rows of a piece one behind the other.
-constexpr int QK_PIECES = 2, V_PIECES = 2;
-constexpr int Q_BYTES = QK_PIECES * BLOCK_M * 128, K_BYTES = QK_PIECES * BLOCK_N * 128, V_BYTES = V_PIECES * BLOCK_N * 128;
-constexpr int O_BYTES = O_TILES * V_PIECES * BLOCK_M * 128;
-constexpr bool O_THROUGH_Q = !O_TILES && Q_TILES > 1;  // o leaves through its rows of Q
+// Tiles in shared memory lie in panels of 64 columns: 128 bytes a row, swizzled.
+constexpr int QK_PANELS = 2, V_PANELS = 2;
+constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N * 128,
+    V_BYTES = V_PANELS * BLOCK_N * 128;
+constexpr int O_BYTES = O_TILES * V_PANELS * BLOCK_M * 128;
+constexpr bool O_THROUGH_Q = !O_TILES && Q_TILES > 1;  // o is stored through its rows of Q
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
-// Behind them the barriers, and what is said of query tiles. FULL: it can be read; EMPTY: nobody reads it any more.
+// Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
-constexpr int PART = 32 / CONSUMERS;  // of the lanes, which looks for the keys of one warpgroup
-constexpr int RECORDS = 2;  // query tiles that are known: that at hand, and the next
-constexpr int RECORD_FULL = 0, RECORD_EMPTY = RECORD_FULL + RECORDS, Q_FULL = RECORD_EMPTY + RECORDS, Q_EMPTY = Q_FULL + Q_TILES;
-constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
+constexpr int PART = 32 / CONSUMERS;  // lanes that search for the keys of one consumer
+constexpr int WORK_TILES = 2;  // the current one, and the next
+constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, Q_FULL = WORK_EMPTY + WORK_TILES,
+    Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES,
+    V_EMPTY = V_FULL + STAGES;
 constexpr int BARRIERS = V_EMPTY + STAGES;
-constexpr int RECORDS_AT = BARRIERS_AT + 8 * BARRIERS;
+constexpr int WORK_AT = BARRIERS_AT + 8 * BARRIERS;
 
-// More registers than the launch holds would be waited for for ever.
+// setmaxnreg would wait forever for registers that the launch does not have.
 constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
-static_assert(HELPERS * COPY_REGISTERS + CONSUMERS * MULTIPLY_REGISTERS <= ENTRY_REGISTERS * (CONSUMERS + HELPERS), "registers");
+static_assert(OTHER_WARPGROUPS * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
+    <= ENTRY_REGISTERS * (CONSUMERS + OTHER_WARPGROUPS), "registers");
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
@@ -77,17 +98,17 @@ struct Args {
     int B, H, G, M, N;
 };
 
-// What is said of a tile of queries.
-struct Record {
-    int q_lo;  // its first row; negative: there are no more tiles
-    int kv_lo, first_tile;  // the last of its key tiles, which comes first, and the first; less than that: it sees none
-    int last_tile[CONSUMERS];  // of the rows of each warpgroup
+// What the scheduler publishes: a tile of queries, and the keys that it sees.
+struct WorkTile {
+    int q_lo;  // its first row; negative: no more tiles
+    int kv_lo, first_tile;  // its last tile of keys, which comes first, and its first one; less than that: no keys
+    int last_tile[CONSUMERS];  // of the rows of each consumer
     int h, b;
     int lo[CONSUMERS], full_lo[CONSUMERS], full_hi[CONSUMERS];
-    int tile, again;  // its number; whether it is computed again
-    u32 failed[4 * CONSUMERS];  // rows of each warp, by bits, whose maximum moved too far
+    int tile, recompute;  // its number, and whether it is computed again
+    u32 failed_rows[4 * CONSUMERS];  // of each warp, by bits: see 'Lazy maximum'
 };
-static_assert(RECORDS * sizeof(Record) <= 384, "records");
+static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
 
 #ifndef ATTNC_SHIM
 // d += a b, or d = a b, of 64 columns: both in shared memory, b transposed.
@@ -98,7 +119,8 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accum
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
                  "%32, %33, p, 1, 1, 0, 0; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7)
                  : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -112,18 +134,21 @@ __device__ __forceinline__ void wgmma(float (&d)[16][4], const u32 (&a)[4], u64 
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
                  "{ %64, %65, %66, %67 }, %68, p, 1, 1, 1; }"
-                 : WGMMA_PIECE(0), WGMMA_PIECE(1), WGMMA_PIECE(2), WGMMA_PIECE(3), WGMMA_PIECE(4), WGMMA_PIECE(5), WGMMA_PIECE(6), WGMMA_PIECE(7),
-                   WGMMA_PIECE(8), WGMMA_PIECE(9), WGMMA_PIECE(10), WGMMA_PIECE(11), WGMMA_PIECE(12), WGMMA_PIECE(13), WGMMA_PIECE(14), WGMMA_PIECE(15)
+                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
+                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7),
+                   WGMMA_REGISTERS(8), WGMMA_REGISTERS(9), WGMMA_REGISTERS(10), WGMMA_REGISTERS(11),
+                       WGMMA_REGISTERS(12), WGMMA_REGISTERS(13), WGMMA_REGISTERS(14), WGMMA_REGISTERS(15)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
 #endif
 
-// Of barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+// Barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
+    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
 
-// s = q k^T: 64 rows of q times BLOCK_N keys.
-__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k)
+// s = q k^T: 64 rows of q, BLOCK_N keys.
+__device__ __forceinline__ void mma_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k)
 {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d)
@@ -132,7 +157,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 8][4], u64 q, u
 }
 
 // acc += p v, or acc = p v.
-__device__ __forceinline__ void multiply_pv(float (&acc)[DV / 8][4], const u32 (&p)[BLOCK_N / 16][4], u64 v, bool accumulate)
+__device__ __forceinline__ void mma_pv(float (&acc)[DV / 8][4], const u32 (&p)[BLOCK_N / 16][4], u64 v, bool accumulate)
 {
     #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n)
@@ -140,12 +165,13 @@ __device__ __forceinline__ void multiply_pv(float (&acc)[DV / 8][4], const u32 (
     wgmma_commit();
 }
 
-// The maxima of a thread's rows, over all columns.
+// The maximum of each row, over all keys of the tile.
 __device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[BLOCK_N / 8][4])
 {
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);  // two shorter chains
+        // two chains, for their latency
+        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);
         #pragma unroll
         for (int j = 2; j < BLOCK_N / 8; j += 2) {
             even = fmaxf(even, fmaxf(s[j][2 * r], s[j][2 * r + 1]));
@@ -155,7 +181,7 @@ __device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[
     }
 }
 
-// s becomes p = exp2(s * SCALE - m); the sums of a thread's columns.
+// s becomes p = exp2(s * SCALE - m); sum: of the columns of this thread.
 __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const float (&m)[ROWS], float (&sum)[ROWS])
 {
     float even[ROWS] = {}, odd[ROWS] = {};
@@ -174,7 +200,7 @@ __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const f
         sum[r] = even[r] + odd[r];
 }
 
-// p rounded: pieces of the accumulator of q k^T are those of a left operand.
+// p rounded: accumulator fragments of q k^T are laid out as those of a left operand.
 __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 8][4])
 {
     #pragma unroll
@@ -184,59 +210,60 @@ __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (
             p[n][x] = pack(s[2 * n + x / 2][x % 2 * 2], s[2 * n + x / 2][x % 2 * 2 + 1]);
 }
 
-template <int PIECES>
-__device__ __forceinline__ void scale_rows(float (&x)[PIECES][4], const float (&factor)[ROWS])
+template <int FRAGMENTS>
+__device__ __forceinline__ void scale_rows(float (&x)[FRAGMENTS][4], const float (&factor)[ROWS])
 {
     #pragma unroll
-    for (int j = 0; j < PIECES; ++j)
+    for (int j = 0; j < FRAGMENTS; ++j)
         #pragma unroll
         for (int i = 0; i < 4; ++i)
             x[j][i] *= factor[i / 2];
 }
 
-// A warp: which tiles this block takes, and which keys they see. All lanes compute alike, and search together.
-__device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* records)
+// Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
+// All lanes compute the same values, and search for bounds together.
+__device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
     // Tiles are walked head by head.
     const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
-    const bool leads = threadIdx.x % 32 == 0;
-    Ring<RECORDS> at = {0, 1};
-    auto claim = [&] { return uniform(leads ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
+    const bool is_leader = threadIdx.x % 32 == 0;
+    PipelineState<WORK_TILES> slot = {0, 1};
+    auto claim = [&] { return uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     const int lane = threadIdx.x % 32;
-    int next = blockIdx.x;  // of those that have been claimed, the one that nobody has seen
-    // Of a tile that is done, which rows have to be computed once more: lane w knows those of warp w.
-    auto failed_rows = [&](const Record& record) { return lane < 4 * CONSUMERS ? record.failed[lane] : 0; };
+    int next = blockIdx.x;  // the claimed tile that is not published yet; negative: none
+    // Rows of a finished tile that failed and are computed again: lane w has those of warp w.
+    auto load_failed_rows = [&](const WorkTile& work) { return lane < 4 * CONSUMERS ? work.failed_rows[lane] : 0; };
     for (int tile = -1;;) {  // -1: none yet
-        mbarrier_wait(barrier_of(base, RECORD_EMPTY, at.at), at.parity);
-        Record& record = records[at.at];
-        // A tile in which the maximum of a row has moved too far is computed once more, under a running maximum.
-        Record* source = &record;
-        u32 rows = failed_rows(record);
-        bool again = any_lane(rows);
-        if (!again && next < 0)
+        mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
+        WorkTile& work = work_tiles[slot.index];
+        // A tile with failed rows is computed again, under a running maximum.
+        WorkTile* source = &work;
+        u32 rows = load_failed_rows(work);
+        bool recompute = any_lane(rows);
+        if (!recompute && next < 0)
             next = claim();
-        if (!again && next >= tiles) {
-            mbarrier_wait(barrier_of(base, RECORD_EMPTY, 1 - at.at), at.parity ^ at.at);
-            source = &records[1 - at.at];
-            rows = failed_rows(*source);
-            again = any_lane(rows);
+        if (!recompute && next >= tiles) {
+            mbarrier_wait(barrier_of(base, WORK_EMPTY, 1 - slot.index), slot.phase ^ slot.index);
+            source = &work_tiles[1 - slot.index];
+            rows = load_failed_rows(*source);
+            recompute = any_lane(rows);
         }
-        tile = again ? uniform(source->tile) : next;
-        if (!again && next < tiles)
+        tile = recompute ? uniform(source->tile) : next;
+        if (!recompute && next < tiles)
             next = -1;
         if (tile >= tiles) {
-            if (leads)
-                record.q_lo = -1;
-            mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
+            if (is_leader)
+                work.q_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
         const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
         const int q_lo = rank / heads * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-        // Each warpgroup has keys of its own, for which a part of the lanes looks.
+        // Each consumer has its own range of keys; a share of the lanes searches for its bounds.
         const int first_row = q_lo, lane = threadIdx.x % 32, part = min(lane / PART, CONSUMERS - 1);
-        int last_tile, first_tile;  // of all
+        int last_tile, first_tile;  // over all consumers
         {
             const int q_lo = first_row + 64 * part;
             const int q_hi = min(q_lo + 64, M) - 1;
@@ -249,90 +276,94 @@ __device__ __forceinline__ void find_tiles(const Args& args, u32 base, Record* r
             const int full_hi = first_pos + 1;
             const int own = hi > lo ? (hi - 1) / BLOCK_N * BLOCK_N : lo - BLOCK_N;
             const bool sees = q_lo < M && own >= lo;
-            last_tile = most_of_lanes(sees ? own : -BLOCK_N);
-            first_tile = min(least_of_lanes(sees ? lo : last_tile + BLOCK_N), last_tile + BLOCK_N);
+            last_tile = warp_max(sees ? own : -BLOCK_N);
+            first_tile = min(warp_min(sees ? lo : last_tile + BLOCK_N), last_tile + BLOCK_N);
             if (lane == part * PART) {
-                record.last_tile[part] = sees ? own : first_tile - BLOCK_N;
-                record.lo[part] = sees ? lo : first_tile;
-                record.full_lo[part] = full_lo;
-                record.full_hi[part] = full_hi;
+                work.last_tile[part] = sees ? own : first_tile - BLOCK_N;
+                work.lo[part] = sees ? lo : first_tile;
+                work.full_lo[part] = full_lo;
+                work.full_hi[part] = full_hi;
             }
             __syncwarp();
         }
         if (lane < 4 * CONSUMERS) {
-            source->failed[lane] = 0;
-            record.failed[lane] = rows;
+            source->failed_rows[lane] = 0;
+            work.failed_rows[lane] = rows;
         }
         __syncwarp();
-        if (leads) {
-            record.tile = tile;
-            record.again = again;
-            record.q_lo = q_lo;
-            record.kv_lo = last_tile;
-            record.h = h;
-            record.b = b;
-            record.first_tile = first_tile;
+        if (is_leader) {
+            work.tile = tile;
+            work.recompute = recompute;
+            work.q_lo = q_lo;
+            work.kv_lo = last_tile;
+            work.h = h;
+            work.b = b;
+            work.first_tile = first_tile;
         }
-        mbarrier_arrive_if(barrier_of(base, RECORD_FULL, at.at), leads);
-        at.step();
+        mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
+        slot.advance();
     }
-    if (leads) {
+    if (is_leader) {
         __threadfence();
-        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block leaves the counters as they were
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block resets the counters
             args.counter_ptr[0] = 0;
             args.counter_ptr[1] = 0;
         }
     }
 }
 
-// One thread: copies tiles as buffers become free, K one tile ahead of V, as they are used. Masked tiles, which are the last, come first.
-__device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Record* records)
+// Producer, one thread: copies tiles as buffers become free, K one tile ahead of V.
+// The last tiles, which are the masked ones, come first.
+__device__ __forceinline__ void run_producer(const Args& args, u32 base, const WorkTile* work_tiles)
 {
     const int G = args.G;
-    Ring<RECORDS> at = {0, 0};
-    Ring<Q_TILES> q = {0, 1};
-    Ring<STAGES> k = {0, 1}, v = {0, 1};
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        const Record record = records[at.at];
-        mbarrier_arrive(barrier_of(base, RECORD_EMPTY, at.at));
-        if (record.q_lo < 0)
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 1};
+    PipelineState<STAGES> k = {0, 1}, v = {0, 1};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
+        mbarrier_arrive(barrier_of(base, WORK_EMPTY, slot.index));
+        if (work.q_lo < 0)
             return;
-        const int q_lo = record.q_lo;
-        const int h = record.h;
-        const int b = record.b;
+        const int q_lo = work.q_lo;
+        const int h = work.h;
+        const int b = work.b;
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
-        int kv_lo = record.kv_lo;
-        mbarrier_wait(barrier_of(base, Q_EMPTY, q.at), q.parity);
-        mbarrier_expect(barrier_of(base, Q_FULL, q.at), Q_BYTES);
-        for (int piece = 0; piece < QK_PIECES; ++piece)
-            tma_load(base + Q_AT + q.at * Q_BYTES + piece * BLOCK_M * 128, args.q_map, barrier_of(base, Q_FULL, q.at), 64 * piece,
+        int kv_lo = work.kv_lo;
+        mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
+        mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);
+        for (int panel = 0; panel < QK_PANELS; ++panel)
+            tma_load(base + Q_AT + q.index * Q_BYTES + panel * BLOCK_M * 128, args.q_map,
+                barrier_of(base, Q_FULL, q.index), 64 * panel,
                      q_lo, h, b);
-        q.step();
-        if (kv_lo < record.first_tile) {
+        q.advance();
+        if (kv_lo < work.first_tile) {
             continue;
         }
         bool more = true;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
             const int next = previous(kv_lo);
-            more = kv_lo >= record.first_tile;
+            more = kv_lo >= work.first_tile;
             if (more) {
-                mbarrier_wait(barrier_of(base, K_EMPTY, k.at), k.parity);
-                mbarrier_expect(barrier_of(base, K_FULL, k.at), K_BYTES);
-                for (int piece = 0; piece < QK_PIECES; ++piece)
-                    tma_load(base + K_AT + k.at * K_BYTES + piece * BLOCK_N * 128, args.k_map, barrier_of(base, K_FULL, k.at), 64 * piece,
+                mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
+                mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
+                for (int panel = 0; panel < QK_PANELS; ++panel)
+                    tma_load(base + K_AT + k.index * K_BYTES + panel * BLOCK_N * 128, args.k_map,
+                        barrier_of(base, K_FULL, k.index), 64 * panel,
                              kv_lo, h_kv, b);
-                k.step();
+                k.advance();
             }
             if (v_lo >= 0) {
-                mbarrier_wait(barrier_of(base, V_EMPTY, v.at), v.parity);
-                mbarrier_expect(barrier_of(base, V_FULL, v.at), V_BYTES);
-                for (int piece = 0; piece < V_PIECES; ++piece)
-                    tma_load(base + V_AT + v.at * V_BYTES + piece * BLOCK_N * 128, args.v_map, barrier_of(base, V_FULL, v.at), 64 * piece,
+                mbarrier_wait(barrier_of(base, V_EMPTY, v.index), v.phase);
+                mbarrier_expect(barrier_of(base, V_FULL, v.index), V_BYTES);
+                for (int panel = 0; panel < V_PANELS; ++panel)
+                    tma_load(base + V_AT + v.index * V_BYTES + panel * BLOCK_N * 128, args.v_map,
+                        barrier_of(base, V_FULL, v.index), 64 * panel,
                              v_lo, h_kv, b);
-                v.step();
+                v.advance();
             }
             v_lo = more ? kv_lo : -1;
             kv_lo = next;
@@ -340,40 +371,41 @@ __device__ __forceinline__ void copy_tiles(const Args& args, u32 base, const Rec
     }
 }
 
-// A warpgroup: o and lse of 64 rows of each tile. FlashAttention-2, algorithm 1.
-__device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Record* records, int consumer, int warp)
+// Consumer, one warpgroup: mma, softmax and epilogue of 64 rows of each work tile. FlashAttention-2, algorithm 1.
+__device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTile* work_tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int M = args.M, N = args.N;
     const u64 q_tiles = wgmma_descriptor(base + Q_AT + 64 * consumer * 128, 16, 1024);
-    const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024), v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
+    const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024),
+        v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
     float acc[DV / 8][4], scores[1][BLOCK_N / 8][4];
     u32 p[BLOCK_N / 16][4];
-    Ring<RECORDS> at = {0, 0};
-    Ring<Q_TILES> q = {0, 0};
-    Ring<STAGES> k = {0, 0}, v = {0, 0};
-    int late = 0;  // values that others alone see, and that are not given back yet
-    int leaving = -1;  // the Q through whose rows o leaves
-    auto give_q_back = [&] {
-        const bool gives = O_THROUGH_Q && leaving >= 0 && lane == 0;
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 0};
+    PipelineState<STAGES> k = {0, 0}, v = {0, 0};
+    int skipped_v = 0;  // tiles of V that only other consumers see, and that are not released yet
+    int stored_q = -1;  // the tile of Q through whose rows o is stored
+    auto release_q = [&] {
+        const bool gives = O_THROUGH_Q && stored_q >= 0 && lane == 0;
         if (gives)
             tma_wait_read();
-        mbarrier_arrive_if(barrier_of(base, Q_EMPTY, leaving), gives);
+        mbarrier_arrive_if(barrier_of(base, Q_EMPTY, stored_q), gives);
     };
-    for (;; at.step()) {
-        mbarrier_wait(barrier_of(base, RECORD_FULL, at.at), at.parity);
-        Record& record = records[at.at];
-        const int q_lo = uniform(record.q_lo);
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        WorkTile& work = work_tiles[slot.index];
+        const int q_lo = uniform(work.q_lo);
         if (q_lo < 0)
             break;
-        const int h = uniform(record.h);
-        const int b = uniform(record.b);
-        const int lo = uniform(record.lo[consumer]);
-        const int full_lo = uniform(record.full_lo[consumer]);
-        const int full_hi = uniform(record.full_hi[consumer]);
-        const int again = uniform(record.again);
-        u32 failed = 0;  // rows to be computed again, by bits
-        int kv_lo = uniform(record.last_tile[consumer]);
+        const int h = uniform(work.h);
+        const int b = uniform(work.b);
+        const int lo = uniform(work.lo[consumer]);
+        const int full_lo = uniform(work.full_lo[consumer]);
+        const int full_hi = uniform(work.full_hi[consumer]);
+        const int recompute = uniform(work.recompute);
+        u32 failed = 0;  // bit r: row r of this thread is computed again
+        int kv_lo = uniform(work.last_tile[consumer]);
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
         int q_idx[ROWS], q_pos[ROWS];
@@ -382,56 +414,57 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             q_idx[r] = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
             q_pos[r] = q_idx[r] + N - M;
         }
-        // m is what exponents subtract: the maximum as it was last looked for, and ABOVE.
+        // Exponents subtract m: the maximum when it was last computed, plus M_OFFSET.
         float m[ROWS] = {-INF, -INF}, l[ROWS] = {};
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         auto is_partial = [&](int kv_lo) { return kv_lo < full_lo || kv_lo + BLOCK_N > full_hi; };
 
-        // k has been read, and q for the last time: they can be copied over.
+        // The producer may overwrite k, and q after its last use.
         auto release_k = [&](bool last) {
-            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.at), lane == 0);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), !O_THROUGH_Q && last && lane == 0);
-            k.step();
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), !O_THROUGH_Q && last && lane == 0);
+            k.advance();
         };
         auto release_v = [&] {
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.at), lane == 0);
-            v.step();
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
+            v.advance();
         };
-        // Gives back tiles that others alone see, each in its turn: a phase later its barrier would not tell which it waits for. Values
-        // may be late as long as there are others for who copies.
-        auto pass_v = [&] {
-            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+        // Releases tiles that only other consumers see, each in its own phase: a barrier knows two phases apart, not
+        // more. Tiles of V may be released later, as long as the producer has another one.
+        auto skip_v = [&] {
+            mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             __syncwarp();
             release_v();
-            --late;
+            --skipped_v;
         };
-        auto pass = [&](int tiles) {
+        auto skip_tiles = [&](int tiles) {
             for (; tiles > 0; --tiles) {
-                mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+                mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
                 __syncwarp();
                 release_k(false);
-                if (++late == STAGES)
-                    pass_v();
+                if (++skipped_v == STAGES)
+                    skip_v();
             }
         };
-        auto start_qk = [&] { multiply_qk(scores[0], q_tiles + q.at * (Q_BYTES / 16), k_tiles + k.at * (K_BYTES / 16)); };
-        auto start_pv = [&](bool accumulate) { multiply_pv(acc, p, v_tiles + v.at * (V_BYTES / 16), accumulate); };
-        // Ends p v of the tile before. That the values of the next tile are waited for in front of it, and not behind, keeps the
-        // compiler from waiting for the product before the softmax: it moves no wait over the branch.
+        auto issue_qk = [&] { mma_qk(scores[0], q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16));
+            };
+        auto issue_pv = [&](bool accumulate) { mma_pv(acc, p, v_tiles + v.index * (V_BYTES / 16), accumulate); };
+        // Ends p v of the previous tile. The wait for the next V stands before it: the compiler moves no wait over that
+        // branch, and would otherwise wait for the product before the softmax.
         auto finish_pv = [&] {
-            pin(scores[0]);
-            const auto next = v.after();
-            mbarrier_wait(barrier_of(base, V_FULL, next.at), next.parity);
+            warpgroup_fence_operand(scores[0]);
+            const auto next = v.next();
+            mbarrier_wait(barrier_of(base, V_FULL, next.index), next.phase);
             wgmma_wait<0>();
-            pin(acc);
-            pin(p);
+            warpgroup_fence_operand(acc);
+            warpgroup_fence_operand(p);
             release_v();
         };
-        // Scores of a tile, which may be partial or not.
+        // Scores of a tile, masked where it is partial.
         auto score = [&](auto may_be_partial, int kv_lo) {
             if constexpr (may_be_partial.value)
                 if (is_partial(kv_lo)) {
-                    branch();  // not selects in every tile
+                    branch();  // a branch, not selects in every tile
                     // window.attn:8  mask = window(1023, 0)
                     const int first_key = kv_lo + 2 * t;
                     u32 seen[ROWS][(BLOCK_N + 127) / 128];  // bit 2 j + c of a word: column 8 j + c
@@ -439,7 +472,8 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     for (int r = 0; r < ROWS; ++r)
                         #pragma unroll
                         for (int w = 0; w < (BLOCK_N + 127) / 128; ++w)
-                            seen[r][w] = columns_before(q_pos[r] + 1, first_key + 128 * w) & ~columns_before(q_pos[r] - 1023, first_key + 128 * w);
+                            seen[r][w] = columns_before(q_pos[r] + 1, first_key + 128 * w)
+                                & ~columns_before(q_pos[r] - 1023, first_key + 128 * w);
                     #pragma unroll
                     for (int j = 0; j < WARP_N / 8; ++j)
                         #pragma unroll
@@ -449,43 +483,43 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
         };
         // p of the first tile.
         auto first_p = [&](int kv_lo) {
-            score(Yes{}, kv_lo);
+            score(TrueType{}, kv_lo);
             float shift[ROWS];
             row_maxima(m, scores[0]);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                m[r] = m[r] * SCALE + ABOVE;
+                m[r] = m[r] * SCALE + M_OFFSET;
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
             exponentials(scores[0], shift, l);
             round_p(p, scores[0]);
         };
-        // p of a further tile. `finish` ends the product under way: acc and p can be touched only behind it.
+        // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
             float sum[ROWS];
             if constexpr (!kind.value) {
-                // No maximum: the one that was found serves as long as the sums stay small. Exact all the same, since p, acc and l have
-                // one scale. What is asked of the sums stands in front of `finish`, so that they are computed among the exponentials.
-                score(Yes{}, kv_lo);
+                // Lazy maximum: the known m serves while sums stay below SUM_LIMIT. The test stands before `finish`, so
+                // that sums are computed among the exponentials.
+                score(TrueType{}, kv_lo);
                 exponentials(scores[0], m, sum);
-                const bool moves = any_lane(!(sum[0] < LIMIT && sum[1] < LIMIT));
+                const bool exceeds = any_lane(!(sum[0] < SUM_LIMIT && sum[1] < SUM_LIMIT));
                 finish();
-                if (moves) {  // rarely
-                    float factor[ROWS];
+                if (exceeds) {  // rarely
+                    float alpha[ROWS];
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
-                        // The exponentials say no more: once more, under a running maximum.
+                        // Too large to tell by how much: the row fails, and is computed again under a running maximum.
                         failed |= (u32)(!(most < 1e30f)) << r;
                         const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
-                        const float up = most < LIMIT ? 0.0f : fmaxf(exponent + ABOVE, 0.0f);
-                        factor[r] = exp2_(-up);
+                        const float up = most < SUM_LIMIT ? 0.0f : fmaxf(exponent + M_OFFSET, 0.0f);
+                        alpha[r] = exp2_(-up);
                         m[r] += up;
-                        l[r] *= factor[r];
-                        sum[r] *= factor[r];
+                        l[r] *= alpha[r];
+                        sum[r] *= alpha[r];
                     }
-                    scale_rows(scores[0], factor);
-                    scale_rows(acc, factor);
+                    scale_rows(scores[0], alpha);
+                    scale_rows(acc, alpha);
                 }
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
@@ -494,17 +528,17 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 return;
             }
             score(kind, kv_lo);
-            float top[ROWS], factor[ROWS], shift[ROWS];
+            float top[ROWS], alpha[ROWS], shift[ROWS];
             row_maxima(top, scores[0]);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
-                top[r] = top[r] * SCALE + ABOVE;
+                top[r] = top[r] * SCALE + M_OFFSET;
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 top[r] = fmaxf(top[r], m[r]);
-                factor[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));
+                alpha[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));
                 m[r] = top[r];
-                l[r] *= factor[r];
+                l[r] *= alpha[r];
             }
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
@@ -514,86 +548,83 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
             finish();
-            scale_rows(acc, factor);
+            scale_rows(acc, alpha);
             round_p(p, scores[0]);
         };
 
-        // One tile of keys: p is of the tile before, and becomes that of this one.
+        // One tile of keys. On entry p is of the previous tile; on return it is of this one.
         bool accumulate = false;
         auto step = [&](auto kind, int kv_lo) {
             const bool last = previous(kv_lo) < lo;
-            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             if constexpr (OVERLAP) {
                 wgmma_fence();
-                start_qk();
-                start_pv(accumulate);
+                issue_qk();
+                issue_pv(accumulate);
                 wgmma_wait<1>();
-                pin(scores[0]);
+                warpgroup_fence_operand(scores[0]);
                 release_k(last);
-
                 next_p(kind, kv_lo, finish_pv);
             } else {
                 wgmma_fence();
-                start_pv(accumulate);
+                issue_pv(accumulate);
                 wgmma_wait<0>();
-                pin(acc);
-                pin(p);
+                warpgroup_fence_operand(acc);
+                warpgroup_fence_operand(p);
                 release_v();
                 wgmma_fence();
-                start_qk();
+                issue_qk();
                 wgmma_wait<0>();
-                pin(scores[0]);
+                warpgroup_fence_operand(scores[0]);
                 release_k(last);
-
                 next_p(kind, kv_lo, [] {});
-                mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
+                mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             }
             accumulate = true;
         };
 
-        pass((uniform(record.kv_lo) - kv_lo) / BLOCK_N);
-        mbarrier_wait(barrier_of(base, Q_FULL, q.at), q.parity);
+        skip_tiles((uniform(work.kv_lo) - kv_lo) / BLOCK_N);
+        mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
         if (kv_lo >= lo) {
-            mbarrier_wait(barrier_of(base, K_FULL, k.at), k.parity);
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
-            start_qk();
-            give_q_back();
+            issue_qk();
+            release_q();
             wgmma_wait<0>();
-            pin(scores[0]);
+            warpgroup_fence_operand(scores[0]);
             release_k(previous(kv_lo) < lo);
-
             first_p(kv_lo);
-            while (late > 0)
-                pass_v();
-            mbarrier_wait(barrier_of(base, V_FULL, v.at), v.parity);
-            // Until every row has met a key, and of a tile that is computed again to the end, the maximum is looked for.
-            auto all_meet = [&](int kv_lo) { return max(kv_lo, full_lo) < min(kv_lo + BLOCK_N, full_hi); };
-            bool settled = !again && all_meet(kv_lo);
+            while (skipped_v > 0)
+                skip_v();
+            mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
+            // The maximum is computed until every row has seen a key, and in a tile that is computed again to the end.
+            auto all_rows_see = [&](int kv_lo) { return max(kv_lo, full_lo) < min(kv_lo + BLOCK_N, full_hi); };
+            bool lazy = !recompute && all_rows_see(kv_lo);
             kv_lo = previous(kv_lo);
             #pragma unroll 1
             for (; kv_lo >= lo; kv_lo = previous(kv_lo)) {
-                if (!settled)
-                    step(Yes{}, kv_lo);
+                if (!lazy)
+                    step(TrueType{}, kv_lo);
                 else
-                    step(No{}, kv_lo);
-                settled = !again && (settled || all_meet(kv_lo));
+                    step(FalseType{}, kv_lo);
+                lazy = !recompute && (lazy || all_rows_see(kv_lo));
             }
             wgmma_fence();
-            start_pv(accumulate);
+            issue_pv(accumulate);
         } else {
-            // A lane that came late would find the next phase but one.
+            // A late lane would wait for a phase that has passed.
             __syncwarp();
-            give_q_back();
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.at), !O_THROUGH_Q && lane == 0);
+            release_q();
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), !O_THROUGH_Q && lane == 0);
         }
 
-        {  // what the record says is read once more, and not kept in registers through the loops
-            const int q_lo = uniform(record.q_lo);
-            const int h = uniform(record.h);
-            const int b = uniform(record.b);
-            const int lo = uniform(record.lo[consumer]);
+        {  // epilogue; fields of the work tile are read again, not kept in registers through the loops
+            const int q_lo = uniform(work.q_lo);
+            const int h = uniform(work.h);
+            const int b = uniform(work.b);
+            const int lo = uniform(work.lo[consumer]);
             float scale[ROWS];
-            bool sees[ROWS];  // a row that sees nothing gives o = 0 and lse = -inf
+            bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 l[r] = row_sum(l[r]);
@@ -601,12 +632,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 // line 12: o = diag(l)^-1 acc
                 scale[r] = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
             }
-            // Rows that failed are left to the next time, which writes them alone: what the others are does not depend on them.
-            u32& marks = record.failed[4 * consumer + warp];
-            const u32 failing = which_lanes(t < ROWS && failed >> t & 1);  // bit 4 g + r: row 8 r + g
-            const u32 written = again ? uniform(marks) : ~failing;
-            if (lane == 0 && (again || failing))
-                marks = failing;
+            // Failed rows are left to the next run of this tile, which writes only them: results never depend on other
+            // rows.
+            u32& failed_mask = work.failed_rows[4 * consumer + warp];
+            const u32 failing = ballot(t < ROWS && failed >> t & 1);  // bit 4 g + r: row 8 r + g
+            const u32 written = recompute ? uniform(failed_mask) : ~failing;
+            if (lane == 0 && (recompute || failing))
+                failed_mask = failing;
             auto writes = [&](int r) { return (written >> (4 * g + r) & 1) != 0; };
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
@@ -616,13 +648,13 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                         (m[r] + log2f(l[r])) * LN2;
             }
-            wgmma_wait<0>();  // the last p v has run meanwhile
-            pin(acc);
-            pin(p);
-            if (uniform(record.last_tile[consumer]) >= lo)
+            wgmma_wait<0>();  // the last p v, in flight until here
+            warpgroup_fence_operand(acc);
+            warpgroup_fence_operand(p);
+            if (uniform(work.last_tile[consumer]) >= lo)
                 release_v();
-            leaving = q.at;
-            q.step();
+            stored_q = q.index;
+            q.advance();
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
             for (int j = 0; j < DV / 8; ++j)
@@ -630,25 +662,25 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
             if constexpr (O_THROUGH_Q)
-                warpgroups_meet(2 + consumer, 128);  // all have read their rows of Q
-            // A box that has rows that are not written leaves row by row.
+                named_barrier_sync(2 + consumer, 128);  // the warpgroup has read its rows of Q
+            // A box that has rows that are not written is stored row by row.
             if (written == ~0u) {
-                // Each warp stores its own 16 rows, so that none waits for another.
+                // Each warp stores its own 16 rows and waits for no other.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
-                const u32 o_at = base + (O_THROUGH_Q ? Q_AT + leaving * Q_BYTES : O_AT);
+                const u32 o_at = base + (O_THROUGH_Q ? Q_AT + stored_q * Q_BYTES : O_AT);
                 if (!O_THROUGH_Q && lane == 0)
                     tma_wait_read();
                 __syncwarp();
                 #pragma unroll
                 for (int j = 0; j < DV / 8; j += 2)
-                    store_pieces(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                    stmatrix_x4(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
                                  rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
                 proxy_fence();
                 __syncwarp();
                 if (lane == 0) {
                     #pragma unroll
-                    for (int piece = 0; piece < V_PIECES; ++piece)
-                        tma_store(args.o_map, o_at + (piece * BLOCK_M + first) * 128, 64 * piece, q_lo + first, h, b);
+                    for (int panel = 0; panel < V_PANELS; ++panel)
+                        tma_store(args.o_map, o_at + (panel * BLOCK_M + first) * 128, 64 * panel, q_lo + first, h, b);
                     tma_commit();
                 }
             } else {
@@ -657,19 +689,20 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                     const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
                     element* const o_row = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om;
                     const bool exists = writes(r) && row < M;
-                    // Four lanes have 8 columns each of 4 pieces, as pairs; they trade them for 8 columns in a row.
+                    // Four lanes hold 4 fragments of 8 columns as pairs; they exchange them for 8 columns in a row
+                    // each.
                     #pragma unroll
                     for (int j = 0; j + 3 < DV / 8; j += 4) {
                         u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
                         #pragma unroll
                         for (int i = 0; i < 4; i += 2) {
-                            const u32 other = from_lane(t & 1 ? x[i] : x[i + 1], 1);
+                            const u32 other = shuffle_xor(t & 1 ? x[i] : x[i + 1], 1);
                             x[i] = t & 1 ? other : x[i];
                             x[i + 1] = t & 1 ? x[i + 1] : other;
                         }
                         #pragma unroll
                         for (int i = 0; i < 2; ++i) {
-                            const u32 other = from_lane(t & 2 ? x[i] : x[i + 2], 2);
+                            const u32 other = shuffle_xor(t & 2 ? x[i] : x[i + 2], 2);
                             x[i] = t & 2 ? other : x[i];
                             x[i + 2] = t & 2 ? x[i + 2] : other;
                         }
@@ -682,9 +715,9 @@ __device__ __forceinline__ void multiply_tiles(const Args& args, u32 base, Recor
                             *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
                 }
             }
-            pass((lo - uniform(record.first_tile)) / BLOCK_N);
+            skip_tiles((lo - uniform(work.first_tile)) / BLOCK_N);
         }
-        mbarrier_arrive_if(barrier_of(base, RECORD_EMPTY, at.at), lane == 0);
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
     }
     if ((O_TILES || O_THROUGH_Q) && lane == 0)
         tma_wait();
@@ -694,14 +727,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window_forward(const __
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     const u32 base = address(shared);
-    Record* const records = (Record*)(shared + RECORDS_AT);
+    WorkTile* const work_tiles = (WorkTile*)(shared + WORK_AT);
     const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < RECORDS; ++i) {
-            mbarrier_init(barrier_of(base, RECORD_FULL, i), 1);
-            mbarrier_init(barrier_of(base, RECORD_EMPTY, i), 4 * CONSUMERS + 1);  // a warp arrives by one lane
+        for (int i = 0; i < WORK_TILES; ++i) {
+            mbarrier_init(barrier_of(base, WORK_FULL, i), 1);
+            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 1);  // one arrival a warp
             for (int w = 0; w < 4 * CONSUMERS; ++w)
-                records[i].failed[w] = 0;
+                work_tiles[i].failed_rows[w] = 0;
         }
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
@@ -718,17 +751,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window_forward(const __
     __syncthreads();
 
     if (warpgroup == 0) {
-        warpgroup_give_registers<COPY_REGISTERS>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             tma_prefetch(args.q_map);
             tma_prefetch(args.k_map);
             tma_prefetch(args.v_map);
-            copy_tiles(args, base, records);
+            run_producer(args, base, work_tiles);
         } else if (warp == 1) {
-            find_tiles(args, base, records);
+            run_scheduler(args, base, work_tiles);
         }
     } else {
-        warpgroup_take_registers<MULTIPLY_REGISTERS>();
-        multiply_tiles(args, base, records, warpgroup - 1, warp);
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+        run_consumer(args, base, work_tiles, warpgroup - 1, warp);
     }
 }

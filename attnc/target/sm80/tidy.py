@@ -1,0 +1,129 @@
+"""The last touch on C++ text: no stray blank lines, no line wider than a page.
+
+Neither changes what is compiled. Lines break at commas and operators, outermost brackets first; a remark at
+the end of a line that is too wide goes in front of it.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import deque
+from collections.abc import Iterator
+
+from jinja2.ext import Extension
+
+from attnc.target.sm80.printer import settle
+
+WIDTH = 120
+#: What a line ends with that a template prints from one value: where the value is empty, so is the line.
+_VALUE = "\ue003"
+_VALUE_LINE = re.compile(r"^([ \t]*\[\[(?:(?!\[\[|\]\]).)*\]\])[ \t]*$", re.MULTILINE)
+_EMPTY_LINE = re.compile(rf"^[ \t{_VALUE}]*{_VALUE}[ \t{_VALUE}]*\n", re.MULTILINE)
+#: Where a line may break, best first: behind commas, then before operators, those that bind least first.
+_BREAKS = tuple(
+    re.compile(text)
+    for text in (
+        r"(?<=[,;]) | (?=\w+\(const __grid_constant__)", r"(?<= =) ", r" (?=[?:] )", r" (?=\|\| )",
+        r" (?=&& )",
+        r" (?=(?:[!=]=|[<>]=?) )", r" (?=[|^&] )", r" (?=[+-] )", r" (?=[*/%] )",
+    )
+)  # fmt: skip
+_COMMENT = re.compile(r"^([ \t]*)//( *)((?:- )?)(.*)$")
+_REMARK = re.compile(r'^((?:[^"/]|"(?:\\.|[^"\\])*"|/(?!/))*?)\s*// (.*)$')
+
+
+class ValueLines(Extension):
+    """Marks lines of templates that print one value, so that `tidy_cuda` drops those that print nothing."""
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return _VALUE_LINE.sub(rf"\1{_VALUE}", source)
+
+
+def tidy_cuda(text: str) -> str:
+    """Returns one blank line in a row, none at a block's start or end, pragmas indented like what they are
+    about, and lines of at most `WIDTH` columns.
+    """
+    text = _EMPTY_LINE.sub("", f"{text}\n").replace(_VALUE, "")
+    text = re.sub(r"[ \t]+\n", "\n", text)
+    text = re.sub(r"\n{3,}", "\n\n", text)
+    text = re.sub(r"^[ \t]*(#pragma unroll(?: \d+)?)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)
+    text = re.sub(r"(\{)\n\n", r"\1\n", text)
+    text = re.sub(r"\n\n([ \t]*\})", r"\n\1", text)
+    return "\n".join(wrap_lines(settle(text.strip("\n")))) + "\n"
+
+
+def wrap_lines(text: str) -> Iterator[str]:
+    """Yields the lines of a text, each that is too wide as several."""
+    lines = deque(text.split("\n"))
+    while lines:
+        line = lines.popleft()
+        if len(line) <= WIDTH or line.endswith("\\"):
+            yield line
+        elif comment := _COMMENT.match(line):
+            yield from _fill_paragraph(comment, lines)
+        elif remark := _REMARK.match(line):
+            indent = " " * (len(line) - len(line.lstrip()))
+            yield from _fill(f"{indent}// ", f"{indent}// ", remark[2])
+            yield from wrap_code(remark[1])
+        else:
+            yield from wrap_code(line)
+
+
+def _fill_paragraph(comment: re.Match[str], lines: deque[str]) -> list[str]:
+    """Returns a comment that is too wide as several lines, with the lines that go on with it."""
+    start = f"{comment[1]}//{comment[2]}"
+    further = f"{start}{' ' * len(comment[3])}"
+    words = [comment[4]]
+    while lines and (more := _COMMENT.match(lines[0])) is not None:
+        if f"{more[1]}//{more[2]}" != further or more[3] or not more[4]:
+            break
+        words.append(more[4])
+        lines.popleft()
+    return _fill(f"{start}{comment[3]}", further, " ".join(words))
+
+
+def _fill(first: str, further: str, words: str) -> list[str]:
+    return textwrap.wrap(
+        words,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def wrap_code(line: str, width: int = WIDTH) -> list[str]:
+    """Returns a statement as lines, the later ones indented. A directive, or a line without a place to break,
+    stays whole.
+    """
+    if line.lstrip().startswith("#"):
+        return [line]
+    further = " " * (len(line) - len(line.lstrip()) + 4)
+    lines = []
+    while len(line) > width:
+        at = _find_break(line, width, len(line) - len(line.lstrip()))
+        if at is None:
+            break
+        lines.append(line[:at].rstrip())
+        line = further + line[at:].lstrip()
+    return [*lines, line]
+
+
+def _find_break(line: str, width: int, start: int) -> int | None:
+    """Returns where a line is best broken: outside of as many brackets as can be, and late. Not in a string,
+    and not in the first third, which would leave little on the line.
+    """
+    depth, quoted = 0, False
+    places: list[tuple[int, int, int]] = []
+    ranks = {match.start(): rank for rank, found in enumerate(_BREAKS) for match in found.finditer(line)}
+    for at, char in enumerate(line[: width + 1]):
+        if char == '"' and line[at - 1] != "\\":
+            quoted = not quoted
+        if quoted:
+            continue
+        depth += (char in "([{") - (char in ")]}")
+        if at in ranks and at > start + (width - start) // 3:
+            places.append((depth, ranks[at], -at))
+    return -min(places)[2] if places else None
