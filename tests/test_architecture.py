@@ -21,7 +21,7 @@ LAYERS = (
     "support", "version", "effort", "files", "source", "diagnostics", "resources", "expr", "syntax", "model",
     "reference", "reference_gradients", "output", "plan", "tuned", "explain",
     "target", "build", "editor", "paging", "runtime", "verify", "api", "flex", "distributed", "tune",
-    "calibrate", "bench", "adapters", "compat", "cli", "__main__", "__init__",
+    "calibrate", "adapters", "compat", "bench", "cli", "__main__", "__init__",
 )  # fmt: skip
 
 # Libraries that only some layers or modules may import, wherever in the file the import stands.
@@ -62,7 +62,7 @@ OWNERS = {
     "rich": {"cli"},
     "matplotlib": {"bench"},
     "transformers": {"adapters"},
-    "vllm": {"adapters"},
+    "vllm": {"adapters", "bench"},
     "sglang": {"adapters"},
 }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, partial
 from math import isfinite
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
 
-from attnc.api.compile import compile_family, first_made, need_of
+from attnc.api.compile import compile_family, first_made, making, need_of
 from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
 from attnc.model.dtypes import DType
 
@@ -161,42 +162,80 @@ class Wanted:
         return f"({', '.join(given)})" if given else ""
 
 
-@lru_cache(maxsize=256)
 def kernel(wanted: Wanted) -> Kernel:
     """Returns the callable of the spec, for the fastest target that takes the tensors of a call. Compiled for
     each in a few milliseconds, and cached for the process.
 
     DiagnosticError where the spec is refused, such as a head dimension that no kernel is made for.
     """
+    return partial(run_kernel, kernel_name(wanted))
+
+
+#: Functions of this process, by names that `_function_name` returns: attributes, which torch.compile follows.
+FUNCTIONS = ModuleType("attnc.adapters.functions")
+_WANTED: dict[str, Wanted] = {}
+
+
+@cache  # FUNCTIONS keeps all of them
+def kernel_name(wanted: Wanted) -> str:
+    """Returns what `run_kernel` calls the callable of a spec. DiagnosticError where the spec is refused."""
     made = _made(wanted, TRITON)
-    # Triton reads memory as fast; only latent attention has more to multiply than to read
-    return made if wanted.decode and (wanted.split_size or not wanted.value) else _Fastest(wanted, made)
+    with making():
+        name = f"{wanted.name}_{len(_WANTED)}"
+        setattr(FUNCTIONS, f"{name}_{TRITON}", made)
+        _WANTED[name] = wanted
+    return name
 
 
-class _Fastest:
-    """The function of a spec on whichever target suits a call. made: by the targets of calls."""
+def run_kernel(name: str, *inputs: Any, **named: Any) -> Any:
+    """Calls the callable of a spec by its name: what torch.compile can follow."""
+    tensors = dict(zip("qkv", inputs, strict=False)) if inputs else named
+    targets: tuple[str, ...] = (TRITON,)
+    if _has_choice(name):
+        q, k, v = tensors["q"], tensors["k"], tensors.get("v") if _has_values(name) else None
+        targets = targets_of_call(name.rpartition("_")[0], q, k, v, gradients=_has_gradients(name))
+    return getattr(FUNCTIONS, _function_name(name, targets))(*inputs, **named)
 
-    def __init__(self, wanted: Wanted, made: Kernel) -> None:
-        self._wanted = wanted
-        self._made: dict[tuple[str, ...], Kernel] = {(TRITON,): made}
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        tensors = dict(zip("qkv", inputs, strict=False)) or named
-        q, k, v = tensors["q"], tensors["k"], None if self._wanted.value else tensors["v"]
-        targets = targets_of_call(self._wanted.name, q, k, v, gradients=bool(self._wanted.grad))
-        made = self._made.get(targets)
-        if made is None:
-            made = self._made[targets] = self._first(targets)
-        return made(*inputs, **named)
+def _has_choice(name: str) -> bool:
+    """Returns whether other kernels may be faster than Triton's. To decode, these read memory as fast; only
+    latent attention has more to multiply than to read, which splits of a size leave to Triton.
+    """
+    wanted = _WANTED[name]
+    return not wanted.decode or bool(wanted.value and not wanted.split_size)
 
-    def _first(self, targets: tuple[str, ...]) -> Kernel:
-        of_triton = self._made[TRITON,]
+
+def _has_values(name: str) -> bool:
+    return not _WANTED[name].value
+
+
+def _has_gradients(name: str) -> bool:
+    return bool(_WANTED[name].grad)
+
+
+def _function_name(name: str, targets: tuple[str, ...]) -> str:
+    """Returns the name in FUNCTIONS of a spec's function for the first of the targets that has kernels."""
+    found = f"{name}_{'_'.join(targets)}".replace(".", "_")
+    if not hasattr(FUNCTIONS, found):
+        wanted = _WANTED[name]
         made, failure = first_made(
-            targets, lambda target: of_triton if target == TRITON else _made(self._wanted, target)
+            targets,
+            lambda target: (
+                getattr(FUNCTIONS, f"{name}_{TRITON}") if target == TRITON else _made(wanted, target)
+            ),
         )
         if failure and targets[0] == HOPPER:
-            warn_of_loss(self._wanted.name, need_of(failure))
-        return made
+            warn_of_loss(wanted.name, need_of(failure))
+        setattr(FUNCTIONS, found, made)
+    return found
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for
+# real.
+_has_choice._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+_has_values._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+_has_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+_function_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
 def _made(wanted: Wanted, target: str) -> Kernel:

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.adapters.specs import DTYPES, Kernel, Wanted, dtype_of, kernel, number_of, refuse
+from attnc.adapters.specs import DTYPES, Wanted, dtype_of, kernel_name, number_of, refuse, run_kernel
 
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
 
@@ -152,7 +152,7 @@ def attention(
         refuse("attention beside a mask or bias of a model's own", softcap=softcap)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     wanted = [name for name, x in (("s_aux", s_aux), *tables.items()) if x is not None and x.requires_grad]
-    made = _kernel(
+    form = _form_name(
         dtype_of("query", query),
         query.shape[-1],
         number_of("attention: scaling", scaling, query.shape[-1] ** -0.5),
@@ -165,7 +165,7 @@ def attention(
     )
     bounds = () if band is None else (band.first, band.last, band.stop)
     sinks = () if s_aux is None else (s_aux.float(),)
-    o: torch.Tensor = made(query, key, value, *bounds, *tables.values(), *sinks)
+    o: torch.Tensor = run_kernel(form, query, key, value, *bounds, *tables.values(), *sinks)
     return o, None
 
 
@@ -208,7 +208,7 @@ def _element(name: str, x: torch.Tensor) -> str:
 
 
 @lru_cache(maxsize=256)
-def _kernel(
+def _kernel_name(
     dtype: torch.dtype,
     head_dim: int,
     scale: float,
@@ -218,8 +218,10 @@ def _kernel(
     sinks: bool,
     grad: tuple[str, ...],
     decode: bool,
-) -> Kernel:
-    """Returns the kernel of a form. tables: name, element type, whether sequences share it, whether heads."""
+) -> str:
+    """Returns the name of a form's kernel. tables: name, element type, whether sequences share it, whether
+    heads.
+    """
     kept = [] if band is None else ["first[b] <= kv_idx < last[b]"]
     for bound, text in zip(band or (), ("q_pos - {} <= kv_idx", "kv_idx <= q_pos + {}"), strict=False):
         kept += [] if bound is None else [text.format(bound)]
@@ -229,7 +231,7 @@ def _kernel(
         inputs.append(f"{name}: {element}[{1 if of_one else 'B'}, {1 if of_one_head else 'Hkv * G'}, M, N]")
         value = f"{name}[{0 if of_one else 'b'}, {0 if of_one_head else 'h'}, q_idx, kv_idx]"
         (kept if element == "bool" else terms).append(value)
-    return kernel(
+    return kernel_name(
         Wanted(
             name="transformers_attention",
             dtype=dtype,
@@ -248,6 +250,15 @@ def _kernel(
             decode=decode,
         )
     )
+
+
+def _form_name(*form: Any) -> str:
+    """Returns `_kernel_name` of a form."""
+    return _kernel_name(*form)
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
+_form_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
 def _run_of_ones(kept: torch.Tensor, stop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:

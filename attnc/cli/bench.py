@@ -37,8 +37,12 @@ def bench(
         typer.Option(help="Only cells whose name holds one of these, comma separated: d128,causal"),
     ] = None,
     peers: Annotated[
-        str, typer.Option(help="Whom to compare with, comma separated.")
-    ] = "cudnn,fa2,flex,eager",
+        str | None,
+        typer.Option(
+            help="Whom to compare with, comma separated; by default cudnn,fa2,flex,eager, with --models"
+            " cudnn,sdpa."
+        ),
+    ] = None,
     target: Annotated[
         str, typer.Option(help="Whose kernels to time: triton, cuda.sm_80 or cuda.sm_90a.")
     ] = "triton",
@@ -64,6 +68,9 @@ def bench(
     is_flex: Annotated[
         bool, typer.Option("--flex", help="Time programs of FlexAttention, and what they wait for.")
     ] = False,
+    is_models: Annotated[
+        bool, typer.Option("--models", help="Time calls as some thirty models make them.")
+    ] = False,
     host: Annotated[
         list[Path] | None,
         typer.Option(help="Time what calls of this spec's kernels cost the host; can be repeated."),
@@ -71,7 +78,10 @@ def bench(
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Share attention out over so many GPUs, beside one.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=10, help="With --ranks: time for everything.")] = 150.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=10, help="With --ranks, 150, and --models, 240: time for everything."),
+    ] = None,
     is_quick: Annotated[
         bool, typer.Option("--quick", help="One size of each kind; with --flex, no first results.")
     ] = False,
@@ -85,14 +95,16 @@ def bench(
     end and with keys in pages, in files named prefill.*. With --host, which wants some 50 rounds,
     microseconds of the host for a call, in files named host.*. With --flex programs of FlexAttention by torch
     and by attnc.flex, and unless --quick how long they wait for a first result, in files named flex.*. With
-    --ranks one GPU against several that share the rows of a call (context parallelism), torch's and
-    hand-written ways to do so, and what the links do, in files named ranks.*. --ranks and --papers run from a
-    checkout alone. Needs a CUDA GPU.
+    --models calls as models make them through the functions of attnc.compat, without a schedule: training,
+    prompts, chunks, drafts and decoding, in files named models.*. With --ranks one GPU against several that
+    share the rows of a call (context parallelism), torch's and hand-written ways to do so, and what the links
+    do, in files named ranks.*. --ranks and --papers run from a checkout alone. Needs a CUDA GPU.
 
-    Peers are cudnn, fa2, fa3 (where flash_attn_3 is installed), fa4 (flash-attn-4), efficient, flex and
-    eager; of attnc triton, its kernels for Triton beside those of --target, two_pass and ordered, CUDA
-    gradients that are the same bits in every run, with --decode and --prefill page_4 and page_1, small pages,
-    and with --decode page_8 and e4m3, a cache of 8 bits.
+    Peers with --models are cudnn, sdpa (what PyTorch chooses), fa3, fa4, flex and flashmla (of vLLM), as far
+    as they are installed. Otherwise they are cudnn, fa2, fa3 (where flash_attn_3 is installed), fa4
+    (flash-attn-4), efficient, flex and eager; of attnc triton, its kernels for Triton beside those of
+    --target, two_pass and ordered, CUDA gradients that are the same bits in every run, with --decode and
+    --prefill page_4 and page_1, small pages, and with --decode page_8 and e4m3, a cache of 8 bits.
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """
@@ -104,6 +116,7 @@ def bench(
             "--decode": is_decode,
             "--prefill": is_prefill,
             "--flex": is_flex,
+            "--models": is_models,
             "--papers": is_papers,
             "--f32": is_f32,
             "--quick": is_quick,
@@ -115,18 +128,22 @@ def bench(
         if host:
             benchmark = _of_host(host)
         elif ranks is not None:
-            benchmark = _of_ranks(ranks, seconds, out, target, is_list=is_list)
+            benchmark = _of_ranks(ranks, seconds or 150.0, out, target, is_list=is_list)
         elif is_decode or is_prefill:
-            benchmark = _of_serving(peers, target, is_decode=is_decode, is_list=is_list)
+            benchmark = _of_serving(peers or _PEERS, target, is_decode=is_decode, is_list=is_list)
         elif is_flex:
             from attnc.bench.flex import FlexBenchmark
 
             benchmark = FlexBenchmark(waits=not is_quick)
+        elif is_models:
+            benchmark = _of_models(peers, seconds)
         elif is_papers:
             benchmark = _import_research("papers").PapersBenchmark()
         else:
             phase: Phase = "backward" if is_backward else "forward"
-            benchmark = _of_attention(peers, target, phase, is_f32=is_f32, is_quick=is_quick, is_list=is_list)
+            benchmark = _of_attention(
+                peers or _PEERS, target, phase, is_f32=is_f32, is_quick=is_quick, is_list=is_list
+            )
     chosen = _matching(benchmark.cells, "" if host else cells)
     if is_list:
         for cell in chosen:
@@ -135,6 +152,8 @@ def bench(
         _run(benchmark, chosen, rounds, out, target)
 
 
+#: Whom attnc is compared with where nobody says.
+_PEERS = "cudnn,fa2,flex,eager"
 _TOGETHER = (["--f32", "--backward"], ["--quick", "--backward"], ["--flex", "--quick"])
 
 
@@ -187,6 +206,15 @@ def _of_serving(peers: str, target: str, *, is_decode: bool, is_list: bool) -> B
         peers=wanted, target=target
     )
     return made
+
+
+def _of_models(peers: str | None, seconds: float | None) -> Benchmark[Any, Any]:
+    """Returns calls as models make them."""
+    from attnc.bench.model_peers import PEERS
+    from attnc.bench.models import ModelBenchmark
+
+    wanted = _known_names(peers or "cudnn,sdpa", PEERS, PEERS)
+    return ModelBenchmark(peers=wanted, seconds=seconds or 240.0)
 
 
 def _of_host(specs: list[Path]) -> Benchmark[Any, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -40,7 +42,7 @@ LATENT = replace(
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The targets whose kernels were called, in order."""
     found: list[str] = []
 
@@ -50,9 +52,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lambda *inputs, **named: found.append(target)
 
     monkeypatch.setattr(specs, "_made", made)
-    kernel.cache_clear()
+    monkeypatch.setattr(specs, "_WANTED", {})
+    monkeypatch.setattr(specs, "FUNCTIONS", ModuleType("functions"))
+    specs.kernel_name.cache_clear()
     fake_gpu(monkeypatch)
-    return found
+    yield found
+    specs.kernel_name.cache_clear()
 
 
 def test_each_call_takes_the_fastest_for_its_tensors(ran: list[str]) -> None:
@@ -73,6 +78,25 @@ def test_latent_attention_decodes_by_wgmma(ran: list[str]) -> None:
     kernel(LATENT)(q=q, k=k)
     kernel(replace(LATENT, split_size=64))(q=q, k=k)  # splits of a size are for Triton alone
     assert ran == ["cuda.sm_90a", "triton"]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_torch_compile_follows_the_attention_of_transformers(grad: bool) -> None:
+    from attnc.adapters.transformers import attention
+
+    module = torch.nn.Module()
+    q, k, v = torch.randn(3, 1, 2, 20, 16, generator=torch.Generator().manual_seed(0)).half().unbind()
+    q.requires_grad_(grad)
+
+    def layer(q: torch.Tensor) -> torch.Tensor:
+        return attention(module, q * 2, k, v, None, scaling=0.25, is_causal=False)[0]
+
+    torch.compiler.reset()
+    o = torch.compile(layer, fullgraph=True, backend="aot_eager")(q)
+    assert torch.equal(o, layer(q))
+    if grad:
+        found, right = (torch.autograd.grad(x.sum(), q)[0] for x in (o, layer(q)))
+        assert torch.equal(found, right)
 
 
 def test_the_spec_of_latent_attention_is_one_of_hopper() -> None:
