@@ -17,13 +17,12 @@ from attnc.model.declarations import MAX_HEAD_DIM
 from attnc.model.elaborate import MAX_CALLS, MAX_NODES
 from attnc.model.elaborate import MAX_DEPTH as MAX_LEVELS
 from attnc.model.knobs import ACCUMULATE, ACCUMULATE_DQ, KEYS, Key
-from attnc.model.names import DECODING, KEYS_FIRST, READ, RESERVED, TAKING_TILES, WITH_GRADIENTS
+from attnc.model.names import DECODING, GLOBALS, KEYS_FIRST, READ, RESERVED, TAKING_TILES, WITH_GRADIENTS
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Choice, Value, whole_of
 from attnc.model.storage import MAX_PAGE
 from attnc.model.variants import MAX_VARIANTS
-from attnc.plan.names import GLOBALS
 from attnc.source import Source
 from attnc.syntax.parser import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME, MAX_TOKENS, parse, prelude
 from tests.documentation import ROOT, cells, region, table

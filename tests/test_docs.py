@@ -26,9 +26,8 @@ from attnc.cli import main
 from attnc.diagnostics import Diagnostic, DiagnosticError, render
 from attnc.expr.evaluate import Env, evaluate
 from attnc.model.knobs import ACCUMULATE, ACCUMULATE_DQ, KEYS
-from attnc.model.names import INTERFACE, RESERVED, SOFT
+from attnc.model.names import GLOBALS, INTERFACE, RESERVED, SOFT
 from attnc.model.variants import variants
-from attnc.plan.names import GLOBALS
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import parse

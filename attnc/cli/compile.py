@@ -205,13 +205,14 @@ def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[OutputFile, ..
                 continue
             diagnostics += compiled.warnings
             for output in compiled.outputs:
-                if output.path in outputs:
+                place = output.path.lower()  # case alone does not tell files apart everywhere
+                if place in outputs:
                     raise Mistake(
-                        f"'{makers[output.path]}' and '{path}' both make '{output.path}'",
+                        f"'{makers[place]}' and '{path}' both make '{output.path}'",
                         "rename one of the attentions",
                     )
-                outputs[output.path] = output
-                makers[output.path] = path
+                outputs[place] = output
+                makers[place] = path
     support = support_outputs() if outputs else ()
     return (*outputs.values(), *support), tuple(diagnostics)
 

@@ -63,14 +63,15 @@ _NAMES = {
     "E0201": CodeInfo(
         "name that is defined twice",
         "A name means one thing in an attention, and the names of attentions and defs are unique in "
-        "a file. Only the defs of the prelude may be redefined.",
+        "a file, those of attentions without regard to case. Only the defs of the prelude may be redefined.",
     ),
     "E0202": CodeInfo(
         "reserved name",
         "Indices (b, h, q_idx, q_pos, kv_idx), dimensions (B, M, N, H, Hkv, G, D, Dv), tensors (q, "
         "k, v, o, lse), element types and most intrinsics keep their meaning everywhere. A param may fix "
         "H, Hkv, G, D or Dv. Names become names in Python too, so its words cannot be used, nor 'out' and "
-        "'config', which every generated function takes; an attention cannot be called like a builtin.",
+        "'config', which every generated function takes. Attentions and labels become files: they cannot be "
+        "called like a builtin of Python or a device of Windows ('con', 'nul'), nor begin with '_'.",
     ),
     "E0203": CodeInfo(
         "unknown name",

@@ -39,7 +39,7 @@ from attnc.expr.nodes import (
 from attnc.flex.errors import refused
 from attnc.flex.tape import CAPTURED, Capture, Tape, element_of, operands
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
-from attnc.model.names import INTERFACE, NOT_FUNCTIONS, RESERVED
+from attnc.model.names import INTERFACE, NOT_FUNCTIONS, RESERVED, explain_reserved
 
 #: What attnc.model expands an expression to at most.
 _MOST = 4096
@@ -374,7 +374,7 @@ def _title(mods: Sequence[Callable[..., Any] | None]) -> str:
     names = (getattr(mod, "__name__", "") for mod in mods if mod is not None)
     plain = [re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") for name in names if name[:1] != "<"]
     title = "_".join(dict.fromkeys(("flex", *filter(None, plain))))[:48]
-    return f"{title}_mod" if title in NOT_FUNCTIONS else title
+    return f"{title}_mod" if explain_reserved(title, NOT_FUNCTIONS, is_file=True) else title
 
 
 def _names_of(mods: Sequence[Callable[..., Any] | None]) -> dict[int, str]:
@@ -496,7 +496,7 @@ def to_spec(
         enable_gqa = query is not None and query.shape[1] != key.shape[1]
     if value is not None:
         value_dim = value.shape[3]
-    is_taken = name in NOT_FUNCTIONS or name in RESERVED
+    is_taken = name in RESERVED or explain_reserved(name, NOT_FUNCTIONS, is_file=True)
     if name and (is_taken or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII)):
         raise ValueError(f"name: expected letters, digits and '_', and no reserved word, got {name!r}")
     if dtype not in DTYPES:

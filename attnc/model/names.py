@@ -72,10 +72,31 @@ PYTHON: Mapping[str, str] = (
     | dict.fromkeys(("torch", "triton", "tl"), "a module that kernels import")
     | dict.fromkeys(("out", "config"), "an argument of every generated function")
 )
+#: Globals of a module and of the file beside the modules, whatever the target.
+GLOBALS = frozenset((
+    "Backward", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "CALL", "Config", "CONFIGS", "CudaAttention",
+    "Gradient", "GUESS", "HIGH", "HopperAttention", "Kernel", "Kernels", "LAZY", "LN2", "LOG2E", "LOW",
+    "Made", "NamedTuple", "PARAMS", "Part", "PHI", "SCALE", "Split", "Tensor", "TmaKernels",
+    "TritonAttention", "TUNED", "Tuned", "TWO_LOG2E", "VARIANTS",
+))  # fmt: skip
 #: What an attention cannot be called: its function would hide what its own module uses.
 NOT_FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(GLOBALS, "a name in generated modules"),
     **dict.fromkeys(dir(builtins), "a name of Python's own"),
     **PYTHON,
+}
+#: What the function beside the modules reads, which takes their inputs and params too.
+READ = frozenset(("CALL", "isinstance", "iter", "list", "next", "options", "ValueError", "VARIANTS"))
+#: What the label of a schedule cannot be: it is the name of a module, which the file beside it imports.
+NOT_LABELS: Mapping[str, str] = {
+    **dict.fromkeys(READ, "a name in generated modules"),
+    **NOT_FUNCTIONS,
+    "default": "the module of an attention without params and labels",
+}
+#: Files that Windows does not have, whatever their endings: "Naming Files, Paths, and Namespaces" in its
+#: documentation.
+_DEVICES = frozenset(("aux", "con", "conin$", "conout$", "nul", "prn")) | {
+    f"{port}{n}" for port in ("com", "lpt") for n in range(10)
 }
 #: Names that a spec may declare as something else: functions, and the constant `inf`.
 SOFT = frozenset({"clamp", "inf", *(name for name, function in REAL.items() if not function.is_reserved)})
@@ -92,6 +113,31 @@ RESERVED: dict[str, str] = (
     | {"dot": "the product of q and k", "softmax": "a normalization"}
     | dict(PYTHON)
 )
+#: What generated functions take, or read, beside tensors and params.
+OF_FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(READ, "a name in generated modules"),
+    **dict.fromkeys(
+        ("backward_config", "options", "schedule", "target"), "an argument of generated functions"
+    ),
+}
+#: What a param cannot be called: it may become an argument of such a function.
+NOT_PARAMS: Mapping[str, str] = {**OF_FUNCTIONS, **RESERVED}
+
+
+def explain_reserved(name: str, reserved: Mapping[str, str], *, is_file: bool = False) -> str:
+    """Returns why a name cannot be declared; "" if it can. is_file: files are called so."""
+    if name in reserved:
+        return f"always {reserved[name]}"
+    if is_file and name.startswith("_"):
+        return "names that begin with '_' are generated code's own"
+    if is_file and name.lower() in _DEVICES:
+        return "a device of Windows, which has no file of this name"
+    return ""
+
+
+def report_reserved(name: ast.Name, reason: str, report: Reporter) -> None:
+    """Reports a name that cannot be declared."""
+    report.error("E0202", f"'{name.id}' is reserved", name.span, reason, hints=("choose another name",))
 
 
 class Taken:
@@ -102,34 +148,34 @@ class Taken:
         self._report = report
 
     def declare(
-        self, name: ast.Name, allowed: tuple[str, ...] = (), reserved: Mapping[str, str] = RESERVED
+        self,
+        name: ast.Name,
+        allowed: tuple[str, ...] = (),
+        reserved: Mapping[str, str] = RESERVED,
+        *,
+        is_file: bool = False,
     ) -> bool:
         """Takes a name, unless it is reserved (and not `allowed`) or already taken: then reports it and
-        returns False.
+        returns False. is_file: it becomes the name of a file, so that case alone tells no two apart.
         """
-        if name.id in reserved and name.id not in allowed:
-            self._report.error(
-                "E0202",
-                f"'{name.id}' is reserved",
-                name.span,
-                f"always {reserved[name.id]}",
-                hints=("choose another name",),
-            )
+        if name.id not in allowed and (reason := explain_reserved(name.id, reserved, is_file=is_file)):
+            report_reserved(name, reason, self._report)
             return False
-        first = self._places.setdefault(name.id, name)
+        first = self._places.setdefault(name.id.lower() if is_file else name.id, name)
         if first is not name:
+            message = f"'{name.id}' is defined twice"
+            if first.id != name.id:
+                message = f"'{first.id}' and '{name.id}' differ in case alone"
             self._report.error(
                 "E0201",
-                f"'{name.id}' is defined twice",
+                message,
                 name.span,
-                "second definition",
+                "second definition" if first.id == name.id else "many file systems have one file for both",
                 related=(Label(first.span, "first definition"),),
             )
         return first is name
 
 
-#: What the function beside the modules reads, which takes their inputs too.
-READ = frozenset(("CALL", "isinstance", "iter", "list", "next", "options", "ValueError", "VARIANTS"))
 #: Parameters and tensors of a function with gradients, of one whose outer loop runs over keys, and of one
 #: that decodes.
 WITH_GRADIENTS = frozenset((

@@ -19,7 +19,7 @@ from attnc.model.attention import Attention, Param, Softmax
 from attnc.model.declarations import Declarations, DeclaredSizes, raw_dims, resolve_param
 from attnc.model.dtypes import DType
 from attnc.model.elaborate import Elaborator, report_limit
-from attnc.model.names import INPUTS, NOT_FUNCTIONS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
+from attnc.model.names import INPUTS, NOT_FUNCTIONS, NOT_PARAMS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
 from attnc.model.program import Program, Projection
 from attnc.model.resolve_projection import resolve_projection
@@ -53,7 +53,7 @@ def _resolve(file: ast.File, prelude: ast.File) -> Program:
     announce(sum(isinstance(item, ast.Attention) for item in file.items))
     for item in file.items:
         if isinstance(item, ast.Attention):
-            fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS)
+            fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS, is_file=True)
             with report_limit(f"'{item.name.id}'", item.name.span):
                 attention = _Resolver(item, defs, report).attention()
             finish(item.name.id)
@@ -92,7 +92,7 @@ def _projections(
     made: dict[str, Projection] = {}
     for item in file.items:
         if isinstance(item, ast.Projection):
-            fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS)
+            fresh = taken.declare(item.name, reserved=NOT_FUNCTIONS, is_file=True)
             projection = resolve_projection(item, report)
             if fresh and projection is not None:
                 made[item.name.id] = projection
@@ -168,6 +168,7 @@ class _Resolver:
             names: tuple[ast.Name, ...] = ()
             what = ""
             allowed: tuple[str, ...] = ()
+            reserved = NOT_PARAMS if isinstance(item, ast.Param) else RESERVED
             match item:
                 case ast.Param(name=name):
                     names, what, allowed = (name,), "a param", PARAM_DIMS
@@ -181,7 +182,7 @@ class _Resolver:
                 case _:
                     pass
             for name in names:
-                if taken.declare(name, allowed):
+                if taken.declare(name, allowed, reserved):
                     declared[name.id] = what
                 else:
                     self.scope.refused.add(name.id)

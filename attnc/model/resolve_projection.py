@@ -11,7 +11,7 @@ from attnc.expr.nodes import Param as ParamNode
 from attnc.model.attention import Param
 from attnc.model.declarations import resolve_param
 from attnc.model.dtypes import DType
-from attnc.model.names import PYTHON, Taken, type_here
+from attnc.model.names import OF_FUNCTIONS, PYTHON, Taken, type_here
 from attnc.model.program import SHAPES, Projection
 from attnc.model.tensors import Tensor
 from attnc.source import Span
@@ -23,6 +23,7 @@ _RESERVED: Mapping[str, str] = {
     **dict.fromkeys(SHAPES, "a tensor of the projection"),
     **dict.fromkeys((dtype for dtype in DType if not dtype.is_narrow), "an element type"),
     **dict.fromkeys(("M", "m", "n", "k", "dot"), "a word of projections"),
+    **OF_FUNCTIONS,
     **PYTHON,
 }
 

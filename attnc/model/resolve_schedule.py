@@ -15,6 +15,7 @@ from attnc.expr.nodes import Dim
 from attnc.model.configs import check_condition
 from attnc.model.dtypes import DType
 from attnc.model.knobs import ACCUMULATE_DQ, KEYS, PROJECTION_KEYS, Key, Kind, keys_of
+from attnc.model.names import NOT_LABELS, explain_reserved, report_reserved
 from attnc.model.program import Projection
 from attnc.model.schedule import (
     PARTS,
@@ -138,7 +139,18 @@ def resolve_schedule(
             label,
             hints=did_you_mean(name, trees),
         )
+    if tree.label is not None:
+        _check_label(tree.label, report)
     return _schedule(tree, _form_of_attention(trees.get(name)), report, before)
+
+
+def _check_label(label: ast.Name, report: Reporter) -> None:
+    """Reports a label that no module can be called."""
+    reason = explain_reserved(label.id, NOT_LABELS, is_file=True)
+    if not reason and "backward_" in label.id.lower():
+        reason = "files of gradients have 'backward_' in their names"
+    if reason:
+        report_reserved(label, reason, report)
 
 
 def resolve_projection_schedule(

@@ -177,11 +177,12 @@ def check_one_schedule_each(
     known: dict[tuple[str, str], list[Schedule]] = {}
     for schedule in schedules:
         others = known.setdefault((schedule.name, schedule.target), [])
-        clash = next((other for other in others if other.label in ("", schedule.label)), None)
+        labels = ("", schedule.label.lower())  # case alone does not tell files apart
+        clash = next((other for other in others if other.label.lower() in labels), None)
         if clash is None and others and not schedule.label:
             clash = others[0]
         if clash is not None and schedule.span and clash.span:
-            called = f" called '{schedule.label}'" if schedule.label == clash.label != "" else ""
+            called = f" called '{schedule.label}'" if schedule.label and clash.label else ""
             example = f"schedule {schedule.name} for {schedule.target} as prefill"
             report.error(
                 "E0408",

@@ -24,6 +24,8 @@ from attnc.model.tensors import Paged, Tensor, is_static
 from attnc.source import Span
 
 MAX_VARIANTS = 1024
+#: Characters. With a label and what is said of a kernel it is the name of a file, of 255 at most.
+MAX_VARIANT_NAME = 150
 #: What a factor, or the reciprocal of a divisor, stays below, so that it may be multiplied by log2(e).
 MAX_FACTOR = 2.0**127
 
@@ -150,6 +152,10 @@ def _fix_projection(projection: Projection, params: Mapping[str, ParamValue]) ->
 def _check(variant: Variant, report: Reporter) -> None:
     attention, note = variant.attention, f"in variant '{variant.name}'"
     place = attention.span or variant.source.span(0, 0)
+    if len(variant.name) > MAX_VARIANT_NAME:
+        label = f"the limit is {MAX_VARIANT_NAME}: files are called so"
+        hints = ("give params shorter names",)
+        report.error("E0504", f"variant name of {len(variant.name)} characters", place, label, hints=hints)
     for tensor in (*attention.inputs, *attention.outputs):
         for size in tensor.shape:
             if is_static(size) and not (isinstance(size, Const) and 1 <= size.value < 2**63):

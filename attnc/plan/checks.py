@@ -15,7 +15,7 @@ from attnc.model.knobs import KEYS
 from attnc.model.schedule import Choice, Knob, Schedule
 from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
 from attnc.plan.fitting import unsupported
-from attnc.plan.names import cannot_be_called, cannot_be_passed
+from attnc.plan.names import cannot_be_passed
 from attnc.plan.signature import arguments, capacity, unbound
 from attnc.plan.softmax import check_softmax
 from attnc.plan.target import Target
@@ -148,22 +148,17 @@ def refuse_scales_of_rows(variant: Variant) -> Iterator[Diagnostic]:
 
 
 def refuse_names(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields a refusal of names that mean something else in the interface of the generated module."""
+    """Yields a refusal of inputs whose names mean something else in the interface of the generated module."""
     attention = variant.attention
-    named = [("attention", attention.name, attention.span)] if cannot_be_called(attention.name) else []
-    named += [
-        ("input", tensor.name, tensor.span)
-        for tensor in attention.inputs
-        if cannot_be_passed(tensor.name, attention, schedule)
-        or tensor.name in target_of(schedule.target).own_tensors
-    ]
-    for what, name, span in named:
-        yield unsupported(
-            f"the {what} cannot be called '{name}' in a generated module",
-            span,
-            "its interface has a name like this",
-            "give it another name",
-        )
+    for tensor in attention.inputs:
+        is_own = tensor.name in target_of(schedule.target).own_tensors
+        if is_own or cannot_be_passed(tensor.name, attention, schedule):
+            yield unsupported(
+                f"the input cannot be called '{tensor.name}' in a generated module",
+                tensor.span,
+                "its interface has a name like this",
+                "give it another name",
+            )
 
 
 def refuse_sizes(variant: Variant) -> Iterator[Diagnostic]:

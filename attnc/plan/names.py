@@ -1,8 +1,9 @@
 """Names that generated modules use for themselves, and what becomes of a spec's names that clash with them.
 
 In a kernel, a value that is loaded from an input then gets another name (`LoadNames`), and so does a size
-(`own_sizes`). Attentions and inputs are names of the module's interface: what clashes there is refused
-(`check_lowerable`), and that is a parameter or a tensor which the function really has.
+(`own_sizes`). Inputs are names of the module's interface: what clashes there is refused (`check_lowerable`),
+and that is a parameter or a tensor which the function really has. Attentions, labels and params are refused
+where they are declared (`model.names`).
 """
 
 from __future__ import annotations
@@ -47,13 +48,6 @@ DECLARED = frozenset((
     "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "dk_config", "dkdv_config", "dq_config", "dq_floats",
     "dv_config", "EARLY_DP", "KV_SECTION", "M_padded", "PDL", "ROW_TILE", "rows", "rows_config",
     "SECTION", "shared", "SPLIT", "SPLIT_ROWS", "SPLIT_SIZE", "SPLITS", "STAGES", "tiles", "TMA", "WARPS",
-))  # fmt: skip
-#: Globals of a module and of the file beside the modules, whatever the target.
-GLOBALS = frozenset((
-    "Backward", "BACKWARD_CONFIGS", "BACKWARD_TUNED", "CALL", "Config", "CONFIGS", "CudaAttention",
-    "Gradient", "GUESS", "HIGH", "HopperAttention", "Kernel", "Kernels", "LAZY", "LN2", "LOG2E", "LOW",
-    "Made", "NamedTuple", "PARAMS", "Part", "PHI", "SCALE", "Split", "Tensor", "TmaKernels",
-    "TritonAttention", "TUNED", "Tuned", "TWO_LOG2E", "VARIANTS",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
 CPP = frozenset((
@@ -101,11 +95,6 @@ def words() -> frozenset[str]:
     texts += (Path(__file__).parents[1] / "support").glob("*.cuh")
     found = (_NAME.findall(_NOT_TEXT.sub(" ", path.read_text(encoding="utf-8"))) for path in texts)
     return KERNEL | DECLARED | CPP | CUDA_MADE | frozenset(chain.from_iterable(found))
-
-
-def cannot_be_called(name: str) -> bool:
-    """Returns whether a module cannot have a function of this name."""
-    return iskeyword(name) or name in GLOBALS or name.startswith("_")
 
 
 def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> bool:

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from attnc.expr.nodes import INDICES, Dim, walk
-from attnc.model.names import DIMS, INPUTS, INTERFACE, OUTPUTS, PYTHON, READ, RESERVED, SOFT
+from attnc.model.names import DIMS, GLOBALS, INPUTS, INTERFACE, OUTPUTS, PYTHON, READ, RESERVED, SOFT
 from attnc.plan import ir
 from attnc.plan.names import (
-    GLOBALS,
-    cannot_be_called,
     cannot_be_passed,
     own_name,
     own_sizes,
@@ -221,9 +219,6 @@ def test_clashing_names() -> None:
     assert own_name("tile") == "tile_value"
     assert own_name("doc_ptr") == "doc_ptr_value"
     assert own_name("unsigned") == "unsigned_value"
-    assert cannot_be_called("Config")
-    assert cannot_be_called("_rows")
-    assert not cannot_be_called("tile")
 
 
 @pytest.mark.parametrize(
