@@ -33,7 +33,7 @@ from tools.bench.ranks_peers import GROUPS, PEERS, links
 from tools.bench.ranks_report import draw_plot, markdown
 
 SPEC = Path(__file__).parent / "specs" / "ranks.attn"
-HEADS, KV_HEADS, WIDTH = 32, 8, 128
+HEADS, WIDTH = 32, 128
 DEVICE = "cuda"
 #: Milliseconds that the launches of a sample take together, about.
 _SAMPLE_MS = 40.0
@@ -41,23 +41,30 @@ _SAMPLE_MS = 40.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksCell:
-    """A call. mask: an attention of `ranks.attn`; length: queries and keys; decode: one token of one
-    sequence, against so many keys.
+    """A call of 32 query heads. mask: an attention of `ranks.attn`; length: queries and keys; kv_heads: that
+    share them; batch: of sequences; decode: one token of each sequence, against so many keys.
     """
 
     name: str
     mask: str
     length: int
+    kv_heads: int = 8
+    batch: int = 1
     decode: bool = False
 
 
+#: In the order in which they are measured: what there is no time for comes last.
 CELLS = (
     RanksCell(name="causal 64k", mask="causal", length=65536),
     RanksCell(name="documents 64k", mask="documents", length=65536),
+    RanksCell(name="decode 256k", mask="token", length=262144, decode=True),
+    RanksCell(name="decode 256k b8", mask="token", length=262144, batch=8, decode=True),
+    RanksCell(name="causal 256k", mask="causal", length=262144),
     RanksCell(name="window 4096 64k", mask="window", length=65536),
+    RanksCell(name="causal 64k hkv1", mask="causal", length=65536, kv_heads=1),
+    RanksCell(name="causal 64k hkv2", mask="causal", length=65536, kv_heads=2),
     RanksCell(name="causal 32k", mask="causal", length=32768),
     RanksCell(name="prefix 64k", mask="prefix", length=65536),
-    RanksCell(name="decode 256k", mask="token", length=262144, decode=True),
 )
 
 
@@ -149,8 +156,9 @@ def draw(cell: RanksCell, device: str | torch.device = DEVICE) -> tuple[list[tor
         return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
 
     rows = 1 if cell.decode else cell.length
-    qkv = [normal(1, rows, HEADS, WIDTH), *(normal(1, cell.length, KV_HEADS, WIDTH) for _ in range(2))]
-    return qkv, {name: x.to(device) for name, x in _reads(cell).items()}
+    q = normal(cell.batch, rows, HEADS, WIDTH)
+    k, v = (normal(cell.batch, cell.length, cell.kv_heads, WIDTH) for _ in range(2))
+    return [q, k, v], {name: x.to(device) for name, x in _reads(cell).items()}
 
 
 def _reads(cell: RanksCell) -> dict[str, torch.Tensor]:
@@ -158,7 +166,7 @@ def _reads(cell: RanksCell) -> dict[str, torch.Tensor]:
         return {"doc": documents(cell.length)[None]}
     if cell.mask == "prefix":
         return {"length": torch.tensor([cell.length // 4], dtype=torch.int32)}
-    return {"kv_len": torch.tensor([cell.length], dtype=torch.int32)} if cell.decode else {}
+    return {"kv_len": torch.full((cell.batch,), cell.length, dtype=torch.int32)} if cell.decode else {}
 
 
 def documents(length: int) -> torch.Tensor:
@@ -228,7 +236,9 @@ def planning(cell: RanksCell, repeats: int = 50) -> dict[str, float]:
     spec = spec_of(SPEC, cell.mask)
     visibility, rates = Visibility(spec.variants[0].attention), rates_of(spec.target)
     tensors = {name: x.long().numpy() for name, x in _reads(cell).items()}
-    sizes = CallSizes(queries=cell.length, keys=cell.length, heads=HEADS, kv_heads=KV_HEADS, tensors=tensors)
+    sizes = CallSizes(
+        queries=cell.length, keys=cell.length, heads=HEADS, kv_heads=cell.kv_heads, tensors=tensors
+    )
     found = {}
     for ranks in (2, 4, 8):
         samples = []
