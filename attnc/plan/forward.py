@@ -8,6 +8,8 @@ memory each step
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attnc.expr.nodes import TRUE
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
@@ -60,7 +62,7 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     program = program_of(names, lines)
     kv_head = kv_head_of(attention)
     used = (*expressions_of(program, outer, loops, step), *softmax.expressions, kv_head)
-    return Forward(
+    kernel = Forward(
         name=f"{attention.name}_forward",
         grid=Grid(
             over="q" if inner == "kv" else "head",
@@ -84,3 +86,4 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         rows=places,
         stored=count_stored_rows(attention),
     )
+    return replace(kernel, roles=target.roles_of(kernel, variant))

@@ -34,6 +34,10 @@ class Layout(Protocol):
         """
 
 
+class Roles:
+    """What the warps of a forward kernel do that do different things: a frozen dataclass of the target."""
+
+
 class BackwardLayout(Protocol):
     """How all kernels of a backward lie on the machine."""
 

@@ -18,9 +18,18 @@ from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, 
 from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import TileShape, unsupported
-from attnc.plan.ir import Module, OutputKernel
+from attnc.plan.ir import Forward, Module, OutputKernel
 from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN, PARTIAL_TRIPS
-from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
+from attnc.plan.layout import (
+    BackwardLayout,
+    DeviceMemory,
+    Estimate,
+    KernelName,
+    Layout,
+    Roles,
+    Traffic,
+    Which,
+)
 from attnc.plan.picture import Picture
 
 
@@ -140,6 +149,12 @@ class Target(ABC):
 
     def layout(self, variant: Variant, schedule: Schedule, config: TileConfig) -> Layout | None:
         """Returns how the forward or decode kernel lies on the machine; None where a compiler decides it."""
+        return None
+
+    def roles_of(self, kernel: Forward, variant: Variant) -> Roles | None:
+        """Returns what the warps of a forward kernel do that is planned but for that; None where all do the
+        same.
+        """
         return None
 
     def backward_layout(

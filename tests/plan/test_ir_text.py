@@ -21,6 +21,10 @@ TOLD = (
     ("causal_gqa", "bf16_d128", "triton"),  # two loops, and both kernels of the backward
     ("causal_gqa", "bf16_d128", "cuda.sm_80"),  # fragments and shared memory, a kernel of rows
     ("causal_gqa", "bf16_d128", "cuda.sm_90a"),  # roles, a lazy maximum
+    ("window", "d128", "cuda.sm_90a"),  # ranges of keys of each consumer
+    ("alibi", "d64", "cuda.sm_90a"),  # a term of the score as a column of k
+    ("softcap", "d128", "cuda.sm_90a"),  # a score by a polynomial
+    ("varlen", "d128", "cuda.sm_90a"),  # a work tile of packed sequences
     ("window", "d128", "triton"),  # one loop that tests its tiles
     ("local_sink", "w128_d64", "triton"),  # a sink and its gradient, a shared derivative
     ("document", "d128", "cuda.sm_80"),  # searches of sorted inputs
@@ -96,7 +100,7 @@ def difference(one: Any, other: Any) -> str:
 
 @pytest.mark.parametrize(
     ("spec", "variant", "target"),
-    [TOLD[2], TOLD[4], TOLD[9], TOLD[11], TOLD[15]],
+    [TOLD[2], TOLD[4], TOLD[8], TOLD[13], TOLD[15], TOLD[19]],
     ids=lambda value: value,
 )
 def test_whatever_changes_in_a_plan_changes_its_text(spec: str, variant: str, target: str) -> None:

@@ -13,7 +13,7 @@ from attnc.expr.nodes import Const, Dim, Expr, Index, Load
 from attnc.model.dtypes import DType
 from attnc.model.schedule import ForwardConfig, TileConfig
 from attnc.plan.access import Rows, Section, Sequences, TileWalk
-from attnc.plan.layout import Layout
+from attnc.plan.layout import Layout, Roles
 from attnc.source import Span
 
 Axis: TypeAlias = Literal["q", "kv"]
@@ -455,9 +455,12 @@ class OutputKernel(TileKernel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward(OutputKernel):
-    """A kernel for many query rows. tma: K and V tiles may come through tensor descriptors."""
+    """A kernel for many query rows. tma: K and V tiles may come through tensor descriptors; roles: what each
+    warp does, where warps do different things.
+    """
 
     tma: bool
+    roles: Roles | None = None
 
     @property
     def structure(self) -> Literal["forward_q_kv", "forward_kv_q"]:

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from textwrap import wrap
-from typing import Any
+from typing import Any, cast
 
-from attnc.expr.nodes import Expr, Load, show
+from attnc.expr.nodes import Expr, Load, Node, show
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Rows, Section, Sequences
 from attnc.plan.ir import (
@@ -165,7 +165,25 @@ def _describe_output(kernel: Forward | Decode) -> Iterator[str]:
         yield from _wrap(f"layout {type(kernel.layout).__name__}:", _fields(kernel.layout))
         config = kernel.configs[0]
         yield from _list_resources(kernel.layout.shared_memory(config), kernel.layout.registers(config))
+    if isinstance(kernel, Forward) and kernel.roles is not None:
+        yield from _block("roles", _roles(kernel.roles))
     yield from _wrap("error bound:", _format_bound(kernel.bound))
+
+
+def _roles(made: Any) -> Iterator[str]:
+    """Yields every field of what roles do, a dataclass of the target: parts of it as blocks."""
+    for field in fields(made):
+        value = getattr(made, field.name)
+        if value is None or value == ():
+            continue
+        if is_dataclass(value) and not isinstance(value, Node | Let | Fetch):
+            yield from _block(field.name, _roles(value))
+        elif isinstance(value, tuple) and isinstance(value[0], Let | Fetch):
+            yield from _block(field.name, _statements(value))
+        elif isinstance(value, Fetch):
+            yield from _block(field.name, _statements([value]))
+        else:
+            yield from _wrap(f"{field.name} =", [_value(value)])
 
 
 def _tile(kernel: Kernel) -> Iterator[str]:
@@ -424,6 +442,8 @@ def _value(value: Any) -> str:
             return str(value).lower()
         case Enum():
             return str(value.value)
+        case Node():
+            return show(cast(Expr, value))
         case tuple():
             return f"[{', '.join(map(_value, value))}]"
         case _ if is_dataclass(value):

@@ -165,6 +165,13 @@ _K_TILES, DS_TILES, P_TILES = 2, 2, 2
 #: Registers of a thread that copies, and of one that multiplies: all that the launch holds, exactly.
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
 assert entry_registers(CONSUMERS) * (CONSUMERS + 1) == PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
+#: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win
+#: beyond (measured on an H200); queries of a tile, at most, whose p lies in registers both rounded and as a
+#: factor of ds.
+_ADDS_FROM_REGISTERS, _QUERIES_BESIDE_P = 64, 64
+#: Warps that round dq, each what one warp of a consumer has added; rows that a warp stores at once, and bytes
+#: of those rows and 64 columns.
+FINISH_WARPS, STORED_ROWS, _STAGED_PANEL = 8, 16, 2048
 #: Warps of a block; bytes that a warp stages results in; columns of dQ that a warpgroup makes.
 WARPS = 4 * (CONSUMERS + 1)
 _STAGED, DQ_COLUMNS = 4096, 64
@@ -204,6 +211,18 @@ class Sm90Backward(CudaBackwardLayout):
     def stores_boxes(self) -> bool:
         """Whether dk and dv leave by TMA, and not from registers."""
         return bool({"dkdv", "dk", "dv"} & self.by_wgmma) and not self.gives_p
+
+    def adds_by_bulk(self, kernel: KernelName) -> bool:
+        """Returns whether dq is added by bulk copies, where blocks take no turns, and not from registers."""
+        return bool(self.staged(kernel)) and self.layout.d > _ADDS_FROM_REGISTERS
+
+    def stages_both(self, kernel: KernelName) -> bool:
+        """Returns whether dk and dv fit beside each other where a warp stages results."""
+        return (self.qk_panels + self.v_panels) * _STAGED_PANEL <= self.staged(kernel)
+
+    def has_room_for_two_p(self, kernel: KernelName) -> bool:
+        """Returns whether p fits in registers both rounded and as a factor of ds."""
+        return self.tile(kernel)[0] <= _QUERIES_BESIDE_P
 
     @property
     def qk_panels(self) -> int:

@@ -17,7 +17,7 @@ from attnc.model.schedule import BackwardConfig, HopperConfig, Knob, Schedule, S
 from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import TileShape
-from attnc.plan.ir import Module, OutputKernel
+from attnc.plan.ir import Forward, Module, OutputKernel
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
 from attnc.plan.signature import feature
 from attnc.plan.sm80 import Sm80
@@ -52,6 +52,7 @@ from attnc.plan.sm90.decode import (
     sm90_decode_roles,
 )
 from attnc.plan.sm90.layout import TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
+from attnc.plan.sm90.roles import Sm90Roles, plan_roles
 from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.target import Target
 
@@ -114,6 +115,9 @@ class Sm90a(Target):
         self, variant: Variant, schedule: Schedule, config: TileConfig
     ) -> Sm90Layout | Sm90DecodeLayout:
         return (sm90_decode_layout if schedule.is_decode else sm90_layout)(variant, schedule)
+
+    def roles_of(self, kernel: Forward, variant: Variant) -> Sm90Roles:
+        return plan_roles(kernel, layout_of(kernel), variant)
 
     def backward_layout(
         self, variant: Variant, schedule: Schedule, forward: Layout | None
@@ -228,6 +232,13 @@ SM90A = Sm90a(name=TARGET, devices=(DEVICES["sm_90"],))
 def layout_of(kernel: OutputKernel) -> Sm90Layout:
     """Returns how a kernel of this target lies on the machine."""
     return _layout(kernel.layout)
+
+
+def roles_of(kernel: Forward) -> Sm90Roles:
+    """Returns what the warps of a forward kernel of this target do."""
+    if not isinstance(kernel.roles, Sm90Roles):
+        raise TypeError(f"no roles of wgmma: {kernel.roles!r}")
+    return kernel.roles
 
 
 def decode_layout_of(kernel: OutputKernel) -> Sm90DecodeLayout:

@@ -14,14 +14,6 @@ from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import FinishText, RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 
-#: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win
-#: beyond (measured on an H200).
-_ADDS_FROM_REGISTERS = 64
-#: Bytes of 16 rows and 64 columns.
-_STAGED_PIECE = 2048
-#: Warps that round dq, each what one of those that multiply has added.
-FINISH_WARPS = 8
-
 
 class Sm90BackwardText(Sm90TileText):
     """Attribute by attribute what `templates/sm90/backward_dkdv.cu.jinja` and its parts print."""
@@ -34,8 +26,7 @@ class Sm90BackwardText(Sm90TileText):
         self.gives_p = self.stores_rows = self.plan.gives_p
         self.k_tiles, self.staged = self.plan.k_tiles(planned.kind), self.plan.staged(planned.kind)
         # dk and dv leave beside each other, if both fit what a warp stages
-        pieces = self.plan.qk_panels + self.plan.v_panels
-        self.stores_beside = self.makes_dk and self.makes_dv and pieces * _STAGED_PIECE <= self.staged
+        self.stores_beside = self.makes_dk and self.makes_dv and self.plan.stages_both(planned.kind)
         self.turns = self.plan.turns if self.chain.adds_dq is not None else None
         self.do_tiles = "1" if planned.kind == "dk" else "STAGES"
         is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
@@ -44,9 +35,7 @@ class Sm90BackwardText(Sm90TileText):
         self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
         if self.turns is not None and self.turns.first_varies:
             self.edge = self.lo if self.turns.from_last else self.hi
-        self.adds_by_bulk = self.turns is not None or (
-            bool(self.staged) and self.layout.d > _ADDS_FROM_REGISTERS
-        )
+        self.adds_by_bulk = self.turns is not None or (self.plan.adds_by_bulk(planned.kind))
 
     @property
     def tiles_of_head(self) -> str:

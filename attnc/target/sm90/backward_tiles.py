@@ -19,9 +19,6 @@ from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
 from attnc.target.sm90.tiles import ColumnsText, coordinates, wgmma
 
-#: Queries of a tile, at most, whose p lies in registers both rounded and as a factor of ds.
-_QUERIES_BESIDE_P = 64
-
 
 class Sm90Arguments(Arguments):
     """As for `cuda.sm_80`, behind tensor maps, and with the counter that blocks take tiles from."""
@@ -70,7 +67,7 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
         self.sum_columns = list(dict.fromkeys(width.get(name, others) for name in planned.makes))
         # p is rounded at once where a slope stands between it and ds, if there are registers for that
         self.packs_p = planned.chain.slope is not None and {"dk", "dv"} <= set(planned.makes)
-        has_room = not self.packs_p or self.plan.tile(planned.kind)[0] <= _QUERIES_BESIDE_P
+        has_room = not self.packs_p or self.plan.has_room_for_two_p(planned.kind)
         # adjoints want scores and ds of an element together; bits of what dropout keeps would take registers
         self.p_first = has_room and not planned.chain.adjoints and self.kernel.softmax.dropout is None
         self.packs_p = self.packs_p and self.p_first

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attnc.expr.nodes import show
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.sm90.backward import TURNS, Sm90Backward
+from attnc.plan.sm90.backward import FINISH_WARPS, STORED_ROWS, TURNS, Sm90Backward
 from attnc.target.declaration import Items, Record, Value, attention_fields, tiles
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
@@ -20,13 +20,10 @@ from attnc.target.sm80.declaration import (
     parts_addresses,
     parts_fields,
 )
-from attnc.target.sm90.backward import FINISH_WARPS, finish_pitch
+from attnc.target.sm90.backward import finish_pitch
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
-
-#: Rows that a warp stores at once.
-_STORED_ROWS = 16
 
 
 def hopper_declaration(
@@ -52,7 +49,7 @@ def hopper_declaration(
         split_size = fixed_split_size(text)
         launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
     else:
-        sizes = {"q": "BLOCK_M", "o": str(_STORED_ROWS)}
+        sizes = {"q": "BLOCK_M", "o": str(STORED_ROWS)}
         sizes |= {text.pair_load.load.tensor: "BLOCK_M"} if text.pair_load else {}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
         kernels, more = [cuda_kernel(kernel.name, _blocks(text))], {}
@@ -88,7 +85,7 @@ class HopperBackward(CudaBackward):
     def maps(self) -> dict[str, str]:
         queries, keys = map(str, self._plan.boxes)
         rows = {"q": queries, "do": queries, "k": keys, "v": keys}
-        return {name: rows.get(name, str(_STORED_ROWS)) for name in self._arguments.maps}
+        return {name: rows.get(name, str(STORED_ROWS)) for name in self._arguments.maps}
 
     @property
     def clears_dq(self) -> bool:

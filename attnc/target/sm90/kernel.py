@@ -7,11 +7,18 @@ from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
-from attnc.expr.nodes import Binary, Call, Compare, Dim, Expr, Index, Load, Or, Ref, Search, walk
+from attnc.expr.nodes import Compare, Expr, Index, Load, Or, Ref, Search, walk
 from attnc.expr.simplify import substitute
 from attnc.plan.ir import Arg, Fetch, Forward, Let, Module, Statement, statement_expressions
 from attnc.plan.ir.kernel import expressions_within
-from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, Shape, Sm90Layout, widest_product
+from attnc.plan.sm90 import roles_of
+from attnc.plan.sm90.layout import PIECE, TURN_THREADS, Shape, Sm90Layout, widest_product
+from attnc.plan.sm90.roles import (
+    ALL_SEE,
+    partial_tiles_end_the_range,
+    unpublished,
+    unpublished_bounds,
+)
 from attnc.plan.steps import is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.printer import (
     CudaWalk,
@@ -25,11 +32,6 @@ from attnc.target.sm90.tiles import parts_of
 
 #: Matrices whose tiles are copied by TMA.
 _COPIED = ("q", "k", "v")
-_TILE = Dim("BLOCK_N")
-#: Tiles for each block that the last heads have, which are walked through together.
-_LAST_ROUNDS = 2
-#: Key tiles that are left to be copied when the next tile is claimed, where its bounds are searched for.
-_SEARCHED_AHEAD = 6
 
 
 class Sm90Text(ScoreText):
@@ -61,7 +63,8 @@ class Sm90Text(ScoreText):
         self.sum_parts = parts_of(layout.dv_multiplied, widest_product(held))
         self.draws = kernel.softmax.dropout is not None
         self.clusters = layout.clusters
-        self._check_room()
+        self.roles = roles_of(kernel)
+        self.claims, self.work = self.roles.claims, self.roles.work
 
     @property
     def size_names(self) -> list[str]:
@@ -72,8 +75,7 @@ class Sm90Text(ScoreText):
 
     @cached_property
     def walk(self) -> CudaWalk:
-        rounds = _LAST_ROUNDS if self.claims_late else 0
-        walk = CudaWalk(walk=self.kernel.walk, of_call="", section="", last_rounds=rounds)
+        walk = CudaWalk(walk=self.kernel.walk, of_call="", section="", last_rounds=self.claims.last_rounds)
         return replace(walk, blocks="clusters", size="CLUSTER_M") if self.clusters else walk
 
     @property
@@ -84,28 +86,6 @@ class Sm90Text(ScoreText):
     @property
     def box_rows(self) -> str:
         return "BLOCK_N // CLUSTER" if self.clusters else super().box_rows
-
-    @property
-    def claims_late(self) -> bool:
-        """Whether a tile is taken from the counter late in the one before, so that it goes to the block that
-        is free first: where the longest come first, and not the last rows of packed sequences.
-        """
-        return self.kernel.grid.longest_first and self.kernel.grid.sequences is None
-
-    @property
-    def claims_ahead(self) -> int:
-        """How many key tiles are left to be copied when the next tile is claimed: searches take time."""
-        return _SEARCHED_AHEAD if self.searches else 1
-
-    def _check_room(self) -> None:
-        """Raises ValueError where the text would use more shared memory than the plan has laid out."""
-        layout, names = self.layout, [item.name for item in self.vectors]
-        if len(names) > layout.vectors:
-            raise ValueError(f"{self.kernel.name}: there is room for {layout.vectors} of {names}")
-        found = (len(self.columns), len(self.key_columns))
-        if found != (layout.columns, layout.key_columns):
-            planned = (layout.columns, layout.key_columns)
-            raise ValueError(f"{self.kernel.name}: columns and those of keys are {found}, planned {planned}")
 
     # -- tiles ---------------------------------------------------------------------------------------------
 
@@ -120,10 +100,7 @@ class Sm90Text(ScoreText):
 
     @property
     def clears_values(self) -> bool:
-        """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone, and
-        copies of single rows behind the last key.
-        """
-        return self.kernel.step.kept is not None or ("N" in self._made and not self.copies_rows)
+        return self.roles.clears_values
 
     @property
     def partial(self) -> str:
@@ -132,32 +109,17 @@ class Sm90Text(ScoreText):
 
     @property
     def partial_tiles_end_the_range(self) -> bool:
-        """Whether the partial tiles are the last ones, and no others are."""
-        loops = self.kernel.regions.loops
-        return len(loops) == 2 and loops[0].masked is False
+        return partial_tiles_end_the_range(self.kernel)
 
     @property
     def lazy_may_be_partial(self) -> bool:
-        """Whether tiles for which no maximum is looked for may be partial."""
-        return self.has_headroom and self.partial != "true" and not self.partial_tiles_end_the_range
-
-    @cached_property
-    def _met(self) -> tuple[str, Expr] | None:
-        """Where partial tiles end the range: up to which key every row keeps all, before that is rounded down
-        to a tile.
-        """
-        loops = self.kernel.regions.loops
-        match loops[0].stop:
-            case Ref(name=name) if self.partial_tiles_end_the_range:
-                lets = {x.name: x.value for x in self.kernel.regions.bounds if isinstance(x, Let)}
-                exact = unaligned(lets.get(name))
-                return None if exact is None else ("all_see_hi", exact)
-        return None
+        return self.roles.lazy_may_be_partial
 
     @property
     def met(self) -> str:
-        """The declaration of that key; empty if there is none."""
-        return f"const int {self._met[0]} = {scalar(self._met[1])};" if self._met else ""
+        """The declaration of the key before which every row sees all; empty if there is none."""
+        found = self.work.all_see
+        return "" if found is None else f"const int {ALL_SEE} = {scalar(found)};"
 
     @property
     def all_rows_see(self) -> str:
@@ -168,36 +130,16 @@ class Sm90Text(ScoreText):
                 if len(ends) == 2:
                     first, last = map(scalar, ends)
                     return f"max(kv_lo, {first}) < min(kv_lo + BLOCK_N, {last})"
-        return f"kv_lo < {self._met[0]}" if self._met else "!is_partial(kv_lo)"
-
-    @cached_property
-    def own_ranges(self) -> bool:
-        """Whether each warpgroup walks over the key tiles that its own rows see: where they may be fewer than
-        those of all rows, and where nothing is done by all warpgroups together.
-        """
-        if self.through_v or self.clusters:
-            return False
-        others = any(config.tile_q - WGMMA_ROWS >= config.tile_kv for config in self.kernel.configs)
-        together = self.clears_values or self.draws or self.kernel.grid.sequences is not None
-        alone = not (together or self.guard or self.page or self.pair_load)
-        return others and alone and any(map(self._is_of_rows, self.kernel.regions.bounds))
-
-    @staticmethod
-    def _is_of_rows(item: Statement) -> bool:
-        return bool({"q_lo", "q_hi"} & names_in(item))
+        return "!is_partial(kv_lo)" if self.work.all_see is None else f"kv_lo < {ALL_SEE}"
 
     @property
-    def own_names(self) -> list[str]:
-        """What is published of each warpgroup's rows."""
-        if not self.own_ranges:
-            return []
-        bounds = {item.name for item in self.kernel.regions.bounds} | ({self._met[0]} if self._met else set())
-        return [name for name in self.published if name in bounds]
+    def own_ranges(self) -> bool:
+        return self.roles.own_ranges
 
     @property
     def lo_of_all(self) -> str:
         """Where the keys of all rows of a tile begin."""
-        return "work.first_tile" if self.lo in self.own_names else self.lo
+        return "work.first_tile" if self.lo in self.work.own else self.lo
 
     @property
     def turn_threads(self) -> int:
@@ -256,60 +198,16 @@ class Sm90Text(ScoreText):
     # -- what is said of a tile ----------------------------------------------------------------------------
 
     @cached_property
-    def _made(self) -> frozenset[str]:
-        """Sizes that are found on the device."""
-        names = {item.name for item in self.kernel.program if isinstance(item, Let)} & {"M", "N"}
-        return frozenset(names | ({"M"} if self.kernel.grid.sequences is not None else set()))
-
-    @cached_property
-    def published(self) -> list[str]:
-        """Integers that those who copy and multiply read: its place, its lengths, and bounds of its keys."""
-        wanted = self._wanted
-        sequences = self.kernel.grid.sequences
-        place = ["h", "b", *(["q_first", "q_rows"] if sequences is not None else [])]
-        first = [rows.first for rows in self.kernel.rows.values() if rows.first is not None]
-        statements = (*self.kernel.program, *self.kernel.regions.bounds)
-        values = [item.name for item in statements if self._is_integer(item)]
-        sizes = [name for name in ("M", "N") if name in self._made]
-        candidates = dict.fromkeys((*place, *sizes, "q_hi", *first, *values))
-        found = [name for name in candidates if name in (*place, *sizes, *first) or name in wanted]
-        return [*found, *([self._met[0]] if self._met and self.has_headroom else [])]
-
-    def _is_integer(self, item: Statement) -> bool:
-        return is_short_integer(item, self.dtypes)
-
-    @cached_property
-    def _wanted(self) -> frozenset[str]:
-        """Names that are read after a tile has been found."""
-        kernel = self.kernel
-        loops = kernel.regions.loops
-        exprs: list[Expr] = [expr for loop in loops for expr in loop.expressions if expr != loops[-1].stop]
-        exprs += [loops[-1].stop] if self.clears_values else []
-        statements: list[Statement] = [*kernel.regions.tests, *kernel.outer, *self._late, *self._late_bounds]
-        statements += [*kernel.step.fetches, *kernel.step.masked_fetches]
-        exprs += [expr for item in statements for expr in statement_expressions(item)]
-        softmax, step = kernel.softmax, kernel.step
-        exprs += [
-            x for x in (step.score, step.keep, step.kept, step.kept_inside, softmax.sink) if x is not None
-        ]
-        if softmax.dropout is not None:
-            exprs += [softmax.dropout.p, softmax.dropout.seed, softmax.dropout.head]
-        exprs.append(kernel.stored)
-        nodes = [node for expr in exprs for node in walk(expr)]
-        return frozenset(node.name for node in nodes if isinstance(node, Ref | Dim | Index))
-
-    @cached_property
     def _late(self) -> list[Statement]:
-        """What is not published, and so computed by whoever reads it: pointers, and floats of a head."""
-        return [item for item in self.kernel.program if not self._is_integer(item)]
+        """What is not published, and so computed by each role for itself."""
+        return unpublished(self.kernel, self.dtypes)
 
     @cached_property
     def _late_bounds(self) -> list[Fetch]:
-        """What tests of key tiles read of the rows of queries and is not published: integers of 64 bits."""
-        loads = [x for x in self.kernel.regions.bounds if isinstance(x, Fetch) and not self._is_integer(x)]
-        read = {name for loop in self.kernel.regions.loops for x in loop.expressions for name in names_of(x)}
-        wanted = needed_for(read.union(*map(names_in, self.tests)), loads)
-        return [load for load in loads if load in wanted]
+        return unpublished_bounds(self.kernel, self.dtypes)
+
+    def _is_integer(self, item: Statement) -> bool:
+        return is_short_integer(item, self.dtypes)
 
     @property
     def walked_program(self) -> list[str]:
@@ -328,9 +226,9 @@ class Sm90Text(ScoreText):
 
     @property
     def work_fields(self) -> Iterator[str]:
-        yield f"int {', '.join(name for name in self.published if name not in self.own_names)};"
-        if self.own_names:
-            yield f"int {', '.join(f'{name}[CONSUMERS]' for name in self.own_names)};"
+        yield f"int {', '.join(name for name in self.work.published if name not in self.work.own)};"
+        if self.work.own:
+            yield f"int {', '.join(f'{name}[CONSUMERS]' for name in self.work.own)};"
         if self.has_headroom:
             yield "int tile, recompute;  // its number, and whether it is computed again"
             yield "u32 failed_rows[4 * CONSUMERS];  // of each warp, by bits: see 'Lazy maximum'"
@@ -345,7 +243,7 @@ class Sm90Text(ScoreText):
     @property
     def sizes(self) -> Iterator[str]:
         """As they are for all tiles; tiles are counted by all rows."""
-        yield from self._sizes(name for name in self._made if name != "M")
+        yield from self._sizes(name for name in self.work.sizes if name != "M")
 
     @property
     def found_program(self) -> Iterator[str]:
@@ -400,7 +298,7 @@ class Sm90Text(ScoreText):
     @property
     def sizes_but_made(self) -> list[str]:
         """Sizes of the call, without those of which the record says something else."""
-        return self._sizes(self._made)
+        return self._sizes(self.work.sizes)
 
     # -- what leaves ---------------------------------------------------------------------------------------
 
@@ -431,17 +329,3 @@ class Sm90Text(ScoreText):
         """The sink, in base-2 units."""
         assert self.kernel.softmax.sink is not None
         return at_row(self.kernel.softmax.sink)
-
-
-def unaligned(end: Expr | None) -> Expr | None:
-    """x of `x // BLOCK_N * BLOCK_N`, alone or as the smaller one of it and another end, which stays; None for
-    anything else.
-    """
-    match end:
-        case Call(function="min", args=(first, second)):
-            exact = unaligned(first)
-            return None if exact is None else Call("min", (exact, second))
-        case Binary(op="*", left=Binary(op="//", left=x, right=tile), right=other) if tile == other == _TILE:
-            return x
-        case _:
-            return None

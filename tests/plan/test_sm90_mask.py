@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attnc.expr.nodes import And, Binary, Compare, CompareOp, Const, Dim, Expr, Index, Not, Or, Ref
+from attnc.plan.sm90.hoisting import row_ends
 from attnc.target.sm80.printer import at_row
-from attnc.target.sm90.score import row_ends
 
 KEY, POSITION, PREFIX = Index("kv_idx"), Index("q_pos"), Ref("prefix", "int", within=(0, 2**30 - 1))
 DOC = Compare("==", Ref("doc_q", "int", ("q",)), Ref("doc_kv", "int", ("kv",)))

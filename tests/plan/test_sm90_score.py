@@ -6,8 +6,8 @@ import pytest
 
 from attnc.expr.nodes import TRUE, Binary, Call, Const, Dot, Expr, Index, Load, Ref
 from attnc.plan.ir import Fetch
+from attnc.plan.sm90.hoisting import exponent, shared_score
 from attnc.target.sm80.printer import at_row
-from attnc.target.sm90.score import exponent, shared_score
 
 S = Dot()
 SLOPE, BIAS, GATE = Ref("slope", "float"), Ref("bias", "float", ("kv",)), Ref("gate", "float", ("kv",))

@@ -1,0 +1,318 @@
+"""What each role of a Hopper forward kernel does: which integers the scheduler publishes and when it claims
+a tile, which keys each consumer walks over, what of a score is computed once for a key or a row.
+
+All of it follows from the planned kernel. Templates print it, and decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attnc.expr.nodes import TRUE, Binary, Call, Dim, Expr, Index, Ref, Search, walk
+from attnc.model.attention import Variant
+from attnc.model.dtypes import DType
+from attnc.plan.ir import Fetch, Forward, Let, Statement, statement_expressions
+from attnc.plan.ir.kernel import expressions_within
+from attnc.plan.layout import Roles
+from attnc.plan.regions import guard_of, partial_test
+from attnc.plan.sm90.hoisting import (
+    Ends,
+    Score,
+    exponent,
+    in_columns,
+    product_exponent,
+    row_ends,
+    shared_score,
+)
+from attnc.plan.sm90.layout import WGMMA_ROWS, Sm90Layout
+from attnc.plan.sm90.scores import is_pair
+from attnc.plan.sm90.softcap import Cap, cap_of
+from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
+
+#: Tiles for each block that the last heads have, which are walked through together, where tiles are claimed
+#: late (measured on an H200).
+LAST_ROUNDS = 2
+#: Key tiles that are left to be copied when the next tile is claimed; more where its bounds are searched for
+#: (measured on an H200).
+CLAIMED_AHEAD, SEARCHED_AHEAD = 1, 6
+#: The name of the key before which every row sees all, where partial tiles end the range.
+ALL_SEE = "all_see_hi"
+_TILE = Dim("BLOCK_N")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """When a block takes its next tile from the counter. late: while the last `ahead` key tiles of the tile
+    before are copied, so that it goes to the block that is free first; else as soon as a work tile is free.
+    last_rounds: tiles for each block that the last heads have, which are walked through together.
+    """
+
+    late: bool
+    ahead: int
+    last_rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkTile:
+    """The integers that the scheduler publishes of a tile. own: those of them with a value for each consumer;
+    sizes: sizes of the call that it replaces by those of a sequence; all_see: the key before which every row
+    sees all, None where partial tiles do not end the range.
+    """
+
+    published: tuple[str, ...]
+    own: tuple[str, ...]
+    sizes: tuple[str, ...]
+    all_see: Expr | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Softmax:
+    """Of scores, what is not computed element by element. score: without its common parts, None: the product
+    alone; exponent: what p is 2 to the power of, None: a multiplication; near: the same by a polynomial,
+    where `cap`, a capped product, is small; ends: of an interval of keys that a row sees, None for another
+    mask; vectors: what comes through shared memory with 4 bytes a key; loaded: those of them that are loads;
+    pair: what comes there for each query and key.
+    """
+
+    score: Score | None
+    exponent: Expr | None
+    near: Expr | None
+    cap: Cap | None
+    ends: Ends | None
+    vectors: tuple[Fetch | Let, ...]
+    loaded: tuple[Fetch, ...]
+    pair: Fetch | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm90Roles(Roles):
+    """The roles of one kernel. own_ranges: each consumer walks over the key tiles that its own rows see, and
+    a share of the scheduler's lanes searches for the bounds of each; clears_values: rows of v in a partial
+    tile are made zero; lazy_may_be_partial: tiles without a maximum of their own may be partial.
+    """
+
+    claims: Claims
+    work: WorkTile
+    softmax: Softmax
+    own_ranges: bool
+    clears_values: bool
+    lazy_may_be_partial: bool
+
+
+def plan_roles(kernel: Forward, layout: Sm90Layout, variant: Variant) -> Sm90Roles:
+    """Returns the roles of a kernel that is planned but for them."""
+    tensors = (*variant.attention.inputs, *variant.attention.outputs)
+    return _Planner(kernel, layout, variant, {tensor.name: DType(tensor.dtype) for tensor in tensors}).plan()
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    kernel: Forward
+    layout: Sm90Layout
+    variant: Variant
+    dtypes: Mapping[str, DType]
+
+    def plan(self) -> Sm90Roles:
+        kernel = self.kernel
+        softmax = self._plan_softmax()
+        own_ranges = self._has_own_ranges(softmax)
+        late = kernel.grid.longest_first and kernel.grid.sequences is None
+        return Sm90Roles(
+            claims=Claims(
+                late=late,
+                ahead=SEARCHED_AHEAD if self._searches() else CLAIMED_AHEAD,
+                last_rounds=LAST_ROUNDS if late else 0,
+            ),
+            work=self._plan_work(own_ranges=own_ranges),
+            softmax=softmax,
+            own_ranges=own_ranges,
+            clears_values=self._clears_values,
+            lazy_may_be_partial=kernel.softmax.headroom > 0
+            and partial_test(kernel.regions) != TRUE
+            and not partial_tiles_end_the_range(kernel),
+        )
+
+    # -- the scheduler --------------------------------------------------------------------------------------
+
+    @property
+    def _sizes(self) -> tuple[str, ...]:
+        """Sizes that are found on the device."""
+        names = {item.name for item in self.kernel.program if isinstance(item, Let)} & {"M", "N"}
+        return tuple(sorted(names | ({"M"} if self.kernel.grid.sequences is not None else set())))
+
+    @property
+    def _clears_values(self) -> bool:
+        """TMA makes zeros behind the tensor alone, and copies of single rows behind the last key."""
+        return self.kernel.step.kept is not None or ("N" in self._sizes and self.layout.copies != "rows")
+
+    def _searches(self) -> bool:
+        kernel = self.kernel
+        parts = (kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)
+        return any(isinstance(node, Search) for expr in expressions_within(parts) for node in walk(expr))
+
+    def _has_own_ranges(self, softmax: Softmax) -> bool:
+        """Returns whether the key tiles of one consumer may be fewer than those of all, and nothing is done
+        by all consumers together.
+        """
+        kernel, layout = self.kernel, self.layout
+        others = any(config.tile_q - WGMMA_ROWS >= config.tile_kv for config in kernel.configs)
+        together = (
+            layout.clusters
+            or self._clears_values
+            or layout.draws
+            or kernel.grid.sequences is not None
+            or any(layout.way_out(config) == "v" for config in kernel.configs)
+            or guard_of(kernel.regions) is not None
+            or ("k" in kernel.rows and kernel.rows["k"].page)
+            or softmax.pair is not None
+        )
+        of_rows = any({"q_lo", "q_hi"} & names_in(item) for item in kernel.regions.bounds)
+        return bool(others and of_rows and not together)
+
+    def _plan_work(self, *, own_ranges: bool) -> WorkTile:
+        kernel, sequences = self.kernel, self.kernel.grid.sequences
+        all_see = find_key_that_all_see(kernel)
+        place = ("h", "b", *(("q_first", "q_rows") if sequences is not None else ()))
+        first = tuple(rows.first for rows in kernel.rows.values() if rows.first is not None)
+        statements = (*kernel.program, *kernel.regions.bounds)
+        values = (item.name for item in statements if is_short_integer(item, self.dtypes))
+        sizes = tuple(name for name in ("M", "N") if name in self._sizes)
+        always, wanted = (*place, *sizes, *first), self._wanted()
+        candidates = dict.fromkeys((*place, *sizes, "q_hi", *first, *values))
+        published = [name for name in candidates if name in always or name in wanted]
+        if all_see is not None and kernel.softmax.headroom:
+            published.append(ALL_SEE)
+        bounds = {item.name for item in kernel.regions.bounds} | ({ALL_SEE} if all_see is not None else set())
+        return WorkTile(
+            published=tuple(published),
+            own=tuple(name for name in published if name in bounds) if own_ranges else (),
+            sizes=self._sizes,
+            all_see=all_see,
+        )
+
+    def _wanted(self) -> frozenset[str]:
+        """Names that are read after a tile has been scheduled."""
+        kernel, step, softmax = self.kernel, self.kernel.step, self.kernel.softmax
+        loops = kernel.regions.loops
+        exprs: list[Expr] = [expr for loop in loops for expr in loop.expressions if expr != loops[-1].stop]
+        exprs += [loops[-1].stop] if self._clears_values else []
+        statements: list[Statement] = [*kernel.regions.tests, *kernel.outer]
+        statements += [*unpublished(kernel, self.dtypes), *unpublished_bounds(kernel, self.dtypes)]
+        statements += [*step.fetches, *step.masked_fetches]
+        exprs += [expr for item in statements for expr in statement_expressions(item)]
+        exprs += [
+            x for x in (step.score, step.keep, step.kept, step.kept_inside, softmax.sink) if x is not None
+        ]
+        if softmax.dropout is not None:
+            exprs += [softmax.dropout.p, softmax.dropout.seed, softmax.dropout.head]
+        exprs.append(kernel.stored)
+        nodes = (node for expr in exprs for node in walk(expr))
+        return frozenset(node.name for node in nodes if isinstance(node, Ref | Dim | Index))
+
+    # -- the consumers --------------------------------------------------------------------------------------
+
+    def _plan_softmax(self) -> Softmax:
+        kernel, step, layout = self.kernel, self.kernel.step, self.layout
+        of_score = self._along_keys(step.fetches, step.score)
+        of_mask = self._along_keys((*step.fetches, *step.masked_fetches), step.keep)
+        found = (*(() if layout.columns else of_score), *of_mask)
+        loaded = tuple(dict.fromkeys(x for x in found if self._is_vector(x))) if layout.vectors else ()
+        score = self._hoist(loaded)
+        read = () if score is None else self._along_keys(step.fetches, score.value)
+        scale = kernel.softmax.scale
+        cap = None if score is None or not layout.capped else cap_of(score.value, scale)
+        return Softmax(
+            score=score,
+            exponent=self._exponent(score),
+            near=None if cap is None else exponent(cap.product, None),
+            cap=cap,
+            ends=None if step.keep is None else row_ends(step.keep),
+            vectors=(
+                *(() if score is None else score.keys),
+                *(fetch for fetch in loaded if fetch in (*read, *of_mask)),
+            ),
+            loaded=loaded,
+            pair=self._find_pair(of_score, of_mask),
+        )
+
+    def _hoist(self, loaded: tuple[Fetch, ...]) -> Score | None:
+        step = self.kernel.step
+        if step.score is None:
+            return None
+        if self.layout.columns:
+            return in_columns(step.score, self.variant.attention.mask)
+        return shared_score(step.score, loaded, () if step.keep is None else (step.keep,))
+
+    def _exponent(self, score: Score | None) -> Expr | None:
+        if score is None:
+            return None
+        scale = self.kernel.softmax.scale
+        return product_exponent(score, scale) if score.columns else exponent(score.value, scale)
+
+    def _find_pair(self, of_score: tuple[Fetch, ...], of_mask: tuple[Fetch, ...]) -> Fetch | None:
+        if not self.layout.pair_stages:
+            return None
+        found = (fetch for fetch in of_score if is_pair(fetch.load) and fetch not in of_mask)
+        return next(fetch for fetch in found if self.dtypes[fetch.load.tensor].is_float)
+
+    def _along_keys(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
+        """Returns the loads along keys that the expression needs."""
+        candidates = [fetch for fetch in (*self.kernel.outer, *fetches) if "kv" in fetch.axes]
+        return () if expr is None else fetches_for(candidates, expr)
+
+    def _is_vector(self, fetch: Fetch) -> bool:
+        """Returns whether it is one value of 4 bytes, or of one byte, for each key."""
+        dtype = self.dtypes[fetch.load.tensor]
+        is_short = fetch.load.within is not None or dtype.is_float or dtype.facts.cuda in ("int", "bool")
+        return fetch.axes == ("kv",) and is_short
+
+
+# --- what a work tile leaves to its readers
+
+
+def unpublished(kernel: Forward, dtypes: Mapping[str, DType]) -> list[Statement]:
+    """Returns what each role computes for itself: pointers, and floats of a head."""
+    return [item for item in kernel.program if not is_short_integer(item, dtypes)]
+
+
+def unpublished_bounds(kernel: Forward, dtypes: Mapping[str, DType]) -> list[Fetch]:
+    """Returns what tests of key tiles read of the rows of queries and is not published: integers of 64
+    bits.
+    """
+    regions = kernel.regions
+    loads = [x for x in regions.bounds if isinstance(x, Fetch) and not is_short_integer(x, dtypes)]
+    read = {name for loop in regions.loops for expr in loop.expressions for name in names_of(expr)}
+    wanted = needed_for(read.union(*map(names_in, regions.tests)), loads)
+    return [load for load in loads if load in wanted]
+
+
+def partial_tiles_end_the_range(kernel: Forward) -> bool:
+    """Returns whether the partial tiles are the last ones, and no others are."""
+    loops = kernel.regions.loops
+    return len(loops) == 2 and loops[0].masked is False
+
+
+def find_key_that_all_see(kernel: Forward) -> Expr | None:
+    """Returns up to which key every row sees all, before that is rounded down to a tile; None where partial
+    tiles do not end the range.
+    """
+    match kernel.regions.loops[0].stop:
+        case Ref(name=name) if partial_tiles_end_the_range(kernel):
+            lets = {x.name: x.value for x in kernel.regions.bounds if isinstance(x, Let)}
+            return unaligned(lets.get(name))
+    return None
+
+
+def unaligned(end: Expr | None) -> Expr | None:
+    """x of `x // BLOCK_N * BLOCK_N`, alone or as the smaller one of it and another end, which stays; None for
+    anything else.
+    """
+    match end:
+        case Call(function="min", args=(first, second)):
+            exact = unaligned(first)
+            return None if exact is None else Call("min", (exact, second))
+        case Binary(op="*", left=Binary(op="//", left=x, right=tile), right=other) if tile == other == _TILE:
+            return x
+        case _:
+            return None
