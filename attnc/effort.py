@@ -5,7 +5,7 @@ Limits of size alone (characters, operations, variants, configs) multiply, and s
 more than linear time. So the primitives that all passes are made of count their work here. The work for a
 file has pieces: an attention that is read, a variant that is planned for a target, its text. Any piece may
 cost `MAX_STEPS`. All pieces of a file may cost `MAX_STEPS`, and `STEPS_PER_PIECE` for each after the first:
-what a file costs grows linearly with what it makes.
+the cost of a file grows linearly with its output.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def spend(steps: float = 1) -> None:
 
 @contextmanager
 def limit_steps(steps: float = MAX_STEPS) -> Iterator[None]:
-    """Limits the work of the block, one file, of which any piece may cost so many steps. Inside another such
+    """Limits the work of the block, which handles one file, to this many steps per piece. Inside another such
     block only that one's limit holds.
     """
     if _METER.known is not None:
@@ -92,7 +92,7 @@ def limit_piece() -> Iterator[None]:
 
 
 def announce(pieces: int) -> None:
-    """Gives the file steps for so many pieces, the first of which it has already."""
+    """Grants the file the steps of this many pieces; it has those of the first already."""
     _METER.left += max(pieces - 1, 0) * _METER.most * STEPS_PER_PIECE / MAX_STEPS
     if _METER.watcher is not None:
         _METER.watcher(pieces, "")

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class CodeInfo:
-    """`title` is a line; `explanation` says what the rule is, why it is there and what to write instead."""
+    """`title` is a line; `explanation` states the rule, its reason and the fix."""
 
     title: str
     explanation: str

@@ -1,5 +1,5 @@
-"""Messages to the user: their structured form, 'did you mean', their text for people and JSON for programs,
-and the report in which the passes of the model put what they find, so that one run tells everything.
+"""Messages to the user: their structure, 'did you mean', their text for people and JSON for programs, and the
+`Reporter` that collects the findings of all passes, so that one run reports everything.
 
 The text quotes the spec as an editor shows it: tabs stop every four columns, wide characters take two,
 and characters that could steer a terminal (controls, direction marks) are shown by their numbers, because

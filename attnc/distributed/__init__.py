@@ -1,4 +1,5 @@
-"""Attention over several GPUs: who computes which scores, what moves, and how partial results meet.
+"""Attention over several GPUs: the distribution of scores, the data that moves, and the joining of partial
+results.
 
 The host plans with integers alone (`spans`, `offers`, `plan`), from the same closed forms that make a
 kernel's loops; `derive` writes the spec of what one rank computes; `engine` runs it on torch.distributed.

@@ -1,8 +1,7 @@
 """How long a call takes under each strategy, as far as counting goes: scores at the rate of the kernels,
 bytes at that of the links.
 
-The rates are parameters. What the estimate is for is the choice between strategies, and for that the order is
-what counts.
+The rates are parameters. The estimate serves the choice between strategies, so only its order matters.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class SharedBytes(Protocol):
     peers: Sequence[torch.Tensor]
 
     def meet(self) -> None:
-        """Makes what the stream at hand is told next wait until that of every rank has come here."""
+        """Makes the current stream wait until the current streams of all ranks have reached this call."""
 
 
 class Group:

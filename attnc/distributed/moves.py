@@ -86,7 +86,7 @@ class Route:
 
 
 def key_route(plan: Plan, rank: int, device: torch.device) -> Route:
-    """Routes k and v from their owners to the windows of those who wait for them."""
+    """Routes k and v from their owners to the windows of the ranks that wait for them."""
     mine = plan.owned_keys(rank)
     ranks = range(plan.ranks)
     sent = [np.flatnonzero(np.isin(mine, plan.keys(r), assume_unique=True)) for r in ranks]
@@ -301,8 +301,8 @@ class Moves:
         return unit, np.concatenate(found), bool((source < 0).any())
 
     def return_keys(self, sums: Pair, totals: Pair, number: int, *, fresh: bool) -> None:
-        """Sends what this rank's rows add to dk and dv to the owners of the keys, who add it to `totals`:
-        what is their own, then rank by rank. Both are f32. fresh: there is nothing in them yet, and all is
+        """Sends this rank's summands of dk and dv to the owners of the keys, which add them to `totals`: what
+        is their own, then rank by rank. Both are f32. fresh: there is nothing in them yet, and all is
         written.
         """
         tensors = self.attention.k, self.attention.v

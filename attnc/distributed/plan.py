@@ -1,4 +1,4 @@
-"""Sizes of a call to its plan: owners of rows, what each rank computes, what moves, and by which strategy.
+"""Sizes of a call to its plan: the owners of rows, the work of each rank, the transfers, and the strategy.
 
 Plain integers on the host, the same on every rank: nothing is asked of a device, and no rank asks another.
 
@@ -131,7 +131,7 @@ class Plan:
         return self._remember(("keys", self.mates(rank).start), made)
 
     def window(self, rank: int) -> tuple[int, int]:
-        """Returns the first key of what waiting rows are computed against, and the one behind the last. It
+        """Returns the range of keys, first and past the last, that waiting rows are computed against. It
         begins where a tile of keys does on one GPU, so that sums have the same order, and where a rank has
         all rows of some heads with the first one, so that dropout counts from there.
         """

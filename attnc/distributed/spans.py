@@ -46,7 +46,7 @@ _PAIRS = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSizes:
-    """What the plan of a call depends on besides the spec.
+    """All that the plan of a call depends on, except for the spec.
 
     queries, keys: rows of q and k that the ranks share out; heads, kv_heads: of q, of k and v; ends_q,
     ends_k: where packed sequences begin and the last one ends, B + 1 numbers; tensors: what the mask reads,
@@ -199,7 +199,7 @@ class Visibility:
         return env
 
     def _name(self, exprs: list[Expr]) -> None:
-        """Gives names to what is read of tensors, and to what occurs several times, whatever the key:
+        """Names the loads, and the subexpressions that occur several times and do not depend on the key:
         `_environment` evaluates it once for all tiles.
         """
         nodes = [

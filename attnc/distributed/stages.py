@@ -51,9 +51,7 @@ class Lanes:
 
     @contextmanager
     def exchanging(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """Runs what is called within beside the kernels, whose tensors it reads or writes, in order with
-        other exchanges.
-        """
+        """Runs the calls of the block concurrently with the kernels, in order with other exchanges."""
         if self._main is None:
             yield
             return
@@ -75,7 +73,7 @@ class Lanes:
             yield
 
     def mark(self) -> torch.cuda.Event | None:
-        """Returns what the stream at hand has been told to do so far."""
+        """Returns an event after all work that the current stream has been given."""
         return torch.cuda.current_stream(self.device).record_event() if self._main is not None else None
 
     def after(self, event: torch.cuda.Event | None) -> None:

@@ -1,4 +1,4 @@
-"""Plans for a reader: what is computed where, what it takes, how fast it could be, how wrong it may be.
+"""Plans for a reader: its loops and loads, its resources, its roofline, its error bound.
 
     ir.Module + Device --figures, backward--> explanations --text--> words, or a dictionary for programs
 

@@ -1,8 +1,8 @@
-"""The plan of a forward kernel in figures (`explain`, `as_dict`) and in words (`as_text`): what is computed
-where, what it takes, how fast it could be, how wrong it may be.
+"""The plan of a forward kernel in figures (`explain`, `as_dict`) and in words (`as_text`): its loops and
+loads, its resources, its roofline, its error bound.
 
-Nothing is run and no GPU is needed. Every figure follows from the plan and the device table; what only a
-compiler knows (registers, spills) is passed in by the caller, who may ask Triton for it.
+Nothing is run and no GPU is needed. Every figure follows from the plan and the device table; the caller
+passes in what only a compiler knows (registers, spills).
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def explain(
     length: int | None = None,
     usage: KernelUsage | None = None,
 ) -> Explanation:
-    """Explains the config at `position`; pictures at (M, N) `shapes`, the roofline at N = `length`. What is
-    left out is taken from a prompt, or from a decode step where the kernel is for those.
+    """Explains the config at `position`; pictures at (M, N) `shapes`, the roofline at N = `length`. Missing
+    sizes are those of a prompt, or of a decode step for decode kernels.
     """
     kernel = module.kernel
     config = kernel.configs[position]

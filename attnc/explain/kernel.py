@@ -1,5 +1,5 @@
-"""What is said of a kernel of either phase: its grid and loops, what a block takes, what a compiler says, and
-how fast a launch could be at most (the roofline).
+"""What is said of a kernel of either phase: its grid and loops, the resources of a block, the compiler's
+report, and the roofline of a launch.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def values_of(statements: Iterable[ir.Statement]) -> list[tuple[str, str]]:
 
 
 def resource_lines(needs: Estimate, device: Device, usage: KernelUsage | None) -> Iterator[str]:
-    """Yields what a block is estimated to take, and what the compiler says."""
+    """Yields the estimated resources of a block, and the compiler's report."""
     yield f"shared memory: {needs.shared} B of {device.shared_per_block} B a block (estimate)"
     width = max((len(buffer.name) for buffer in needs.buffers), default=0)
     yield from (f"  {b.name:{width}} {b.bytes:8} B  {b.shape}" for b in needs.buffers)

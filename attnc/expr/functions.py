@@ -26,7 +26,7 @@ _LARGEST_EXPONENT = 88.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealFunction:
-    """A function of one number whose result is a float, whatever its argument is.
+    """A function of one number; its result is a float.
 
     value: of a constant; raises ValueError or OverflowError where it is no finite number
     slope: d f(x) / d x, given f(x) and x; in terms of f(x) where that saves an evaluation

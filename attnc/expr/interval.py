@@ -187,9 +187,9 @@ def within_64_bits(total: Affine, besides: str = "") -> Affine:
     """Returns a sum that is below, at or above 0 wherever this one is, and whose terms can change sides of a
     comparison, with one more or less, without leaving 64 bits.
 
-    What is in the way of that is one integer that may be as far as its type goes: 2^63 - 1, "no limit". Where
-    it is farther than all other terms reach, it alone decides, so it counts as just as far. besides: an index
-    that it may not depend on, since it is solved for.
+    One integer of its type's full range prevents that: 2^63 - 1, "no limit". Where it is farther than all
+    other terms reach, it alone decides, so it counts as just as far. besides: an index that it may not depend
+    on, since it is solved for.
     """
     if range_of_sum(total).is_within(_ROOM):
         return total

@@ -1,9 +1,8 @@
 """Trees rebuilt with the smart constructors: `simplify`, `substitute`, the negation normal form, and a score
 times a constant.
 
-Everything that makes expressions makes them with the constructors of `construct`, or by `call` and `make`
-here, so that what reaches a generated kernel is small. Nothing is assumed about lengths or contents of
-tensors.
+Expressions are built with the constructors of `construct`, or with `call` and `make`, so that generated
+kernels contain small ones. Nothing is assumed about lengths or contents of tensors.
 """
 
 from __future__ import annotations

@@ -49,11 +49,10 @@ class Softmax:
 class Attention:
     """One `attention` block.
 
-    score: float Expr of Dot, indices and loads; mask: bool Expr, TRUE when absent (true = keep);
-    lengths: per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b;
-    grads: names of inputs that the spec wants gradients of; f32_grads: those of them whose gradients are f32
-    whatever the type of the input is;
-    batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G in terms of Dims).
+    score: float Expr of Dot, indices and loads; mask: bool Expr, TRUE when absent (true = keep); lengths:
+    per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b; grads: names of inputs that the
+    spec wants gradients of; f32_grads: the inputs among them whose gradients are f32 regardless of the
+    input's type; batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G in terms of Dims).
     """
 
     name: str

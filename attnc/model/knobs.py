@@ -1,5 +1,4 @@
-"""The closed set of schedule keys: what each may be set to, in which phases, and what it is when a schedule
-says nothing.
+"""The closed set of schedule keys: the values, phases and default of each.
 
 Values become plain data: `online` is a Choice with its `rescale` filled in, lists are tuples, words are
 strings.

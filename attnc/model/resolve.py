@@ -1,9 +1,9 @@
 """ast.File -> Program: every name looked up, every type, role and knob known, or every semantic error
 reported at once.
 
-The parts of an attention are resolved in the order in which they depend on each other, whatever their order
-in the text: params, inputs, storage, outputs, lets from top to bottom, then what is computed. A mistake marks
-what it makes unknown, so that nothing is reported twice. `rules` has the last word over whatever resolved.
+The parts of an attention are resolved in the order of their dependencies, not of the text: params, inputs,
+storage, outputs, lets from top to bottom, then what is computed. A mistake marks what it makes unknown, so
+that nothing is reported twice. `rules` has the last word over whatever resolved.
 """
 
 from __future__ import annotations

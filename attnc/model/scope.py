@@ -215,7 +215,7 @@ class Context:
         )
 
     def meaning(self, name: str) -> Meaning | None:
-        """Returns what the name stands for here; None if nothing."""
+        """Returns the meaning of the name in this scope; None if nothing."""
         if name in self.arguments:
             return self.arguments[name]
         if self.site is None and name in self.scope.refused:

@@ -1,10 +1,10 @@
 """Where the rows of a matrix lie in memory, and which tile comes when: the nouns that loads, stores and grids
 are printed from.
 
-Programs of one head read the same K and V, or in a backward the same q and do. A grid walks over the
-tiles of a section of heads, and then over those of the next one, so that what its programs read stays in
-the L2 cache. How many heads that are is decided here, as a part of the cache of a device that is known
-when a kernel is called; modules declare it, and `support.sizes` computes it.
+Programs of one head read the same K and V, or in a backward the same q and do. A grid walks over the tiles of
+one section of heads after the other, so that the programs' reads stay in the L2 cache. How many heads that
+are is decided here, as a part of the cache of a device that is known when a kernel is called; modules declare
+it, and `support.sizes` computes it.
 """
 
 from __future__ import annotations

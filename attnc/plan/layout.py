@@ -1,5 +1,5 @@
-"""How kernels lie on a machine where the plan decides it and no compiler, what a block of one takes, and what
-a launch moves.
+"""Layouts of kernels on a machine, for targets whose plan decides them; resources of a block; memory traffic
+of a launch.
 """
 
 from __future__ import annotations

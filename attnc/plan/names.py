@@ -118,13 +118,13 @@ def _clashes(name: str) -> bool:
 
 
 def own_name(name: str, kind: str = "value") -> str:
-    """Returns what a kernel calls a value of this name, whatever its target: `page_value` for `page`."""
+    """Returns the name of this value in kernels of every target: `page_value` for `page`."""
     return f"{name.lstrip('_')}_{kind}" if _clashes(name) else name
 
 
 def own_sizes(names: Collection[str], inputs: Collection[str]) -> dict[str, str]:
-    """Returns what generated code calls the sizes that cannot keep their names, whatever the target: `t_size`
-    for t.
+    """Returns the names, in generated code of every target, of sizes that cannot keep their own: `t_size` for
+    t.
 
     names: of all sizes that the spec chose; inputs: of its tensors, whose gradients have names too.
     """

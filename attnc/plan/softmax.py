@@ -1,8 +1,7 @@
 """Strategies of the softmax: which a kernel can take, what each is in the plan, how far exponents are off.
 
-A new one is spelled in `model.knobs`, is told here what it means, has fields in `ir.Softmax` for what
-kernels have to know, and steps in the templates of the targets that lower it; the others refuse it in
-their `check`.
+A new strategy has its spelling in `model.knobs`, its meaning here, fields for kernels in `ir.Softmax`, and
+steps in the templates of the targets that lower it; the others refuse it in their `check`.
 
 Scores are in base 2, exp(x) = exp2(x * log2 e), with every constant folded where it costs nothing.
 

@@ -41,8 +41,8 @@ _ENDS = tuple(
 
 
 def shortened_lengths(attention: Attention, names: LoadNames) -> tuple[Statement, ...]:
-    """Returns what `length N = kv_len[b]` makes of the sequence at hand: it shortens it, and can never make
-    it longer than its tensor.
+    """Returns the statements of `length N = kv_len[b]` for the program's sequence: it shortens it, and can
+    never make it longer than its tensor.
 
     Each after what it loads, whose tensors end where a length before it does.
     """

@@ -80,8 +80,8 @@ class Target(ABC):
 
     @abstractmethod
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-        """Returns every reason why the forward or decode kernel of the variant cannot be made under the
-        schedule, besides those that hold for all targets (`lower.check_lowerable`).
+        """Returns every reason why the target has no forward or decode kernel for the variant under this
+        schedule. Reasons common to all targets are in `lower.check_lowerable`.
         """
 
     @abstractmethod

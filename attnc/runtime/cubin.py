@@ -1,5 +1,5 @@
 """What is in a cubin that a GPU runs or reads, so that two can be compared: the instructions and constants of
-each kernel, what they refer to, and what a launch takes. Names are no part of it.
+each kernel, the symbols they refer to, and the launch's resources. Names are no part of it.
 
 A cubin is an ELF file (System V ABI, chapter 4) with a section `.text.KERNEL` for each kernel.
 """

@@ -1,4 +1,4 @@
-"""What `from generated.NAME import NAME` calls on a GPU, which need not be here, and what decides it."""
+"""Finds the kernels that `from generated.NAME import NAME` calls on a GPU, present or not, and the reason."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Chosen:
 
 
 def choose_functions(folder: Path, gpu: TargetGpu) -> Iterator[Chosen]:
-    """Yields what each function with several targets calls, of those that `attnc compile` has written to a
-    folder.
+    """Yields, for each function of a folder of `attnc compile` that has several targets, the kernels that it
+    calls.
     """
     for file in sorted(folder.glob("*/__init__.py")):
         if "ByTarget" not in file.read_text(encoding="utf-8", errors="replace"):

@@ -2,8 +2,8 @@
 
 A package is a folder of the cache with its modules and a manifest, which is written last. That holds the hash
 of every file, what is to be known of them, and a hash of both: a folder that is half written, cut off or
-changed counts as not there. Files are replaced in one step, and those of one key are the same whoever writes
-them, so processes need no lock.
+changed counts as not there. Files are replaced atomically, and every process writes the same files for one
+key, so processes need no lock.
 
 A module is imported from a text that has been read and checked. It gets a name below `attnc_generated`, where
 nothing is looked for on disk: what `from ..._support import` or `from . import` means there are modules of

@@ -51,7 +51,7 @@ class Toolchain(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """Returns what compiles the kernels here, as tuned files call it."""
+        """Returns the name and version of the compiler on this machine, as in tuned files."""
 
     @abstractmethod
     def usage(self, module: Module, kernel: Which, position: int, device: Device) -> Usage | None:

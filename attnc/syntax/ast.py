@@ -1,4 +1,4 @@
-"""The tree of a spec file: what was written, not what it means.
+"""The tree of a spec file: the text as written, without its meaning.
 
 Every node says where it was written in `span`, which equality ignores: two trees are equal when they say the
 same. A file is a tuple of items, each of these a tuple of statements, in the order in which they were

@@ -1,8 +1,7 @@
 """What to say about a syntax error: from the place where the parser stopped to one precise diagnostic.
 
 The causes are tried from the most to the least specific: a bracket, a slip from another language, a misplaced
-or misspelt word, and otherwise what was expected and what was found. Slips are what people write who come
-from Python, C or a formula.
+or misspelt word, else the expected and the found tokens. Slips are habits from Python, C or formulas.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where the parser stopped: what it could not take, what it had taken, and what it would have taken."""
+    """Where the parser stopped: the rejected token, the tokens before it, and the acceptable ones."""
 
     source: Source
     kind: str

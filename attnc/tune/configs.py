@@ -2,9 +2,9 @@
 compiler.
 
 All configs that fit the device are compiled in parallel processes, then timed taking turns: those of the
-forward kernel, and those of each backward kernel, whose time is that of the whole backward while the other
-kernels keep their own choice. Each trial writes outputs of its own, so that no trial can spoil a result; a
-config that fails to compile or run is left out.
+forward kernel and of each backward kernel. A backward kernel's config is judged by the time of the whole
+backward, with the choices of the other kernels fixed. Each trial writes outputs of its own, so that no trial
+can spoil a result; a config that fails to compile or run is left out.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Tables of dispatch: what is fastest for which sizes on which device, as measured once and kept beside the
-specs.
+"""Tables of dispatch: the fastest choice by device and sizes, measured once and kept beside the specs.
 
 One mechanism for every choice that depends on sizes (FlashDecoding++, arXiv 2311.01282, section 5): among
 the implementations of a projection by M, and among the schedules of an attention by M, N and batch times

@@ -1,9 +1,9 @@
-"""What a generated callable hands to the driver, whatever it was called with before: checked without a GPU.
+"""Checks what a generated callable passes to the driver, after any earlier calls: checked without a GPU.
 
 Launches are noted instead of made. A call must launch the same after another call as it does in a fresh
-process: what is prepared for one must not serve another of other strides, types or alignment. It must be on
-the caller's stream, with the binary for aligned tensors for these alone, and what is not as declared must be
-refused.
+process: what is prepared for one must not serve another of other strides, types or alignment. It must use the
+caller's stream, use the binary for aligned tensors only for aligned tensors, and refuse tensors that are not
+as declared.
 """
 
 from __future__ import annotations

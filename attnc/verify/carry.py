@@ -1,4 +1,5 @@
-"""Records of modules whose text has changed and whose machine code has not: they are carried to the new text.
+"""Carries records over to modules whose text has changed and whose machine code has not: they are carried to
+the new text.
 
 A rename changes the text of a kernel, so its record lapses, though no GPU can tell the difference. Where the
 compiler that the record names makes the same machine code of both texts, for each kernel and config, and the

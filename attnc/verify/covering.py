@@ -31,8 +31,8 @@ _ORDINARY = ("plain", "drawn", "none", "random")
 
 
 def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
-    """Yields so many cases that cover what there is, and between the first and the others those with nothing
-    to compute, far or thin tensors, so that a run that is cut short has met these too.
+    """Yields this many covering cases. Empty, far and thin cases follow the first, so that a run that is cut
+    short has met them too.
     """
     coverage = Coverage(space)
     for number in range(count):
@@ -263,8 +263,8 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
 
 
 def _diagonal(space: Space, config: int) -> dict[str, int]:
-    """Returns sizes with which the last query of the first tile, of which the tile has some heads alone where
-    it can, stands at the first key of a tile.
+    """Returns sizes that put the last query of the first tile at the first key of a tile, with some heads
+    alone in the tile where possible.
     """
     shape = space.configs[config]
     packs = space.plan is not None and pack_of(space.plan.kernel) is not None

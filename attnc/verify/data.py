@@ -273,9 +273,8 @@ def draw_ids(rng: Rng, shape: tuple[int, ...]) -> Array:
 
 
 def ascending(array: Array, rng: Rng) -> Array:
-    """Returns the rows of an input that is sorted. Each goes through its numbers at a pace of its own, soon
-    at the last ones or long at the first, so that what a search finds in one is not what it finds in the
-    next.
+    """Returns the rows of an input that is sorted. Each ascends at its own pace, quickly or slowly at first,
+    so that a search finds different places in each.
     """
     found: Array = np.sort(array, axis=-1)
     if array.ndim < 2 or not array.size:

@@ -1,4 +1,4 @@
-"""What must hold between the gradients of one case, whatever the reference says.
+"""Properties of the gradients of one case that hold independently of the reference.
 
     sum_j dV_j . V_j = sum_i dO_i . O_i       since rowsum(dO * O) = sum_j P dP, dropped or not
     sum_j dV_j       = sum_i dO_i             where the weights of a row that sees a key sum to 1

@@ -5,8 +5,8 @@ Triton runs a kernel on NumPy when TRITON_INTERPRET=1 was set before it was impo
 bf16 casts truncate, NaN and infinities of 8 bits become finite, `tl.dot` multiplies bf16 bit patterns,
 `tl.maximum` differs from the GPU on NaN, libdevice and inline assembly (`assembly`) are missing, and a stray
 address reads whatever lies there. `ensure_interpreter` replaces the parts concerned, so that the *unmodified*
-kernel means here what it means on a GPU. Besides, every access to memory is checked (`memory`), and precision
-that is lost on the way is a fault (`PrecisionFault`).
+kernel computes what it computes on a GPU. Besides, every access to memory is checked (`memory`), and
+precision that is lost on the way is a fault (`PrecisionFault`).
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ WATCH = Watch()
 
 
 def reserve_zeros(size: int) -> mmap.mmap:
-    """Returns bytes, all 0, of which only those pages exist that are touched: gigabytes on any machine."""
+    """Returns zeros whose pages are allocated when they are touched, so gigabytes fit any machine."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
 
 

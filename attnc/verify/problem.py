@@ -87,7 +87,9 @@ class Problem:
     guarded: tuple[Guarded, ...]
 
     def find_disturbed(self) -> str | None:
-        """Returns the name of a tensor whose surroundings, or for an input whose elements, have changed."""
+        """Returns the name of an input that was modified, or of a tensor whose guard was; None if there is
+        none.
+        """
         for tensor in self.guarded:
             if tensor.is_disturbed(is_output=tensor.name in self.outputs):
                 return tensor.name
@@ -228,7 +230,7 @@ def draw_extras(
     at: DenseSizes | None = None,
     names: Collection[str] | None = None,
 ) -> dict[str, Array]:
-    """Returns the inputs besides q, k and v but block tables, or those of these names."""
+    """Returns the inputs other than q, k, v and block tables, or only those with these names."""
     at = at or _sizes(attention, case, dims)
     values: dict[str, Array] = {name: lengths.cumulative(name) for name in lengths.rows}
     for stream, tensor in enumerate(attention.extras, start=2):

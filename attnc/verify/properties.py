@@ -1,4 +1,4 @@
-"""What must hold between runs of one module, whatever the reference says.
+"""Properties of several runs of one module that hold independently of the reference.
 
 A property changes the inputs of a case in a way whose effect on the outputs is known: bit for bit, or within
 the sum of both error bounds. Each says which attentions it applies to.

@@ -3,8 +3,8 @@
 A record speaks of what a module does: it holds the SHA-256 of its code (configs, declaration and kernels,
 with the headers that they include) and lapses when that changes. Comments and docstrings are no part of it,
 since they quote the spec and its digest: a spec that says the same in other words, or gains a schedule for
-another target, changes no kernel. A module that nobody could verify (no GPU at hand) is named under
-`unverified` with the reason, until somebody can.
+another target, changes no kernel. A module that could not be verified, without a GPU, is listed under
+`unverified` with the reason.
 
 The Python beside all kernels, the support package, has a record of its own for each target. A change of it
 leaves the modules' records as they are: it asks for its unit tests, and for one module of each target to be

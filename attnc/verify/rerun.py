@@ -1,8 +1,8 @@
 """A case that has been run, and what its module gives for other inputs: what properties compare.
 
-Here is also what properties of outputs and of gradients share: what lies in memory for keys that no query
-keeps has no influence, NaN and infinities included. Which keys these are is what docs/language.md promises
-and `plan.regions` plans; that no query sees them is asked of the reference.
+Also holds what properties of outputs and of gradients share: what lies in memory for keys that no query keeps
+has no influence, NaN and infinities included. Which keys these are is what docs/language.md promises and
+`plan.regions` plans; that no query sees them is asked of the reference.
 """
 
 from __future__ import annotations

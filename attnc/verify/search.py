@@ -47,9 +47,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How a module did. `worst`, `eager_ratio`: the largest seen; `examples`: how many cases
-    were run; `open`: elements of which nothing is promised; `coverage`: what the cases have met; `replayed`:
-    how many kept failures were run besides, of which `failures` alone tells more.
+    """How a module did. `worst`, `eager_ratio`: the largest seen; `examples`: how many cases were run;
+    `open`: elements of which nothing is promised; `coverage`: what the cases have met; `replayed`: how many
+    kept failures were run in addition; only `failures` has details of them.
     """
 
     examples: int
@@ -112,9 +112,7 @@ class Trial(ABC):
         return self.check(kept.case, fills)
 
     def holds_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
-        """Returns the verdict, and that of what a case must keep besides the error bound, where it is its
-        turn.
-        """
+        """Returns the verdict, joined with that of the properties where it is the case's turn."""
         return verdict
 
 

@@ -39,9 +39,9 @@ class Subject:
     """What is verified: the module of a variant, and the bound that its plan promises.
 
     warps_matter: configs that differ in warps or stages alone are different programs even without a GPU.
-    split: programs may share the keys of a sequence, as many of them as the shapes suggest.
-    atomic: inputs whose gradients are sums in whatever order programs come.
-    plan: what the module was printed from, where that is known.
+    split: programs may share the keys of a sequence, as many of them as the shapes suggest. atomic: inputs
+    whose gradients are summed in the order in which programs finish. plan: what the module was printed from,
+    where that is known.
     """
 
     variant: Variant

@@ -26,9 +26,9 @@ subnormal, at least 2^-126 because GPUs may flush float32 subnormals. The sink t
 sums over P. Scores of 10^7 and more have e_ij beyond 1. Then any key near the largest may turn out to be it:
 X has the exponential itself, of which P (e + E) is the first term, and a probability is wrong by 1 at most.
 
-Rows are of three kinds. Those in which a score may leave float32, or has no bound, are open. Those whose lse
-is NaN or infinite (NaN or +inf among the scores, no key at all) have outputs that are known exactly, and a
-bound of 0. All others have a bound; where it turns out to be none, the element is open, never exact.
+Rows are of three kinds. Rows in which a score may overflow float32, or has no bound, are open. Rows whose lse
+is NaN or infinite (NaN or +inf among the scores, no key at all) have exactly known outputs and a bound of 0.
+All others have a bound; where it turns out to be none, the element is open, never exact.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Chain:
         return self.slope is not None and has_pole(self.inline(self.slope))
 
     def inline(self, value: Expr) -> Expr:
-        """Returns the value with what it shares with others in the place of its name."""
+        """Returns the value with shared subexpressions written out in place of their names."""
         values: dict[Expr, Expr] = {
             node: let.value
             for let in self.shared

@@ -1,4 +1,4 @@
-"""The plan as text, for those who work on the compiler: every field of `ir`, kernels in their order.
+"""The plan as text, for developers of the compiler: every field of `ir`, kernels in their order.
 
     kernel causal_gqa_forward(B, H, M, N) forward_q_kv {
       program { ... }                               what a program computes once
