@@ -215,7 +215,10 @@ def attend_packed(
     A sequence without keys has o = 0 and lse = minus infinity. ValueError or TypeError names the argument.
     """
     form = (dtype_of("q", q), q.shape[-1], v.shape[-1], float(scale), causal, lse)
-    made = _packed_kernel(*form)(q, k, v, cu_seqlens_q.int(), cu_seqlens_k.int(), out=out)
+    into: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = out
+    if lse and out is not None:
+        into = out, q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
+    made = _packed_kernel(*form)(q, k, v, cu_seqlens_q.int(), cu_seqlens_k.int(), out=into)
     found: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = made
     return found
 

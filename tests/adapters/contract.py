@@ -38,7 +38,22 @@ WANTED: Mapping[str, Wanted] = {
             "AttentionMetadataBuilder": None,
             "AttentionType": None,
             "CommonAttentionMetadata": None,
+            "MLAAttentionImpl": ("do_kv_cache_update",),
             "MultipleOf": None,
+        },
+        "vllm.model_executor.layers.attention.mla_attention": {
+            "MLACommonBackend": None,
+            "MLACommonDecodeMetadata": ("block_table", "seq_lens"),
+            "MLACommonImpl": ("__init__", "forward_mqa", "supports_quant_query_input", "dcp_world_size"),
+            "MLACommonMetadata": ("decode", "query_start_loc"),
+            "MLACommonMetadataBuilder": ("query_len_support",),
+            "MLACommonPrefillMetadata": ("query_start_loc",),
+            "QueryLenSupport": None,
+        },
+        "vllm.v1.attention.backends.mla.prefill.base": {"MLADimensions": None, "MLAPrefillBackend": None},
+        "vllm.v1.attention.backends.mla.prefill.registry": {
+            "MLAPrefillBackendEnum": ("CUSTOM", "get_path", "is_overridden"),
+            "register_mla_prefill_backend": None,
         },
         "vllm.v1.attention.backends.registry": {
             "AttentionBackendEnum": ("CUSTOM", "get_path", "is_overridden"),
@@ -60,6 +75,8 @@ WANTED: Mapping[str, Wanted] = {
         "sglang.srt.arg_groups.choices": {
             "ATTENTION_BACKEND_CHOICES": (),
             "add_attention_backend_choices": None,
+            "add_chunked_prefix_cache_attention_backend": None,
+            "add_draft_attention_backend_choices": None,
         },
         "sglang.srt.layers.radix_attention": {
             "RadixAttention": (
@@ -71,6 +88,7 @@ WANTED: Mapping[str, Wanted] = {
         },
         "sglang.srt.mem_cache.memory_pool": {
             "KVWriteLoc": ("for_layer",),
+            "MLATokenToKVPool": ("get_key_buffer", "set_kv_buffer"),
             "MHATokenToKVPool": ("get_key_buffer", "get_value_buffer", "set_kv_buffer"),
             "ReqToTokenPool": ("req_to_token",),
         },
@@ -79,13 +97,33 @@ WANTED: Mapping[str, Wanted] = {
                 "forward_mode", "batch_size", "req_pool_indices", "seq_lens", "out_cache_loc", "seq_lens_cpu",
                 "extend_seq_lens", "spec_info",
             ),
-            "ForwardMode": ("DECODE", "EXTEND", "MIXED", "TARGET_VERIFY", "is_decode_or_idle",
-                "is_extend_or_draft_extend_or_mixed"),
+            "ForwardMode": (
+                "DECODE", "DRAFT_EXTEND_V2", "EXTEND", "MIXED", "TARGET_VERIFY", "is_decode_or_idle",
+                "is_draft_extend_v2", "is_extend_or_draft_extend_or_mixed", "is_target_verify",
+            ),
         },
+        "sglang.srt.model_executor.forward_batch_deepseek_mha_mixin": {
+            "ForwardBatchDeepSeekMHAMixin": (
+                "attn_attend_prefix_cache", "mha_return_lse", "prefix_chunk_cu_seq_lens", "prefix_chunk_idx",
+            ),
+        },
+        "sglang.srt.models.deepseek_common.attention_backend_handler": {
+            "AttentionBackendRegistry": ("register",),
+            "_handle_attention_backend": None,
+        },
+        "sglang.srt.plugins.hook_registry": {"HookRegistry": ("register",), "HookType": None},
+        "sglang.srt.speculative.draft_utils": {
+            "DraftBackendFactory": ("_create_backend", "draft_model_runner", "speculative_num_steps", "topk"),
+        },
+        "sglang.srt.speculative.eagle_info": {
+            "EagleVerifyInput": ("custom_mask", "num_tokens_per_req", "topk"),
+            "EagleDraftExtendInput": ("num_tokens_per_req",),
+        },
+        "sglang.srt.speculative.ngram_info": {"NgramVerifyInput": ("custom_mask", "num_tokens_per_req")},
         "sglang.srt.model_executor.model_runner": {
             "ModelRunner": (
                 "attention_chunk_size", "device", "kv_cache_dtype", "kv_index_translator", "model_config",
-                "page_size", "req_to_token_pool", "spec_algorithm", "token_to_kv_pool", "use_mla_backend",
+                "page_size", "req_to_token_pool", "token_to_kv_pool", "use_mla_backend",
             ),
         },
         "sglang.srt.plugins": {"GENERAL_PLUGINS_GROUP": None},

@@ -80,10 +80,11 @@ def check(found: torch.Tensor, q: torch.Tensor, request: Request, **options: Any
     """The attention of a request's last tokens against float64, on the CPU."""
     assert request.keys is not None
     assert request.values is not None
+    scale = options.pop("scale", q.shape[-1] ** -0.5)
     given: dict[str, Any] = {
         name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in options.items()
     }
     tensors = (q.cpu(), request.keys.cpu(), request.values.cpu())
-    expected, _ = attend(*tensors, scale=q.shape[-1] ** -0.5, **given)
+    expected, _ = attend(*tensors, scale=scale, **given)
     within = 1e-5 if q.dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.cpu().double(), expected, rtol=within, atol=within)

@@ -177,4 +177,10 @@ def test_packed_results_go_where_they_are_wanted() -> None:
         q, q, q, cu_seqlens_q=ends, cu_seqlens_k=ends, scale=1.0, causal=True, lse=False, out=out
     )
     assert found is out
-    assert out.isfinite().all()
+    plain = out.clone()
+    o, lse = attend_packed(
+        q, q, q, cu_seqlens_q=ends, cu_seqlens_k=ends, scale=1.0, causal=True, lse=True, out=out.zero_()
+    )
+    assert o is out
+    assert torch.equal(o, plain)
+    assert lse.shape == (2, 5)

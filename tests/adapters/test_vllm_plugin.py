@@ -244,10 +244,17 @@ def test_what_a_step_cannot_ask_is_refused_by_name(
         Runner(backend).step([(Request(), 4)], **common)
 
 
-def test_values_of_another_width_are_refused(backend: ModuleType) -> None:
-    spec = SimpleNamespace(head_size=SIZE, head_size_v=SIZE // 2)
-    with pytest.raises(ValueError, match="head_size_v: expected 16, like head_size, got 8"):
-        backend.AttncMetadataBuilder(spec, [], None, torch.device("cpu"))
+def test_values_of_another_width_are_read(backend: ModuleType) -> None:
+    """As vLLM lays them out: behind the keys of each head."""
+    impl = backend.AttncImpl(HEADS * GROUP, SIZE, SIZE**-0.5, HEADS)
+    pool = torch.full((4, HEADS, PAGE, SIZE + 8), torch.nan)
+    k, v = torch.randn(5, HEADS, SIZE), torch.randn(5, HEADS, 8)
+    impl.do_kv_cache_update(None, k, v, pool, torch.arange(5) + 2 * PAGE)
+    table, start = torch.tensor([[2]], dtype=torch.int32), torch.tensor([0, 5], dtype=torch.int32)
+    metadata = backend.AttncMetadata(5, 5, start, start[1:], 5, table, start)
+    q, output = torch.randn(5, HEADS * GROUP, SIZE), torch.empty(5, HEADS * GROUP, 8)
+    impl.forward(None, q, k, v, pool, metadata, output)
+    check(output, q, Request([2], k, v))
 
 
 def test_what_vllm_asks_of_the_backend(backend: ModuleType) -> None:
@@ -280,6 +287,11 @@ class Registry:
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path
+        self.__members__ = {"ATTNC_MLA": self}
+
+    def __getitem__(self, name: str) -> Registry:
+        assert name == "ATTNC_MLA"
+        return self
 
     @property
     def CUSTOM(self) -> Registry:
@@ -299,14 +311,18 @@ def test_the_entry_point_offers_the_backend(monkeypatch: pytest.MonkeyPatch) -> 
     assert points == {"attnc": "attnc.adapters.vllm:register"}
     with engine("vllm", "attnc.adapters.vllm.backend") as module:
         names = sys.modules["vllm.v1.attention.backends.registry"]
-        registry, registered = Registry(), []
+        prompts = sys.modules["vllm.v1.attention.backends.mla.prefill.registry"]
+        registry, prefill, registered = Registry(), Registry(), []
         monkeypatch.setattr(names, "AttentionBackendEnum", registry)
         monkeypatch.setattr(names, "register_backend", lambda *given: registered.append(given))
+        monkeypatch.setattr(prompts, "MLAPrefillBackendEnum", prefill)
+        monkeypatch.setattr(prompts, "register_mla_prefill_backend", lambda *given: registered.append(given))
         plugin.register()
         plugin.register()
-        assert registered == [(registry, plugin.BACKEND)] * 2
+        assert registered == [(registry, plugin.BACKEND), (prefill, plugin.PREFILL_BACKEND)] * 2
         assert f"{module.__name__}.{module.AttncBackend.__name__}" == plugin.BACKEND
         registry.path = "others.Backend"
-        with pytest.warns(UserWarning, match="CUSTOM is others.Backend already"):
+        with pytest.warns(UserWarning, match="CUSTOM is others.Backend already") as warned:
             plugin.register()
-        assert len(registered) == 2
+        assert len(registered) == 5
+        assert warned[0].filename == __file__

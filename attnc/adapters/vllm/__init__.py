@@ -2,17 +2,20 @@
 
     from attnc.adapters.vllm import unified_attention        # vLLM's argument list; vLLM is not imported
     vllm serve MODEL --attention-backend CUSTOM              # the plug-in, where attnc is installed
+    vllm serve MODEL --attention-backend ATTNC_MLA           # for latent attention
 
 `unified_attention` is that of vllm/v1/attention/ops/triton_unified_attention.py: prefill, decode and any
 mixture of both against a paged cache. `register` is the entry point of vLLM's group `vllm.general_plugins`,
-which it calls in each of its processes; it names `backend.AttncBackend`, the only module here that imports
-vLLM.
+which it calls in each of its processes; `backend` and `mla`, which it names, are the only modules here that
+import vLLM.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from operator import index
+from typing import Any
 
 import torch
 
@@ -111,21 +114,48 @@ def _left(causal: bool, window_size: tuple[int, int]) -> int:
 
 
 BACKEND = "attnc.adapters.vllm.backend.AttncBackend"
+LATENT_BACKEND = "attnc.adapters.vllm.mla.AttncMLABackend"
+PREFILL_BACKEND = "attnc.adapters.vllm.mla.AttncMLAPrefill"
 
 
 def register() -> None:
-    """Offers the backend; `--attention-backend CUSTOM` takes it. Called any number of times in a process.
+    """Offers the backends: `--attention-backend CUSTOM` takes that of ordinary attention, `ATTNC_MLA` that of
+    latent attention, `--attention-config.mla_prefill_backend CUSTOM` that of its prompts. Called any number
+    of times in a process.
 
-    Where another plug-in has that name already, it keeps it, and a warning says so.
+    Where another plug-in has the name CUSTOM already, it keeps it, and a warning says so.
+    """
+    from vllm.v1.attention.backends.mla.prefill.registry import (
+        MLAPrefillBackendEnum,
+        register_mla_prefill_backend,
+    )
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    _offer(AttentionBackendEnum.CUSTOM, BACKEND, register_backend)
+    _offer(MLAPrefillBackendEnum.CUSTOM, PREFILL_BACKEND, register_mla_prefill_backend)
+    latent_backend()
+
+
+def latent_backend() -> Any:
+    """Returns ATTNC_MLA, a member of vLLM's enumeration that is made once in a process.
+
+    A process that is sent it, in a configuration, may not have loaded plug-ins yet: it is pickled as a call
+    of this.
     """
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    custom = AttentionBackendEnum.CUSTOM
-    if custom.is_overridden() and custom.get_path() != BACKEND:
+    if "ATTNC_MLA" not in AttentionBackendEnum.__members__:
+        register_backend("ATTNC_MLA", LATENT_BACKEND)
+        AttentionBackendEnum["ATTNC_MLA"].__reduce_ex__ = lambda protocol: (latent_backend, ())
+    return AttentionBackendEnum["ATTNC_MLA"]
+
+
+def _offer(custom: Any, path: str, register_as: Callable[[Any, str], Any]) -> None:
+    if custom.is_overridden() and custom.get_path() != path:
         warnings.warn(
             f"attnc is not offered to vLLM: CUSTOM is {custom.get_path()} already; VLLM_PLUGINS=attnc"
             " loads this plug-in alone",
-            stacklevel=2,
+            stacklevel=3,
         )
         return
-    register_backend(custom, BACKEND)
+    register_as(custom, path)

@@ -124,9 +124,6 @@ class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ig
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        wide, narrow = kv_cache_spec.head_size, getattr(kv_cache_spec, "head_size_v", None)
-        if narrow not in (None, wide):
-            raise ValueError(f"head_size_v: expected {wide}, like head_size, got {narrow}")
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -233,9 +230,10 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
     ) -> torch.Tensor:
         """Returns `output` with the attention of the tokens that are not padding.
 
-        query, output: [T, H, D]; kv_cache: [num_blocks, Hkv, block, 2 D], in any order in memory, which has
-        key and value already; of 8 bits, layer._k_scale and _v_scale, f32 of one element or a K/V head, say
-        what they are multiplied by. Without metadata vLLM looks how much memory it takes: output is 0.
+        query: [T, H, D]; output: [T, H, Dv]; kv_cache: [num_blocks, Hkv, block, D + Dv], in any order in
+        memory, which has key and value already; of 8 bits, layer._k_scale and _v_scale, f32 of one element or
+        a K/V head, say what they are multiplied by. Without metadata vLLM looks how much memory it takes:
+        output is 0.
         """
         if attn_metadata is None:
             return output.fill_(0)
@@ -279,9 +277,9 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
         store(key, value, *self._split(kv_cache), slot_mapping, scales)
 
     def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys and values as kernels take pages: [num_blocks, block, Hkv, D]. vLLM hands 8 bits over
-        as bytes.
+        """Returns keys and values as kernels take pages, [num_blocks, block, Hkv, D] and Dv. vLLM hands 8
+        bits over as bytes.
         """
         kv_cache = kv_cache if self.quantised is None else kv_cache.view(self.quantised)
-        k, v = torch.split(kv_cache.transpose(1, 2), self.head_size, -1)
-        return k, v
+        pages = kv_cache.transpose(1, 2)
+        return pages[..., : self.head_size], pages[..., self.head_size :]

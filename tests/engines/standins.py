@@ -1,0 +1,83 @@
+"""Modules in the place of those that an engine imports and a test of attention never asks.
+
+They import, and their classes can be derived from and called.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any, ClassVar
+
+
+class _Anything(type):
+    """A class of which every attribute is another."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return anything(name)
+
+    def __iter__(cls) -> Any:
+        return iter(())
+
+    def __or__(cls, other: Any) -> Any:
+        return cls
+
+    __ror__ = __or__
+
+
+def anything(name: str) -> Any:
+    """Returns a class that takes any arguments; called with one function, as a decorator, it returns that."""
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and callable(args[0]):
+            return args[0]
+        return object.__new__(cls)
+
+    body: dict[str, Any] = {
+        "__new__": __new__,
+        "__init__": lambda self, *args, **kwargs: None,
+        "__call__": lambda self, *args, **kwargs: args[0] if len(args) == 1 and callable(args[0]) else None,
+        "__getattr__": lambda self, name: anything(name),
+        "__class_getitem__": classmethod(lambda cls, item: cls),
+    }
+    return _Anything(name, (), body)
+
+
+class _Module(ModuleType):
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return anything(name)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] in self.names:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """A stand-in has nothing to run."""
+
+
+def stand_in(names: Iterable[str]) -> list[str]:
+    """Makes modules of these names importable where they are not, and returns which."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    sys.meta_path.append(_Finder(missing))
+    return missing
