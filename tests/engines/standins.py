@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 
 class _Anything(type):
@@ -50,8 +50,6 @@ def anything(name: str) -> Any:
 
 
 class _Module(ModuleType):
-    __path__: ClassVar[list[str]] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -70,7 +68,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Module(spec.name)
+        made = _Module(spec.name)
+        made.__path__ = []
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
         """A stand-in has nothing to run."""
