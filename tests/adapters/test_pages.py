@@ -22,41 +22,45 @@ def check(
     *,
     page: int = 8,
     heads: int = HEADS,
+    group: int = GROUP,
     size: int = SIZE,
     value: int = SIZE,
     latent: bool = False,
     left: int = -1,
     tree: torch.Tensor | None = None,
+    scale: float = 0.2,
     dtype: torch.dtype = torch.float32,
     queries: list[int] | None = None,
+    device: torch.device | str = "cpu",
 ) -> None:
     """The new tokens of sequences with so many keys: `tokens` of each, or `queries`."""
     k, v, table, keys, values = oracle.pages(lengths, page, heads, size)
     k, v = k.to(dtype), v[..., :value].to(dtype)
     counts = [tokens] * len(lengths) if queries is None else queries
-    q = torch.randn(sum(counts), heads * GROUP, size).to(dtype)
-    out = torch.full((*q.shape[:2], value), torch.nan, dtype=dtype)
+    q = torch.randn(sum(counts), heads * group, size).to(dtype)
+    out = torch.full((*q.shape[:2], value), torch.nan, dtype=dtype, device=device)
     attend(
-        q,
-        k,
-        None if latent else v,
+        q.to(device),
+        k.to(device),
+        None if latent else v.to(device),
         out,
-        cu_seqlens_q=torch.tensor([0, *counts]).cumsum(0).int(),
-        seqused_k=torch.tensor(lengths, dtype=torch.int32),
-        block_table=table,
-        scale=0.2,
+        cu_seqlens_q=torch.tensor([0, *counts], device=device).cumsum(0).int(),
+        seqused_k=torch.tensor(lengths, dtype=torch.int32, device=device),
+        block_table=table.to(device),
+        scale=scale,
         left=left,
         softcap=0.0,
         by_head={},
         tokens=tokens,
         tree=tree,
     )
+    out = out.cpu()
     within = 1e-5 if dtype is torch.float32 else 2e-2
     for b, (own, found) in enumerate(zip(torch.split(q, counts), torch.split(out, counts), strict=True)):
         rows = keys[b].to(dtype)
         columns = rows[..., :value] if latent else values[b][..., :value].to(dtype)
         expected, _ = oracle.attend(
-            own, rows, columns, scale=0.2, left=left, tree=None if tree is None else tree[b]
+            own, rows, columns, scale=scale, left=left, tree=None if tree is None else tree[b]
         )
         torch.testing.assert_close(found.double(), expected, rtol=within, atol=within)
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.adapters import test_sglang_plugin as of_sglang
+from tests.adapters import sglang_runner as of_sglang
+from tests.adapters import test_pages as of_pages
 from tests.adapters import test_vllm_plugin as of_vllm
 from tests.adapters.engines import Request, engine
 
@@ -101,3 +102,36 @@ def test_sglang_serves_requests(sglang: ModuleType, page: int, device: torch.dev
     runner.backend.init_cuda_graph_state(5, 5)
     for _ in range(2):
         runner.step([(third, 1), (first, 1)], "DECODE", graph=True, sinks=sinks)
+
+
+def test_sglang_verifies_drafts(sglang: ModuleType, device: torch.device) -> None:
+    """Chains and trees, by a graph's tensors."""
+    runner = of_sglang.Runner(sglang, 16, of_sglang.layer_of(), **GPU)
+    requests = [Request(), Request()]
+    runner.step([(requests[0], 35), (requests[1], 5)], "EXTEND")
+    runner.backend.init_cuda_graph_state(4, 16)
+    scheduled = [(request, 3) for request in requests]
+    tree = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool().expand(2, 3, 3)
+    for seen in (None, tree, tree):
+        asked = of_sglang.drafts(requests, 3, seen, device=device)
+        runner.step(scheduled, "TARGET_VERIFY", graph=True, drafts=asked, tree=seen)
+
+
+@pytest.mark.parametrize("page", [1, 64])
+@pytest.mark.parametrize(("tokens", "queries"), [(1, None), (4, None), (0, [70, 0, 130])], ids=str)
+def test_latents_of_deepseek(tokens: int, queries: list[int] | None, page: int, device: torch.device) -> None:
+    """Keys of 576 columns, of which 512 are the values, for many heads: decoded, verified and extended."""
+    of_pages.check(
+        tokens,
+        [200, 5, 333],
+        page=page,
+        heads=1,
+        group=16,
+        size=576,
+        value=512,
+        latent=True,
+        scale=0.05,
+        dtype=torch.bfloat16,
+        queries=queries,
+        device=device,
+    )
