@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 import attnc
+from attnc.files import write_text
 from attnc.runtime.timing import Timing
 
 #: What tables of TFLOP/s say of their figures.
@@ -30,10 +31,9 @@ class Page:
 
     def write(self, folder: Path, stem: str) -> tuple[Path, ...]:
         """Writes STEM.md, STEM.json and, where matplotlib is installed, STEM.png; returns their paths."""
-        folder.mkdir(parents=True, exist_ok=True)
         table, data, plot = (folder / f"{stem}.{ending}" for ending in ("md", "json", "png"))
-        table.write_text(self.markdown, encoding="utf-8")
-        data.write_text(json.dumps(self.data, indent=2) + "\n", encoding="utf-8")
+        write_text(table, self.markdown)
+        write_text(data, json.dumps(self.data, indent=2) + "\n")
         return (table, data, plot) if self.draw is not None and draw_plot(self.draw, plot) else (table, data)
 
 

@@ -184,7 +184,12 @@ class Judge:
         if (misfit := trial.fit.misfit(case)) is not None:
             hint = "it may be of a spec that has changed since; --attention and --variant name a module"
             raise Mistake(f"not a case of {self.title}: {misfit}", hint)
-        return trial.verdict(case)
+        try:
+            return trial.verdict(case)
+        except (MemoryError, RuntimeError) as failure:
+            if isinstance(failure, MemoryError) or type(failure).__name__ == "OutOfMemoryError":
+                raise Mistake("the case takes more memory than there is", f"{failure}") from None
+            raise
 
     def _trial(self, text: str | None = None, **wanted: Any) -> Trial:
         with loading():

@@ -70,8 +70,11 @@ class Case:
         known = {entry.name for entry in fields(Case)}
         if unknown := sorted(made.keys() - known):
             raise ValueError(f"there is no '{unknown[0]}' in one")
-        if not _are_sizes(made.get("dims")):
+        dims = made.get("dims")
+        if not isinstance(dims, dict):
             raise ValueError("its 'dims' are not sizes by name")
+        for name, size in dims.items():
+            _check_number(f"its size '{name}'", size, 0, _SIZES)
         layouts = made.pop("layouts", {})
         if not isinstance(layouts, dict):
             raise ValueError("its 'layouts' are not layouts by name")
@@ -87,6 +90,7 @@ class Case:
         ):
             if name in made and type(made[name]) is not kind:
                 raise ValueError(f"its '{name}' is {made[name]!r}")
+        _check_number("its 'seed'", made.get("seed", 0), 0, _SEEDS)
         return Case(**made, layouts={name: _layout(name, layout) for name, layout in layouts.items()})
 
     def repro(self, variant: Variant, target: str = "triton") -> str:
@@ -168,8 +172,16 @@ class Fit:
         return None
 
 
-def _are_sizes(value: object) -> bool:
-    return isinstance(value, dict) and all(type(size) is int and size >= 0 for size in value.values())
+#: What numbers are below: sizes, seeds, and what a layout says in elements of tensors that span gigabytes.
+_SIZES, _SEEDS, _ELEMENTS = 1 << 31, 1 << 63, 1 << 40
+
+
+def _check_number(what: str, value: object, least: int, limit: int) -> None:
+    """Raises ValueError for anything but a whole number from `least` to one less than the limit."""
+    if type(value) is not int:
+        raise ValueError(f"{what} is {value!r}")
+    if not least <= value < limit:
+        raise ValueError(f"{what} is {value}, and has to be from {least} to {limit - 1}")
 
 
 def _layout(name: str, value: object) -> TensorLayout:
@@ -177,10 +189,12 @@ def _layout(name: str, value: object) -> TensorLayout:
     if not isinstance(value, dict) or value.keys() - {"step"} != {*lists, "offset"}:
         raise ValueError(f"the layout of '{name}' is none")
     numbers = {"offset": value["offset"], "step": value.get("step", 1)}
-    if any(type(number) is not int for number in numbers.values()):
-        raise ValueError(f"the layout of '{name}' is none")
+    for part, least in (("offset", 0), ("step", 1)):
+        _check_number(f"the '{part}' of the layout of '{name}'", numbers[part], least, _ELEMENTS)
     for part in lists:
-        if not isinstance(value[part], list) or any(type(n) is not int or n < 0 for n in value[part]):
+        if not isinstance(value[part], list):
             raise ValueError(f"the '{part}' of the layout of '{name}' is {value[part]!r}")
+        for number in value[part]:
+            _check_number(f"the '{part}' of the layout of '{name}'", number, 0, _ELEMENTS)
     order, gaps, expanded = (tuple(value[part]) for part in lists)
     return TensorLayout(order=order, gaps=gaps, expanded=expanded, **numbers)

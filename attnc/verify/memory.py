@@ -154,7 +154,11 @@ WATCH = Watch()
 
 
 def reserve_zeros(size: int) -> mmap.mmap:
-    """Returns zeros whose pages are allocated when they are touched, so gigabytes fit any machine."""
+    """Returns zeros whose pages are allocated when they are touched, so gigabytes fit any machine. Raises
+    MemoryError for more than a process can address.
+    """
+    if size >= 1 << 47:
+        raise MemoryError(f"{size} bytes")
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
 
 

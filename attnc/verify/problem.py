@@ -176,15 +176,23 @@ def _bytes(buffer: torch.Tensor) -> torch.Tensor:
     return buffer.view(torch.uint8)
 
 
+#: Elements of a tensor that NumPy refuses in words of its own.
+_TOO_MANY = 1 << 60
+
+
 def draw_values(
     attention: Attention, case: Case, dims: Mapping[str, int], lengths: Lengths, fill: str
 ) -> dict[str, Array]:
     """Returns every input as a dense array: q, k, v in the case's styles, the rest by what the spec does with
     it.
 
-    `fill` is what memory holds that no sequence uses: in pages, behind them, and in block tables.
+    `fill` is what memory holds that no sequence uses: in pages, behind them, and in block tables. Raises
+    MemoryError.
     """
     at = _sizes(attention, case, dims)
+    for elements in (at.B * at.M * at.H * at.D, at.B * at.N * at.Hkv * max(at.D, at.Dv)):
+        if elements >= _TOO_MANY:
+            raise MemoryError(f"{elements} elements")
     values = draw_extras(attention, case, dims, lengths, at)
     styles = {"logits": case.logits, "values": case.values, "special": case.special}
     canonical = draw_qkv(at, dtype=attention.element, seed=case.seed, **styles)

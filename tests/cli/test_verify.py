@@ -185,6 +185,21 @@ def test_a_case_of_another_module(run: Run) -> None:
     assert "not a case of tiny bf16_w16: it has no size H" in done.err
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"M": 10**19}, "not a case: its size 'M' is 10000000000000000000"),
+        ({"M": 2**31 - 1}, "the case takes more memory than there is"),
+        ({"B": 2**31 - 1, "M": 2**31 - 1}, "the case takes more memory than there is"),
+        ({"B": 2**31 - 1, "H": 2**31 - 1, "M": 2**31 - 1}, "the case takes more memory than there is"),
+    ],
+)
+def test_a_case_that_is_too_large(sizes: dict[str, int], said: str, run: Run) -> None:
+    case = json.dumps({"dims": {"B": 1, "H": 1, "M": 3, "N": 4} | sizes})
+    done = run("verify", "specs/tiny.attn", *VARIANT, "--case", case)
+    assert (done.code, said in done.err) == (2, True), done.err
+
+
 def test_fuzz(run: Run, folder: Path) -> None:
     done = run("fuzz", "specs/tiny.attn", *VARIANT, "--examples", "4", "--seed", "1")
     assert done.code == 0, done.err

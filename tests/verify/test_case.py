@@ -35,8 +35,13 @@ def test_what_is_printed_is_read_back() -> None:
         ("3", "not an object with 'dims'"),
         ('{"seed": 1}', "its 'dims' are not sizes"),
         ('{"dims": 3}', "its 'dims' are not sizes"),
-        ('{"dims": {"B": -1}}', "its 'dims' are not sizes"),
-        ('{"dims": {"B": true}}', "its 'dims' are not sizes"),
+        ('{"dims": {"B": -1}}', "its size 'B' is -1, and has to be from 0 to 2147483647"),
+        ('{"dims": {"B": 10000000000000000000}}', "its size 'B' is 10000000000000000000, and has to be"),
+        ('{"dims": {"B": 2147483648}}', "its size 'B' is 2147483648, and has to be"),
+        ('{"dims": {"B": true}}', "its size 'B' is True"),
+        ('{"dims": {"B": 1e9}}', "its size 'B' is 1000000000.0"),
+        ('{"dims": {}, "seed": -1}', "its 'seed' is -1"),
+        ('{"dims": {}, "seed": 99999999999999999999}', "its 'seed' is 99999999999999999999"),
         ('{"dims": {}, "colour": 1}', "there is no 'colour'"),
         ('{"dims": {}, "config": "x"}', "its 'config' is 'x'"),
         ('{"dims": {}, "layouts": []}', "its 'layouts' are not layouts"),
@@ -52,6 +57,15 @@ def test_anything_else_is_refused(text: str, said: str) -> None:
 def test_a_layout_has_lists_of_axes(axes: object) -> None:
     layout = {"order": axes, "gaps": [0], "expanded": [], "offset": 0}
     with pytest.raises(ValueError, match="the 'order' of the layout of 'q' is "):
+        Case.from_json(json.dumps({"dims": {}, "layouts": {"q": layout}}))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("offset", -1), ("offset", 10**20), ("step", 0), ("step", 10**20), ("gaps", [10**20])]
+)
+def test_numbers_of_a_layout_are_in_range(part: str, value: object) -> None:
+    layout = {"order": [0], "gaps": [0], "expanded": [], "offset": 0, part: value}
+    with pytest.raises(ValueError, match=f"the '{part}' of the layout of 'q' is .*, and has to be from"):
         Case.from_json(json.dumps({"dims": {}, "layouts": {"q": layout}}))
 
 
