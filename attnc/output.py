@@ -296,8 +296,6 @@ def _others(wanted: _Wanted, out: Path) -> tuple[str, ...]:
 def _write(wanted: _Wanted, is_meant: _IsMeant, out: Path, *, force: bool, beside: bool) -> tuple[Drift, ...]:
     if not leftovers(out) and not _changes(wanted, is_meant, out, force=force).drifts:
         return ()
-    if not (force or beside) and (others := _others(wanted, out)):
-        raise NotOurs((), others)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         seen = changes = _changes(wanted, is_meant, out, force=force)
@@ -306,6 +304,8 @@ def _write(wanted: _Wanted, is_meant: _IsMeant, out: Path, *, force: bool, besid
                 for staging in left:
                     _carry_out(staging, out)
             changes = _changes(wanted, is_meant, out, force=force)
+        if not (force or beside) and (others := _others(wanted, out)):
+            raise NotOurs((), others)
         if held := tuple(drift for drift in changes.drifts if drift.held and drift.kind != "orphan"):
             raise NotOurs(held, ())
         if changes.drifts:

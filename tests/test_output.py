@@ -296,12 +296,16 @@ def test_machine_code_stays_as_long_as_a_module_is_beside_it(tmp_path: Path) -> 
 # --- bytecode -----------------------------------------------------------------------------------------------
 
 
-def test_bytecode_of_another_text_is_not_taken(tmp_path: Path) -> None:
+def test_bytecode_of_another_text_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python compares sizes and seconds, which may be equal, and another process may write bytecode late."""
-    module = tmp_path / "a" / "x.py"
+    module, write_new = tmp_path / "a" / "x.py", output.write_new
+
+    def write_in_one_second(path: Path, content: bytes) -> None:
+        write_new(path, content)
+        os.utime(path, (1e9, 1e9 + 0.5))
+
+    monkeypatch.setattr(output, "write_new", write_in_one_second)
     write(outputs({"a/x.py": "WINDOW = 1023\n"}), tmp_path)
-    soon = module.stat().st_mtime + 1000
-    os.utime(module, (soon, soon))
     py_compile.compile(str(module), doraise=True)
     (late,) = module.parent.glob("__pycache__/*")
     content = late.read_bytes()
@@ -356,6 +360,15 @@ def test_a_process_that_is_killed_at_any_step_leaves_a_set_that_the_next_makes_w
     assert {False, True} == set(whole)
 
 
+def test_a_process_may_be_killed_in_a_folder_that_was_empty(tmp_path: Path) -> None:
+    numbers = count()
+    for out in killed(lambda out: write(outputs(NEW), out), lambda: tmp_path / str(next(numbers))):
+        write(outputs(OTHER), out)
+        assert there(out) in (OTHER, NEW | OTHER)
+        assert leftovers(out) == []
+    assert next(numbers) > 10
+
+
 def test_a_full_disk_changes_nothing_or_is_made_good(tmp_path: Path) -> None:
     numbers = count()
     for out in out_of_disk(
@@ -400,6 +413,26 @@ def test_what_changed_since_a_journal_was_written_stays(
     assert there(tmp_path) == expected | OTHER | MINE | edited
     with pytest.raises(NotOurs):
         write(outputs(NEW), tmp_path)
+
+
+def test_what_a_killed_process_had_written_is_nobodys_edit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in_place = output._put
+
+    def put_one(new: Path, place: Path) -> None:
+        put_in_place(new, place)
+        raise KeyboardInterrupt
+
+    prepared(tmp_path)
+    monkeypatch.setattr(output, "_put", put_one)
+    with pytest.raises(KeyboardInterrupt):
+        write(outputs(NEW), tmp_path)
+    monkeypatch.undo()
+    newer = dict.fromkeys(NEW, "3\n")
+    assert {held for _, held in kinds(compare(outputs(newer), tmp_path)).values()} == {""}
+    write(outputs(newer), tmp_path)
+    assert there(tmp_path) == newer | MINE
 
 
 @pytest.mark.parametrize("path", ["../elsewhere/x.py", ".git/hooks/post-commit", "beyond/x.py"])

@@ -24,6 +24,7 @@ from attnc.bench.report import Page, document, figure, ran_on, ratio, table
 from attnc.bench.run import Benchmark, Candidate, Contest, Report
 from attnc.runtime.children import module_command
 from attnc.runtime.timing import Launch, Timing
+from attnc.support.cache import own_folder
 
 _COLUMNS = (
     "target",
@@ -135,7 +136,7 @@ class FlexBenchmark(Benchmark[FlexProgram, Sequence[FlexResult]]):
 
 def first_results(who: str, name: str) -> list[float]:
     """Seconds until the result of each of `LENGTHS`, in a new process with empty caches."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=own_folder()) as folder:
         caches = ("ATTNC_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
         places = {variable: str(Path(folder, variable.lower())) for variable in caches}
         command = module_command("attnc.bench.flex_programs", who, name)

@@ -45,6 +45,7 @@ def carry(
 
     generated: the folder of modules, below the current one; update: writes the file of records.
     """
+    from attnc.support.cache import own_folder
     from attnc.verify.carry import Comparison, carry_records
 
     found: list[Comparison] = []
@@ -57,7 +58,7 @@ def carry(
             compiled = counted(len(comparison.pairs), "kernel")
             say(f"carried  {comparison.module}: {compiled} with the machine code of {revision}")
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=own_folder()) as folder:
         before = export_revision(revision, Path(folder), generated.as_posix())
         try:
             carried = carry_records(records, before, generated, report=report)

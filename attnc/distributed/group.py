@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 
+from attnc.support.cache import own_folder
 from attnc.verify.interpreter import ensure_interpreter
 
 #: Into one tensor; torch renamed it.
@@ -177,7 +178,7 @@ def on_processes(
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update({name: before[name] or value for name, value in settings.items()})
     try:
-        with tempfile.TemporaryDirectory(prefix="attnc-ranks-") as folder:
+        with tempfile.TemporaryDirectory(prefix="ranks-", dir=own_folder()) as folder:
             meeting = (Path(folder) / "meeting").as_uri()
             arguments = (ranks, meeting, seconds, work, arguments)
             running: Any = spawn(_rank, args=arguments, nprocs=ranks, join=False)  # type: ignore[no-untyped-call]  # torch is not typed

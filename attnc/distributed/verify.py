@@ -23,6 +23,7 @@ from attnc.distributed.group import on_processes
 from attnc.distributed.kernels import spec_of
 from attnc.model.attention import Attention, Variant
 from attnc.plan.ir.backward import GradientBound
+from attnc.support.cache import own_folder
 from attnc.verify.case import Case
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.problem import build
@@ -161,7 +162,7 @@ def verify_on_ranks(
     """Runs cases of a variant (the first, if none is named) on as many processes: with NCCL where there are
     as many GPUs, else gloo and kernels on the CPU. Raises what a rank raises.
     """
-    with tempfile.TemporaryDirectory(prefix="attnc-verdicts-") as folder:
+    with tempfile.TemporaryDirectory(prefix="verdicts-", dir=own_folder()) as folder:
         path = Path(folder) / "verdicts.json"
         on_processes(ranks, _verify_rank, source, attention, target, variant, count, str(path))
         data = json.loads(path.read_text(encoding="utf-8"))

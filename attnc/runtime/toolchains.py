@@ -29,7 +29,7 @@ from attnc.plan.targets import target_of
 from attnc.plan.triton.resources import unreadable
 from attnc.runtime.loader import load_file, load_files, load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin, compile_ptx
-from attnc.support.cache import seal_bytes
+from attnc.support.cache import own_folder, seal_bytes
 from attnc.target.triton.kernel import MATRICES
 
 
@@ -162,7 +162,7 @@ def read_usage(cubin: bytes) -> Usage | None:
     program = tool("cuobjdump")
     if program is None:
         return None
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+    with tempfile.NamedTemporaryFile(suffix=".cubin", dir=own_folder()) as file:
         file.write(cubin)
         file.flush()
         command = [str(program), "--dump-resource-usage", file.name]
