@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from attnc import output
-from attnc.files import leftovers
+from attnc.files import leftovers, write_new
 from attnc.output import MANIFEST, NotOurs, OutputFile, compare, write, write_folder
 from tests.faults import killed, out_of_disk
 from tests.processes import forked
@@ -298,7 +298,7 @@ def test_machine_code_stays_as_long_as_a_module_is_beside_it(tmp_path: Path) -> 
 
 def test_bytecode_of_another_text_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python compares sizes and seconds, which may be equal, and another process may write bytecode late."""
-    module, write_new = tmp_path / "a" / "x.py", output.write_new
+    module = tmp_path / "a" / "x.py"
 
     def write_in_one_second(path: Path, content: bytes) -> None:
         write_new(path, content)
