@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.model.resolve_schedule import TARGETS as NAMES
+from attnc.model.targets import TARGETS as NAMES
 from attnc.model.schedule import Schedule
 from attnc.plan.device import DEVICES
 from attnc.plan.differentiable import check_differentiable

@@ -14,6 +14,7 @@ import typer
 
 from attnc.cli.console import Mistake, counted, loading, paint, progress, say, say_lines, without_kernels
 from attnc.diagnostics import did_you_mean
+from attnc.model.targets import suggest_target
 
 if TYPE_CHECKING:
     from attnc.plan import ir
@@ -308,6 +309,7 @@ def only(found: Sequence[Item], what: str, wanted: str | None, name_of: Callable
     kept = [item for item in found if wanted is None or name_of(item) == wanted]
     if not kept:
         known = list(dict.fromkeys(map(name_of, found)))
-        hint = "".join(did_you_mean(wanted or "", known)) or f"{what}s are {', '.join(known)}"
+        close = suggest_target if what == "target" else did_you_mean
+        hint = "".join(close(wanted or "", known)) or f"{what}s are {', '.join(known)}"
         raise Mistake(f"there is no {what} '{wanted}'", hint)
     return kept

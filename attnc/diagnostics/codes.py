@@ -244,6 +244,11 @@ _TYPES = {
         "x is [M, K], w [N, K], bias [N] and y [M, N], all of one float type. M is a run-time size; N and K "
         "may be numbers or params.",
     ),
+    "E0333": CodeInfo(
+        "window that holds no key",
+        "'window(left, right)' keeps the keys from q_pos - left to q_pos + right. Elsewhere a negative "
+        "number stands for no limit; here a side without one is left out, as in 'causal'.",
+    ),
 }
 
 _SCHEDULES = {

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from attnc.diagnostics import LIFT, DiagnosticError, Label, Reporter, did_you_mean, error
 from attnc.effort import MAX_STEPS, STEPS_PER_PIECE, Exhausted, at_most, limit_piece, spend
+from attnc.expr.construct import number
 from attnc.expr.nodes import (
     MAX_INTEGER,
     And,
@@ -354,7 +355,29 @@ class Elaborator:
             if self._expansion.calls == limit + 1:
                 report_expansion(tree, at)
             return None
+        if definition.name == "window" and definition.tree.span.source is not tree.span.source:
+            _check_window(arguments, tree, at)
         return self._expr(definition.tree.value, at.enter(definition, arguments, tree.span))
+
+
+def _check_window(arguments: tuple[Argument, ...], tree: ast.Name | ast.Call, at: Context) -> None:
+    """Reports a window of the prelude whose last key comes before its first."""
+    left, right = (number(argument) if isinstance(argument, Expr) else None for argument in arguments)
+    if left is None or right is None or left + right >= 0:
+        return
+    if left < 0 and right < 0:
+        instead = "leave the window out"
+    elif left < 0:
+        instead = f"write '{'causal' if right == 0 else f'kv_idx <= q_pos + {right}'}'"
+    else:
+        instead = f"write 'kv_idx >= {f'q_pos - {left}' if left else 'q_pos'}'"
+    at.error(
+        "E0333",
+        "window that holds no key",
+        tree.span,
+        f"its last key is {-left - right} before its first",
+        hints=(f"where -1 means no limit, as in flash-attention, {instead}",),
+    )
 
 
 def _constant(value: bool | int | float, tree: ast.Expr, at: Context) -> Expr | None:

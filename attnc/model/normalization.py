@@ -21,6 +21,20 @@ _ELSEWHERE = {
     **dict.fromkeys(("bias", "softcap"), "it is a part of the score"),
     **dict.fromkeys(("p", "dropout_p", "rate"), "write softmax(dropout = p, seed = seed)"),
 }
+_WEIGHTS = (
+    "any weights w >= 0 are a softmax of their logarithm: write 'score = log({})';"
+    " then o * exp(lse) is the sum of w v"
+)
+#: Other normalizations, and what is written for them.
+_OTHERS = {
+    **dict.fromkeys(("sigmoid", "logistic"), _WEIGHTS.format("sigmoid(dot(q, k) / sqrt(D))")),
+    **dict.fromkeys(("relu", "relu_squared"), _WEIGHTS.format("max(dot(q, k), 0)")),
+    **dict.fromkeys(("none", "linear", "identity", "exp"), _WEIGHTS.format("w")),
+    **dict.fromkeys(("softmax1", "softmax_one", "off_by_one"), "write 'softmax(sink = 0)'"),
+    **dict.fromkeys(
+        ("dropout", "sink"), "write 'softmax(dropout = p, seed = seed)' or 'softmax(sink = sink[h])'"
+    ),
+}
 
 
 def resolve_softmax(
@@ -30,7 +44,7 @@ def resolve_softmax(
     before = report.errors
     name = tree.value.function if isinstance(tree.value, ast.Call) else tree.value
     if name.id != "softmax":
-        hints = did_you_mean(name.id, ("softmax",))
+        hints = (_OTHERS[name.id],) if name.id in _OTHERS else did_you_mean(name.id, ("softmax",))
         report.error(
             "E0213", f"unknown normalization '{name.id}'", name.span, "must be 'softmax'", hints=hints
         )

@@ -29,18 +29,26 @@ from attnc.model.schedule import (
     whole_of,
 )
 from attnc.model.scope import list_names
+from attnc.model.targets import TARGETS, suggest_target
 from attnc.syntax import ast
 
-TARGETS = (
-    "triton",
-    *(f"cuda.sm_{arch}" for arch in ("80", "86", "89", "90", "90a", "100", "100a", "120")),
-)
-
-#: What Triton and FlashAttention call the keys.
+#: What Triton, CUTLASS and FlashAttention call the keys, in lower case.
 _ELSEWHERE: Mapping[str, str] = {
-    "BLOCK_M": "tile.q", "BLOCK_N": "tile.kv", "num_warps": "warps", "num_stages": "stages",
-    "num_splits": "split.kv",
-}  # fmt: skip
+    **dict.fromkeys(("block_m", "blockm", "kblockm", "tile.m", "tile_m", "tile.rows", "bm"), "tile.q"),
+    **dict.fromkeys(
+        ("block_n", "blockn", "kblockn", "tile.n", "tile_n", "tile.k", "tile.v", "bn"), "tile.kv"
+    ),
+    **dict.fromkeys(("block_d", "tile.dv", "head_dim"), "tile.d"),
+    **dict.fromkeys(("num_warps", "nwarps", "knwarps", "threads", "num_threads", "warpgroups"), "warps"),
+    **dict.fromkeys(("num_stages", "kstages", "buffers", "pipeline"), "stages"),
+    **dict.fromkeys(("num_splits", "splits", "split", "split_k", "num_splits_kv"), "split.kv"),
+    **dict.fromkeys(("tile", "block", "blocks", "tiles"), "tile.q' and 'tile.kv"),
+    **dict.fromkeys(("norm", "rescale"), "softmax"),
+    **dict.fromkeys(("loop", "loop_order"), "loops"),
+    **dict.fromkeys(("maxregs", "max_registers", "regs"), "maxnreg"),
+    **dict.fromkeys(("num_consumers", "mma_warpgroups"), "consumers"),
+    **dict.fromkeys(("cluster_size", "cluster_m"), "cluster"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +135,7 @@ def resolve_schedule(
             tree.target.span,
             "not a target",
             notes=(f"the targets are {', '.join(TARGETS)}",),
-            hints=did_you_mean(tree.target.id, TARGETS),
+            hints=suggest_target(tree.target.id),
         )
     name = tree.attention.id
     if name not in trees:
@@ -340,7 +348,7 @@ class _Block:
                 hints = did_you_mean(name.id, self.form.keys("backward"))
                 self.report.error("E0410", f"'{name.id}' is not a gradient", name.span, label, hints=hints)
         else:
-            known = _ELSEWHERE.get(name.id)
+            known = _ELSEWHERE.get(name.id.lower())
             self.report.error(
                 "E0402",
                 f"unknown key '{name.id}'",

@@ -132,6 +132,8 @@ def nothing_fits(
     what = "" if kernel == "forward" else f" for {kernel}"
     message = f"no config of schedule '{schedule.name}'{what} fits {where}"
     span = spans[0].to(spans[-1]) if spans[0].line == spans[-1].line else spans[0]
+    if not hints and where == schedule.target:  # one of those whose rows are bounded by registers
+        hints = (f"'schedule {schedule.name} for triton' compiles kernels whose rows are as wide",)
     return DiagnosticError([error("E0601", message, span, reason, notes=notes, hints=hints)])
 
 

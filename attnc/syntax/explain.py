@@ -7,7 +7,7 @@ or misspelt word, else the expected and the found tokens. Slips are habits from 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,6 +21,29 @@ _PARTNER = {"(": ")", "[": "]", "{": "}"}
 _PARTNER_TYPE = {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}
 _ITEMS = ("attention", "projection", "schedule", "def")
 _STATEMENTS = ("param", "input", "output", "let", "length", "score", "mask", "normalize", "grad")
+#: What is written for statements that there are not.
+_WRITE: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("norm", "normalise", "normalization", "normalisation", "softmax", "activation"),
+        "normalize = softmax",
+    ),
+    **dict.fromkeys(("dropout", "p_drop"), "normalize = softmax(dropout = p, seed = seed)"),
+    **dict.fromkeys(("sink", "sinks"), "normalize = softmax(sink = sink[h])"),
+    **dict.fromkeys(("backward", "gradient", "gradients", "differentiate", "requires_grad"), "grad q, k, v"),
+    **dict.fromkeys(("tensor", "arg", "argument", "buffer"), "input NAME: f32[H]"),
+    **dict.fromkeys(("const", "constant", "var", "set", "define"), "let NAME = ..."),
+    **dict.fromkeys(("constexpr", "template", "choice", "tune"), "param NAME in {64, 128}"),
+    **dict.fromkeys(("return", "result", "out"), "output o: bf16[B, M, H, D]"),
+    **dict.fromkeys(
+        ("scale", "softmax_scale", "sm_scale", "scores", "logits"), "score = dot(q, k) / sqrt(D)"
+    ),
+    **dict.fromkeys(("softcap", "logit_cap"), "score = softcap(dot(q, k) / sqrt(D), 50)"),
+    **dict.fromkeys(("bias", "score_mod"), "score = dot(q, k) / sqrt(D) + bias[h, q_idx, kv_idx]"),
+    **dict.fromkeys(("mask_mod", "attn_mask"), "mask = causal"),
+    **dict.fromkeys(("causal", "is_causal"), "mask = causal"),
+    **dict.fromkeys(("window", "sliding_window"), "mask = window(128, 0)"),
+    **dict.fromkeys(("lengths", "seqlens", "seqlen"), "length N = kv_len[b]"),
+}
 
 _EXPRESSION = {"NAME", "NUMBER", "LPAR", "NOT", "MINUS", "TRUE", "FALSE"}
 _OPERATORS = {"PLUS", "MINUS", "PRODUCT", "COMPARISON", "AND", "OR", "LPAR", "LSQB", "DOT"}
@@ -168,6 +191,8 @@ def _word(stop: Stop) -> Diagnostic | None:
     if "SCORE" in stop.accepts and stop.kind == "NAME":
         label = f"expected {_any_of(_STATEMENTS)}"
         hints = (_SEVERAL_LINES,) if text in ("and", "or") else did_you_mean(text, _STATEMENTS)
+        if text in _WRITE:
+            hints = (f"write '{_WRITE[text]}'",)
         return error("E0102", f"unknown statement '{text}'", span, label, hints=hints)
     if stop.kind == "NAME" and stop.taken and stop.taken[-1].type == "NUMBER" and stop.touches_last:
         span = stop.source.span(_start(stop.taken[-1]), span.end)

@@ -7,7 +7,7 @@ import typing
 import pytest
 
 from attnc.model.knobs import keys_of
-from attnc.model.resolve_schedule import TARGETS
+from attnc.model.targets import TARGETS
 from attnc.model.schedule import (
     PHASES,
     PROJECTION_PHASES,

@@ -97,7 +97,7 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 f"the head dimension {size} is not a multiple of {GRANULE} up to {WIDEST}",
                 tensor.span,
                 "as wide as a wgmma can be" if size > WIDEST else UNALIGNED_ROWS,
-                portable if size > WIDEST else "pad the last axis",
+                f"a schedule for 'triton' compiles rows of {size}" if size > WIDEST else "pad the last axis",
             )
     for knob in knobs.values():
         yield from _knob(knob, portable)
