@@ -2,6 +2,7 @@
 //
 // A kernel whose lanes search for bounds together defines LANES_SEARCH: how many lanes search for the same bound.
 #include "device.cuh"
+#include "sm90_wgmma.cuh"
 
 #ifndef ATTNC_SHIM
 
@@ -113,9 +114,6 @@ __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(GROUPS) : "memory");
 }
-
-// Fragment j of an accumulator d, as operands.
-#define WGMMA_REGISTERS(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 
 // Descriptor of a tile with the 128-byte swizzle; leading, pitch: bytes, the "leading dimension" and "stride dimension"
 // offsets of the PTX ISA.

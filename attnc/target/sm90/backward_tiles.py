@@ -17,7 +17,7 @@ from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import Arguments
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
-from attnc.target.sm90.tiles import ColumnsText, coordinates, wgmma
+from attnc.target.sm90.tiles import ColumnsText, coordinates
 
 
 class Sm90Arguments(Arguments):
@@ -100,8 +100,14 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
         bounds += [expr for loop in regions.loops for expr in loop.expressions]
         return searches(bounds) and not searches(e for x in self.tests for e in statement_expressions(x))
 
-    def wgmma(self, columns: int, *, registers: bool, by_rows: bool | None = None) -> str:
-        return wgmma(columns, self.ptx, registers=registers, by_rows=by_rows)
+    @property
+    def wgmma_functions(self) -> list[str]:
+        """Macros of `support/sm90_wgmma.cuh` that define its products."""
+        return [
+            *(f"WGMMA_SS({keys})" for keys in self.key_tiles),
+            *(f"WGMMA_RS({columns})" for columns in self.sum_columns),
+            *(["WGMMA_SS_ROWS(64)"] if self.chain.adds_dq else []),
+        ]
 
     def coordinates(self, name: str, row: str) -> str:
         """Row, head and batch of a box."""

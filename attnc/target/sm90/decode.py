@@ -61,6 +61,13 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         return list(dict.fromkeys(columns for parts in self.all_parts for _, columns in parts))
 
     @property
+    def wgmma_functions(self) -> list[str]:
+        """And p v with p in shared memory, and q k^T with a part of q in registers."""
+        shared = [f"WGMMA_SS_ROWS({columns})" for columns in self.sum_columns if self.shares_columns]
+        rest = [f"WGMMA_RS_COLUMNS({keys})" for keys in self.key_tiles if self.keeps_rest]
+        return [*super().wgmma_functions, *shared, *rest]
+
+    @property
     def split_columns(self) -> int:
         return self.layout.dv_multiplied
 

@@ -18,7 +18,7 @@ from attnc.plan.sm90.scores import Column
 from attnc.plan.sm90.softcap import Cap
 from attnc.plan.steps import fetches_for
 from attnc.target.sm80.printer import STORED, at_row, local, scalar, value_type
-from attnc.target.sm90.tiles import BoxText, wgmma
+from attnc.target.sm90.tiles import BoxText
 
 
 class ScoreText(BoxText):
@@ -122,11 +122,10 @@ class ScoreText(BoxText):
         return "" if self.score is None or self.score.of_row is None else at_row(self.score.of_row)
 
     @property
-    def columns_wgmma(self) -> str:
-        """Of bf16 whatever the type of q and k, a width of its own for each tile of keys."""
-        return "\n\n".join(
-            wgmma(keys, "bf16", registers=True, by_rows=False, name="wgmma_bf16") for keys in self.key_tiles
-        )
+    def wgmma_functions(self) -> list[str]:
+        """And of columns, bf16 whatever the type of q and k."""
+        columns = [f"WGMMA_RS_BF16({keys})" for keys in self.key_tiles if self.columns]
+        return [*super().wgmma_functions, *columns]
 
     @property
     def score_fetches(self) -> tuple[Fetch, ...]:

@@ -18,62 +18,6 @@ from attnc.target.sm80.kernel import CudaText
 #: Columns before those of a product, and its own.
 Parts: TypeAlias = tuple[tuple[int, int], ...]
 
-#: Registers of a line, and pieces of four.
-_LINE, _PIECES = 16, 8
-_FUNCTION = "__device__ __forceinline__ void"
-
-
-def wgmma(
-    columns: int, ptx: str, *, registers: bool, by_rows: bool | None = None, name: str = "wgmma"
-) -> str:
-    """d += a b, or d = a b: 64 x `columns` from 64 x 16 times 16 x `columns`.
-
-    registers: a lies in registers, and rows of b are its depth (p v); else both lie in shared memory, and
-    rows of b are columns of the result (q k^T). by_rows: whether rows of b are its depth, where that is not
-    so: both in shared memory (ds k), in a function that is called as `wgmma<false, true>`, or a in registers
-    (q k^T), called as `wgmma<false>`. ptx: the type of a and b; name: of the function.
-    """
-    count = columns // 2
-    results = [f"%{i}" for i in range(count)]
-    outputs = [f"WGMMA_REGISTERS({j})" for j in range(count // 4)]
-    if registers:
-        a_type, a_inputs, a = (
-            "const u32 (&a)[4]",
-            ", ".join(f'"r"(a[{i}])' for i in range(4)),
-            f"{{ {', '.join(f'%{count + i}' for i in range(4))} }}",
-        )
-        b, flag, tail = count + 4, count + 5, "1, 1, 1"
-        what, template = "a in registers, b by rows", ""
-        if by_rows is False:
-            tail, what, template = "1, 1, 0", "a in registers, b transposed", "template <bool B_BY_ROWS>"
-    else:
-        a_type, a_inputs, a = "u64 a", '"l"(a)', f"%{count}"
-        b, flag, tail = count + 1, count + 2, "1, 1, 0, 0"
-        what, template = "both in shared memory, b transposed", ""
-        if by_rows:
-            tail, what = "1, 1, 0, 1", "both in shared memory, b by rows"
-            template = "template <bool A_BY_ROWS, bool B_BY_ROWS>"
-    lines = [
-        f"// d += a b, or d = a b, of {columns} columns: {what}.",
-        *([template] if template else []),
-        f"{_FUNCTION} {name}(float (&d)[{columns // 8}][4], {a_type}, u64 b, bool accumulate)",
-        "{",
-        f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{flag}, 0;\\n"',
-        f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} {{ "',
-    ]
-    for i in range(0, count, _LINE):
-        some = ", ".join(results[i : i + _LINE])
-        end = " }, " if i + _LINE >= count else ", "
-        lines.append(f'                 "{some}{end}"')
-    lines.append(f'                 "{a}, %{b}, p, {tail}; }}"')
-    for j in range(0, len(outputs), _PIECES):
-        start = "                 : " if j == 0 else "                   "
-        end = "," if j + _PIECES < len(outputs) else ""
-        lines.append(f"{start}{', '.join(outputs[j : j + _PIECES])}{end}")
-    lines.append(f'                 : {a_inputs}, "l"(b), "r"((int)accumulate));')
-    lines.append("}")
-    return "\n".join(lines)
-
 
 def parts_of(columns: int, widest: int) -> Parts:
     """Cuts a sum into products whose results fit the registers that a thread starts with."""
@@ -159,8 +103,13 @@ class BoxText(ColumnsText, CudaText):
         """Keys of a tile, over all configs."""
         return sorted({config.tile_kv for config in self.kernel.configs})
 
-    def wgmma(self, columns: int, *, registers: bool, by_rows: bool | None = None) -> str:
-        return wgmma(columns, self.ptx, registers=registers, by_rows=by_rows)
+    @property
+    def wgmma_functions(self) -> list[str]:
+        """Macros of `support/sm90_wgmma.cuh` that define the products of a forward: q k^T, and p v."""
+        return [
+            *(f"WGMMA_SS({keys})" for keys in self.key_tiles),
+            *(f"WGMMA_RS({columns})" for columns in self.sum_columns),
+        ]
 
     @property
     def sum_columns(self) -> list[int]:

@@ -106,38 +106,8 @@ struct WorkTile {
     int b, h_kv, q_first, k_first, M, N, lo, full_lo;
 };
 
-#ifndef ATTNC_SHIM
-// d += a b, or d = a b, of 64 columns: both in shared memory, b transposed.
-__device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b, bool accumulate)
-{
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 { "
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
-                 "%32, %33, p, 1, 1, 0, 0; }"
-                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
-                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7)
-                 : "l"(a), "l"(b), "r"((int)accumulate));
-}
-
-// d += a b, or d = a b, of 128 columns: a in registers, b by rows.
-__device__ __forceinline__ void wgmma(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulate)
-{
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 { "
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-                 "{ %64, %65, %66, %67 }, %68, p, 1, 1, 1; }"
-                 : WGMMA_REGISTERS(0), WGMMA_REGISTERS(1), WGMMA_REGISTERS(2), WGMMA_REGISTERS(3), WGMMA_REGISTERS(4),
-                     WGMMA_REGISTERS(5), WGMMA_REGISTERS(6), WGMMA_REGISTERS(7),
-                   WGMMA_REGISTERS(8), WGMMA_REGISTERS(9), WGMMA_REGISTERS(10), WGMMA_REGISTERS(11),
-                       WGMMA_REGISTERS(12), WGMMA_REGISTERS(13), WGMMA_REGISTERS(14), WGMMA_REGISTERS(15)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
-}
-
-#endif
+WGMMA_SS(64)
+WGMMA_RS(128)
 
 // Barrier `index` of a kind.
 __device__ __forceinline__ u32 barrier_of(u32 base, int kind,
