@@ -5,8 +5,9 @@ launches it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from typing import Any
 
 import jinja2
 
@@ -163,9 +164,14 @@ def cuda_environment() -> jinja2.Environment:
     """Returns the environment of templates of CUDA C++."""
     environment = template_environment("[[", "]]")  # C++ has braces of its own
     environment.add_extension(ValueLines)
-    environment.filters.update(quote=quote)
+    environment.filters.update(quote=quote, lines=join_statements)
     environment.globals.update(local=local)
     return environment
+
+
+def join_statements(items: Iterable[Any], show: Callable[[Any], str] = str) -> str:
+    """Returns a line for each item, as a template prints them; show: the text of one."""
+    return "\n".join(map(show, items))
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
