@@ -164,7 +164,7 @@ def cuda_environment() -> jinja2.Environment:
     """Returns the environment of templates of CUDA C++."""
     environment = template_environment("[[", "]]")  # C++ has braces of its own
     environment.add_extension(ValueLines)
-    environment.filters.update(quote=quote, lines=join_statements)
+    environment.filters.update(quote=quote, lines=join_statements, comment=join_comments)
     environment.globals.update(local=local)
     return environment
 
@@ -172,6 +172,11 @@ def cuda_environment() -> jinja2.Environment:
 def join_statements(items: Iterable[Any], show: Callable[[Any], str] = str) -> str:
     """Returns a line for each item, as a template prints them; show: the text of one."""
     return "\n".join(map(show, items))
+
+
+def join_comments(lines: Iterable[str], indent: str = "") -> str:
+    """Returns lines as a comment of C++."""
+    return "\n".join(f"// {indent}{line}" for line in lines)
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:

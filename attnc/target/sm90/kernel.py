@@ -27,6 +27,7 @@ from attnc.target.sm80.printer import (
     sizes_of_call,
     statement,
 )
+from attnc.target.sm90.places import lay_out
 from attnc.target.sm90.score import ScoreText
 from attnc.target.sm90.tiles import parts_of
 
@@ -65,6 +66,25 @@ class Sm90Text(ScoreText):
         self.clusters = layout.clusters
         self.roles = roles_of(kernel)
         self.claims, self.work = self.roles.claims, self.roles.work
+        pairs, vectors, draws = self.pair_load is not None, self.vectors, self.draws
+        self.memory = lay_out(
+            "O_AT + O_BYTES",
+            (
+                ("pairs", "PAIR_AT + PAIR_STAGES * PAIR_BYTES", pairs),
+                ("vectors", "X_AT + X_BYTES", vectors),
+                ("kept", "KEPT_AT + STAGES * KEPT_BYTES", draws),
+            ),
+        )
+        self.barriers = lay_out(
+            "V_EMPTY + STAGES",
+            (
+                ("o", "O_EMPTY + 1", self.through_v),
+                ("vectors", "X_EMPTY + STAGES", vectors),
+                ("kept", "KEPT_EMPTY + STAGES", draws),
+                ("pairs", "PAIR_EMPTY + PAIR_STAGES", pairs),
+                ("message", "MESSAGE_FULL + 1", self.clusters),
+            ),
+        )
 
     @property
     def size_names(self) -> list[str]:
