@@ -174,6 +174,7 @@ def kernel(wanted: Wanted) -> Kernel:
 #: Functions of this process, by names that `_function_name` returns: attributes, which torch.compile follows.
 FUNCTIONS = ModuleType("attnc.adapters.functions")
 _WANTED: dict[str, Wanted] = {}
+_NAMES: dict[tuple[str, tuple[str, ...]], str] = {}
 
 
 @cache  # FUNCTIONS keeps all of them
@@ -189,34 +190,30 @@ def kernel_name(wanted: Wanted) -> str:
 
 def run_kernel(name: str, *inputs: Any, **named: Any) -> Any:
     """Calls the callable of a spec by its name: what torch.compile can follow."""
-    tensors = dict(zip("qkv", inputs, strict=False)) if inputs else named
+    title, has_choice, has_values, has_gradients = _facts(name)
     targets: tuple[str, ...] = (TRITON,)
-    if _has_choice(name):
-        q, k, v = tensors["q"], tensors["k"], tensors.get("v") if _has_values(name) else None
-        targets = targets_of_call(name.rpartition("_")[0], q, k, v, gradients=_has_gradients(name))
+    if has_choice:
+        q, k = inputs[:2] if inputs else (named["q"], named["k"])
+        v = (inputs[2] if inputs else named["v"]) if has_values else None
+        targets = targets_of_call(title, q, k, v, gradients=has_gradients)
     return getattr(FUNCTIONS, _function_name(name, targets))(*inputs, **named)
 
 
-def _has_choice(name: str) -> bool:
-    """Returns whether other kernels may be faster than Triton's. To decode, these read memory as fast; only
-    latent attention has more to multiply than to read, which splits of a size leave to Triton.
+def _facts(name: str) -> tuple[str, bool, bool, bool]:
+    """Returns the name of a spec; whether other kernels may be faster than Triton's; whether v is a tensor of
+    its own; and whether gradients are wanted. To decode, Triton's read memory as fast; only latent attention
+    has more to multiply than to read, which splits of a size leave to Triton.
     """
     wanted = _WANTED[name]
-    return not wanted.decode or bool(wanted.value and not wanted.split_size)
-
-
-def _has_values(name: str) -> bool:
-    return not _WANTED[name].value
-
-
-def _has_gradients(name: str) -> bool:
-    return bool(_WANTED[name].grad)
+    has_choice = not wanted.decode or bool(wanted.value and not wanted.split_size)
+    return wanted.name, has_choice, not wanted.value, bool(wanted.grad)
 
 
 def _function_name(name: str, targets: tuple[str, ...]) -> str:
     """Returns the name in FUNCTIONS of a spec's function for the first of the targets that has kernels."""
-    found = f"{name}_{'_'.join(targets)}".replace(".", "_")
-    if not hasattr(FUNCTIONS, found):
+    found = _NAMES.get((name, targets))
+    if found is None:
+        found = f"{name}_{'_'.join(targets)}"
         wanted = _WANTED[name]
         made, failure = first_made(
             targets,
@@ -227,14 +224,13 @@ def _function_name(name: str, targets: tuple[str, ...]) -> str:
         if failure and targets[0] == HOPPER:
             warn_of_loss(wanted.name, need_of(failure))
         setattr(FUNCTIONS, found, made)
+        _NAMES[name, targets] = found
     return found
 
 
 # What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for
 # real.
-_has_choice._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
-_has_values._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
-_has_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+_facts._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 _function_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 

@@ -141,10 +141,11 @@ def misfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> str:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is None:
             continue
-        if x.shape[-1] % _STEP or (x.shape[-1] > _WIDEST and v is not None):
+        width = x.shape[-1]
+        if width % _STEP or (width > _WIDEST and v is not None):
             return f"rows of a multiple of {_STEP} elements up to {_WIDEST}, which those of {name} are not"
         strides = x.stride()
-        for axis in range(x.dim() - 1):
+        for axis in range(len(strides) - 1):
             if strides[axis] % _STEP and x.shape[axis] != 1:
                 return f"strides of a multiple of {2 * _STEP} bytes, which {name} has not: it may be copied"
     return ""

@@ -4,14 +4,16 @@ that form (found once for all its calls), and the tensors in its order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import targets_of_call
+from attnc.api.fastest import chosen_target, targets_of_call
 from attnc.compat.compiled import compiled, making
 from attnc.compat.form import Facts, Form, Layout
 from attnc.support.memory import made_apart
@@ -120,7 +122,13 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tens
     is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if is_captured or torch._C._len_torch_dispatch_stack():
         return torch.full((), value, dtype=dtype, device=device)
-    return _scalar_tensor(value, dtype, device)
+    found = _scalar_tensor(value, dtype, device)
+    _KEPT_NUMBERS[id(found)] = found
+    return found
+
+
+#: Those that no graph owns, which plans may hold.
+_KEPT_NUMBERS: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 
 
 @lru_cache(maxsize=1024)
@@ -165,6 +173,57 @@ def _prepare_form(facts: Facts) -> tuple[str, ...]:
 prepared._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
+#: A function, and its inputs: positions among the tensors of a call, and numbers on the device.
+Plan: TypeAlias = tuple[Callable[..., Any], tuple[int | torch.Tensor, ...]]
+_PLANS: dict[Any, Plan] = {}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+#: Plans that are kept.
+_MOST_PLANS = 4096
+
+
+def are_left_out(*options: object) -> bool:
+    """Returns whether none of the options is given."""
+    for option in options:  # noqa: SIM110  # a generator takes longer than all else that a call does
+        if option is not None:
+            return False
+    return True
+
+
+def key_of(facts: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
+    """Returns what calls have in common that a plan is made for: facts, and all but the data of the tensors
+    that are given. None where nothing may be remembered: while torch.compile traces, under a mode of torch's,
+    and for what is no tensor.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return None
+    seen: list[Any] = [torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), chosen_target()]
+    try:
+        for x in given.values():
+            if x is None:
+                seen.append(None)
+            else:
+                seen += x.dtype, x.get_device(), x.shape, x.stride(), x.requires_grad
+    except AttributeError:
+        return None
+    return facts, tuple(seen)
+
+
+def repeat(key: Any, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Returns (o, lse) of a call like one before it, without a look at its arguments; None where there was
+    none.
+    """
+    try:
+        plan = _PLANS.get(key)
+    except TypeError:  # a window may be a list
+        return None
+    if plan is None:
+        return None
+    function, order = plan
+    tensors = (*given.values(),)
+    o, lse = function(*[tensors[x] if isinstance(x, int) else x for x in order])
+    return o, lse
+
+
 Window: TypeAlias = tuple[int | None, int | None]
 
 #: The targets of a form that names none.
@@ -189,6 +248,7 @@ class Call:
             raise ValueError(f"{name}: caches have no gradients: call it under torch.no_grad()")
         self._grads = ["q", "k", "v"] if needed else []
         self._is_fast = False
+        self._inputs: Mapping[str, Any] = _NOTHING
 
     def wants_gradient(self, x: torch.Tensor | None) -> bool:
         return x is not None and x.requires_grad and torch.is_grad_enabled()
@@ -285,14 +345,25 @@ class Call:
         """The seed of the dropout; None without."""
         return self._tensors.get("seed")
 
-    def run(self, splits: int = 0, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (o, lse) of the call; o is `out` if there is one."""
+    def run(
+        self,
+        splits: int = 0,
+        out: torch.Tensor | None = None,
+        *,
+        key: Any = None,
+        given: Mapping[str, Any] = _NOTHING,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns (o, lse) of the call; o is `out` if there is one. key: what `key_of` these arguments is,
+        by the names that forms have for them, so that `repeat` does the same again; or None.
+        """
         is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
         if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
             self._form["splits"] = max(0, splits)
         if "splits" not in self._form:
             self._choose()
         function, inputs = self._prepared()
+        if key is not None:
+            self._remember(key, given, function)
         if out is None:
             o, lse = function(*inputs)
             return o, lse
@@ -306,6 +377,18 @@ class Call:
         lse = torch.empty(shape, dtype=torch.float32, device=out.device)
         function(*inputs, out=(out, lse))
         return out, lse
+
+    def _remember(self, key: Any, given: Mapping[str, Any], function: Callable[..., Any]) -> None:
+        """Keeps the plan of a call whose inputs are what is given, and numbers that stay on the device."""
+        at = {name: position for position, name in enumerate(given)}
+        order = tuple(
+            at[name] if name in given and x is given[name] else x for name, x in self._inputs.items()
+        )
+        if all(isinstance(x, int) or id(x) in _KEPT_NUMBERS for x in order):
+            if len(_PLANS) >= _MOST_PLANS:
+                _PLANS.clear()
+            with suppress(TypeError):  # a window may be a list
+                _PLANS[key] = function, order
 
     def gradients(
         self, do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor
@@ -331,7 +414,8 @@ class Call:
         if self._grads:
             self._form["grads"] = tuple(self._grads)
         function, *names = prepared(tuple(sorted(self._form.items())))
-        return getattr(FUNCTIONS, function + which), [self._tensors[name] for name in names]
+        self._inputs = {name: self._tensors[name] for name in names}
+        return getattr(FUNCTIONS, function + which), list(self._inputs.values())
 
     def _lay(self, which: str, layout: Layout, **tensors: Any) -> None:
         self._form[which] = layout

@@ -100,7 +100,7 @@ def flash_attention_forward(
         call.drop(dropout_p)
         _laid_out(call, cum_seq_q, cum_seq_k, seqused_k, block_table)
         o, lse = call.run(out=out)
-        state = torch.zeros(2, dtype=torch.int64, device=query.device)
+        state = torch.empty(2, dtype=torch.int64, device=query.device)  # which the backward of dropout reads
         if call.seed is not None:
             state[0] = call.seed
     unused = torch.empty((), dtype=torch.uint64, device=query.device)

@@ -53,6 +53,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(specs, "_made", made)
     monkeypatch.setattr(specs, "_WANTED", {})
+    monkeypatch.setattr(specs, "_NAMES", {})
     monkeypatch.setattr(specs, "FUNCTIONS", ModuleType("functions"))
     specs.kernel_name.cache_clear()
     fake_gpu(monkeypatch)

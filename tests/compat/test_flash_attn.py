@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnc.api import compile as api
-from attnc.compat import call, flash_attn, run_on
+from attnc.compat import call, flash_attn, kvcache, run_on
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from attnc.diagnostics import error
 from attnc.model.declarations import MAX_HEAD_DIM
@@ -404,3 +404,115 @@ def test_torch_compile_takes_the_fastest_kernels_too(asked: Asked) -> None:
     assert torch.equal(o, right)
     o.sum().backward()
     assert asked == [("cuda.sm_90a", False)]
+
+
+# --- calls that are like one before -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls whose arguments are looked at, by name."""
+    found: list[str] = []
+
+    class Noted(call.Call):
+        def __init__(self, name: str, *arguments: Any, **options: Any) -> None:
+            found.append(name)
+            super().__init__(name, *arguments, **options)
+
+    monkeypatch.setattr(flash_attn, "Call", Noted)
+    monkeypatch.setattr(kvcache, "Call", Noted)
+    monkeypatch.setattr(call, "_PLANS", {})
+    return found
+
+
+def test_a_call_like_one_before_is_not_looked_at(made: list[str]) -> None:
+    q, k, v = tensors(rows=20)
+    options: dict[str, Any] = {"causal": True, "window_size": (4, 0), "softmax_scale": 0.3}
+    flash_attn_func(q, k, k, **options)  # the same tensor twice
+    made.clear()
+    o = flash_attn_func(q.clone(), k, v, **options)
+    assert made == []
+    call._PLANS.clear()
+    assert torch.equal(o, flash_attn_func(q, k, v, **options))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"causal": False},
+        {"window_size": (5, 0)},
+        {"window_size": [4, 0]},
+        {"softmax_scale": 0.31},
+        {"softcap": 20.0},
+        {"dropout_p": 0.5},
+        {"deterministic": True},
+        {"alibi_slopes": torch.ones(4)},
+        {"s_aux": torch.ones(4)},
+    ],
+    ids=str,
+)
+def test_another_call_is_looked_at(changes: dict[str, Any], made: list[str]) -> None:
+    q, k, v = tensors(rows=20)
+    options: dict[str, Any] = {"causal": True, "window_size": (4, 0), "softmax_scale": 0.3}
+    flash_attn_func(q, k, v, **options)
+    flash_attn_func(q, k, v, **{**options, **changes})
+    assert len(made) == 2
+
+
+def test_other_tensors_and_settings_are_looked_at(made: list[str]) -> None:
+    q, k, v = tensors(rows=20)
+    wanting = q.clone().requires_grad_()
+    flash_attn_func(q, k, v)
+    flash_attn_func(q[:, :19], k, v)
+    flash_attn_func(q, k[:, :, :1], v[:, :, :1])
+    flash_attn_func(wanting, k, v).sum().backward()
+    with torch.no_grad():
+        flash_attn_func(wanting, k, v)
+    torch.use_deterministic_algorithms(True)
+    try:
+        flash_attn_func(wanting, k, v)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    run_on("triton")
+    try:
+        flash_attn_func(wanting, k, v)
+    finally:
+        run_on(None)
+    assert len(made) == 7
+    flash_attn_func(wanting, k, v).sum().backward()
+    assert len(made) == 7
+
+
+def test_a_transposed_last_axis_is_copied_every_time(made: list[str]) -> None:
+    q, k, v = tensors(rows=20)
+    turned = k.transpose(1, 3).contiguous().transpose(1, 3)
+    for _ in range(2):
+        torch.testing.assert_close(flash_attn_func(q, turned, v), flash_attn_func(q, k, v))
+    assert len(made) == 3
+
+
+def test_packed_sequences_are_remembered_by_their_shapes(made: list[str]) -> None:
+    q, k, v = (x[0].repeat(1, 1, 1) for x in tensors(rows=20))
+    count = min(len(q), len(k))
+    q, k, v = q[:count], k[:count], v[:count]
+    first, second = (torch.tensor([0, cut, count], dtype=torch.int32) for cut in (3, 5))
+    found = [flash_attn_varlen_func(q, k, v, ends, ends, causal=True) for ends in (first, second, first)]
+    assert len(made) == 1
+    call._PLANS.clear()
+    assert torch.equal(found[1], flash_attn_varlen_func(q, k, v, second, second, causal=True))
+    assert torch.equal(found[0], found[2])
+
+
+def test_decoding_is_remembered_but_for_what_it_writes(made: list[str]) -> None:
+    q, k, v = tensors(rows=1)
+    first, second = (torch.tensor(lengths, dtype=torch.int32) for lengths in ([3, 5], [8, 1]))
+    found = [flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths) for lengths in (first, second)]
+    assert len(made) == 1
+    call._PLANS.clear()
+    assert torch.equal(found[1], flash_attn_with_kvcache(q, k, v, cache_seqlens=second))
+    made.clear()
+    token = torch.ones(2, 1, 2, 16).half()
+    for rows in (first, first + 1):
+        flash_attn_with_kvcache(q, k, v, token, token, cache_seqlens=rows)
+    assert len(made) == 2
+    assert bool((k[0, 3:5] == 1).all())
