@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -60,7 +60,7 @@ def doctor(
     """Check this machine: versions, GPUs, interpreter, caches, CUDA. Exits with 1 if something is missing.
 
     Of every function in generated/ that has several targets it says which one a GPU takes for which calls,
-    and whether that was measured.
+    and whether that was measured; of every function of attnc, whose kernels it runs on.
 
     Example: attnc doctor
     """
@@ -68,6 +68,7 @@ def doctor(
         _check(device)
     examinations: dict[str, Callable[[], Iterator[Finding]]] = dict(_EXAMINATIONS)
     examinations["targets"] = lambda: _targets(device)
+    examinations["functions"] = lambda: _functions(device)
     findings: list[Finding] = []
     with progress("doctor", len(examinations)) as bar:
         for what, examine in examinations.items():
@@ -257,6 +258,63 @@ def _choices(label: str, gpu: TargetGpu) -> Iterator[Finding]:
     for function in found:
         state: Literal["ok", "note"] = "ok" if function.runs else "note"
         yield Finding(name=f"{function.name} {label}", state=state, detail=function.text)
+
+
+#: Functions that choose whose kernels a call runs on, and which of these calls they have besides prompts and
+#: training: of a few tokens against a cache, and of latent attention.
+_FUNCTIONS: Mapping[str, Sequence[str]] = {
+    "attnc.compile": ("latent",),
+    "attnc.flex.flex_attention": (),
+    "attnc.compat.flash_attn": ("decoding",),
+    "attnc.compat.sdpa": (),
+    "attnc.adapters.transformers": ("decoding",),
+    "attnc.adapters.vllm": ("decoding", "latent"),
+    "attnc.adapters.sglang": ("decoding", "latent"),
+    "attnc.adapters.flashinfer": ("decoding", "latent"),
+    "attnc export --hf-kernel": ("decoding",),
+}
+
+
+def _functions(device: str | None) -> Iterator[Finding]:
+    """Yields whose kernels each function of attnc runs on where nobody says, on the GPUs here, or on one of
+    an architecture.
+    """
+    try:
+        from attnc.runtime.devices import gpus
+        from attnc.runtime.one_import import TargetGpu, absent_gpu
+    except ImportError:
+        return  # said above
+    if device is not None:
+        yield from _choices_of_functions(device, absent_gpu(device))
+        return
+    for index, gpu in enumerate(gpus()):
+        capability = int(gpu.arch.removeprefix("sm_"))
+        here = TargetGpu(name=gpu.name, capability=capability, index=index)
+        yield from _choices_of_functions(str(index), here)
+
+
+def _choices_of_functions(label: str, gpu: TargetGpu) -> Iterator[Finding]:
+    """Yields the choice of each function on a GPU, and at the first how to get the kernels that it would
+    rather have.
+    """
+    from attnc.api.fastest import TRITON, ranking
+    from attnc.runtime.toolchains import toolchain_of
+
+    ranked = {kind: ranking(gpu.capability, kind) for kind in ("16 bits", "f32", "narrow f32")}
+    able = {kind: [target for target in targets if gpu.runs(target)] for kind, targets in ranked.items()}
+    if not all(able.values()):
+        return  # said of the targets
+    wide, narrow, half = (able[kind][0] for kind in ("f32", "narrow f32", "16 bits"))
+    single = wide if wide == narrow else f"{wide}, forward up to 64 columns {narrow}"
+    few = TRITON if TRITON in able["16 bits"] else half
+    lost = ranked["16 bits"][0]
+    fix = "" if lost == half or not gpu.could_run(lost) else install(toolchain_of(lost).package)
+    for function, more in _FUNCTIONS.items():
+        detail = f"f16 and bf16 {half}; f32 {single}"
+        detail += f"; up to 16 tokens against a cache {few}" if "decoding" in more else ""
+        detail += f"; latent attention {half}" if "latent" in more and half != few else ""
+        yield Finding(name=f"{function} {label}", state="ok", detail=detail, fix=fix)
+        fix = ""
 
 
 def _tables(index: int, device: str) -> Iterator[Finding]:

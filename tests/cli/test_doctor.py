@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attnc.build import compile_program, support_outputs
-from attnc.cli.doctor import Finding, _choices, _tables, _targets
+from attnc.cli.doctor import Finding, _choices, _functions, _tables, _targets
 from attnc.model.resolve import resolve
 from attnc.output import write
 from attnc.runtime import devices
@@ -241,3 +241,48 @@ def test_a_cache_that_cannot_be_is_a_finding_like_others(
     assert done.code == 1
     assert done.out.count("point ATTNC_CACHE_DIR to a folder of yours") == 2
     assert "ok  torch" in done.out
+
+
+# --- what the functions of attnc run on ---------------------------------------------------------------------
+
+KNOWN = "f16 and bf16 {half}; f32 cuda.sm_80, forward up to 64 columns triton"
+
+
+def test_every_function_says_whose_kernels_it_runs(machine: Callable[..., None]) -> None:
+    machine(H200, (9, 0), {"cupy", "triton"})
+    found = said(_functions(None))
+    hopper = KNOWN.format(half="cuda.sm_90a")
+    assert found["attnc.flex.flex_attention 0"] == hopper
+    assert found["attnc.compile 0"] == f"{hopper}; latent attention cuda.sm_90a"
+    assert found["attnc.compat.flash_attn 0"] == f"{hopper}; up to 16 tokens against a cache triton"
+    for function in ("compat.sdpa", "adapters.transformers", "adapters.vllm", "adapters.sglang"):
+        assert f"attnc.{function} 0" in found
+    machine("A100", (8, 0), {"cupy", "triton"})
+    assert said(_functions(None))["attnc.compile 0"] == KNOWN.format(half="triton")
+
+
+def test_what_a_missing_package_costs_is_said_once(machine: Callable[..., None]) -> None:
+    machine(H200, (9, 0), {"triton"})
+    first, *others = _functions(None)
+    assert first.detail == "f16 and bf16 triton; f32 triton"
+    assert "cupy" in first.fix
+    assert not any(finding.fix for finding in others)
+    machine("A100", (8, 0), {"triton"})
+    assert not any(finding.fix for finding in _functions(None))
+
+
+def test_functions_of_a_gpu_that_is_not_here() -> None:
+    assert said(_functions("sm_80"))["attnc.compat.sdpa sm_80"] == KNOWN.format(half="triton")
+    assert list(_functions("sm_75")) == []
+
+
+def test_the_functions_are_those_that_choose() -> None:
+    """Each module that asks for the targets of a call is among them, or is what they share."""
+    root = Path(__file__).parents[2] / "attnc"
+    shared = {"attnc.api.fastest", "attnc.compat.call", "attnc.adapters.specs", "attnc.flex.programs"}
+    asking = {
+        ".".join(path.relative_to(root.parent).with_suffix("").parts)
+        for path in root.rglob("*.py")
+        if "targets_of_call" in path.read_text(encoding="utf-8")
+    }
+    assert asking == shared
