@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.model.targets import TARGETS as NAMES
 from attnc.model.schedule import Schedule
+from attnc.model.targets import TARGETS as NAMES
 from attnc.plan.device import DEVICES
 from attnc.plan.differentiable import check_differentiable
 from attnc.plan.targets import TARGETS, target_of

@@ -20,7 +20,9 @@ ENDED = 124
 
 @contextmanager
 def watch(what: str, device: str, seconds: float = PATIENCE) -> Iterator[None]:
-    """Ends the process if the block, including its work on the GPU, takes longer. what: named in the message."""
+    """Ends the process if the block, including its work on the GPU, takes longer. what: named in the
+    message.
+    """
     if device == "cpu":
         yield
         return

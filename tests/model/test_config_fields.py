@@ -7,7 +7,6 @@ import typing
 import pytest
 
 from attnc.model.knobs import keys_of
-from attnc.model.targets import TARGETS
 from attnc.model.schedule import (
     PHASES,
     PROJECTION_PHASES,
@@ -19,6 +18,7 @@ from attnc.model.schedule import (
     Value,
     config_type,
 )
+from attnc.model.targets import TARGETS
 
 
 def defaults(phase: Phase, target: str) -> dict[str, Value]:
