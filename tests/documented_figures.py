@@ -228,7 +228,10 @@ def host(figure: str = "host_h200") -> str:
     record = json.loads((ROOT / "docs" / "figures" / f"{figure}.json").read_text(encoding="utf-8"))
     known = {"triton": "Triton", "cuda.sm_80": "`cuda.sm_80`", "cuda.sm_90a": "`cuda.sm_90a`"}
     timed = {whose for costs in record["us"].values() for whose in costs}
-    titles = {whose: title for whose, title in (known | {"PyTorch": "PyTorch"}).items() if whose in timed}
+    others = ("functions of attnc", "PyTorch")
+    titles = {
+        whose: title for whose, title in (known | {who: who for who in others}).items() if whose in timed
+    }
     rows: list[tuple[str, ...]] = [("call", *titles.values()), ("---",) * (1 + len(titles))]
     for what, costs in record["us"].items():
         rows.append((what, *(f"{costs[whose]:.1f}" if whose in costs else "" for whose in titles)))

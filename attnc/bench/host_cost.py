@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from attnc.bench.host_functions import draw_trained, served_functions, trained_functions
 from attnc.bench.report import Page, document, ran_on, table
 from attnc.bench.run import Benchmark, Job, Report
 from attnc.build import front, plan_program
@@ -29,7 +30,7 @@ from attnc.runtime.trial import problem_for
 SIZES = {"B": 2, "H": 8, "Hkv": 2, "G": 4, "M": 200, "N": 200}
 #: Launches of a burst: fewer than the driver queues.
 _BURST = 50
-_PEER = "PyTorch"
+_OURS, _PEER = "functions of attnc", "PyTorch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,18 @@ def calls_of(module: ir.Module) -> dict[HostCall, Launch]:
         inputs = [x.clone().requires_grad_(n in grads) for n, x in zip(names, tensors, strict=True)]
         calls |= _make_backward_calls(name, module.target, function, inputs)
     return calls
+
+
+def functions() -> dict[HostCall, Launch]:
+    """Returns the functions that programs call, on whichever kernels they take here."""
+    tensors = draw_trained(SIZES, "cuda")
+    calls: dict[HostCall, Launch] = {}
+    for name, function in trained_functions(SIZES, "cuda").items():
+        inputs = [x.clone().requires_grad_() for x in tensors]
+        calls[HostCall(name, _OURS)] = partial(function, *tensors)
+        calls |= _make_backward_calls(name, _OURS, function, inputs)
+    served = served_functions(SIZES, "cuda")
+    return calls | {HostCall(name, _OURS): call for name, call in served.items()}
 
 
 def peers() -> dict[HostCall, Launch]:
@@ -157,7 +170,7 @@ class HostBenchmark(Benchmark[HostCell, Mapping[HostCall, float]]):
 
     def measure(self, cells: Sequence[HostCell], rounds: int, report: Report) -> dict[HostCall, float]:
         calls = {call: launch for cell in cells for call, launch in calls_of(cell.module).items()}
-        return measure_calls(calls | peers(), rounds, report)
+        return measure_calls(calls | functions() | peers(), rounds, report)
 
     def page(self, results: Mapping[HostCall, float], machine: Mapping[str, str]) -> Page:
         rows: dict[str, dict[str, float]] = {}

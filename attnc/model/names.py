@@ -1,5 +1,5 @@
-"""Words with a fixed meaning, checks for names that a spec introduces, and the spellings of names from Python,
-PyTorch and CUDA.
+"""Words with a fixed meaning, checks for names that a spec introduces, and the spellings of names from
+Python, PyTorch and CUDA.
 
 A name means one thing: nothing declared may reuse a reserved word or a name that is already taken in its
 attention. Names of `def`s are looser: an attention's own names hide them, and a file may redefine a def

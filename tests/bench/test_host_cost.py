@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attnc.bench.host_cost import HostBenchmark, HostCall, first_variants, measure_calls
+from attnc.bench.host_functions import draw_trained, served_functions, trained_functions
 from attnc.build import front
 from attnc.runtime.timing import orders
 from tests.plans import SPECS
@@ -60,3 +61,28 @@ def test_figures_are_written_by_call() -> None:
     data = json.loads(json.dumps(HostBenchmark(()).page(COSTS, MACHINE).data))
     assert data["us"]["bias"] == {"triton": 12.34, "cuda.sm_80": 10.7}
     assert data["machine"] == {**MACHINE, "target": ""}
+
+
+SMALL = {"B": 2, "H": 4, "Hkv": 2, "N": 20}
+
+
+def test_functions_of_programs_take_the_same_inputs() -> None:
+    """Causal ones compute the same; all have gradients."""
+    tensors = draw_trained(SMALL, "cpu")
+    found = {}
+    for name, function in trained_functions(SMALL, "cpu").items():
+        inputs = [x.clone().requires_grad_() for x in tensors]
+        o = function(*inputs)
+        assert all(x is not None for x in torch.autograd.grad(o.float().sum(), inputs))
+        found[name] = o.transpose(1, 2) if name == "flex_attention" else o
+    causal = [o.reshape(tensors[0].shape) for name, o in found.items() if "transformers" not in name]
+    assert len(causal) == 4
+    for o in causal:
+        torch.testing.assert_close(o, causal[0], rtol=2e-2, atol=2e-2)
+
+
+def test_functions_of_engines_can_be_called() -> None:
+    calls = served_functions(SMALL, "cpu")
+    assert len(calls) == 3
+    for call in calls.values():
+        call()

@@ -1,0 +1,100 @@
+"""The functions that programs call, on inputs so small that the GPU is never waited for: what stands before a
+launch of attnc, whose kernels a call takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+import attnc
+from attnc.adapters.pages import attend
+from attnc.adapters.transformers import attention
+from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from attnc.flex import flex_attention
+
+_WIDTH, _PAGE = 64, 16
+_SPEC = """
+attention compiled {
+  input q: bf16[B, M, Hkv * G, 64]
+  input k, v: bf16[B, N, Hkv, 64]
+  score = dot(q, k) / sqrt(D)
+  mask = causal
+  normalize = softmax
+  output o: bf16[B, M, Hkv * G, 64]
+  grad q, k, v
+}
+"""
+
+
+def trained_functions(sizes: Mapping[str, int], device: str) -> dict[str, Callable[..., Any]]:
+    """Returns functions of q [B, M, H, D], k and v [B, N, Hkv, D] that have gradients, by name. sizes: B, H,
+    Hkv and N of what they are called with.
+    """
+    batch, length = sizes["B"], sizes["N"]
+    ends = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+    packed = partial(
+        flash_attn_varlen_func, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=length,
+        max_seqlen_k=length, causal=True,
+    )  # fmt: skip
+    module = torch.nn.Module()
+
+    def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return flex_attention(q, k, v, mask_mod=_causal, enable_gqa=True)
+
+    def encode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return attention(module, q, k, v, None, is_causal=False)[0]
+
+    return {
+        "attnc.compile": attnc.compile(_SPEC),
+        "flex_attention": flex,
+        "flash_attn_func": partial(flash_attn_func, causal=True),
+        "flash_attn_varlen_func": lambda q, k, v: packed(*(x.flatten(0, 1) for x in (q, k, v))),
+        "attention of transformers": encode,
+    }
+
+
+def draw_trained(sizes: Mapping[str, int], device: str) -> Sequence[torch.Tensor]:
+    """Returns q, k and v for `trained_functions`."""
+    batch, length = sizes["B"], sizes["N"]
+    heads = (sizes["H"], sizes["Hkv"], sizes["Hkv"])
+    return [torch.randn(batch, length, count, _WIDTH, device=device).bfloat16() for count in heads]
+
+
+def served_functions(sizes: Mapping[str, int], device: str) -> dict[str, Callable[[], Any]]:
+    """Returns calls against pages, of one token and of a prompt, by name."""
+    batch, pages = sizes["B"], -(-sizes["N"] // _PAGE)
+    q, *_ = draw_trained(sizes, device)
+    shape = (batch * pages, _PAGE, sizes["Hkv"], _WIDTH)
+    k, v = torch.randn(2, *shape, device=device).bfloat16().unbind()
+    table = torch.arange(batch * pages, dtype=torch.int32, device=device).view(batch, pages)
+    lengths = torch.full((batch,), sizes["N"], dtype=torch.int32, device=device)
+    ends = torch.arange(batch + 1, dtype=torch.int32, device=device)
+    token = q[:, :1].contiguous()
+    common: dict[str, Any] = {
+        "seqused_k": lengths, "block_table": table, "scale": _WIDTH**-0.5, "left": -1, "softcap": 0.0,
+        "by_head": {},
+    }  # fmt: skip
+
+    def serve(new: torch.Tensor, tokens: int) -> None:
+        flat = new.flatten(0, 1)
+        starts = ends * new.shape[1]
+        attend(flat, k, v, torch.empty_like(flat), cu_seqlens_q=starts, tokens=tokens, **common)
+
+    decode = partial(
+        flash_attn_with_kvcache, token, k, v, cache_seqlens=lengths, block_table=table, causal=True
+    )
+    return {
+        "flash_attn_with_kvcache, one token": decode,
+        "vLLM and SGLang, one token": partial(serve, token, 1),
+        "vLLM and SGLang, a prompt": partial(serve, q, 0),
+    }
+
+
+def _causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx >= kv_idx
