@@ -41,9 +41,7 @@ def demo(
     spec = _usual_spec() if spec is None else one_spec(spec)
     compiled = compile_spec(spec, out.parent)
     outputs = (*compiled.outputs, *support_outputs())
-    write_or_refuse(
-        partial(write, outputs, out), out, force=False, remedy="or name another folder with --out"
-    )
+    write_or_refuse(partial(write, outputs, out), out, force=None)
     took = time.perf_counter() - begin
     program = front(spec)
     planned = plan_program(program)

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from attnc.cli.console import Mistake, ask, counted, note, paint
-from attnc.output import Drift, Held, NotOurs
+from attnc.output import MANIFEST, Drift, Held, NotOurs
 
 FORCE = Annotated[
     bool,
@@ -34,40 +34,47 @@ def reason(drift: Drift) -> str:
     return f" ({_WORDS[drift.held]})" if drift.held else ""
 
 
-def write_or_refuse(
-    write: Callable[..., _Result], out: Path, *, force: bool, remedy: str = "--force replaces them"
-) -> _Result:
+def write_or_refuse(write: Callable[..., _Result], out: Path, *, force: bool | None) -> _Result:
     """Calls `write(force=..., beside=...)`, which writes to a folder. Where that holds what is others' alone,
-    asks on a terminal. Raises Mistake where something is in the way; remedy: what to do then.
+    asks on a terminal. Raises Mistake where something is in the way. force: None where the command has no
+    such option.
     """
     try:
-        return write(force=force, beside=False)
+        return write(force=bool(force), beside=False)
     except NotOurs as refusal:
-        if refusal.others:
-            names = ", ".join(refusal.others[:_LISTED]) + _rest(len(refusal.others))
-            note(f"'{out}' holds files, and none that attnc has written: {names}")
-            if not ask("Write to it, beside what is there?"):
-                raise Mistake(
-                    f"'{out}' is not attnc's, and nothing was written to it",
-                    "name a folder of its own, or write beside what is there with --force",
-                ) from None
-        else:
-            raise _in_the_way(refusal.held, out, remedy) from None
+        if not refusal.others:
+            raise _in_the_way(refusal.held, out, has_force=force is not None) from None
+        names = ", ".join(refusal.others[:_LISTED]) + _rest(len(refusal.others))
+        note(f"'{out}' holds files, and none that attnc has written: {names}")
+        if not ask("Write to it, beside what is there?"):
+            hint = "name a folder of its own"
+            raise Mistake(
+                f"'{out}' is not attnc's, and nothing was written to it",
+                hint if force is None else f"{hint}, or write beside what is there with --force",
+            ) from None
     try:
-        return write(force=force, beside=True)
+        return write(force=bool(force), beside=True)
     except NotOurs as refusal:
-        raise _in_the_way(refusal.held, out, remedy) from None
+        raise _in_the_way(refusal.held, out, has_force=force is not None) from None
 
 
-def _in_the_way(held: tuple[Drift, ...], out: Path, remedy: str) -> Mistake:
+def _in_the_way(held: tuple[Drift, ...], out: Path, *, has_force: bool) -> Mistake:
     for drift in held[:_LISTED]:
         note(paint("in the way", "33"), f" {out.as_posix()}/{drift.path}{reason(drift)}")
-    if len(held) > _LISTED:
-        note(f"           {_rest(len(held)).removeprefix(' ')}")
+    if rest := _rest(len(held)):
+        note(f"          {rest}")
     return Mistake(
         f"{counted(len(held), 'file')} in '{out}' would be lost, and nothing was written",
-        f"move them elsewhere; {remedy}",
+        _remedy(out, has_force=has_force),
     )
+
+
+def _remedy(out: Path, *, has_force: bool) -> str:
+    if not has_force:
+        return "move them elsewhere, or name another folder"
+    if not (out / MANIFEST).exists():
+        return "where an older attnc has written them, replace them with --force, once; else move them"
+    return "move them elsewhere, or replace them with --force"
 
 
 def _rest(count: int) -> str:
