@@ -69,10 +69,10 @@ def _backward_lines(sums: Sequence[tuple[Variant, str]]) -> list[str]:
     lines = []
     for variant, way in sums:
         if way != "two_pass":
-            condition = " and ".join(f"{name} == {_written(x)}" for name, x in variant.params.items())
+            condition = " and ".join(f"{name} == {_write(x)}" for name, x in variant.params.items())
             lines.append(f"  when {condition} {{ accumulate.dq = {way} }}")
     return ["backward {", *lines, "}"]
 
 
-def _written(value: object) -> str:
+def _write(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

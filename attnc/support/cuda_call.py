@@ -13,7 +13,7 @@ from .binaries import Compiled, Program
 from .call import Attention, Launch, Place
 from .configs import KernelConfig
 from .devices import Gpu
-from .memory import picked
+from .memory import make_picker
 from .sizes import Names, evaluate
 
 #: What starts kernels with packed arguments on torch's current stream.
@@ -39,7 +39,7 @@ class Kernel:
     changes: Mapping[str, str] = field(default_factory=dict)
     joins: bool = False
 
-    def configured(self, config: KernelConfig) -> KernelConfig:
+    def choose_config(self, config: KernelConfig) -> KernelConfig:
         """Returns the config that it is compiled and launched with."""
         own = {name: evaluate(text, {"config": config}) for name, text in self.changes.items()}
         return config._replace(**own) if own else config
@@ -108,14 +108,14 @@ class CudaLaunch:
     def _runner(self) -> Callable[[Sequence[torch.Tensor | None]], None]:
         """Returns the launch itself: a closure, whose variables are found faster than attributes."""
         read, kept = given_of(self.arguments.positions), self.kept
-        pick = picked(read)
+        pick = make_picker(read)
 
         def run(given: Sequence[Any]) -> None:
             """Launches with what the kernels take of these tensors."""
             addresses = tuple([x.data_ptr() for x in pick(given)])
             made = kept.get(addresses)
             if made is None:
-                made = self.keep(addresses, self.packed(dict(zip(read, addresses, strict=True))))
+                made = self.keep(addresses, self.pack(dict(zip(read, addresses, strict=True))))
             made[0](made[1])
 
         return run
@@ -127,7 +127,7 @@ class CudaLaunch:
         self.kept[addresses] = made
         return made
 
-    def packed(self, addresses: Mapping[int, int]) -> Packed:
+    def pack(self, addresses: Mapping[int, int]) -> Packed:
         """Returns what a launch with tensors at these addresses takes, by their positions."""
         positions, matrices, _, numbers, rows_aligned = self.arguments
         found = [addresses.get(at, 0) for at in positions]
@@ -203,7 +203,7 @@ class CudaAttention(Attention):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.launch_type: type[CudaLaunch] = CudaLaunch
-        self.program = self.program_type(self.module, tuple(self._compiled()), self.sources)
+        self.program = self.program_type(self.module, tuple(self._list_compiled()), self.sources)
 
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
         return tuple(self._launch(kernels, place) for kernels in launches)
@@ -211,14 +211,16 @@ class CudaAttention(Attention):
     def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
         return {**super().functions(gpu), "dq_floats()": dq_floats}
 
-    def _compiled(self) -> list[Compiled]:
+    def _list_compiled(self) -> list[Compiled]:
         """Returns every kernel with its configs, in the order of execution."""
         backward = self.backward
         launches = self.launches if backward is None else (*self.launches, *backward.launches)
         found = []
         for kernel in (kernel for launch in launches for kernel in launch.kernels):
             configs = backward.configs[kernel.config] if backward and kernel.config else self.configs
-            found.append(Compiled(kernel.name, self._file_of(kernel), tuple(map(kernel.configured, configs))))
+            found.append(
+                Compiled(kernel.name, self._file_of(kernel), tuple(map(kernel.choose_config, configs)))
+            )
         return found
 
     def _file_of(self, kernel: Kernel) -> str:
@@ -275,7 +277,7 @@ def ready(launch: Kernels, names: Names) -> list[Ready]:
         config = names[f"{kernel.config}_config" if kernel.config else "config"]
         sizes = {**names, "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
         blocks = evaluate(kernel.blocks, sizes)
-        kernels.append(Ready(kernel.name, kernel.configured(config), blocks, kernel.joins))
+        kernels.append(Ready(kernel.name, kernel.choose_config(config), blocks, kernel.joins))
     return kernels
 
 

@@ -139,14 +139,14 @@ class Backward:
     gradients: tuple[Gradient, ...]
     sizes: Mapping[str, str] = field(default_factory=dict)
 
-    def declared(self, inputs: Sequence[Tensor], o: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    def declare(self, inputs: Sequence[Tensor], o: Tensor, lse: Tensor) -> dict[str, Tensor]:
         """Returns every tensor of the backward by its name there."""
         known = {tensor.name: tensor for tensor in (*inputs, o, lse)}
-        known |= {"do": o.renamed("do"), "dlse": lse.renamed("dlse")}
+        known |= {"do": o.rename("do"), "dlse": lse.rename("dlse")}
         for made in self.made:
             if made.like:
                 like = known[made.like]
-                known[made.name] = like.renamed(
+                known[made.name] = like.rename(
                     made.name, f"{made.type}[{', '.join(like.shape)}]" if made.type else None
                 )
             else:
@@ -215,8 +215,8 @@ Tensors = Sequence[Any]
 class TracedCall(DifferentiableCall, Protocol):
     """What operators ask of a call (`call.Attention`) besides.
 
-    operator: their name; decoded: (config, backward_config) of the text that an operator takes; bound: the
-    sizes of its inputs.
+    operator: their name; decode: (config, backward_config) of the text that an operator takes; bind_sizes:
+    the sizes of its inputs.
     """
 
     operator: str
@@ -226,9 +226,9 @@ class TracedCall(DifferentiableCall, Protocol):
     input_names: tuple[str, ...]
     backward: Backward | None
 
-    def decoded(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]: ...
+    def decode(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]: ...
 
-    def bound(self, inputs: Sequence[torch.Tensor]) -> Sizes: ...
+    def bind_sizes(self, inputs: Sequence[torch.Tensor]) -> Sizes: ...
 
 
 class Operators:
@@ -284,14 +284,14 @@ class Operators:
         inputs, counters = self._split(tensors)
         kept = tuple(self.call.empty_kept(inputs) for _ in self.call.kept)
         with torch.no_grad():
-            made = self.call.execute(inputs, None, self.call.decoded(chosen)[0], None, (*kept, *counters))
+            made = self.call.execute(inputs, None, self.call.decode(chosen)[0], None, (*kept, *counters))
         results = (*(made if isinstance(made, tuple) else (made,)), *kept)
         return results if len(results) > 1 else results[0]
 
     def _fake(self, *given: Any) -> Any:
         """Shapes and types of the results."""
         inputs, _ = self._split(given)
-        sizes = self.call.bound(inputs)
+        sizes = self.call.bind_sizes(inputs)
         made = tuple(
             torch.empty(sizes.shape_of(tensor), dtype=tensor.dtype, device=inputs[0].device)
             for tensor in (*self.call.outputs, *self.call.kept)
@@ -306,11 +306,11 @@ class Operators:
         out, kept = written[: len(self.call.outputs)], written[len(self.call.outputs) :]
         with torch.no_grad():
             given = out if len(out) > 1 else out[0]
-            self.call.execute(inputs, given, self.call.decoded(chosen)[0], None, (*kept, *counters))
+            self.call.execute(inputs, given, self.call.decode(chosen)[0], None, (*kept, *counters))
 
     def _backward(self, *given: Any) -> list[torch.Tensor]:
         *tensors, chosen = given
-        found = self.call.gradients(*tensors, self.call.decoded(chosen)[1])
+        found = self.call.gradients(*tensors, self.call.decode(chosen)[1])
         return [x.contiguous() for x in found]
 
     def _backward_fake(self, *given: Any) -> list[torch.Tensor]:

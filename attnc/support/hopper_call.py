@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from .arguments import Tensor
-from .binaries import Program, defined
+from .binaries import Program, list_defines
 from .call import Place
 from .configs import KernelConfig
 from .cuda_call import (
@@ -26,7 +26,7 @@ from .cuda_call import (
     with_sizes,
 )
 from .devices import Gpu, gpu_of
-from .memory import Memory, contiguous, made_apart, picked
+from .memory import Memory, contiguous, made_apart, make_picker
 from .sizes import evaluate
 
 #: Bytes of a tensor map, and the alignment of a struct that has one.
@@ -181,7 +181,7 @@ class HopperProgram(Program):
         if getattr(config, "Q_TILES", 0):
             defines = {name: x for name, x in config._asdict().items() if name.isupper() and name != "WARPS"}
         else:
-            defines = defined(config, aligned)
+            defines = list_defines(config, aligned)
         # lambdas of many types are no host code
         flags = ("-arch=sm_90a", "-std=c++17", "-default-device")
         return (*flags, *(f"-D{name}={value}" for name, value in defines.items()))
@@ -280,7 +280,7 @@ class HopperLaunch(CudaLaunch):
         positions = self.arguments.positions
         self.mapped = place.positions(boxes)
         read, kept, index = given_of([*self.mapped, *positions]), self.kept, self.gpu.index
-        pick, counter, counts = picked(read), call.counter, kernels.counts
+        pick, counter, counts = make_picker(read), call.counter, kernels.counts
         # a result that TMA stores is among the addresses too
         checked = {*self.mapped, *(positions[i] for i in self.arguments.matrices)} - {-1}
         copied = [i for i, at in enumerate(read) if at in checked]

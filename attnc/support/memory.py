@@ -152,7 +152,7 @@ def layouts_of(count: int) -> Callable[[Sequence[Any]], Key]:
     return written_out.get(count, _layouts)
 
 
-def picked(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def make_picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Takes what is at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)

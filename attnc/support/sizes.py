@@ -58,16 +58,16 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def evaluate(text: str, names: Names) -> Any:
     """Returns the value of a text: an int, or a tuple of them. KeyError for a name that is not there."""
-    return _value(_parsed(text), names)
+    return _value(_parse(text), names)
 
 
-def mentioned(text: str) -> frozenset[str]:
+def list_names(text: str) -> frozenset[str]:
     """Returns the names in a text."""
-    return frozenset(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name))
+    return frozenset(node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name))
 
 
 @functools.cache
-def _parsed(text: str) -> ast.expr:
+def _parse(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 

@@ -50,7 +50,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CallText:
     """A call of a class: arguments by position and by name."""
 
     name: str
@@ -64,10 +64,10 @@ class Record:
 
 
 #: A plain str is code as it is.
-Value: TypeAlias = str | Words | Items | Table | Record
+Value: TypeAlias = str | Words | Items | Table | CallText
 
 
-def printed(value: Value, first: str = "", last: str = "", indent: int = 0) -> list[str]:
+def print_value(value: Value, first: str = "", last: str = "", indent: int = 0) -> list[str]:
     """Returns the lines of `{first}{value}{last}`."""
     room, space = WIDTH - indent, " " * indent
     line = f"{first}{_flat(value)}{last}"
@@ -78,11 +78,11 @@ def printed(value: Value, first: str = "", last: str = "", indent: int = 0) -> l
         inner = [f'{space}    "{text} "' for text in lines[:-1]] + [f'{space}    "{lines[-1]}"']
         return [f"{space}{first}(", *inner, f"{space}){last}"]
     opening, closing = _brackets(value)
-    inner = [text for name, part in _parts(value) for text in printed(part, name, ",", indent + 4)]
+    inner = [text for name, part in _parts(value) for text in print_value(part, name, ",", indent + 4)]
     return [f"{space}{first}{opening}", *inner, f"{space}{closing}{last}"]
 
 
-def quoted(text: str) -> str:
+def quote_word(text: str) -> str:
     """Returns a string literal of words that need no escapes."""
     return f'"{text}"'
 
@@ -111,38 +111,38 @@ def _flat(value: Value) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Words):
-        return quoted(" ".join(value.words))
+        return quote_word(" ".join(value.words))
     opening, closing = _brackets(value)
     parts = [f"{name}{_flat(part)}" for name, part in _parts(value)]
     comma = "," if isinstance(value, Items) and len(parts) == 1 else ""
     return f"{opening}{', '.join(parts)}{comma}{closing}"
 
 
-def _brackets(value: Items | Table | Record) -> tuple[str, str]:
+def _brackets(value: Items | Table | CallText) -> tuple[str, str]:
     match value:
         case Items():
             return "(", ")"
         case Table():
             return "{", "}"
-        case Record(name=name):
+        case CallText(name=name):
             return f"{name}(", ")"
 
 
-def _parts(value: Items | Table | Record) -> Iterator[tuple[str, Value]]:
+def _parts(value: Items | Table | CallText) -> Iterator[tuple[str, Value]]:
     match value:
         case Items(items=items):
             yield from (("", item) for item in items)
         case Table(items=items):
-            yield from ((f"{quoted(name)}: ", item) for name, item in items.items())
-        case Record(values=values, fields=fields):
+            yield from ((f"{quote_word(name)}: ", item) for name, item in items.items())
+        case CallText(values=values, fields=fields):
             yield from (("", item) for item in values)
             yield from ((f"{name}=", item) for name, item in (fields or {}).items())
 
 
 def _classes(value: Value) -> Iterator[str]:
-    if isinstance(value, Record):
+    if isinstance(value, CallText):
         yield value.name
-    if isinstance(value, Items | Table | Record):
+    if isinstance(value, Items | Table | CallText):
         for _, part in _parts(value):
             yield from _classes(part)
 
@@ -164,43 +164,46 @@ def attention_fields(module: Module, kernel: Forward | Decode, operator: str) ->
     """Fields that are alike for every target, but for launches."""
     attention = module.variant.attention
     fields: dict[str, Value] = {
-        "name": quoted(attention.name),
-        "operator": quoted(operator),
+        "name": quote_word(attention.name),
+        "operator": quote_word(operator),
         "inputs": Items([tensor(arg) for arg in module.args]),
         "outputs": Items([tensor(arg) for arg in module.outputs]),
     }
     if module.kept:
         fields["kept"] = Items([tensor(arg) for arg in module.kept])
     if (unified := unified_of(kernel)) is not None and unified.fallback:
-        fields["counters"] = Items([Record("Tensor", [quoted("fallbacks"), quoted("i32[1]")])])
+        fields["counters"] = Items([CallText("Tensor", [quote_word("fallbacks"), quote_word("i32[1]")])])
     if module.sizes:
-        fields["sizes"] = Table({size.name: quoted(show(size.value)) for size in module.sizes})
+        fields["sizes"] = Table({size.name: quote_word(show(size.value)) for size in module.sizes})
     group = _group(module)
     if group is not None:
         fields["group"] = str(group)
     keys, rows = show(longest(attention, Role.KEY)), show(longest(attention, Role.QUERY))
     if keys != "N":
-        fields["longest"] = quoted(keys)
+        fields["longest"] = quote_word(keys)
     if rows != "M":
-        fields["work"] = quoted(f"B * H * {rows}")
+        fields["work"] = quote_word(f"B * H * {rows}")
     match attention.softmax.dropout:
         case Load(tensor=p):
-            fields["probability"] = quoted(p)
+            fields["probability"] = quote_word(p)
     if kernel.grid.sequences is not None:
         fields["clears"] = "True"
     fields["configs"], fields["tuned"] = "CONFIGS", "TUNED"
     return fields
 
 
-def tensor(arg: Arg) -> Record:
+def tensor(arg: Arg) -> CallText:
     """Returns `Tensor("q", "bf16[B, M, H, 128]", "bmh")`."""
     name = arg.tensor.name
     sizes = ", ".join(map(_size, arg.axes))
-    declared = [quoted(name), quoted(f"{arg.tensor.dtype}[{sizes}]" if arg.axes else str(arg.tensor.dtype))]
+    declared = [
+        quote_word(name),
+        quote_word(f"{arg.tensor.dtype}[{sizes}]" if arg.axes else str(arg.tensor.dtype)),
+    ]
     if arg.tensor.roles:
         letters = (stride.removeprefix(f"stride_{name}") for stride in arg.strides)
-        declared.append(quoted("".join(letters)))
-    return Record("Tensor", declared)
+        declared.append(quote_word("".join(letters)))
+    return CallText("Tensor", declared)
 
 
 def _size(bind: Bind) -> str:
@@ -223,7 +226,7 @@ def _group(module: Module) -> int | None:
             return 0
 
 
-def split_record(module: Module, kernel: Decode, split: Split, most: int | None) -> Record:
+def split_record(module: Module, kernel: Decode, split: Split, most: int | None) -> CallText:
     """Returns how the keys of a sequence are split. most: splits that a grid has room for, None:
     any number.
     """
@@ -233,13 +236,13 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
     visited = keys if most_visible is None else f"min({keys}, {most_visible} + BLOCK_M)"
     dv = feature(attention.v)
     fields: dict[str, Value] = {
-        "tiles": quoted(tiles(module, kernel)),
-        "key_tiles": quoted(f"cdiv({visited}, BLOCK_N)"),
+        "tiles": quote_word(tiles(module, kernel)),
+        "key_tiles": quote_word(f"cdiv({visited}, BLOCK_N)"),
         "key_bytes": str(key_bytes(attention)),
         "width": str(dv + 1),
     }
     if keys != "N":
-        fields["keys"] = quoted(keys)
+        fields["keys"] = quote_word(keys)
     if split.idle_gain != IDLE_GAIN:  # which support counts with where nothing is said
         fields["idle_gain"] = str(split.idle_gain)
     if split.staging:
@@ -252,7 +255,7 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
         fields |= {"columns": str(dv), "few": str(split.few)}
     if split.most != MOST_SPLITS:
         fields["counted"] = str(split.most)
-    return Record("Split", fields=fields)
+    return CallText("Split", fields=fields)
 
 
 def tiles(module: Module, kernel: Decode) -> str:
@@ -283,39 +286,39 @@ class BackwardDeclaration:
     #: Whether a kernel of its own rounds a dq that is summed in memory.
     rounds_dq = False
 
-    def fields(self, sizes: Mapping[str, str], launches: Items) -> Record:
+    def fields(self, sizes: Mapping[str, str], launches: Items) -> CallText:
         """Returns the declaration."""
         named = Table({name: in_words(text) for name, text in sizes.items()})
-        return Record(
+        return CallText(
             "Backward",
             fields={
                 "configs": "BACKWARD_CONFIGS",
                 "tuned": "BACKWARD_TUNED",
                 **({"sizes": named} if sizes else {}),
-                "made": Items(list(self.made())),
+                "made": Items(list(self.list_allocations())),
                 "launches": launches,
                 "gradients": Items([self._gradient(gradient) for gradient in self._backward.gradients]),
             },
         )
 
-    def made(self) -> Iterator[Record]:
+    def list_allocations(self) -> Iterator[CallText]:
         """Yields what a call allocates, in the order in which it is written about."""
         # Keys that a length cuts off, and rows behind the last packed sequence, are nobody's.
         zero = self._shortened or not is_plain(self.module.variant.attention)
         for name in dict.fromkeys(self._makes):
             like = name.removeprefix("d")
-            yield _made(name, "f32" if like in self._f32 else "", like=like, zero=zero)
+            yield _declare_allocation(name, "f32" if like in self._f32 else "", like=like, zero=zero)
         if self._adds_dq:
             yield from self.sum_of_dq()
         if self.stores_rows:
-            yield _made("lse2", f"f32[{self.row_sizes}]")
-            yield _made("delta", f"f32[{self.row_sizes}]")
+            yield _declare_allocation("lse2", f"f32[{self.row_sizes}]")
+            yield _declare_allocation("delta", f"f32[{self.row_sizes}]")
         for adjoint, count in self._adjoints():
             yield self._workspace(adjoint, count)
 
-    def sum_of_dq(self) -> Iterable[Record]:
+    def sum_of_dq(self) -> Iterable[CallText]:
         """Returns what dq is summed in."""
-        yield _made("dq", "f32", like="q", zero=True)
+        yield _declare_allocation("dq", "f32", like="q", zero=True)
 
     @property
     def stores_rows(self) -> bool:
@@ -340,44 +343,44 @@ class BackwardDeclaration:
             prologue = planned.prologue.adjoints if planned.prologue else ()
             yield from ((adjoint, count) for adjoint in (*planned.chain.adjoints, *prologue))
 
-    def _workspace(self, adjoint: Adjoint, count: str) -> Record:
+    def _workspace(self, adjoint: Adjoint, count: str) -> CallText:
         x = adjoint.load.tensor
         if adjoint.accumulate == "atomic":
-            return _made(adjoint.name, "f32", like=x, zero=True)
+            return _declare_allocation(adjoint.name, "f32", like=x, zero=True)
         shape = {(): count, ("q",): "M_padded", ("kv",): "N", ("q", "kv"): "M_padded, N"}[adjoint.along]
         part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
         whole = adjoint.along == ("q", "kv") and len(part.places) == 4  # no sum: the gradient itself
         partial = adjoint.along == ("q", "kv") or (self._shortened and adjoint.along != ())
         dtype = self._dtypes[x] if whole else "f32"
-        return _made(adjoint.name, f"{dtype}[B, H, {shape}]", zero=partial)
+        return _declare_allocation(adjoint.name, f"{dtype}[B, H, {shape}]", zero=partial)
 
-    def _gradient(self, gradient: Gradient) -> Record:
+    def _gradient(self, gradient: Gradient) -> CallText:
         name = gradient.tensor.name
-        fields: dict[str, Value] = {"type": quoted("f32")} if name in self._f32 else {}
+        fields: dict[str, Value] = {"type": quote_word("f32")} if name in self._f32 else {}
         if gradient.parts:
             fields["parts"] = Items([_part(part) for part in gradient.parts])
         elif name not in ("q", "k", "v"):  # what only a condition reads
             fields["zeros"] = "True"
         elif name == "q" and self._adds_dq and not self.rounds_dq:
             fields["scale"] = repr(self._backward.kernels[0].chain.scale)
-        return Record("Gradient", [quoted(name)], fields)
+        return CallText("Gradient", [quote_word(name)], fields)
 
 
-def _made(name: str, type_: str = "", *, like: str = "", zero: bool = False) -> Record:
-    fields: dict[str, Value] = {"like": quoted(like)} if like else {}
+def _declare_allocation(name: str, type_: str = "", *, like: str = "", zero: bool = False) -> CallText:
+    fields: dict[str, Value] = {"like": quote_word(like)} if like else {}
     if type_:
-        fields["type"] = quoted(type_)
+        fields["type"] = quote_word(type_)
     if zero:
         fields["zero"] = "True"
-    return Record("Made", [quoted(name)], fields)
+    return CallText("Made", [quote_word(name)], fields)
 
 
-def _part(part: GradientPart) -> Record:
+def _part(part: GradientPart) -> CallText:
     if part.accumulate == "atomic":
-        return Record("Part", [quoted(part.name)], {"atomic": "True"})
-    along = Items([quoted(axis) for axis in part.along])
-    places = Items([quoted(place) if isinstance(place, str) else str(place) for place in part.places])
-    return Record("Part", [quoted(part.name)], {"along": along, "places": places})
+        return CallText("Part", [quote_word(part.name)], {"atomic": "True"})
+    along = Items([quote_word(axis) for axis in part.along])
+    places = Items([quote_word(place) if isinstance(place, str) else str(place) for place in part.places])
+    return CallText("Part", [quote_word(part.name)], {"along": along, "places": places})
 
 
 # --- configs, and measured choices among them

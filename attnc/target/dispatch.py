@@ -169,7 +169,7 @@ def render_dispatch(
     selectors = selectors_of(attention)
     if any(module.label for module in family):
         return _render_schedules(attention, family, path, selectors, measured or {})
-    call = FamilySignature(attention, family, _chosen(selectors))
+    call = FamilySignature(attention, family, _list_keywords(selectors))
     return _render_variants(attention.name, call, selectors, family, path)
 
 
@@ -193,7 +193,7 @@ def _render_schedules(
     for module in family:
         members[plain_name(module)].append((module.label, module.variant.name))
     read, sizes = call_sizes(attention)
-    call = FamilySignature(attention, family, _chosen(selectors))
+    call = FamilySignature(attention, family, _list_keywords(selectors))
     text = (
         template_environment()
         .get_template("dispatch_schedules.py.jinja")
@@ -242,7 +242,7 @@ def render_projection_dispatch(projection: Projection, family: Sequence[Projecti
     selectors = tuple(
         _selector(projection.inputs, param.name, literal_of(param.choices[0])) for param in projection.params
     )
-    call = ProjectionSignature(projection, _chosen(selectors))
+    call = ProjectionSignature(projection, _list_keywords(selectors))
     return _render_variants(projection.name, call, selectors, family, path)
 
 
@@ -287,7 +287,7 @@ def free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def _chosen(selectors: Iterable[Selector]) -> list[str]:
+def _list_keywords(selectors: Iterable[Selector]) -> list[str]:
     """Returns the params that are keywords."""
     return [selector.param for selector in selectors if selector.default]
 

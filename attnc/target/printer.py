@@ -120,7 +120,7 @@ class Printer:
                 return self._vector(name, axes), ATOM
             case Neg(operand=operand) if is_wide(expr):
                 binding = self.syntax.binding["neg"]
-                return self.syntax.spelling["neg"] + self._widened(operand, binding, True), binding
+                return self.syntax.spelling["neg"] + self._widen(operand, binding, True), binding
             case Neg(operand=operand):
                 return self._prefix("neg", operand)
             case Not(operand=operand):
@@ -149,7 +149,7 @@ class Printer:
                 elif (wide and function == "abs") or any(
                     isinstance(arg, Const) and is_wide(arg) for arg in args
                 ):
-                    shown = (self._widened(arg, 0, arg.type == "int") for arg in args)
+                    shown = (self._widen(arg, 0, arg.type == "int") for arg in args)
                 last = self.syntax.keep_nan if function in ("min", "max") and expr.type == "float" else ""
                 return f"{name}({', '.join(shown)}{last})", ATOM
             case Search():
@@ -184,18 +184,18 @@ class Printer:
     def _binary(self, op: str, left: Expr, right: Expr) -> tuple[str, int]:
         wide = may_overflow(op, left, right) and not any(map(_is_held_wide, (left, right)))
         if division := self.division(op, left, right):
-            divisor = self._widened(right, 0, wide and isinstance(left, Const))
-            return f"{division}({self._widened(left, 0, wide)}, {divisor})", ATOM
+            divisor = self._widen(right, 0, wide and isinstance(left, Const))
+            return f"{division}({self._widen(left, 0, wide)}, {divisor})", ATOM
         binding = self.syntax.binding[op]
         spelled = self.syntax.spelling.get(op, op)
         if wide and isinstance(left, Const):
-            return f"{self(left)} {spelled} {self._widened(right, binding + 1, wide)}", binding
-        first = self._widened(left, binding, wide)
+            return f"{self(left)} {spelled} {self._widen(right, binding + 1, wide)}", binding
+        first = self._widen(left, binding, wide)
         if op == "/" and "float" not in (left.type, right.type):
             first = self.syntax.to_float + self._within(left, ATOM if self.syntax.to_float else binding)
         return f"{first} {spelled} {self._within(right, binding + 1)}", binding
 
-    def _widened(self, expr: Expr, binding: int, wide: bool) -> str:
+    def _widen(self, expr: Expr, binding: int, wide: bool) -> str:
         """Returns an operand, in 64 bits if the operation is wide; of a constant it is the other
         one that is.
         """
@@ -210,7 +210,7 @@ class Printer:
         """Returns a comparison; where a side is a number of 64 bits, the other is made as wide."""
         binding = self.syntax.binding[op]
         wide = left.type == "int" and any(isinstance(side, Const) and is_wide(side) for side in (left, right))
-        parts = (self._widened(side, binding + 1, wide) for side in (left, right))
+        parts = (self._widen(side, binding + 1, wide) for side in (left, right))
         return f" {self.syntax.spelling.get(op, op)} ".join(parts), binding
 
     def _infix(self, op: str, operands: tuple[Expr, ...]) -> tuple[str, int]:
@@ -263,7 +263,7 @@ class AdjointText:
         """Returns `value` as the right operand of a product with a tile."""
         return self.show(Binary("*", Ref("x", "float", ("q", "kv")), value)).removeprefix("x * ")
 
-    def signed(self, adjoint: Adjoint) -> tuple[str, str]:
+    def split_sign(self, adjoint: Adjoint) -> tuple[str, str]:
         """Returns what one score adds, as a sign and a size. A masked score adds 0, even where its derivative
         is not a number.
         """

@@ -79,22 +79,24 @@ def standalone(text: str, sources: Mapping[str, str] | None = None) -> str:
     wanted = {match[1] for match in _IMPORT.finditer(text)}
     if not wanted:
         return text
-    body, needed = _inlined(frozenset(wanted))
+    body, needed = _inline(frozenset(wanted))
     first = _IMPORT.search(text)
     assert first is not None
     head, rest = text[: first.start()], _IMPORT.sub("", text[first.start() :])
     docstring, own = _split_docstring(head)
-    own_names = _defined(rest)
-    if twice := sorted(own_names & _defined(body)):
+    own_names = _list_defined(rest)
+    if twice := sorted(own_names & _list_defined(body)):
         raise ValueError(f"{twice[0]} is also the name of a part of the support package")
     files = ""
     if sources:
         texts = "".join(f'    "{name}": r"""{with_headers(source)}""",\n' for name, source in sources.items())
         files = f"#: The kernels' files.\nSOURCES = {{\n{texts}}}\n\n"
         rest = rest.replace("    module=__file__,\n", "    module=__file__,\n    sources=SOURCES,\n", 1)
-    lines = _merged([*needed, *(line for line in own.splitlines() if line.startswith(("import", "from")))])
+    lines = _merge_imports(
+        [*needed, *(line for line in own.splitlines() if line.startswith(("import", "from")))]
+    )
     return "\n".join(
-        [docstring, "", *_grouped(lines), "", body.strip("\n"), "", "", files + rest.lstrip("\n")]
+        [docstring, "", *_group_imports(lines), "", body.strip("\n"), "", "", files + rest.lstrip("\n")]
     )
 
 
@@ -105,7 +107,7 @@ def _files() -> Mapping[str, str]:
 
 
 @cache
-def _inlined(wanted: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+def _inline(wanted: frozenset[str]) -> tuple[str, tuple[str, ...]]:
     """Returns the parts that these need, one after the other, and the imports of them all."""
     needed = set(wanted)
     for part in reversed(_PARTS):
@@ -149,7 +151,7 @@ def _split_docstring(head: str) -> tuple[str, str]:
     return "\n".join(lines[:end]), "\n".join(lines[end:])
 
 
-def _defined(text: str) -> set[str]:
+def _list_defined(text: str) -> set[str]:
     """Returns names that a text defines at its top level."""
     found = set()
     for node in ast.parse(text).body:
@@ -161,7 +163,7 @@ def _defined(text: str) -> set[str]:
     return found
 
 
-def _merged(lines: Iterable[str]) -> list[str]:
+def _merge_imports(lines: Iterable[str]) -> list[str]:
     """Merges imports into one from each module, in order."""
     plain, names = set(), dict[str, set[str]]()
     for line in lines:
@@ -179,7 +181,7 @@ def _import_order(line: str) -> tuple[bool, bool, str]:
     return outside, line.startswith("from"), line
 
 
-def _grouped(lines: Iterable[str]) -> Iterator[str]:
+def _group_imports(lines: Iterable[str]) -> Iterator[str]:
     """Yields lines with an empty one between those of Python and the others."""
     before = False
     for line in lines:

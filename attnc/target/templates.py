@@ -36,11 +36,11 @@ def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environme
 def python_environment() -> jinja2.Environment:
     """Returns the environment of templates of Python text."""
     environment = template_environment()
-    environment.filters.update(quote=quote, quoted=_quoted)
+    environment.filters.update(quote=quote, quoted=_quote)
     return environment
 
 
-def _quoted(names: Iterable[str]) -> str:
+def _quote(names: Iterable[str]) -> str:
     return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from attnc.runtime.cubin import list_differences
 from attnc.runtime.loader import load_file
 from attnc.runtime.nvrtc import CompilationError, compile_cubin, nvrtc_version
-from attnc.support.binaries import included
+from attnc.support.binaries import inline_headers
 from attnc.verify.record import Record, Records, hash_of
 
 #: What kernels are compiled for when records are carried, by the name of the device that has run them.
@@ -153,7 +153,7 @@ def _list_kernels(
         return (beside if beside.is_file() else support / file).read_text(encoding="utf-8")
 
     for name, kernel in program.kernels.items():
-        source = included(read(kernel.file), read)
+        source = inline_headers(read(kernel.file), read)
         known = set()
         for position, config in enumerate(kernel.configs):
             for aligned in (True, False):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.autograd import forward_ad
 
-from .sizes import evaluate, mentioned
+from .sizes import evaluate, list_names
 
 DTYPES = {
     "f16": torch.float16,
@@ -69,7 +69,7 @@ class Tensor:
         """Whether its last axis is that of features, which is contiguous and whose stride no kernel takes."""
         return len(self.axes) == len(self.shape) - 1 and self.axes != ""
 
-    def renamed(self, name: str, type: str | None = None) -> "Tensor":
+    def rename(self, name: str, type: str | None = None) -> "Tensor":
         """Returns another tensor of the same axes."""
         return replace(self, name=name, type=self.type if type is None else type)
 
@@ -100,7 +100,7 @@ class Sizes(dict[str, int]):
             if tensor.axes:
                 continue
             if any(self._waits(size, missing) for size in tensor.shape):
-                missing |= {name for size in tensor.shape for name in mentioned(_without_value(size))}
+                missing |= {name for size in tensor.shape for name in list_names(_without_value(size))}
                 later.append((tensor, x))
             else:
                 self.check_one(tensor, x, like)
@@ -154,7 +154,7 @@ class Sizes(dict[str, int]):
     def _waits(self, text: str, missing: set[str]) -> bool:
         """Returns whether a size is not known before some of the missing ones are."""
         return not self._free(text)[0] and not missing.isdisjoint(
-            mentioned(_without_value(text)) - self.keys()
+            list_names(_without_value(text)) - self.keys()
         )
 
     def _check_group(self) -> None:

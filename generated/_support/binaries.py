@@ -36,7 +36,7 @@ class Program:
         """Returns the text of a kernel, with that of the header that it includes."""
         file = self.kernels[name].file
         if file not in self._texts:
-            self._texts[file] = included(self._read(file), self._read)
+            self._texts[file] = inline_headers(self._read(file), self._read)
         return self._texts[file]
 
     def forget(self) -> None:
@@ -46,7 +46,7 @@ class Program:
 
     def options(self, config: KernelConfig, aligned: bool, arch: str) -> tuple[str, ...]:
         """Returns what NVRTC is told. aligned: rows start at multiples of 16 bytes; arch: such as "sm_90"."""
-        defines = (f"-D{name}={value}" for name, value in defined(config, aligned).items())
+        defines = (f"-D{name}={value}" for name, value in list_defines(config, aligned).items())
         return (f"-arch={arch}", "-std=c++17", *defines)
 
     def cubin_name(self, name: str, config: KernelConfig, aligned: bool, arch: str) -> str:
@@ -87,7 +87,7 @@ class Program:
             import cupy
 
             path = self.cubin(name, config, aligned, arch)
-            with uncaptured():
+            with suspend_capture():
                 kernel = cupy.RawModule(path=str(path)).get_function(name)
                 kernel.max_dynamic_shared_size_bytes = config.shared
                 self._functions[key] = kernel.kernel  # of this device
@@ -130,7 +130,7 @@ _RELAXED = 2
 
 
 @contextmanager
-def uncaptured() -> Iterator[None]:
+def suspend_capture() -> Iterator[None]:
     """While code is loaded, which is no part of a graph that this thread captures: the driver allows it then,
     and not otherwise.
     """
@@ -143,7 +143,7 @@ def uncaptured() -> Iterator[None]:
         exchange(ctypes.byref(mode))
 
 
-def included(source: str, read: Callable[[str], str]) -> str:
+def inline_headers(source: str, read: Callable[[str], str]) -> str:
     """Returns a source with the headers in the place of the lines that include them, so that it is compiled
     alone.
 
@@ -152,13 +152,13 @@ def included(source: str, read: Callable[[str], str]) -> str:
     lines = []
     for line in source.splitlines(keepends=True):
         if line.startswith('#include "') and (name := line.split('"')[1]).endswith(".cuh"):
-            lines.append(included(read(name), read))
+            lines.append(inline_headers(read(name), read))
         else:
             lines.append(line)
     return "".join(lines)
 
 
-def defined(config: KernelConfig, aligned: bool) -> dict[str, int]:
+def list_defines(config: KernelConfig, aligned: bool) -> dict[str, int]:
     """Returns what a kernel is compiled with, by name."""
     names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "BLOCK_D")
     sizes = {name: int(getattr(config, name)) for name in names if hasattr(config, name)}

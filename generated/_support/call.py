@@ -48,8 +48,8 @@ from .memory import (
     layout,
     layouts_of,
     layouts_of_3,
+    make_picker,
     memory_of,
-    picked,
 )
 from .sizes import evaluate
 from .splits import Split
@@ -196,7 +196,7 @@ class Attention(ABC):
             all of them.
             """
             if traces and is_compiling():
-                return self.traced(inputs, out, config, backward_config, extras)
+                return self.trace(inputs, out, config, backward_config, extras)
             call: Prepared | None = None
             is_plain = out is None and config is None and backward_config is None and not has_scalars
             if forward_ad._current_level >= 0:
@@ -209,13 +209,13 @@ class Attention(ABC):
                 call = repeated.call(inputs)
             if call is None:
                 if traces and inputs and isinstance(inputs[0], FakeTensor):
-                    return self.traced(inputs, out, config, backward_config, extras)
+                    return self.trace(inputs, out, config, backward_config, extras)
                 refuse_transforms(name, inputs)
                 if has_backward:
                     if is_grad_enabled():
                         for x in inputs:
                             if isinstance(x, torch.Tensor) and x.requires_grad:
-                                return self._differentiated(inputs, out, config, backward_config, extras)
+                                return self._call_with_gradients(inputs, out, config, backward_config, extras)
                     if backward_config is not None:
                         self._check_backward_configs(backward_config)
                 if has_scalars:
@@ -300,7 +300,7 @@ class Attention(ABC):
 
     # --- torch.compile
 
-    def traced(
+    def trace(
         self,
         inputs: tuple[Any, ...],
         out: Any,
@@ -316,7 +316,7 @@ class Attention(ABC):
         if self.has_scalars:
             inputs = self.tensors_of(inputs)
         self.register_operators()
-        chosen = self.encoded(config, backward_config)
+        chosen = self.encode(config, backward_config)
         kept, counters = extras[: len(self.kept)], extras[len(self.kept) :]
         if out is not None:
             results = check_outputs(out, self.output_names)
@@ -336,7 +336,7 @@ class Attention(ABC):
             Operators(self).register()
         return True
 
-    def encoded(
+    def encode(
         self, config: KernelConfig | None, backward_config: Mapping[str, KernelConfig] | None = None
     ) -> str:
         """Returns a caller's choice as an operator takes it. TypeError and ValueError for what is none."""
@@ -349,9 +349,9 @@ class Attention(ABC):
     # What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them
     # for real.
     register_operators._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
-    encoded._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    encode._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
-    def decoded(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]:
+    def decode(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]:
         """config and backward_config again."""
         found = self.decoded_configs.get(chosen)
         if found is None:
@@ -394,7 +394,7 @@ class Attention(ABC):
             by_input[at] = x
         return tuple(by_input)
 
-    def bound(self, inputs: Sequence[torch.Tensor]) -> Sizes:
+    def bind_sizes(self, inputs: Sequence[torch.Tensor]) -> Sizes:
         """Returns the sizes of inputs that are known to fit each other."""
         sizes = self._sizes()
         sizes.bind(self.inputs, inputs)
@@ -408,7 +408,7 @@ class Attention(ABC):
         sizes.check_one(self.inputs[0], inputs[0], inputs[0])
         return sizes
 
-    def _differentiated(
+    def _call_with_gradients(
         self,
         inputs: tuple[Any, ...],
         out: Any,
@@ -519,7 +519,7 @@ class Attention(ABC):
         backward = self.backward
         assert backward is not None
         inputs = tensors[self.first_input : -2]
-        sizes, first = self.bound(inputs), inputs[0]
+        sizes, first = self.bind_sizes(inputs), inputs[0]
         wanted = [
             (gradient, memory_of(inputs[at]))
             for gradient, at in zip(backward.gradients, self.wanted, strict=True)
@@ -538,7 +538,7 @@ class Attention(ABC):
         for name, text in backward.sizes.items():
             names[name] = evaluate(text, names)
         lse = self.kept[0] if self.kept else self.outputs[self.lse]
-        declared = backward.declared(self.inputs, self.outputs[0], lse)
+        declared = backward.declare(self.inputs, self.outputs[0], lse)
         given = ("do", *(() if self.kept else ("dlse",)), *self.input_names, "o", "lse")
         memories = {name: memory_of(x) for name, x in zip(given, tensors, strict=True) if x is not None}
         for made in backward.made:
@@ -555,7 +555,7 @@ class Attention(ABC):
         zeroed = tuple(i for i, made in enumerate(backward.made) if made.zero)
         at = {made.name: i for i, made in enumerate(backward.made)}
         if all(gradient.is_plain for gradient in backward.gradients):
-            finish = picked([at[f"d{gradient.name}"] for gradient in backward.gradients])
+            finish = make_picker([at[f"d{gradient.name}"] for gradient in backward.gradients])
             return PreparedGradients(made_now, zeroed, launches, finish)
         last = [gradient.finish(at, x, first.device, names) for gradient, x in wanted]
         return PreparedGradients(

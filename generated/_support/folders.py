@@ -33,7 +33,7 @@ def private_folder(folder: Path) -> Path:
             place = place.parent
             continue
         step = place / part
-        found = _made(step, folder)
+        found = _make(step, folder)
         if not stat.S_ISLNK(found.st_mode):
             place = step
             continue
@@ -55,7 +55,7 @@ def others_can_write(found: os.stat_result) -> bool:
     return bool(found.st_mode & 0o002) or (bool(found.st_mode & 0o020) and not _is_own_group(found.st_gid))
 
 
-def _made(step: Path, folder: Path) -> os.stat_result:
+def _make(step: Path, folder: Path) -> os.stat_result:
     """Returns what a part of the path is, made where it is not there."""
     try:
         try:

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .arguments import Tensor
 from .call import Attention, Launch, Place
 from .devices import Gpu
-from .memory import Memory, picked
+from .memory import Memory, make_picker
 from .sizes import evaluate, next_power_of_2
 
 #: Shape, strides and tile of a tensor that the copy engine moves.
@@ -77,7 +77,7 @@ class TritonLaunch:
         options: Mapping[str, object],
     ) -> None:
         self.kernel, self.grid, self.numbers = kernel, grid, numbers
-        self.pick = picked(positions)
+        self.pick = make_picker(positions)
         self.device, self.index, self.options = device, device.index, options
         self.has_boxes = boxes is not None  # whether the kernel can take descriptors, if not of these tensors
         self.boxes: tuple[Box, ...] = boxes or ()

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from attnc.support.binaries import Compiled, Program, defined, included, uncaptured
+from attnc.support.binaries import Compiled, Program, inline_headers, list_defines, suspend_capture
 from attnc.support.configs import choose_config, decode_configs, encode_configs
 from attnc.support.cuda_call import dq_floats
 from attnc.support.devices import CPU, Gpu, gpu_of
 from attnc.support.gradients import Part
-from attnc.support.memory import allocate, contiguous, layouts_of, made_apart, memory_of, picked
+from attnc.support.memory import allocate, contiguous, layouts_of, made_apart, make_picker, memory_of
 from attnc.support.sizes import evaluate
 from attnc.support.splits import Split, count_splits
 
@@ -103,8 +103,8 @@ def test_layouts_are_those_of_torch() -> None:
     for count in range(1, 8):
         flat = [part for x in tensors[:count] for part in (x.shape, x.stride(), x.dtype, x.device)]
         assert layouts_of(count)(tensors[:count]) == tuple(flat)
-    assert picked([2])("abc") == ("c",)
-    assert picked([2, -1])("abc") == ("c", "c")
+    assert make_picker([2])("abc") == ("c",)
+    assert make_picker([2, -1])("abc") == ("c", "c")
 
 
 def test_the_cpu_is_a_device() -> None:
@@ -142,7 +142,7 @@ def test_a_source_has_its_header_in_place(tmp_path: Path) -> None:
     (tmp_path / "x.cuh").write_text("int x;\n", encoding="utf-8")
     program = Program(str(tmp_path / "a.py"), (Compiled("f", "a.cu", CONFIGS),), None)
     assert program.source("f") == '#define N 1\nint x;\n#include "simt.h"\nint a;\n'
-    assert included("int y;", str) == "int y;"
+    assert inline_headers("int y;", str) == "int y;"
     before = program.cubin_name("f", CONFIGS[1], True, "sm_90")
     (tmp_path / "x.cuh").write_text("int z;\n", encoding="utf-8")
     program.forget()
@@ -153,8 +153,8 @@ def test_a_source_has_its_header_in_place(tmp_path: Path) -> None:
 
 def test_kernels_are_compiled_with_their_config() -> None:
     config = CONFIGS[1]
-    assert defined(config, True) == {"BLOCK_M": 64, "BLOCK_N": 64, "WARPS": 4, "STAGES": 2, "ALIGNED": 1}
-    assert defined(config._replace(maxnreg=128), False)["MAXNREG"] == 128
+    assert list_defines(config, True) == {"BLOCK_M": 64, "BLOCK_N": 64, "WARPS": 4, "STAGES": 2, "ALIGNED": 1}
+    assert list_defines(config._replace(maxnreg=128), False)["MAXNREG"] == 128
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_code_is_loaded_outside_of_a_graph_that_is_captured(monkeypatch: pytest.
 
     library = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    with uncaptured():
+    with suspend_capture():
         assert modes[-1] == 2
     assert modes == [0, 2, 0]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnc.support.arguments import Sizes, Tensor
-from attnc.support.sizes import cdiv, evaluate, mentioned, next_power_of_2, whole_tiles
+from attnc.support.sizes import cdiv, evaluate, list_names, next_power_of_2, whole_tiles
 
 
 def test_a_size_is_evaluated() -> None:
@@ -15,7 +15,7 @@ def test_a_size_is_evaluated() -> None:
     assert evaluate("(-M // 32, M % 32)", names) == (-3, 6)
     assert evaluate("max(whole_tiles(M, 16, 64), twice(B))", names) == 128
     assert evaluate("config.name", names) == "x"
-    assert mentioned("cdiv(M, config.BLOCK_M) + 3") >= {"M", "config"}
+    assert list_names("cdiv(M, config.BLOCK_M) + 3") >= {"M", "config"}
 
 
 @pytest.mark.parametrize("text", ["M if B else 1", "[M]", "M ** 2", "M.x.y", "'M'()"])
@@ -37,7 +37,7 @@ def test_a_tensor_knows_its_axes() -> None:
     assert q.known_shape == (None, None, 8, 128)
     assert q.has_rows
     assert q.stride_names == ("stride_qb", "stride_qm", "stride_qh")
-    assert q.renamed("dq", "f32[B, M, H, 128]").stride_names[0] == "stride_dqb"
+    assert q.rename("dq", "f32[B, M, H, 128]").stride_names[0] == "stride_dqb"
     bias = Tensor("bias", "f32[H, cdiv(M, 4)]")
     assert bias.shape == ("H", "cdiv(M, 4)")
     assert not bias.has_rows

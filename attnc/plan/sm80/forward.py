@@ -17,7 +17,7 @@ from attnc.plan.device import devices_from
 from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.signature import feature
-from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swizzle, chunk_of, multiplied
+from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swizzle, chunk_of, round_up_depth
 
 PREFIX = "cuda."
 #: Columns of o that split-K sums at once: as many as keep its buffer below the tiles' own size.
@@ -122,20 +122,20 @@ def cuda_layout(variant: Variant, config: TileConfig, schedule: Schedule) -> Cud
     decodes = schedule.is_decode
     d, dv = feature(variant.attention.q), feature(variant.attention.v)
     element = DType(variant.attention.q.dtype)
-    v = Swizzle(width=multiplied(dv), chunk=chunk_of(element))
+    v = Swizzle(width=round_up_depth(dv), chunk=chunk_of(element))
     split = config.warp_split
     return CudaLayout(
         arch=schedule.target.removeprefix(PREFIX),
         element=element,
         d=d,
         dv=dv,
-        qk=Swizzle(width=multiplied(d), chunk=chunk_of(element)),
+        qk=Swizzle(width=round_up_depth(d), chunk=chunk_of(element)),
         v=v,
         warp_split=split,
         streamed="q" if config.loops == ("kv", "q") else "kv",
         exchange=gcd(_EXCHANGE, v.width) if split == "kv" else 0,
         v_in_k=variant.attention.v.storage.is_part,
-        merge="end" if decodes and max(multiplied(d), v.width) <= _WIDEST else "step",
+        merge="end" if decodes and max(round_up_depth(d), v.width) <= _WIDEST else "step",
     )
 
 

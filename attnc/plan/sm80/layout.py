@@ -43,7 +43,7 @@ PADDING = 8
 MMA = 16
 
 
-def multiplied(size: int) -> int:
+def round_up_depth(size: int) -> int:
     """Returns how many columns products have of so many that rows have in memory: whole depths of an mma."""
     return -(-size // MMA) * MMA
 
@@ -100,12 +100,12 @@ class CudaLayout:
     @property
     def d_multiplied(self) -> int:
         """Columns of q and k in products; those past d are zeros."""
-        return multiplied(self.d)
+        return round_up_depth(self.d)
 
     @property
     def dv_multiplied(self) -> int:
         """Columns of v and o in products; those of o past dv are not stored."""
-        return multiplied(self.dv)
+        return round_up_depth(self.dv)
 
     @property
     def is_padded(self) -> bool:

@@ -250,7 +250,7 @@ def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConf
     knobs = schedule.forward
     found = [hopper(config) for config in configs(schedule, "forward", variant)]
     for tiles in _tiles_of(variant, knobs):
-        yield tuple(dict.fromkeys(_completed(config, tiles, knobs, variant) for config in found))
+        yield tuple(dict.fromkeys(_complete(config, tiles, knobs, variant) for config in found))
 
 
 #: Boxes of a tile of pages: a lane of two warps copies one each.
@@ -299,7 +299,7 @@ def _pair_of(variant: Variant) -> DType | None:
     return None if pair is None or page_of(attention) else dtypes[pair.tensor]
 
 
-def _completed(
+def _complete(
     config: HopperConfig, tiles: Tiles, knobs: Mapping[str, Knob], variant: Variant
 ) -> HopperConfig:
     """Returns the config with these tiles for the keys that the schedule leaves open: rows and warpgroups

@@ -273,7 +273,7 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
         [
             completed
             for config in found
-            for completed in _completed(tiles.without(knobs).of(config), knobs, layout)
+            for completed in _complete(tiles.without(knobs).of(config), knobs, layout)
         ]
         for tiles in _TILES
     ]
@@ -287,7 +287,7 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
     return kept
 
 
-def _completed(
+def _complete(
     config: HopperConfig, knobs: Mapping[str, Knob], layout: Sm90DecodeLayout
 ) -> Iterator[HopperConfig]:
     """With what follows from the number of warpgroups, where the schedule does not say it; and once more for

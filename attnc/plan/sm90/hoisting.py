@@ -59,17 +59,17 @@ def row_ends(keep: Expr) -> Ends | None:
     """Returns the ends of a mask that is true between them alone; None for any other."""
     match keep:
         case And(operands=operands):
-            return _joined(operands, maximum, minimum)
+            return _join_ends(operands, maximum, minimum)
         case Or(operands=operands):
-            found = _joined(operands, minimum, maximum)
+            found = _join_ends(operands, minimum, maximum)
             return found if found is None or None in (found.first, found.end) else None  # no hull
         case Compare(op=op, left=left, right=right) if left.type == right.type == "int":
-            return _compared(op, left, right)
+            return _find_ends(op, left, right)
         case _:
             return None
 
 
-def _joined(
+def _join_ends(
     operands: tuple[Expr, ...],
     of_first: Callable[[Expr, Expr], Expr],
     of_end: Callable[[Expr, Expr], Expr],
@@ -87,7 +87,7 @@ def _joined(
     return Ends(first, end)
 
 
-def _compared(op: CompareOp, left: Expr, right: Expr) -> Ends | None:
+def _find_ends(op: CompareOp, left: Expr, right: Expr) -> Ends | None:
     """kv_idx, or a sum with it, beside a value of the row."""
     if left == _KEY:
         value = right
@@ -145,10 +145,10 @@ def shared_score(score: Expr, vectors: Iterable[Fetch], elsewhere: Iterable[Expr
     loaded = tuple(vectors)
     taken = {fetch.name for fetch in fetches_for(loaded, *elsewhere)}
     parts = _Parts(frozenset(fetch.name for fetch in loaded), taken)
-    value = parts.of_keys(score)
+    value = parts.name_key_parts(score)
     if taken & {name for let in parts.keys for name in _names(let.value)} or _share(parts.keys):
         parts, value = _Parts(frozenset(), set()), score  # they would take more room than the loads
-    value = parts.of_rows(value)
+    value = parts.name_row_parts(value)
     return Score(value, tuple(parts.keys), tuple(parts.rows))
 
 
@@ -190,19 +190,19 @@ class _Parts:
     keys: list[Let] = field(default_factory=list)
     rows: list[Let] = field(default_factory=list)
 
-    def of_keys(self, expr: Expr) -> Expr:
+    def name_key_parts(self, expr: Expr) -> Expr:
         """Returns it with expressions of the key alone by name; loads that remain are taken."""
         if isinstance(expr, Ref):
             self.taken |= {expr.name} & self.vectors
             return expr
         alone = axes_of(expr) == ("kv",) and not _has_product(expr) and _KEY not in walk(expr)
         if expr.type == "float" and alone and _names(expr) & self.vectors:
-            name = _named(self.keys, expr, _OF_KEY)
+            name = _pick_name(self.keys, expr, _OF_KEY)
             if name is not None:
                 return Ref(name, "float", ("kv",))
-        return make(expr, tuple(map(self.of_keys, children(expr))))
+        return make(expr, tuple(map(self.name_key_parts, children(expr))))
 
-    def of_rows(self, expr: Expr) -> Expr:
+    def name_row_parts(self, expr: Expr) -> Expr:
         """Returns it with integers that become floats, and grow with the key, by what they are at the first
         key.
         """
@@ -213,7 +213,7 @@ class _Parts:
     def _as_float(self, expr: Expr) -> Expr:
         match expr:
             case _ if expr.type != "int":
-                return self.of_rows(expr)
+                return self.name_row_parts(expr)
             case Neg(operand=operand) | Call(function="abs", args=(operand,)):
                 found = self._as_float(operand)
                 return expr if found == operand else make(expr, (found,))
@@ -222,14 +222,14 @@ class _Parts:
         if not step or is_wide(expr) or any("kv" in axes_of(atom) for atom in terms):
             return expr
         start = substitute(expr, {_KEY: FIRST_KEY})
-        name = _named(self.rows, start, _AT_FIRST)
+        name = _pick_name(self.rows, start, _AT_FIRST)
         if name is None:
             return expr
         first = Ref(name, "float", axes_of(start))
         return add(first, mul(COLUMN, Const(step))) if step > 0 else sub(first, mul(COLUMN, Const(-step)))
 
 
-def _named(lets: list[Let], value: Expr, names: tuple[str, ...]) -> str | None:
+def _pick_name(lets: list[Let], value: Expr, names: tuple[str, ...]) -> str | None:
     """Returns the name of a value that is computed once; None if all names are taken."""
     known = next((let.name for let in lets if let.value == value), None)
     if known is None and len(lets) < len(names):

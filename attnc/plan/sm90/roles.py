@@ -103,11 +103,13 @@ class Sm90Roles(Roles):
 def plan_roles(kernel: Forward, layout: Sm90Layout, variant: Variant) -> Sm90Roles:
     """Returns the roles of a kernel that is planned but for them."""
     tensors = (*variant.attention.inputs, *variant.attention.outputs)
-    return _Planner(kernel, layout, variant, {tensor.name: DType(tensor.dtype) for tensor in tensors}).plan()
+    return _RolePlanner(
+        kernel, layout, variant, {tensor.name: DType(tensor.dtype) for tensor in tensors}
+    ).plan()
 
 
 @dataclass(frozen=True, slots=True)
-class _Planner:
+class _RolePlanner:
     kernel: Forward
     layout: Sm90Layout
     variant: Variant
@@ -198,7 +200,7 @@ class _Planner:
         exprs: list[Expr] = [expr for loop in loops for expr in loop.expressions if expr != loops[-1].stop]
         exprs += [loops[-1].stop] if self._clears_values else []
         statements: list[Statement] = [*kernel.regions.tests, *kernel.outer]
-        statements += [*unpublished(kernel, self.dtypes), *unpublished_bounds(kernel, self.dtypes)]
+        statements += [*list_unpublished(kernel, self.dtypes), *unpublished_bounds(kernel, self.dtypes)]
         statements += [*step.fetches, *step.masked_fetches]
         exprs += [expr for item in statements for expr in statement_expressions(item)]
         exprs += [
@@ -271,7 +273,7 @@ class _Planner:
 # --- what a work tile leaves to its readers
 
 
-def unpublished(kernel: Forward, dtypes: Mapping[str, DType]) -> list[Statement]:
+def list_unpublished(kernel: Forward, dtypes: Mapping[str, DType]) -> list[Statement]:
     """Returns what each role computes for itself: pointers, and floats of a head."""
     return [item for item in kernel.program if not is_short_integer(item, dtypes)]
 
@@ -300,17 +302,17 @@ def find_key_that_all_see(kernel: Forward) -> Expr | None:
     match kernel.regions.loops[0].stop:
         case Ref(name=name) if partial_tiles_end_the_range(kernel):
             lets = {x.name: x.value for x in kernel.regions.bounds if isinstance(x, Let)}
-            return unaligned(lets.get(name))
+            return drop_alignment(lets.get(name))
     return None
 
 
-def unaligned(end: Expr | None) -> Expr | None:
+def drop_alignment(end: Expr | None) -> Expr | None:
     """x of `x // BLOCK_N * BLOCK_N`, alone or as the smaller one of it and another end, which stays; None for
     anything else.
     """
     match end:
         case Call(function="min", args=(first, second)):
-            exact = unaligned(first)
+            exact = drop_alignment(first)
             return None if exact is None else Call("min", (exact, second))
         case Binary(op="*", left=Binary(op="//", left=x, right=tile), right=other) if tile == other == _TILE:
             return x

@@ -91,7 +91,7 @@ def columns_of(score: Expr, mask: Expr = TRUE) -> Columns | None:
             return None
         column, rest = found
         if column is not None:
-            terms.append(column if sign > 0 else _negated(column))
+            terms.append(column if sign > 0 else _negate(column))
         if rest is not None:
             rest = rest if sign > 0 else neg(rest)
             row = rest if row is None else add(row, rest)
@@ -155,16 +155,16 @@ def _term(addend: Expr) -> tuple[Column | None, Expr | None] | None:
         return Column(Const(1.0), addend), None
     match addend:
         case Binary(op="*", left=factor, right=position) if factor.type == "float" and position.type == "int":
-            return _of_position(factor, position)
+            return _split_position(factor, position)
         case Binary(op="*", left=position, right=factor) if factor.type == "float" and position.type == "int":
-            return _of_position(factor, position)
+            return _split_position(factor, position)
         case _ if addend.type == "int":
-            return _of_position(Const(1.0), addend)
+            return _split_position(Const(1.0), addend)
         case _:
             return None
 
 
-def _of_position(factor: Expr, position: Expr) -> tuple[Column | None, Expr | None] | None:
+def _split_position(factor: Expr, position: Expr) -> tuple[Column | None, Expr | None] | None:
     terms = dict(affine(position).terms)
     step = terms.pop(_KEY, 0)
     if not step or abs(step) > 1 or "kv" in axes_of(factor) or is_wide(position):
@@ -180,7 +180,7 @@ def _reads_position(expr: Expr) -> bool:
     return expr == _KEY or (not isinstance(expr, Load) and any(map(_reads_position, children(expr))))
 
 
-def _negated(column: Column) -> Column:
+def _negate(column: Column) -> Column:
     if column.of_key is not None:
         return Column(column.factor, neg(column.of_key))
     return Column(neg(column.factor))

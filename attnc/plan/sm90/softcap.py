@@ -82,7 +82,7 @@ def cap_of(score: Expr, scale: float | None) -> Cap | None:
     if not isinstance(dot, Dot) or not _FACTORS[0] <= abs(inner) <= _FACTORS[1] or not outer:
         return None
     size = outer * (1.0 if scale is None else scale)
-    far = math.log2(_lost(abs(size) * math.log(2)))
+    far = math.log2(_bound_loss(abs(size) * math.log(2)))
     if far - math.log2(TAIL) + math.log2(_ORDINARY_KEYS) > math.log2(_ORDINARY_SUM):
         return None
     return Cap(abs(size), math.copysign(inner, inner * size), far)
@@ -104,7 +104,7 @@ def _times(expr: Expr) -> tuple[float, Expr]:
             return 1.0, expr
 
 
-def _lost(cap: float) -> float:
+def _bound_loss(cap: float) -> float:
     """E of |A| = cap, or a little more: between two points its factors are at most what they are at the
     second and at the first one, as both P - tanh and tanh grow.
     """

@@ -14,7 +14,7 @@ from attnc.target.kernel_view import Tensors
 from attnc.target.sm80.printer import STORED
 
 
-class Arguments:
+class ArgumentText:
     """Pointers, strides and sizes, in the order of the struct. maps: tensors that TMA copies, whose maps come
     first.
     """

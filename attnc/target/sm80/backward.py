@@ -18,7 +18,7 @@ from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.steps import fetches_for
 from attnc.target.header import ROW_NUMBERS, Number, score_numbers
 from attnc.target.kernel_view import BY_QUERY, BackwardView
-from attnc.target.sm80.arguments import Arguments
+from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.kernel import CudaLoopText
 from attnc.target.sm80.printer import (
     STORED,
@@ -40,7 +40,7 @@ from attnc.target.sm80.tiles import ElementText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class KernelBuild:
     """What a kernel is compiled with: rows and keys of its tiles, warps, tiles that are copied ahead."""
 
     block_m: int
@@ -49,11 +49,11 @@ class Launch:
     stages: int
 
 
-def default_of(planned: BackwardKernel) -> Launch:
+def default_of(planned: BackwardKernel) -> KernelBuild:
     """Returns the first config of a kernel."""
     config = planned.configs[0]
     sizes = config.tile_q, config.tile_kv, config.warps, config.stages
-    return Launch(**dict(zip(("block_m", "block_n", "warps", "stages"), sizes, strict=True)))
+    return KernelBuild(**dict(zip(("block_m", "block_n", "warps", "stages"), sizes, strict=True)))
 
 
 class CudaFileText(ElementText):
@@ -66,7 +66,7 @@ class CudaFileText(ElementText):
     makes_tiles = False
     numbers: tuple[Number, ...] = ()
 
-    def __init__(self, module: Module, arguments: Arguments, name: str, default: Launch) -> None:
+    def __init__(self, module: Module, arguments: ArgumentText, name: str, default: KernelBuild) -> None:
         assert module.backward is not None
         self.module, self.arguments, self.name, self.launch = module, arguments, name, default
         self.plan = backward_layout_of(module.backward)
@@ -131,7 +131,7 @@ class BackwardPlaces:
     (`access.Sequences`), in rows.
     """
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: ArgumentText) -> None:
         self._tensors = arguments.tensors
         self.packs_queries = self._tensors.packs(Role.QUERY)
 
@@ -161,7 +161,7 @@ class CudaTileText(CudaFileText):
 
     makes_tiles = True
 
-    def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
+    def __init__(self, module: Module, arguments: ArgumentText, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned.name, default_of(planned))
         self.kernel = planned
         self.bounds = "BOUNDS" if planned.limits_registers else self.bounds
@@ -234,7 +234,7 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     kernel: BackwardKernel
 
-    def __init__(self, module: Module, arguments: Arguments, planned: BackwardKernel) -> None:
+    def __init__(self, module: Module, arguments: ArgumentText, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.chain, self.makes = planned.chain, planned.makes
         self.as_elements = arguments.as_elements
@@ -476,7 +476,7 @@ class RowsText(CudaFileText):
     turns = ""
     clears = False
 
-    def __init__(self, module: Module, arguments: Arguments, planned: Preprocess) -> None:
+    def __init__(self, module: Module, arguments: ArgumentText, planned: Preprocess) -> None:
         assert module.backward is not None
         first = default_of(module.backward.kernels[0])
         super().__init__(module, arguments, planned.name, replace(first, warps=ROWS_WARPS, stages=1))
@@ -509,7 +509,7 @@ class RowsText(CudaFileText):
             )
         else:
             yield "const int h = blockIdx.x / q_tiles, number = blockIdx.x % q_tiles;"
-            yield from CudaWalk(walk=self.planned.walk, of_call="args.").of_sequence(
+            yield from CudaWalk(walk=self.planned.walk, of_call="args.").find_sequence(
                 sequences, self.rows_of_tile
             )
 
@@ -535,7 +535,7 @@ class RowsText(CudaFileText):
 class FinishText(CudaFileText):
     """Text of the kernel that rounds dq: what `backward_finish.cu.jinja` prints."""
 
-    def __init__(self, module: Module, arguments: Arguments) -> None:
+    def __init__(self, module: Module, arguments: ArgumentText) -> None:
         assert module.backward is not None
         last = default_of(module.backward.kernels[-1])
         super().__init__(module, arguments, finish_name(module), last)

@@ -13,19 +13,19 @@ from attnc.plan.signature import longest
 from attnc.plan.sm80 import backward_layout_of
 from attnc.target.declaration import (
     BackwardDeclaration,
+    CallText,
     Items,
-    Record,
     Table,
     Value,
     Words,
     attention_fields,
     in_words,
-    quoted,
+    quote_word,
     section,
     split_record,
     tiles,
 )
-from attnc.target.sm80.arguments import Arguments
+from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import ROWS_WARPS, finish_name
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 
@@ -39,7 +39,7 @@ def cuda_declaration(
     text: CudaText,
     back: CudaBackward | None,
     operator: str,
-) -> Record:
+) -> CallText:
     """Returns the value of `CALL`: `CudaAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     if text.layout.chunk != 8:
@@ -60,7 +60,7 @@ def cuda_declaration(
         kernels.append(cuda_kernel(kernel.name, _blocks(kernel)))
         if kernel.grid.over == "head":
             scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
-            fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
+            fields["scratch"] = Table({name: quote_word(shape) for name, shape in scratch.items()})
             names += scratch
     sizes = (
         {"SECTION": _section(module, kernel, text)}
@@ -71,17 +71,17 @@ def cuda_declaration(
     fields["launches"] = Items([cuda_kernels(kernels, names, strides, text.size_names, sizes)])
     if back is not None:
         fields["backward"] = back.declared
-    return Record("CudaAttention", fields=fields)
+    return CallText("CudaAttention", fields=fields)
 
 
 def cuda_files(module: Module) -> dict[str, Value]:
     """Returns where the kernels' files are, and what their names begin with."""
-    return {"module": "__file__", "file": quoted(module.variant.name)}
+    return {"module": "__file__", "file": quote_word(module.variant.name)}
 
 
 def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
     """Returns how the keys of a sequence are split, and the memory for what comes of its splits."""
-    size = quoted(f"SPLIT_ROWS * {text.split_columns + 1}")
+    size = quote_word(f"SPLIT_ROWS * {text.split_columns + 1}")
     kernel = text.kernel
     assert kernel.split is not None
     return {"split": split_record(module, kernel, kernel.split, None), "scratch": Table({"splits": size})}
@@ -97,7 +97,7 @@ def fixed_split_size(text: CudaText) -> dict[str, str]:
     return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in text.size_names else {}
 
 
-def join_kernel(text: CudaDecodeText, warp_bytes: int) -> Record:
+def join_kernel(text: CudaDecodeText, warp_bytes: int) -> CallText:
     """Returns what joins the splits, with its own shared memory, so much of each warp, not a tile's, which
     few blocks fit.
     """
@@ -106,7 +106,7 @@ def join_kernel(text: CudaDecodeText, warp_bytes: int) -> Record:
 
 
 def cuda_kernels(
-    kernels: list[Record],
+    kernels: list[CallText],
     addresses: list[str],
     strides: Iterable[list[str]],
     numbers: list[str],
@@ -114,18 +114,18 @@ def cuda_kernels(
     maps: Mapping[str, str] | None = None,
     *,
     decodes: bool = False,
-) -> Record:
+) -> CallText:
     """Returns kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels`
     has them; decodes: whether kernels wait for those before them, as `TmaKernels` do, with maps or without.
     """
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
-        fields["maps"] = Table({name: quoted(rows) for name, rows in maps.items()})
+        fields["maps"] = Table({name: quote_word(rows) for name, rows in maps.items()})
     fields |= {"counts": "False", "waits": "True"} if decodes else {}
     fields |= {"addresses": Words(addresses), "strides": Words(_by_axes(strides)), "numbers": Words(numbers)}
     if sizes:
         fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})
-    return Record("TmaKernels" if maps or decodes else "Kernels", fields=fields)
+    return CallText("TmaKernels" if maps or decodes else "Kernels", fields=fields)
 
 
 def _by_axes(strides: Iterable[list[str]]) -> list[str]:
@@ -148,16 +148,16 @@ def cuda_kernel(
     config: str = "",
     changes: Mapping[str, str] | None = None,
     joins: bool = False,
-) -> Record:
+) -> CallText:
     """Returns a kernel, as `Kernel` has it. config: of a backward, what declarations call it."""
     fields: dict[str, Value] = {}
     if config:
-        fields["config"] = quoted(config.removesuffix("_config"))
+        fields["config"] = quote_word(config.removesuffix("_config"))
     if changes:
-        fields["changes"] = Table({field: quoted(text) for field, text in changes.items()})
+        fields["changes"] = Table({field: quote_word(text) for field, text in changes.items()})
     if joins:
         fields["joins"] = "True"
-    return Record("Kernel", [quoted(name), quoted(blocks)], fields)
+    return CallText("Kernel", [quote_word(name), quote_word(blocks)], fields)
 
 
 def _blocks(kernel: Forward | Decode) -> str:
@@ -181,7 +181,7 @@ class CudaBackward(BackwardDeclaration):
 
     rounds_dq = True
 
-    def __init__(self, module: Module, arguments: Arguments, files: Mapping[str, str]) -> None:
+    def __init__(self, module: Module, arguments: ArgumentText, files: Mapping[str, str]) -> None:
         assert module.backward is not None
         super().__init__(module, [name for planned in module.backward.kernels for name in planned.makes])
         self._arguments, self.files = arguments, files
@@ -191,7 +191,7 @@ class CudaBackward(BackwardDeclaration):
         self.kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
 
     @property
-    def declared(self) -> Record:
+    def declared(self) -> CallText:
         """`Backward(...)`."""
         launch = cuda_kernels(
             [self.kernel(name) for name in self.files],
@@ -208,15 +208,15 @@ class CudaBackward(BackwardDeclaration):
         """Rows of the boxes of tensors that TMA copies."""
         return {}
 
-    def sum_of_dq(self) -> list[Record]:
+    def sum_of_dq(self) -> list[CallText]:
         config = self.configs[-1]
         shape = f"f32[B, H, cdiv(M, {config}.BLOCK_M), {self.size_of_dq}]"
         return [
-            Record("Made", [quoted("dq")], {"like": quoted("q")}),
-            Record(
+            CallText("Made", [quote_word("dq")], {"like": quote_word("q")}),
+            CallText(
                 "Made",
-                [quoted("dq_sum")],
-                {"type": quoted(shape), **({"zero": "True"} if self.clears_dq else {})},
+                [quote_word("dq_sum")],
+                {"type": quote_word(shape), **({"zero": "True"} if self.clears_dq else {})},
             ),
         ]
 
@@ -268,7 +268,7 @@ class CudaBackward(BackwardDeclaration):
         """Bytes of the sums of a row of dq, which stay in the cache beside what is read; 0: not counted."""
         return 0
 
-    def kernel(self, name: str) -> Record:
+    def kernel(self, name: str) -> CallText:
         """Declares the launch of a kernel."""
         preprocess = self._backward.preprocess
         if preprocess is not None and name == preprocess.name:

@@ -262,7 +262,7 @@ class CudaWalk:
             yield f"const int heads = {heads}, rank = tile % ({in_section});"
         if self.walk.sequences is not None:
             yield f"const int {head} = first_head + rank % heads, number = rank / heads;"
-            yield from self.of_sequence(self.walk.sequences, size)
+            yield from self.find_sequence(self.walk.sequences, size)
             return
         number = "first_head + rank % heads"
         tile = f"({tiles} - 1 - rank / heads)" if self.walk.last_first else "rank / heads"
@@ -285,7 +285,7 @@ class CudaWalk:
         yield f"const int heads = first_head < others ? 1 : {self.all_heads} - others;"
         yield f"const int rank = tile - first_head * {tiles};"
 
-    def of_sequence(self, sequences: Sequences, size: str) -> Iterator[str]:
+    def find_sequence(self, sequences: Sequences, size: str) -> Iterator[str]:
         """Yields the way from `number` among the tiles of packed sequences, of `size` rows, to the tile's
         sequence.
         """
@@ -349,7 +349,7 @@ class CudaSums(AdjointText):
         """For one element, whose ds is the gradient of its score."""
         inside = scalar_in_tile(self.show, IN_ROWS, IN_KEYS)
         for adjoint in self.adjoints:
-            sign, term = self.signed(adjoint)
+            sign, term = self.split_sign(adjoint)
             value = term if sign == "+" else f"-({term})" if " " in term else f"-{term}"
             if self.is_vector(adjoint):
                 yield f"{adjoint.name}[r] {sign}= {term};"

@@ -15,10 +15,10 @@ from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Module, split_of
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
-from attnc.target.declaration import Record, operator_name, printed, tuning
+from attnc.target.declaration import CallText, operator_name, print_value, tuning
 from attnc.target.header import GLOSSARY, forward_numbers, header
 from attnc.target.quote import quote, without_comments
-from attnc.target.sm80.arguments import Arguments
+from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishText, RowsText
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
@@ -72,7 +72,7 @@ def render_host(
     page: Mapping[str, object],
     source: str,
     files: Mapping[str, str],
-    declaration: Record,
+    declaration: CallText,
     tuned: Tuned,
     back: CudaBackward | None,
     *,
@@ -96,7 +96,7 @@ def render_host(
             fixed_split=isinstance(kernel, Decode) and has_fixed_splits(kernel),
             back=back,
             call=Signature(module),
-            declaration=printed(declaration, "CALL = "),
+            declaration=print_value(declaration, "CALL = "),
             imports=imports(declaration.classes, target),
             tuning=tuning(module, tuned),
         )
@@ -116,7 +116,7 @@ def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBac
     backward = module.backward
     if backward is None or backward.preprocess is None:
         return None, {}
-    arguments = Arguments(module)
+    arguments = ArgumentText(module)
     texts: list[tuple[str, CudaFileText]] = [
         ("backward_preprocess", RowsText(module, arguments, backward.preprocess))
     ]

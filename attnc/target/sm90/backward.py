@@ -10,7 +10,7 @@ from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm80.layout import GRANULE, CudaLayout
 from attnc.plan.sm90.backward import DS_TILES, P_TILES, TURNS, Sm90Backward
 from attnc.plan.steps import select_per_head
-from attnc.target.sm80.arguments import Arguments
+from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import FinishText, RowsText
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 
@@ -126,7 +126,7 @@ class Sm90FinishText(FinishText):
 
     plan: Sm90Backward
 
-    def __init__(self, module: Module, arguments: Arguments) -> None:
+    def __init__(self, module: Module, arguments: ArgumentText) -> None:
         super().__init__(module, arguments)
         self.width = f"D = {self.layout.d}"
 

@@ -14,13 +14,13 @@ from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import CONSUMER_REGISTERS, LAST_ROUNDS, PRODUCER_REGISTERS, Sm90Backward, Turns
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 from attnc.target.kernel_view import BY_QUERY
-from attnc.target.sm80.arguments import Arguments
+from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
 from attnc.target.sm90.tiles import ColumnsText, coordinates
 
 
-class Sm90Arguments(Arguments):
+class Sm90Arguments(ArgumentText):
     """As for `cuda.sm_80`, behind tensor maps, and with the counter that blocks take tiles from."""
 
     def __init__(self, module: Module) -> None:

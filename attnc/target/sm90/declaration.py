@@ -8,7 +8,7 @@ from attnc.expr.nodes import show
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90.backward import FINISH_WARPS, STORED_ROWS, TURNS, Sm90Backward
-from attnc.target.declaration import Items, Record, Value, attention_fields, tiles
+from attnc.target.declaration import CallText, Items, Value, attention_fields, tiles
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
@@ -32,7 +32,7 @@ def hopper_declaration(
     text: Sm90Text | Sm90DecodeText,
     back: CudaBackward | None,
     operator: str,
-) -> Record:
+) -> CallText:
     """Returns the value of `CALL`: `HopperAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     names = [arg.tensor.name for arg in text.arguments]
@@ -59,7 +59,7 @@ def hopper_declaration(
     fields["launches"] = Items([launch])
     if back is not None:
         fields["backward"] = back.declared
-    return Record("HopperAttention", fields=fields)
+    return CallText("HopperAttention", fields=fields)
 
 
 def _blocks(text: Sm90Text) -> str:
@@ -100,7 +100,7 @@ class HopperBackward(CudaBackward):
     def sum_bytes(self) -> int:
         return 64 * self._plan.qk_panels * 4 if self._adds else 0
 
-    def kernel(self, name: str) -> Record:
+    def kernel(self, name: str) -> CallText:
         if name != finish_name(self.module):
             return super().kernel(name)
         row_bytes = finish_pitch(self._plan.layout) * self._plan.layout.element.bytes

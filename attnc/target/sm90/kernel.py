@@ -15,8 +15,8 @@ from attnc.plan.sm90 import roles_of
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, Shape, Sm90Layout, widest_product
 from attnc.plan.sm90.roles import (
     ALL_SEE,
+    list_unpublished,
     partial_tiles_end_the_range,
-    unpublished,
     unpublished_bounds,
 )
 from attnc.plan.steps import is_short_integer, names_in, names_of, needed_for
@@ -220,7 +220,7 @@ class Sm90Text(ScoreText):
     @cached_property
     def _late(self) -> list[Statement]:
         """What is not published, and so computed by each role for itself."""
-        return unpublished(self.kernel, self.dtypes)
+        return list_unpublished(self.kernel, self.dtypes)
 
     @cached_property
     def _late_bounds(self) -> list[Fetch]:

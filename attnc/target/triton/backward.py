@@ -15,7 +15,7 @@ from attnc.plan.signature import block
 from attnc.plan.steps import kept_fetches
 from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText
-from attnc.target.triton.kernel import ProgramText, typed, unique
+from attnc.target.triton.kernel import ProgramText, list_types, unique
 from attnc.target.triton.parameters import Parameters, PrologueText, TritonTensors
 from attnc.target.triton.printer import TL_DTYPES, address, load, scalar, score, tiled, transposed
 
@@ -86,7 +86,7 @@ class Sums(AdjointText):
         inside = f"({self.show(IN_ROWS)}) & ({self.show(IN_KEYS)})"
         for adjoint in self.adjoints:
             if self.is_vector(adjoint):
-                sign, term = self.signed(adjoint)
+                sign, term = self.split_sign(adjoint)
                 yield f"{adjoint.name} {sign}= tl.sum({term}, 1)"
                 continue
             term = self._term(adjoint)
@@ -129,7 +129,7 @@ class Sums(AdjointText):
 
     def _term(self, adjoint: Adjoint) -> str:
         """Returns what one score adds."""
-        sign, term = self.signed(adjoint)
+        sign, term = self.split_sign(adjoint)
         return term if sign == "+" else f"-{term}"
 
     def _at(self, adjoint: Adjoint) -> str:
@@ -275,7 +275,7 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def step_parameters(self) -> str:
-        return ", ".join(typed((*self.step_names, *self._constants)))
+        return ", ".join(list_types((*self.step_names, *self._constants)))
 
     def step_arguments(self, loop: Loop) -> str:
         partial = str(loop.masked) if isinstance(loop.masked, bool) else scalar(loop.masked)

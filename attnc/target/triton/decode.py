@@ -33,7 +33,7 @@ class PagesText:
         """Returns the pages of the tile so many tiles after the first: looked up while q is on its way."""
         start = scalar(self.first.start) + (f" + {tiles} * BLOCK_N" if tiles else "")
         if self.whole:
-            return self._of(start, scalar(self.first.stop), whole=True)
+            return self._find_pages(start, scalar(self.first.stop), whole=True)
         return self._within(start, self.first)
 
     def later(self, loop: Loop) -> str:
@@ -48,13 +48,13 @@ class PagesText:
     @property
     def own(self) -> str:
         """The pages of the tile at hand."""
-        return self._of("kv_lo", "N")
+        return self._find_pages("kv_lo", "N")
 
     def _within(self, start: str, loop: Loop) -> str:
         """Looks pages up, but none past the loop's end, where somebody would wait for them."""
-        return self._of(start, f"tl.where({start} < {scalar(loop.stop)}, N, 0)")
+        return self._find_pages(start, f"tl.where({start} < {scalar(loop.stop)}, N, 0)")
 
-    def _of(self, start: str, stop: str, whole: bool = False) -> str:
+    def _find_pages(self, start: str, stop: str, whole: bool = False) -> str:
         """Returns the pages of the tile that begins with this key: up to N, as its rows are read
         up to there.
         """

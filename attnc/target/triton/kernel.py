@@ -12,7 +12,7 @@ from attnc.model.dtypes import DType
 from attnc.plan.ir import Arg, Decode, Forward, Loop, Module
 from attnc.plan.signature import block, feature
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
-from attnc.target.declaration import Record, Table, Value, Words, in_words, quoted
+from attnc.target.declaration import CallText, Table, Value, Words, in_words, quote_word
 from attnc.target.kernel_view import KernelView, OutputView
 from attnc.target.triton.printer import TL_DTYPES, offset, scalar, tiled, transposed, widening
 
@@ -27,24 +27,24 @@ def triton_kernel(
     sizes: Mapping[str, str] | None = None,
     warps: int = 0,
     joins: bool = False,
-) -> Record:
+) -> CallText:
     """Returns a launch. tiles: tensors that come and go tile by tile; pointers: the others; config: of a
     backward, what declarations call it; the rest as `Kernel` has it.
     """
-    fields: dict[str, Value] = {"function": name, "grid": quoted(grid)}
+    fields: dict[str, Value] = {"function": name, "grid": quote_word(grid)}
     if tiles:
         fields["tiles"] = Words(tiles)
     if pointers:
         fields["pointers"] = Words(pointers)
     if config:
-        fields["config"] = quoted(config.removesuffix("_config"))
+        fields["config"] = quote_word(config.removesuffix("_config"))
     if sizes:
         fields["sizes"] = Table({size: in_words(text) for size, text in sizes.items()})
     if warps:
         fields["warps"] = str(warps)
     if joins:
         fields["joins"] = "True"
-    return Record("Kernel", fields=fields)
+    return CallText("Kernel", fields=fields)
 
 
 class ProgramText(KernelView):
@@ -231,7 +231,7 @@ class KernelText(ProgramText, OutputView):
     @property
     def kernel_parameters(self) -> list[str]:
         """Lines of the kernel's parameter list: tensors, strides tensor by tensor, sizes, constants."""
-        return [", ".join(typed(line)) for line in self.parameter_lines]
+        return [", ".join(list_types(line)) for line in self.parameter_lines]
 
     @property
     def parameter_lines(self) -> list[list[str]]:
@@ -303,11 +303,11 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def step_parameters(self) -> str:
-        return ", ".join(typed((*self.step_names, *self._step_constants())))
+        return ", ".join(list_types((*self.step_names, *self._step_constants())))
 
     @property
     def apply_parameters(self) -> str:
-        return ", ".join(typed((*self.apply_names, *self._step_constants())))
+        return ", ".join(list_types((*self.apply_names, *self._step_constants())))
 
     def step_arguments(self, loop: Loop) -> str:
         return ", ".join((*self.step_names, *self._step_values(loop)))
@@ -382,7 +382,7 @@ class KernelText(ProgramText, OutputView):
         return scalar(self.kernel.stored)
 
 
-def typed(names: Iterable[str]) -> list[str]:
+def list_types(names: Iterable[str]) -> list[str]:
     return [f"{name}: tl.constexpr" if name in CONSTEXPRS else name for name in names]
 
 

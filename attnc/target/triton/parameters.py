@@ -14,9 +14,9 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Let, Module, Row, Statement
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Preprocess, Prologue
 from attnc.plan.signature import block, longest, stride_name
-from attnc.target.declaration import Record, section
+from attnc.target.declaration import CallText, section
 from attnc.target.kernel_view import Tensors
-from attnc.target.triton.kernel import triton_kernel, typed
+from attnc.target.triton.kernel import list_types, triton_kernel
 from attnc.target.triton.printer import address, offset, scalar
 
 #: A kernel's parameter and the tensor that is passed for it.
@@ -162,10 +162,10 @@ class PreprocessText:
 
     @property
     def kernel_parameters(self) -> list[str]:
-        return [", ".join(typed(line)) for line in self.lines] + ["BLOCK_M: tl.constexpr"]
+        return [", ".join(list_types(line)) for line in self.lines] + ["BLOCK_M: tl.constexpr"]
 
     @property
-    def launch(self) -> Record:
+    def launch(self) -> CallText:
         """The declaration of the launch."""
         return triton_kernel(
             self.planned.name,
@@ -269,10 +269,10 @@ class Parameters:
     @property
     def signature(self) -> list[str]:
         constants = ["BLOCK_M", "BLOCK_N", *self._early_dp, *self._tma]
-        return [", ".join(typed(line)) for line in (*self.lines, constants)]
+        return [", ".join(list_types(line)) for line in (*self.lines, constants)]
 
     @property
-    def launch(self) -> Record:
+    def launch(self) -> CallText:
         """The declaration of the launch."""
         return triton_kernel(
             self.kernel.name,

@@ -19,13 +19,13 @@ from attnc.plan.signature import key_bytes, longest
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import (
     BackwardDeclaration,
+    CallText,
     Items,
-    Record,
     Table,
     attention_fields,
     operator_name,
-    printed,
-    quoted,
+    print_value,
+    quote_word,
     section,
     split_record,
     tiles,
@@ -84,7 +84,7 @@ def render_triton(
         common,
         kernels=kernels,
         call=Signature(module),
-        declaration=printed(declaration, "CALL = "),
+        declaration=print_value(declaration, "CALL = "),
         imports=imports(declaration.classes, "triton"),
         header=_header(module, path, sha256),
         numbers=tuple(module_numbers(module)),
@@ -198,23 +198,23 @@ _MOST_PROGRAMS = 65535
 
 def triton_declaration(
     module: Module, kernel: Forward | Decode, text: KernelText, back: TritonBackward | None, operator: str
-) -> Record:
+) -> CallText:
     """Returns the value of `CALL`: `TritonAttention(...)`."""
     fields = attention_fields(module, kernel, operator)
     dv = text.dv
     if isinstance(kernel, Decode) and kernel.split is not None:
         fields["split"] = split_record(module, kernel, kernel.split, _MOST_PROGRAMS)
-        fields["scratch"] = Table({"splits": quoted(f"SPLIT_ROWS * {dv + 1}")})
+        fields["scratch"] = Table({"splits": quote_word(f"SPLIT_ROWS * {dv + 1}")})
     elif kernel.grid.over == "head":
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
-        fields["scratch"] = Table({name: quoted(shape) for name, shape in scratch.items()})
+        fields["scratch"] = Table({name: quote_word(shape) for name, shape in scratch.items()})
     fields["launches"] = Items(list(_launches(module, kernel, text)))
     if back is not None:
         fields["backward"] = back.declared
-    return Record("TritonAttention", fields=fields)
+    return CallText("TritonAttention", fields=fields)
 
 
-def _launches(module: Module, kernel: Forward | Decode, text: KernelText) -> Iterator[Record]:
+def _launches(module: Module, kernel: Forward | Decode, text: KernelText) -> Iterator[CallText]:
     tensors = text.parameter_lines[0]
     others = [name.removesuffix("_ptr") for name in tensors[len(text.matrices) :]]
     yield triton_kernel(
@@ -261,7 +261,7 @@ class TritonBackward(BackwardDeclaration):
         self.preprocess = PreprocessText(module, preprocess, self.configs[0]) if preprocess else None
 
     @property
-    def declared(self) -> Record:
+    def declared(self) -> CallText:
         """`Backward(...)`."""
         first = [] if self.preprocess is None else [self.preprocess.launch]
         launches = Items([*first, *(text.parameters.launch for text in self._texts)])
