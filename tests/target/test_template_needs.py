@@ -55,6 +55,17 @@ def asked(path: str, of: str = "text") -> set[str]:
     return {x.attr for x in found if isinstance(x.node, nodes.Name) and x.node.name == of}
 
 
+def asked_of_parts(path: str) -> set[tuple[str, str]]:
+    """Attributes of the parts of `text`: `score` and `vectors` of `text.score.vectors`."""
+    return {
+        (x.node.attr, x.attr)
+        for x in tree(path).find_all(nodes.Getattr)
+        if isinstance(x.node, nodes.Getattr)
+        and isinstance(x.node.node, nodes.Name)
+        and x.node.node.name == "text"
+    }
+
+
 @cache
 def attributes(made: type) -> frozenset[str]:
     """What objects of a class have: members, annotated ones, and those that are made first."""
@@ -110,6 +121,16 @@ def test_what_a_template_asks_is_there(path: str) -> None:
     assert kinds or not asked(path, "kernel")
     for kind in kinds:
         assert asked(path, "kernel") <= attributes(kind), kind.__name__
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if asked_of_parts(path)])
+def test_what_it_asks_of_parts_of_a_text_is_there(path: str) -> None:
+    """Of parts whose class an annotation says."""
+    for part, name in asked_of_parts(path):
+        found = [get_type_hints(made).get(part) for made in needed(path)]
+        for kind in found:
+            if isinstance(kind, type) and kind.__module__.startswith("attnc.target"):
+                assert name in attributes(kind), f"text.{part}.{name}"
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if asked(path)])

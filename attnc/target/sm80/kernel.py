@@ -269,14 +269,14 @@ class CudaText(CudaLoopText, TileText):
     @property
     def score_fetches(self) -> tuple[Fetch, ...]:
         """Loads of the score, key by key or element by element; those of a row are arrays already."""
-        return self._in_step(self.kernel.step.fetches, self.kernel.step.score)
+        return self.fetches_along_keys(self.kernel.step.fetches, self.kernel.step.score)
 
     @property
     def mask_fetches(self) -> tuple[Fetch, ...]:
         step = self.kernel.step
-        return self._in_step((*step.fetches, *step.masked_fetches), step.keep)
+        return self.fetches_along_keys((*step.fetches, *step.masked_fetches), step.keep)
 
-    def _in_step(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
+    def fetches_along_keys(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
         """Returns the loads along keys that the expression needs."""
         candidates = [fetch for fetch in (*self.kernel.outer, *fetches) if "kv" in fetch.axes]
         return () if expr is None else fetches_for(candidates, expr)

@@ -50,7 +50,7 @@ def hopper_declaration(
         launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
     else:
         sizes = {"q": "BLOCK_M", "o": str(STORED_ROWS)}
-        sizes |= {text.pair_load.load.tensor: "BLOCK_M"} if text.pair_load else {}
+        sizes |= {text.score.pair.load.tensor: "BLOCK_M"} if text.score.pair else {}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
         kernels, more = [cuda_kernel(kernel.name, _blocks(text))], {}
         if text.clusters:

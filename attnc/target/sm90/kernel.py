@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import cast
 
-from attnc.expr.nodes import Compare, Expr, Index, Load, Or, Ref, Search, walk
-from attnc.expr.simplify import substitute
-from attnc.plan.ir import Arg, Fetch, Forward, Let, Module, Statement, statement_expressions
+from attnc.expr.nodes import Compare, Load, Or, Search, walk
+from attnc.plan.ir import Arg, Fetch, Forward, Module, Statement, statement_expressions
 from attnc.plan.ir.kernel import expressions_within
 from attnc.plan.sm90 import roles_of
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, Shape, Sm90Layout, widest_product
 from attnc.plan.sm90.roles import (
     ALL_SEE,
-    list_unpublished,
     partial_tiles_end_the_range,
-    unpublished_bounds,
 )
-from attnc.plan.steps import is_short_integer, names_in, names_of, needed_for
 from attnc.target.sm80.printer import (
     CudaWalk,
     at_row,
+    local,
     scalar,
-    sizes_of_call,
-    statement,
 )
-from attnc.target.sm90.places import lay_out
-from attnc.target.sm90.score import ScoreText
-from attnc.target.sm90.tiles import parts_of
+from attnc.target.sm90.places import Places, lay_out
+from attnc.target.sm90.score import Scores
+from attnc.target.sm90.stores import Stores
+from attnc.target.sm90.tiles import BoxText, parts_of
+from attnc.target.sm90.work import Work
 
 #: Matrices whose tiles are copied by TMA.
 _COPIED = ("q", "k", "v")
 
 
-class Sm90Text(ScoreText):
+class Sm90Text(BoxText):
     """Attribute by attribute what `templates/sm90/*.jinja` print; the rest is as for `cuda.sm_80`.
 
     One thread finds what tiles are; the others read in a record what it publishes of them.
@@ -44,17 +40,18 @@ class Sm90Text(ScoreText):
     kernel: Forward
 
     layout: Sm90Layout
+    score: Scores
+    stores: Stores
+    work: Work
+    memory: Places
+    barriers: Places
     is_backward = is_decode = False
 
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)
         self.shape: Shape = layout.shape(self.default)
-        ways = [layout.way_out(config) for config in kernel.configs]
-        self.through_q, self.through_v = "q" in ways, "v" in ways
-        self.through_a_tile = self.through_q or "tile" in ways
-        self.stores_by_tma, self.stores_by_thread = any(ways), not all(ways)
-        names = ["O_TILES", *(f"O_THROUGH_{way.upper()}" for way in ("q", "v") if way in ways)]
-        self.o_by_tma = f"({' || '.join(names)})" if len(names) > 1 else names[0]
+        self.stores = Stores(kernel, layout, self.stored)
+        self.score = Scores(kernel, layout, self)
         self.has_headroom = kernel.softmax.headroom > 0
         self.qk_panels, self.v_panels = layout.qk.width // PIECE, layout.v.width // PIECE
         in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
@@ -65,8 +62,8 @@ class Sm90Text(ScoreText):
         self.draws = kernel.softmax.dropout is not None
         self.clusters = layout.clusters
         self.roles = roles_of(kernel)
-        self.claims, self.work = self.roles.claims, self.roles.work
-        pairs, vectors, draws = self.pair_load is not None, self.vectors, self.draws
+        self.work = Work(kernel, self.dtypes, clusters=layout.clusters)
+        pairs, vectors, draws = self.score.pair is not None, self.score.vectors, self.draws
         self.memory = lay_out(
             "O_AT + O_BYTES",
             (
@@ -78,7 +75,7 @@ class Sm90Text(ScoreText):
         self.barriers = lay_out(
             "V_EMPTY + STAGES",
             (
-                ("o", "O_EMPTY + 1", self.through_v),
+                ("o", "O_EMPTY + 1", self.stores.through_v),
                 ("vectors", "X_EMPTY + STAGES", vectors),
                 ("kept", "KEPT_EMPTY + STAGES", draws),
                 ("pairs", "PAIR_EMPTY + PAIR_STAGES", pairs),
@@ -95,7 +92,9 @@ class Sm90Text(ScoreText):
 
     @cached_property
     def walk(self) -> CudaWalk:
-        walk = CudaWalk(walk=self.kernel.walk, of_call="", section="", last_rounds=self.claims.last_rounds)
+        walk = CudaWalk(
+            walk=self.kernel.walk, of_call="", section="", last_rounds=self.work.claims.last_rounds
+        )
         return replace(walk, blocks="clusters", size="CLUSTER_M") if self.clusters else walk
 
     @property
@@ -106,6 +105,28 @@ class Sm90Text(ScoreText):
     @property
     def box_rows(self) -> str:
         return "BLOCK_N // CLUSTER" if self.clusters else super().box_rows
+
+    # -- scores --------------------------------------------------------------------------------------------
+
+    @property
+    def score_fetches(self) -> tuple[Fetch, ...]:
+        return self.score.fetches
+
+    def statement(self, item: Statement) -> str:
+        if isinstance(item, Fetch) and item in self.score.loaded:
+            return self.score.vector_statement(item)
+        if isinstance(item, Fetch) and item == self.score.pair:
+            return local("const float", {item.name: self.score.pair_value})
+        return super().statement(item)
+
+    def _computed(self) -> tuple[Statement, ...]:
+        return tuple(item for item in super()._computed() if item != self.score.pair)
+
+    @property
+    def wgmma_functions(self) -> list[str]:
+        """And of columns, bf16 whatever the type of q and k."""
+        columns = [f"WGMMA_RS_BF16({keys})" for keys in self.key_tiles if self.score.columns]
+        return [*super().wgmma_functions, *columns]
 
     # -- tiles ---------------------------------------------------------------------------------------------
 
@@ -138,7 +159,7 @@ class Sm90Text(ScoreText):
     @property
     def met(self) -> str:
         """The declaration of the key before which every row sees all; empty if there is none."""
-        found = self.work.all_see
+        found = self.roles.work.all_see
         return "" if found is None else f"const int {ALL_SEE} = {scalar(found)};"
 
     @property
@@ -150,11 +171,7 @@ class Sm90Text(ScoreText):
                 if len(ends) == 2:
                     first, last = map(scalar, ends)
                     return f"max(kv_lo, {first}) < min(kv_lo + BLOCK_N, {last})"
-        return "!is_partial(kv_lo)" if self.work.all_see is None else f"kv_lo < {ALL_SEE}"
-
-    @property
-    def own_ranges(self) -> bool:
-        return self.roles.own_ranges
+        return "!is_partial(kv_lo)" if self.roles.work.all_see is None else f"kv_lo < {ALL_SEE}"
 
     @property
     def lo_of_all(self) -> str:
@@ -169,7 +186,7 @@ class Sm90Text(ScoreText):
     @property
     def searching_lanes(self) -> str:
         """How many lanes look for the same bound."""
-        return "(32 / (BLOCK_M / 64))" if self.own_ranges else "32"
+        return "(32 / (BLOCK_M / 64))" if self.work.own_ranges else "32"
 
     @property
     def end(self) -> str:
@@ -189,7 +206,7 @@ class Sm90Text(ScoreText):
     def arguments(self) -> list[Arg]:
         """What kernels read and write themselves: what comes as tiles may be loaded at other places, too."""
         kernel, copied = self.kernel, set(self.tma_loads)
-        if (pair := self.pair_load) is not None:
+        if (pair := self.score.pair) is not None:
             parts = (kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)
             nodes = (node for expr in expressions_within(parts) for node in walk(expr))
             copied -= {node.tensor for node in nodes if isinstance(node, Load) and node != pair.load}
@@ -200,7 +217,7 @@ class Sm90Text(ScoreText):
         """Tensors that TMA copies from: values that are columns of the keys come from there."""
         copied = [name for name in _COPIED if name == "q" or not self.copies_rows]
         matrices = dict.fromkeys(self.rows(name).tensor for name in copied)
-        return [*matrices, *([self.pair_load.load.tensor] if self.pair_load else [])]
+        return [*matrices, *([self.score.pair.load.tensor] if self.score.pair else [])]
 
     @property
     def copies_rows(self) -> bool:
@@ -209,7 +226,7 @@ class Sm90Text(ScoreText):
     @property
     def maps(self) -> list[str]:
         """Tensors that TMA copies from or to."""
-        return [*self.tma_loads, *(["o"] if self.stores_by_tma else [])]
+        return [*self.tma_loads, *(["o"] if self.stores.by_tma else [])]
 
     @property
     def more_pointers(self) -> list[str]:
@@ -217,124 +234,20 @@ class Sm90Text(ScoreText):
 
     # -- what is said of a tile ----------------------------------------------------------------------------
 
-    @cached_property
-    def _late(self) -> list[Statement]:
-        """What is not published, and so computed by each role for itself."""
-        return list_unpublished(self.kernel, self.dtypes)
-
-    @cached_property
-    def _late_bounds(self) -> list[Fetch]:
-        return unpublished_bounds(self.kernel, self.dtypes)
-
-    def _is_integer(self, item: Statement) -> bool:
-        return is_short_integer(item, self.dtypes)
-
-    @property
-    def walked_program(self) -> list[str]:
-        """The same as text. Blocks of a cluster walk over the same key tiles: those that all its rows ask
-        for.
-        """
-        if not self.clusters:
-            return [self.statement(load) for load in self._late_bounds]
-        first: dict[Expr, Expr] = {Index("q_lo"): Ref("cluster_lo", "int", natural=True)}
-        return [
-            self.statement(
-                replace(x, load=cast(Load, substitute(x.load, first)), guard=substitute(x.guard, first))
-            )
-            for x in self._late_bounds
-        ]
-
-    @property
-    def work_fields(self) -> Iterator[str]:
-        yield f"int {', '.join(name for name in self.work.published if name not in self.work.own)};"
-        if self.work.own:
-            yield f"int {', '.join(f'{name}[CONSUMERS]' for name in self.work.own)};"
-        if self.has_headroom:
-            yield "int tile, recompute;  // its number, and whether it is computed again"
-            yield "u32 failed_rows[4 * CONSUMERS];  // of each warp, by bits: see 'Lazy maximum'"
-
-    def _read_by(self, statements: Iterable[Statement]) -> set[str]:
-        """Names that loops and these statements read, and what of the program these are computed from."""
-        loops, items = self.kernel.regions.loops, (*self.kernel.program, *self._late_bounds)
-        read = {name for loop in loops for expr in loop.expressions for name in names_of(expr)}
-        read.update(*map(names_in, statements))
-        return read.union(*map(names_in, needed_for(read, items)))
-
     @property
     def sizes(self) -> Iterator[str]:
         """As they are for all tiles; tiles are counted by all rows."""
-        yield from self._sizes(name for name in self.work.sizes if name != "M")
-
-    @property
-    def found_program(self) -> Iterator[str]:
-        """What is computed first: integers, and all that they, and bounds, are computed from."""
-        kernel = self.kernel
-        integers = [item for item in kernel.program if self._is_integer(item)]
-        read = self._read_by((*integers, *kernel.regions.statements))
-        declared = {*kernel.dims, *(["M"] if kernel.grid.sequences is not None else [])}
-        shortened = {item.name for item in kernel.program if isinstance(item, Let)}
-        for name in kernel.dims:
-            if name in shortened:  # by the length of a sequence, which is another for the next tile
-                yield f"int {name} = args.{name};"
-        for item in kernel.program:
-            if item in integers:
-                yield self._integer(item, declared)
-            elif item.name in read:
-                yield self.statement(item)
-
-    def _integer(self, item: Statement, declared: set[str]) -> str:
-        """Returns the text of a statement; a length that shortens a size declared before is an assignment."""
-        if isinstance(item, Let) and item.name in ("M", "N") and item.name not in declared:
-            declared.add(item.name)
-            return f"int {item.name} = {scalar(item.value)};"
-        return statement(item, self.dtypes, tuple(declared))
-
-    @property
-    def multiplied_program(self) -> list[str]:
-        """What is computed once for a tile by those who multiply."""
-        return [self.statement(item) for item in self._late]
+        yield from self.work.scheduler_sizes
 
     @property
     def readers(self) -> int:
         """Warps besides those that multiply that read what is said of a tile: who copies, loads and draws."""
-        return 1 + self.loads_keys + (self.pair_load is not None) + 4 * self.draws
+        return 1 + self.score.loads_keys + (self.score.pair is not None) + 4 * self.draws
 
     @property
     def values_come_late(self) -> bool:
         """Whether v is waited for where it is multiplied, and not before: what comes of pairs holds it up."""
-        return self.pair_load is not None and not self.clears_values
-
-    @property
-    def copied_program(self) -> list[str]:
-        """The same by who copies: what guards of tiles read, and the table of pages."""
-        read = self._read_by(self.tests) if self.guard else set()
-        read.add(self.rows("k").table)
-        return [self.statement(item) for item in self._late if item.name in read]
-
-    def _sizes(self, without: Iterable[str]) -> list[str]:
-        left_out = set(without)
-        return list(sizes_of_call(name for name in self.kernel.dims if name not in left_out))
-
-    @property
-    def sizes_but_made(self) -> list[str]:
-        """Sizes of the call, without those of which the record says something else."""
-        return self._sizes(self.work.sizes)
-
-    # -- what leaves ---------------------------------------------------------------------------------------
-
-    @property
-    def is_whole_box(self) -> str:
-        """Whether a warp's rows of o leave as one box; empty where they always do."""
-        inside = f"q_lo + 64 * consumer + 16 * warp + 16 <= {self.stored}"
-        conditions = [inside] if self.kernel.grid.sequences is not None else []
-        return " && ".join([*conditions, *(["written == ~0u"] if self.has_headroom else [])])
-
-    @property
-    def is_no_box(self) -> str:
-        """What stands against that."""
-        reaches = ["would reach into the rows of the next sequence"]
-        reasons = reaches if self.kernel.grid.sequences is not None else []
-        return ", or ".join([*reasons, *(["has rows that are not written"] if self.has_headroom else [])])
+        return self.score.pair is not None and not self.clears_values
 
     # -- rows ----------------------------------------------------------------------------------------------
 

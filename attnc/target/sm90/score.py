@@ -7,58 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnc.expr.nodes import Expr, Ref
+from attnc.expr.nodes import Ref
 from attnc.plan.ir import Fetch, Forward, Let, Statement
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90 import roles_of
-from attnc.plan.sm90.hoisting import Ends, Score
 from attnc.plan.sm90.layout import Sm90Layout
-from attnc.plan.sm90.roles import Softmax
-from attnc.plan.sm90.scores import Column
-from attnc.plan.sm90.softcap import Cap
 from attnc.plan.steps import fetches_for
-from attnc.target.sm80.printer import STORED, at_row, local, scalar, value_type
-from attnc.target.sm90.tiles import BoxText
+from attnc.target.sm80.kernel import CudaText
+from attnc.target.sm80.printer import STORED, at_row, local, scalar, statement, value_type
 
 
-class ScoreText(BoxText):
-    """What scores and masks read of keys, rows and pairs: by whom it is loaded, and where it lies."""
+class Scores:
+    """What the roles of a kernel read of keys, rows and pairs for scores and masks, and where it lies.
 
-    kernel: Forward
+    parts: the score without its common parts, None: the product alone; exponent: what p is 2 to the power of,
+    None: a multiplication; near: the same by the polynomial; cap: the capped product that it is of; ends: of
+    the interval of keys that a row sees, None for another mask; vectors: what comes through shared memory, 4
+    bytes a key; pair: what comes there for each query and key; fetches: loads of an element.
+    """
 
-    layout: Sm90Layout
+    def __init__(self, kernel: Forward, layout: Sm90Layout, view: CudaText) -> None:
+        planned = roles_of(kernel).softmax
+        self.parts, self.exponent, self.near = planned.score, planned.exponent, planned.near
+        self.cap, self.ends = planned.cap, planned.ends
+        self.vectors, self.loaded, self.pair = planned.vectors, planned.loaded, planned.pair
+        self.columns = () if self.parts is None else self.parts.columns
+        self.fetches = view.fetches_along_keys(
+            kernel.step.fetches, None if self.parts is None else self.parts.value
+        )
+        self._asked = (*view.fetches_along_keys(kernel.step.fetches, kernel.step.score), *view.mask_fetches)
+        self._dtypes, self._dims, self._layout = view.dtypes, kernel.dims, layout
 
     # -- what is loaded of each key --------------------------------------------------------------------------
 
-    @property
-    def _softmax(self) -> Softmax:
-        return roles_of(self.kernel).softmax
-
-    @property
-    def _loaded(self) -> tuple[Fetch, ...]:
-        """Loads with one value for each key of the tile."""
-        return self._softmax.loaded
-
     def _vector_type(self, item: Fetch | Let) -> str:
-        return value_type(item, self.dtypes[item.load.tensor]) if isinstance(item, Fetch) else "float"
+        return value_type(item, self._dtypes[item.load.tensor]) if isinstance(item, Fetch) else "float"
 
-    @property
-    def score(self) -> Score | None:
-        """The score, without what is computed once for a key or a row."""
-        return self._softmax.score
-
-    def row_of_score(self, let: Let) -> str:
+    def row(self, let: Let) -> str:
         """Returns what the score reads of each row, or of all rows, at a thread's first key."""
         value = f"(float)({at_row(let.value)})"
         if not axes_of(let.value):
             return f"const float {let.name} = {value};"
         values = ", ".join(value.replace("[r]", f"[{r}]") for r in range(2))
         return f"const float {let.name}[ROWS] = {{{values}}};"
-
-    @property
-    def ends(self) -> Ends | None:
-        """Where the keys of a row begin and end, if the mask of a partial tile says nothing else."""
-        return self._softmax.ends
 
     @property
     def seen(self) -> str:
@@ -69,31 +60,6 @@ class ScoreText(BoxText):
             for end in (self.ends.first, self.ends.end)
         )
         return f"{end} & ~{first}" if first and end else end or f"~{first}"
-
-    @property
-    def exponent_of_score(self) -> Expr | None:
-        """What p is 2 to the power of, from a product, where that is more than a multiplication."""
-        return self._softmax.exponent
-
-    @property
-    def cap(self) -> Cap | None:
-        return self._softmax.cap
-
-    @property
-    def capped_exponent(self) -> Expr:
-        """Of p by the polynomial."""
-        assert self._softmax.near is not None
-        return self._softmax.near
-
-    @property
-    def vectors(self) -> tuple[Fetch | Let, ...]:
-        """What comes through shared memory, 4 bytes a key."""
-        return self._softmax.vectors
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """Terms that tensor cores add, and those among them of numbers of keys."""
-        return () if self.score is None else self.score.columns
 
     @property
     def key_columns(self) -> list[tuple[int, str]]:
@@ -113,34 +79,26 @@ class ScoreText(BoxText):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether those who multiply read what others have loaded, besides tiles of q, k and v."""
-        return bool(self.vectors or self.pair_load)
+        """Whether consumers read what others have loaded, besides tiles of q, k and v."""
+        return bool(self.vectors or self.pair)
 
     @property
     def of_row(self) -> str:
         """What is left of a score but for its columns; empty if nothing is."""
-        return "" if self.score is None or self.score.of_row is None else at_row(self.score.of_row)
-
-    @property
-    def wgmma_functions(self) -> list[str]:
-        """And of columns, bf16 whatever the type of q and k."""
-        columns = [f"WGMMA_RS_BF16({keys})" for keys in self.key_tiles if self.columns]
-        return [*super().wgmma_functions, *columns]
-
-    @property
-    def score_fetches(self) -> tuple[Fetch, ...]:
-        return () if self.score is None else self._in_step(self.kernel.step.fetches, self.score.value)
+        return "" if self.parts is None or self.parts.of_row is None else at_row(self.parts.of_row)
 
     @property
     def vector_values(self) -> Iterator[str]:
         """Declarations of what is loaded of one key, and computed of it; other loads may say where."""
-        loads = [x for x in dict.fromkeys((*super().score_fetches, *self.mask_fetches)) if x.axes == ("kv",)]
+        loads = [x for x in dict.fromkeys(self._asked) if x.axes == ("kv",)]
         of_keys = (column.of_key for column in self.columns)
         lets = [x for x in self.vectors if isinstance(x, Let)]
         lets += [Let(name="_", value=value) for value in of_keys if value is not None]
         loaded = [Ref(x.name, "float", ("kv",)) for x in self.vectors if isinstance(x, Fetch)]
         items: list[Statement] = [*fetches_for(loads, *loaded, *(let.value for let in lets)), *lets]
-        yield from map(super().statement, (item for item in items if item.name != "_"))
+        for item in items:
+            if item.name != "_":
+                yield statement(item, self._dtypes, self._dims)
 
     def as_word(self, vector: Fetch | Let) -> str:
         """Returns a value of one key as 4 bytes."""
@@ -151,7 +109,7 @@ class ScoreText(BoxText):
         asks.
         """
         for i, vector in enumerate(self.vectors):
-            if not of_score or isinstance(vector, Let) or vector in self.score_fetches:
+            if not of_score or isinstance(vector, Let) or vector in self.fetches:
                 place = f"X_AT + (x.index * VECTORS + {i}) * BLOCK_N * 4"
                 yield f"const u32 {vector.name}_at = base + {place} + 8 * t;"
 
@@ -161,39 +119,25 @@ class ScoreText(BoxText):
         value = f"of_pair<{kind.replace('bool', 'int')}>(load_shared<u64>({vector.name}_at + 32 * j), c)"
         return local(f"const {kind}", {vector.name: value + differs})
 
-    def statement(self, item: Statement) -> str:
-        if isinstance(item, Fetch) and item in self._loaded:
-            return self.vector_statement(item)
-        if isinstance(item, Fetch) and item == self.pair_load:
-            return local("const float", {item.name: self._pair_value})
-        return super().statement(item)
-
     # -- what is loaded of each query and key ----------------------------------------------------------------
-
-    @property
-    def pair_load(self) -> Fetch | None:
-        """What comes as tiles of queries and keys."""
-        return self._softmax.pair
-
-    def _computed(self) -> tuple[Statement, ...]:
-        return tuple(item for item in super()._computed() if item != self.pair_load)
 
     @property
     def pair_by_fragments(self) -> bool:
         """Whether ldmatrix reads it, which has elements of 16 bits."""
-        return self.layout.pair == 2
+        return self._layout.pair == 2
 
     @property
     def pair_place(self) -> str:
         """Where a box of its tile begins, but for its columns: row, and the axes before."""
-        assert self.pair_load is not None
-        others = [scalar(index) for index in reversed(self.pair_load.load.indices[:-2])]
+        assert self.pair is not None
+        others = [scalar(index) for index in reversed(self.pair.load.indices[:-2])]
         return ", ".join(["q_lo", *others, *["0"] * (2 - len(others))])
 
     @property
-    def _pair_value(self) -> str:
-        assert self.pair_load is not None
+    def pair_value(self) -> str:
+        """Of the element at hand."""
+        assert self.pair is not None
         if self.pair_by_fragments:
-            return f"half_of<{STORED[self.dtypes[self.pair_load.load.tensor]]}>(values[j % 2 * 2 + r], c)"
+            return f"half_of<{STORED[self._dtypes[self.pair.load.tensor]]}>(values[j % 2 * 2 + r], c)"
         chunk = "(2 * j % 8 + t / 2 ^ g) * 16 + t % 2 * 8"
         return f"of_pair<float>(load_shared<u64>(pair_at + (j / 4 * BLOCK_M + 8 * r) * 128 + {chunk}), c)"
