@@ -41,8 +41,7 @@ def compile(
     cache: True keeps what is compiled in the user's cache folder ($ATTNC_CACHE_DIR), for all processes; a
         path in another folder, of which this user must be the only one to write to; False for this process
 
-    Without a GPU the kernels run on the CPU, slowly: Triton's by its interpreter, if nothing else has
-    imported Triton before, and CUDA's thread by thread.
+    Without a GPU the kernels run on the CPU, slowly: Triton's by its interpreter, CUDA's thread by thread.
     Raises SpecError (its text is what `attnc check` prints) for a wrong spec, ValueError for a choice that
     there is not, OSError and PermissionError for files and folders; warns of a doubtful spec (SpecWarning).
     """

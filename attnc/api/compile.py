@@ -396,8 +396,7 @@ def _imported(folder: Path, package: Package) -> Family:
     from attnc.verify.runners import runner_of
 
     runner = runner_of(package.facts["target"])
-    if not runner.is_too_late:
-        runner.prepare()
+    runner.prepare()
     module = load_package(folder, package)
     for name in package.files:
         if name.endswith(".py") and name != "__init__.py":

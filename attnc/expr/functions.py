@@ -31,6 +31,7 @@ class RealFunction:
     value: of a constant; raises ValueError or OverflowError where it is no finite number
     slope: d f(x) / d x, given f(x) and x; in terms of f(x) where that saves an evaluation
     low, high: between which its values lie
+    is_monotonous: whether it rises or falls everywhere; where it does neither, its slope is between -1 and 1
     has_pole: whether it is no finite number at an argument; None: it always is one
     relative, absolute: errors of what targets compute
     short: what a kernel calls its value where the derivative needs it again ("": it does not)
@@ -43,6 +44,7 @@ class RealFunction:
     slope: Callable[[Expr, Expr], Expr]
     low: float = -math.inf
     high: float = math.inf
+    is_monotonous: bool = True
     has_pole: Callable[[float], bool] | None = None
     relative: float = 0.0
     absolute: float = 0.0
@@ -51,7 +53,7 @@ class RealFunction:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether its values lie between two numbers; it then is monotonous as well."""
+        """Whether its values lie between two numbers."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
@@ -135,6 +137,27 @@ _ROWS = (
         slope=lambda f, x: mul(Const(2 / math.sqrt(math.pi)), _bell(x)),
         low=-1.0,
         high=1.0,
+        relative=2.0**-22,
+    ),
+    # sin, cos: sinf and cosf of libdevice, which both targets call, 2 ulps of the result wherever it is.
+    RealFunction(
+        name="sin",
+        value=math.sin,
+        slope=lambda f, x: Call("cos", (x,)),
+        low=-1.0,
+        high=1.0,
+        is_monotonous=False,
+        has_pole=math.isinf,
+        relative=2.0**-22,
+    ),
+    RealFunction(
+        name="cos",
+        value=math.cos,
+        slope=lambda f, x: neg(Call("sin", (x,))),
+        low=-1.0,
+        high=1.0,
+        is_monotonous=False,
+        has_pole=math.isinf,
         relative=2.0**-22,
     ),
     # sqrt: sqrt.approx, 2^-23 (Triton); sqrtf of CUDA is rounded right.

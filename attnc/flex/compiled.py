@@ -1,15 +1,9 @@
 """`flex_attention` under torch.compile: one operator of torch's, whatever the mods.
 
-`attend` is traced into the caller's graph. What the mods do goes into the operator as a text, the tensors and
-numbers that they read as inputs, so that gradients reach them and nothing is traced again when lengths or
-data change. At every call the operator does what `flex_attention` does outside of a graph: it
-reads the mods, looks at captured integers, and finds the kernel.
-
-To be recorded, a mod is called with tensors without data (on the "meta" device), and a mode sees every
-function of torch that it calls with them. Nothing is decided then: each operation is a step (its name and
-references to its arguments), so that the mod can be done again later, on symbols of `trace` and the tensors
-that the graph has by then. Tensors and numbers are lists beside the steps, which become inputs of the graph;
-steps hold constants alone.
+`attend` is traced into the caller's graph. What the mods do goes into the operator as a text (`recording`),
+the tensors and numbers that they read as inputs, so that gradients reach them and nothing is traced again
+when lengths or data change. At every call the operator does what `flex_attention` does outside of a graph: it
+reads the mods, looks at captured integers and blocks, and finds the kernel.
 """
 
 from __future__ import annotations
@@ -19,170 +13,22 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from attnc.flex.errors import refused
+from attnc.api.compile import SpecError
+from attnc.flex.arguments import Auxiliary
+from attnc.flex.blocks import Blocks, restrict
+from attnc.flex.dense import max_scores
+from attnc.flex.errors import FlexError, Place, defined_at, moved, refused, span_of_line
+from attnc.flex.layouts import as_logical, as_written, laid_out, written_order
 from attnc.flex.programs import Kernel, kernel_of, read_options, targets_of
-from attnc.flex.spec import DTYPES, Layout
+from attnc.flex.recording import Recorder, Reference, Steps
+from attnc.flex.spec import DTYPES, NARROW, Layout
 from attnc.flex.symbols import OPERATIONS, apply, tape_of
 from attnc.flex.tape import element_of
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
-
-# --- steps: what a mod does, noted where torch.compile can follow -------------------------------------------
-
-
-#: (kind, what): "symbol" and "step" by position, "tensor", "float" and "integer" by position in their lists,
-#: "constant", and "several" of references.
-Reference: TypeAlias = tuple[str, Any]
-Step: TypeAlias = tuple[str, tuple[Reference, ...], tuple[tuple[str, Reference], ...]]
-#: The steps of a mod, and what it returns.
-Steps: TypeAlias = tuple[tuple[Step, ...], Reference]
-
-
-class Recorder:
-    """The tensors and numbers of the mods of one call, whose tensors are on a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.tensors: list[torch.Tensor] = []
-        self.floats: list[float] = []
-        self.integers: list[int] = []
-
-    def record(self, mod: Callable[..., Any], dtypes: tuple[torch.dtype, ...]) -> Steps:
-        """Returns the steps of a mod of values of these types."""
-        mode = _Recording(self, [torch.empty((), dtype=dtype, device="meta") for dtype in dtypes])
-        with mode:
-            returned = mod(*mode.values)
-        result = mode.refer(returned)
-        return tuple(mode.steps), result
-
-
-class _Recording(TorchFunctionMode):
-    """Notes what is done with values that are not there yet: the parameters of a mod, and results of steps.
-
-    values, references: of these tensors, in parallel.
-    """
-
-    def __init__(self, recorder: Recorder, parameters: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.recorder = recorder
-        self.steps: list[Step] = []
-        self.values = parameters
-        self.references: list[Reference] = [("symbol", at) for at in range(len(parameters))]
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result: Any
-        if not self._has_value((args, tuple(kwargs.values()))):
-            return function(
-                *self._on_device_of_caller(args),
-                **{name: self._on_device_of_caller(kwargs[name]) for name in kwargs},
-            )
-        name = function.__name__
-        if name in ("__getitem__", "getitem"):  # the latter is Python's, as strict export has operators
-            name = "__getitem__"
-            tensor, index = self._narrowed(args[0], args[1])
-            args = (tensor, index)
-            result = torch.empty(tensor.shape[len(index) :], dtype=tensor.dtype, device="meta")
-        else:
-            result = function(*self._nowhere(args), **{key: self._nowhere(kwargs[key]) for key in kwargs})
-        if not isinstance(result, torch.Tensor):
-            return result
-        named = tuple((key, self.refer(kwargs[key])) for key in kwargs)
-        self.steps.append((name, tuple(self.refer(x) for x in args), named))
-        if self._position_of(result) is not None:  # what returns its argument
-            result = result.view(result.shape)
-        self.values.append(result)
-        self.references.append(("step", len(self.steps) - 1))
-        return result
-
-    def refer(self, value: Any) -> Reference:
-        recorder = self.recorder
-        if isinstance(value, torch.Tensor):
-            at = self._position_of(value)
-            return self.references[at] if at is not None else ("tensor", self._captured(value))
-        if isinstance(value, tuple | list):
-            return ("several", tuple(self.refer(part) for part in value))
-        if isinstance(value, bool):
-            return ("constant", value)
-        if isinstance(value, float):
-            recorder.floats.append(value)
-            return ("float", len(recorder.floats) - 1)
-        if isinstance(value, int):
-            recorder.integers.append(value)
-            return ("integer", len(recorder.integers) - 1)
-        return ("constant", value)
-
-    def _position_of(self, value: Any) -> int | None:
-        """Returns the position of a value, None for tensors of the caller's."""
-        return _position(self.values, value)
-
-    def _captured(self, tensor: torch.Tensor) -> int:
-        """Returns the position of a tensor of the caller's. RuntimeError for a value of an unseen step."""
-        if tensor.device.type == "meta":
-            raise RuntimeError(
-                "flex_attention: torch.compile hides what a mod does with a value; write torch.abs(x) for"
-                " abs(x), and functions of torch for others of Python"
-            )
-        captured = self.recorder.tensors
-        at = _position(captured, tensor)
-        if at is None:
-            captured.append(tensor)
-            return len(captured) - 1
-        return at
-
-    def _has_value(self, values: Any) -> bool:
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                if self._position_of(value) is not None:
-                    return True
-            elif isinstance(value, tuple | list) and self._has_value(value):
-                return True
-        return False
-
-    def _nowhere(self, value: Any) -> Any:
-        """Returns an argument with the caller's tensors on the device of the values."""
-        if isinstance(value, torch.Tensor):
-            known = value.device.type == "meta"
-            return value if known else torch.empty(value.shape, dtype=value.dtype, device="meta")
-        if isinstance(value, tuple | list):
-            return [self._nowhere(part) for part in value]
-        return value
-
-    def _on_device_of_caller(self, value: Any) -> Any:
-        """Returns an argument with the device of the caller's tensors in place of that of the values, which
-        mods ask for.
-        """
-        if isinstance(value, torch.device) and value.type == "meta":
-            return self.recorder.device
-        if isinstance(value, tuple | list):
-            return type(value)([self._on_device_of_caller(part) for part in value])
-        return value
-
-    def _narrowed(self, tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...]]:
-        """Returns a subscript whose numbers are applied in the graph, which knows the derivative of that."""
-        parts = index if isinstance(index, tuple) else (index,)
-        if self._position_of(tensor) is not None:
-            return tensor, parts
-        kept: list[Any] = []
-        for part in parts:
-            if isinstance(part, int) and not isinstance(part, bool):
-                tensor = tensor.select(len(kept), part)
-            else:
-                kept.append(part)
-        return tensor, tuple(kept)
-
-
-def _position(tensors: list[torch.Tensor], wanted: Any) -> int | None:
-    """Returns the position of this very tensor, or None."""
-    for at, known in enumerate(tensors):
-        if known is wanted:
-            return at
-    return None
-
 
 # --- steps as a text, and as mods again ---------------------------------------------------------------------
 
@@ -192,16 +38,22 @@ class Program:
     """A call of `flex_attention` but for its tensors and numbers.
 
     score, mask: the steps of the mods; scaled: whether the first float is the scale
-    order: which axis of o is outer, "rows" or "heads"; lse, wanted, target: of `spec.Layout`
+    blocks: None, or the position of the first of their lists among the tensors, whether there are full ones,
+        and the positions of rows and columns among the integers
+    order: of the axes of o, outermost first; lse, target: of `spec.Layout`
+    wanted: keys of a schedule, with the positions of their values among the integers
+    places: where the mods are defined
     """
 
     score: Steps | None
     mask: Steps | None
+    blocks: tuple[int, bool, int, int] | None
     scaled: bool
     order: str
     lse: bool
     wanted: tuple[tuple[str, int], ...]
     target: str
+    places: tuple[Place | None, ...]
 
 
 def written(*fields: Any) -> str:
@@ -220,9 +72,13 @@ def read(program: str) -> Program:
 
 
 def mod_of(
-    steps: Steps | None, tensors: Sequence[torch.Tensor], floats: Sequence[float], integers: Sequence[int]
+    steps: Steps | None,
+    tensors: Sequence[torch.Tensor],
+    floats: Sequence[float],
+    integers: Sequence[int],
+    place: Place | None = None,
 ) -> Callable[..., Any] | None:
-    """Returns the mod that does these steps."""
+    """Returns the mod that does these steps. place: where the user's is defined, for its errors."""
     if steps is None:
         return None
     todo, returned = steps
@@ -241,9 +97,12 @@ def mod_of(
                 return symbols[what]
             return results[what] if kind == "step" else lists[kind][what]
 
-        for name, args, kwargs in todo:
-            results.append(_done(name, [value(x) for x in args], {key: value(x) for key, x in kwargs}))
-        return value(returned)
+        try:
+            for name, args, kwargs in todo:
+                results.append(_done(name, [value(x) for x in args], {key: value(x) for key, x in kwargs}))
+            return value(returned)
+        except FlexError as failure:
+            raise (moved(failure, span_of_line(place)) if place else failure) from None
 
     return mod
 
@@ -316,27 +175,41 @@ def attend(
     value: torch.Tensor,
     score_mod: ScoreMod | None,
     mask_mod: MaskMod | None,
+    blocks: Blocks | None,
     scale: float | None,
-    lse: bool,
-    rows_first: bool,
+    auxiliary: Auxiliary,
+    order: str,
     kernel_options: Mapping[str, Any] | None,
     target: str | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns (o, lse or None) of checked arguments, as `flex_attention` has them."""
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Returns (o, lse or None, largest scores or None) of checked arguments, as `flex_attention` has them."""
     recorder = Recorder(query.device)
     if scale is not None:
         recorder.floats.append(float(scale))
     score = None if score_mod is None else recorder.record(score_mod, (torch.float32, *_POSITIONS))
     mask = None if mask_mod is None else recorder.record(mask_mod, _POSITIONS)
-    options = read_options(kernel_options)
-    order = "rows" if rows_first else "heads"  # with lengths that vary, the condition itself is a symbol
-    program = written(score, mask, scale is not None, order, lse, options, target or "")
+    lists = None
+    if blocks is not None:
+        lists = (
+            len(recorder.tensors),
+            blocks.full_counts is not None,
+            recorder.number(blocks.rows),
+            recorder.number(blocks.columns),
+        )
+        recorder.tensors.extend(blocks.tensors)
+    options = [(name, recorder.number(size)) for name, size in read_options(kernel_options)]
+    program = written(
+        score, mask, lists, scale is not None, order, auxiliary.lse, options, target or "",
+        (defined_at(score_mod), defined_at(mask_mod)),
+    )  # fmt: skip
     tensors = [query, key, value, *recorder.tensors]
     grads = [at for at, x in enumerate(tensors) if x.requires_grad] if torch.is_grad_enabled() else []
-    o, log_sum = torch.ops.attnc.flex_attention(
-        query, key, value, recorder.tensors, recorder.floats, recorder.integers, program, grads
-    )
-    return o, log_sum if lse else None
+    given = (recorder.tensors, recorder.floats, recorder.integers, program)
+    o, log_sum = torch.ops.attnc.flex_attention(query, key, value, *given, grads)
+    largest = None
+    if auxiliary.max_scores:
+        largest = torch.ops.attnc.flex_attention_max_scores(query.detach(), key.detach(), *given)
+    return o, log_sum if auxiliary.lse else None, largest
 
 
 @torch.library.custom_op("attnc::flex_attention", mutates_args=())
@@ -359,7 +232,7 @@ def _operate(
     with torch.no_grad():
         found = kernel.function(query, key, value, *kernel.arguments(traced))
     o, lse = found if said.lse or grads else (found, query.new_empty(0, dtype=torch.float32))
-    return (o.transpose(1, 2) if said.order == "rows" else o), lse
+    return laid_out(as_logical(o, said.order), said.order), lse
 
 
 @_operate.register_fake
@@ -376,13 +249,11 @@ def _operate_fake(
     """Shapes of the results. FlexError for what no spec can say."""
     said = read(program)
     known = [value if type(value) is int else 1 for value in integers]  # for a torch.SymInt any value will do
-    _traced(said, captured, floats, known, grads, {}, torch.device("cpu"))
-    B, H, M, _ = query.shape
-    width = value.shape[3]
-    if said.order == "rows":
-        o = query.new_empty((B, M, H, width)).transpose(1, 2)
-    else:
-        o = query.new_empty((B, H, M, width))
+    _traced(said, captured, floats, known, grads, {}, torch.device("cpu"), is_seen=False)
+    (B, H, M, _), width = query.shape, value.shape[3]
+    sizes = {"B": B, "H": H, "M": M, "D": width}
+    o = query.new_empty([sizes[axis] for axis in said.order])
+    o = o.permute([said.order.index(axis) for axis in "BHMD"])
     return o, query.new_empty((B, H, M) if said.lse or grads else (0,), dtype=torch.float32)
 
 
@@ -404,8 +275,7 @@ def _pull(
     """Returns the gradients of the tensors at `grads`."""
     said = read(program)
     traced, kernel = _find_kernel(query, key, value, captured, floats, integers, said, grads)
-    if said.order == "rows":
-        do, o = do.transpose(1, 2), o.transpose(1, 2)
+    do, o = (as_written(x if x.stride(-1) == 1 else x.contiguous(), said.order) for x in (do, o))
     inputs = [_scalar(x, query) for x in kernel.arguments(traced)]
     assert kernel.gradients is not None
     own = [at for at in grads if at < 3]
@@ -478,22 +348,28 @@ def _find_kernel(
     B, H, M, width = query.shape
     sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}
     traced = _traced(said, captured, floats, integers, grads, sizes, query.device)
-    target, otherwise = targets_of(said.target, query, key, value, said.wanted, gradients=bool(grads))
+    wanted = tuple((name, integers[at]) for name, at in said.wanted)
+    target, otherwise = targets_of(said.target, query, key, value, wanted, gradients=bool(grads))
     layout = Layout(
         dtype=DTYPES[query.dtype],
+        kept_as=NARROW.get(key.dtype, ""),
         head_dim=width,
         value_dim=value.shape[3],
         grouped=key.shape[1] != H,
-        rows_first=said.order == "rows",
+        order=written_order(said.order),
         scaled=said.scaled,
         lse=said.lse or bool(grads),
         differentiable=bool(grads),
         grad=tuple("qkv"[at] for at in grads if at < 3),
         target=target,
         otherwise=otherwise,
-        wanted=said.wanted,
+        wanted=wanted,
     )
-    return traced, kernel_of(traced, layout)
+    try:
+        return traced, kernel_of(traced, layout)
+    except SpecError as failure:
+        place = next(filter(None, said.places), None)
+        raise (moved(failure, span_of_line(place)) if place else failure) from None
 
 
 def _traced(
@@ -504,11 +380,52 @@ def _traced(
     grads: Sequence[int],
     sizes: dict[str, int],
     device: torch.device,
+    *,
+    is_seen: bool = True,
 ) -> Trace:
-    mods = (mod_of(steps, captured, floats, integers) for steps in (said.score, said.mask))
+    """Returns what the mods do. is_seen: whether tensors hold data, so that lists of blocks count."""
+    mods = (
+        mod_of(steps, captured, floats, integers, place)
+        for steps, place in zip((said.score, said.mask), said.places, strict=True)
+    )
     scale = floats[0] if said.scaled else None
     learned = {id(captured[at - 3]) for at in grads if at >= 3}
-    return trace(*mods, scale=scale, sizes=sizes, device=device, learned=learned)
+    traced = trace(*mods, scale=scale, sizes=sizes, device=device, learned=learned)
+    if said.blocks is None or not is_seen:
+        return traced
+    first, has_full, rows, columns = said.blocks
+    full = captured[first + 2 : first + 4] if has_full else (None, None)
+    lists = (captured[first], captured[first + 1], full[0], full[1])
+    return restrict(traced, Blocks(*lists, integers[rows], integers[columns]))
+
+
+@torch.library.custom_op("attnc::flex_attention_max_scores", mutates_args=())
+def _find_largest(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    captured: Sequence[torch.Tensor],
+    floats: Sequence[float],
+    integers: Sequence[int],
+    program: str,
+) -> torch.Tensor:
+    """Returns the largest scores of queries, f32[B, H, M]."""
+    said = read(program)
+    B, H, M, _ = query.shape
+    sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}
+    traced = _traced(said, captured, floats, integers, (), sizes, query.device)
+    return max_scores(traced, query, key, floats[0] if said.scaled else None)
+
+
+@_find_largest.register_fake
+def _find_largest_fake(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    captured: Sequence[torch.Tensor],
+    floats: Sequence[float],
+    integers: Sequence[int],
+    program: str,
+) -> torch.Tensor:
+    return query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 def _unfolded(

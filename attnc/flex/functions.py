@@ -129,6 +129,11 @@ def sinh(tape: Tape, x: Any) -> Scalar:
     return mul(tape, 0.5, sub(tape, function(tape, "exp", x), function(tape, "exp", neg(tape, x))))
 
 
+@operation("tan")
+def tan(tape: Tape, x: Any) -> Scalar:
+    return div(tape, function(tape, "sin", x), function(tape, "cos", x))
+
+
 @operation("sign", "sgn")
 def sign(tape: Tape, x: Any) -> Scalar:
     positive = where(tape, compare(tape, ">", x, 0), integer(tape, 1), integer(tape, 0))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attnc.api.compile import compile_family, first_made, making, need_of, warn_of_dense_mask
+from attnc.api.compile import SpecError, compile_family, first_made, making, need_of, warn_of_dense_mask
 from attnc.api.family import Family
 from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
 from attnc.flex.spec import CONVERTED, Layout, write_spec
@@ -27,12 +27,17 @@ _WITHOUT_EFFECT = frozenset((
 ))  # fmt: skip
 
 
+_BACKENDS = ("AUTO", "TRITON", "FLASH", "TRITON_DECODE")
+
+
 def read_options(options: Mapping[str, Any] | None) -> tuple[tuple[str, int], ...]:
-    """Returns (schedule key, value) of the options that choose tiles. Raises ValueError for one that torch
-    does not have.
+    """Returns (schedule key, value) of the options that choose tiles, in the order of `_KEYS`. Raises
+    ValueError for one, or a value, that torch does not have, RuntimeError for two that exclude each other.
     """
+    if options is None:
+        return ()
     wanted = {}
-    for name, value in (options or {}).items():
+    for name, value in options.items():
         plain = name.removeprefix("fwd_")
         if plain in _KEYS:
             if not isinstance(value, int) or isinstance(value, bool):
@@ -40,7 +45,14 @@ def read_options(options: Mapping[str, Any] | None) -> tuple[tuple[str, int], ..
             wanted[_KEYS[plain]] = value
         elif plain.removeprefix("bwd_") not in (*_WITHOUT_EFFECT, *_KEYS):
             raise ValueError(f"kernel_options: {name}: expected one of {', '.join(_KEYS)}, got {name}")
-    return tuple(sorted(wanted.items()))
+    if "BACKEND" in options and options.get("FORCE_USE_FLEX_ATTENTION"):
+        raise RuntimeError("kernel_options: BACKEND cannot be combined with legacy FORCE_USE_FLEX_ATTENTION")
+    if options.get("BACKEND", "AUTO") not in _BACKENDS:
+        known = ", ".join(_BACKENDS)
+        raise ValueError(
+            f"kernel_options: Invalid BACKEND value {options['BACKEND']!r}: expected one of {known}"
+        )
+    return tuple((key, wanted[key]) for key in _KEYS.values() if key in wanted)
 
 
 def targets_of(
@@ -56,11 +68,12 @@ def targets_of(
     may).
 
     target: the caller's choice, None or "" for none: the fastest, or Triton's where tiles are wanted, as
-    torch's options name those of Triton's kernels. gradients: whether some are wanted.
+    torch's options name those of Triton's kernels, and beside keys of 8 bits, for which the others have none.
+    gradients: whether some are wanted.
     """
     if target:
         return target, ""
-    if wanted:
+    if wanted or key.dtype != query.dtype:
         return TRITON, ""
     first, *others = targets_of_call(_FUNCTION, query, key, value, gradients=gradients)
     return first, "".join(others[:1])
@@ -147,12 +160,21 @@ _PROGRAMS: dict[Any, _Program] = {}
 
 
 def kernel_of(traced: Trace, layout: Layout, mods: Mods = ()) -> Kernel:
-    """Returns the kernel of what mods did. mods: for names. Compiled once, whatever lengths and data are."""
+    """Returns the kernel of what mods did. mods: for names, and for places of errors. Compiled once, whatever
+    lengths and data are.
+    """
     identity = (traced.tape.key, traced.score, traced.mask, layout)
     program = _PROGRAMS.get(identity)
     if program is None:
         program = _PROGRAMS[identity] = _Program()
-    return program.kernel(traced, layout, mods)
+    try:
+        return program.kernel(traced, layout, mods)
+    except SpecError as failure:
+        if not any(mods):  # known by what they did alone
+            raise
+        from attnc.flex.places import placed
+
+        raise placed(failure, traced, layout, mods) from None
 
 
 def _compiled(traced: Trace, layout: Layout, mods: Mods, numbers: Collection[int]) -> Kernel:

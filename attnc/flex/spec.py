@@ -7,7 +7,7 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,9 @@ from attnc.model.names import INTERFACE, NOT_FUNCTIONS, RESERVED, explain_reserv
 
 #: What attnc.model expands an expression to at most.
 _MOST = 4096
+_DEEPEST = 128
+#: Most operations of an entry that an error is looked for in.
+_SHORT = 40
 
 
 class Expressions:
@@ -63,17 +66,26 @@ class Expressions:
         self._tape, self._score, self._names, self._sizes = tape, score, names, sizes
         self._scalars = scalars
         self._made: dict[int, Expr] = {}
+        self._counts, self._depths = list[int](), list[int]()
+        for entry in tape.entries:
+            self._counts.append(1 + sum(self._counts[at] for at in operands(entry)))
+            self._depths.append(1 + max((self._depths[at] for at in operands(entry)), default=0))
 
     def of(self, at: int) -> Expr:
         """Returns the expression of an entry. FlexError for one that is too large."""
-        counts: list[int] = []
-        for entry in self._tape.entries:
-            counts.append(1 + sum(counts[operand] for operand in operands(entry)))
-        if counts[at] > _MOST:
-            raise refused("E0903", f"the mod is an expression of {counts[at]} operations", f"at most {_MOST}")
+        count, depth = self._counts[at], self._depths[at]
+        if count > _MOST:
+            raise refused("E0903", f"the mod is an expression of {count} operations", f"at most {_MOST}")
+        if depth > _DEEPEST:
+            raise refused("E0903", f"operations nested {depth} deep", f"at most {_DEEPEST}")
         for position in range(at + 1):
-            self._made.setdefault(position, self._expression(position))
+            if position not in self._made and self._counts[position] <= _MOST:
+                self._made[position] = self._expression(position)
         return self._made[at]
+
+    def is_short(self, at: int) -> bool:
+        """Returns whether an entry fits into a line or two."""
+        return self._counts[at] <= _SHORT
 
     def _expression(self, at: int) -> Expr:
         entry = self._tape.entries[at]
@@ -122,8 +134,8 @@ def _operands_of(kind: Any, expr: Expr) -> tuple[Expr, ...]:
 
 
 def split(score: Expr) -> tuple[Expr, Expr]:
-    """Returns a score that is never minus infinity, and the condition under which it is that of a key that is
-    kept.
+    """Returns a score, and the condition under which it is that of a key that is kept. The score is never
+    minus infinity but where that depends on the product of q and k, which no mask does.
 
     FlexError where minus infinity is computed with.
     """
@@ -139,16 +151,7 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
         case Const(value=value) if value == -math.inf:
             return None, FALSE
         case Call(function="where", args=(condition, then, other)):
-            first, first_kept = _split(then)
-            second, second_kept = _split(other)
-            if first is None:
-                return second, conjunction(Not(condition), second_kept)
-            if second is None:
-                return first, conjunction(condition, first_kept)
-            if first_kept == second_kept == TRUE:
-                return Call("where", (condition, first, second)), TRUE
-            either = Or((conjunction(condition, first_kept), conjunction(Not(condition), second_kept)))
-            return Call("where", (condition, first, second)), either
+            return _split_choice(condition, _split(then), _split(other))
         case Binary(op="+", left=left, right=right) | Call(function="min", args=(left, right)):
             first, first_kept = _split(left)
             second, second_kept = _split(right)
@@ -163,15 +166,57 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
             first, kept = _split(left)
             return (None if first is None else Binary(op, first, right)), kept
         case Call(function="max", args=(left, right)):
-            for one, other in ((left, right), (right, left)):
-                if one == Const(-math.inf):
-                    return _split(other)
-    raise refused(
+            return _split_larger(_split(left), _split(right))
+    failure = refused(
         "E0901",
         "an infinite value that is computed with",
         "only a score can be minus infinity",
         "use -inf as the score of a key that is to be left out: torch.where(condition, score, -inf)",
     )
+    failure.shown = show(expr)
+    raise failure
+
+
+def _split_choice(
+    condition: Expr, then: tuple[Expr | None, Expr], other: tuple[Expr | None, Expr]
+) -> tuple[Expr | None, Expr]:
+    """Splits where(condition, then, other), whose parts are split."""
+    (first, first_kept), (second, second_kept) = then, other
+    if first is None and second is None:
+        return None, FALSE
+    if first is None:
+        return _kept_where(Not(condition), second, second_kept)
+    if second is None:
+        return _kept_where(condition, first, first_kept)
+    chosen = Call("where", (condition, first, second))
+    if first_kept == second_kept == TRUE:
+        return chosen, TRUE
+    either = Or((conjunction(condition, first_kept), conjunction(Not(condition), second_kept)))
+    return _kept_where(either, chosen, TRUE)
+
+
+def _split_larger(one: tuple[Expr | None, Expr], other: tuple[Expr | None, Expr]) -> tuple[Expr | None, Expr]:
+    """Splits the larger of two numbers that are split: the other one where one is minus infinity."""
+    (first, first_kept), (second, second_kept) = one, other
+    if first is None or second is None:
+        return other if first is None else one
+    larger: Expr = Call("max", (first, second))
+    if second_kept != TRUE:
+        larger = Call("where", (second_kept, larger, first))
+    if first_kept != TRUE:
+        larger = Call("where", (first_kept, larger, second))
+    if TRUE in (first_kept, second_kept):
+        return larger, TRUE
+    return larger, Or((*_operands_of(Or, first_kept), *_operands_of(Or, second_kept)))
+
+
+def _kept_where(condition: Expr, score: Expr | None, kept: Expr) -> tuple[Expr | None, Expr]:
+    """Returns a score that is minus infinity where a condition fails, split. A condition on the product stays
+    in the score.
+    """
+    if score is not None and any(isinstance(node, Dot) for node in walk(condition)):
+        return Call("where", (condition, score, Const(-math.inf))), kept
+    return score, conjunction(condition, kept)
 
 
 def _is_infinite(expr: Expr) -> bool:
@@ -189,6 +234,8 @@ def conjunction(first: Expr, second: Expr) -> Expr:
 
 #: Element types of q, k and v.
 DTYPES: Mapping[torch.dtype, str] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+#: Element types that k and v may have beside q of 16 bits, as quantised caches do.
+NARROW: Mapping[torch.dtype, str] = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 #: What captured tensors of types that specs do not have are converted to when a kernel is called.
 CONVERTED: Mapping[torch.dtype, torch.dtype] = {
     torch.float64: torch.float32, torch.int16: torch.int32, torch.int8: torch.int32, torch.uint8: torch.int32,
@@ -200,8 +247,9 @@ _LONG = 20
 class Layout:
     """What the spec depends on besides the mods.
 
-    dtype: of q, k, v and o, as specs spell it; head_dim, value_dim: their last axes, None for a param D
-    grouped: whether K/V heads are shared; rows_first: whether o is laid out as [B, M, H, D]
+    dtype: of q and o, as specs spell it, and of k and v where kept_as does not say theirs
+    head_dim, value_dim: their last axes, None for a param D
+    grouped: whether K/V heads are shared; order: of o's axes but the last
     scaled: whether the caller gives a scale, the first number of the tape
     lse: whether it is a result; differentiable: whether gradients are wanted; grad: of which of q, k, v
     target: whose kernels; otherwise: another's where that one has none for the mods, "" for none
@@ -209,10 +257,11 @@ class Layout:
     """
 
     dtype: str
+    kept_as: str = ""
     head_dim: int | None
     value_dim: int | None
     grouped: bool = False
-    rows_first: bool = False
+    order: str = "BHM"
     scaled: bool = False
     lse: bool = False
     differentiable: bool = False
@@ -253,12 +302,8 @@ def write_spec(
     function; scheduled: whether it has the schedule that it would get anyhow, where no values are wanted.
     """
     tape = traced.tape
-    known, names = _names_of(mods), _Names()
-    inputs = [names.new(known.get(id(capture.tensor), ""), "captured") for capture in tape.captures]
-    axes = [
-        [size or names.new(f"{input_}_{axis}", "size") for axis, size in enumerate(capture.axes)]
-        for input_, capture in zip(inputs, tape.captures, strict=True)
-    ]
+    names = _Names()
+    inputs, axes = _inputs(tape, mods, names)
     scalars = {slot: names.new("", "constant") for slot in sorted(numbers)}
     expressions = Expressions(tape, _product(layout, scalars, tape.numbers), inputs, axes, scalars)
     score, kept = split(expressions.of(traced.score))
@@ -272,7 +317,7 @@ def write_spec(
         learned = []
     grads = (*layout.grad, *(inputs[at] for at in learned)) if layout.differentiable else ()
     heads, kv_heads = ("Hkv * G", "Hkv") if layout.grouped else ("H", "H")
-    rows = f"M, {heads}" if layout.rows_first else f"{heads}, M"
+    axes_of_o = ", ".join({"H": heads}.get(axis, axis) for axis in layout.order)
     width, value_width = layout.rows
     lets, (score, mask) = _shared((score, mask), names)
     title = name or _title(mods)
@@ -285,7 +330,7 @@ def write_spec(
         f"score = {show(score)}",
         *([] if mask == TRUE else [f"mask = {show(mask)}"]),
         "normalize = softmax",
-        f"output o: {layout.dtype}[B, {rows}, {value_width}]",
+        f"output o: {layout.dtype}[{axes_of_o}, {value_width}]",
         *([f"output lse: f32[B, {heads}, M]"] if layout.lse else []),
         *([f"grad {', '.join(grads)}"] if grads else []),
     ]
@@ -294,6 +339,29 @@ def write_spec(
     if scheduled or layout.wanted:
         text += f"\n{_schedule(text, title, layout)}"
     return Spec(text=text, name=title, captures=tuple(used), numbers=tuple(passed), learned=tuple(learned))
+
+
+def shown_entries(
+    traced: Trace, layout: Layout, mods: Sequence[Callable[..., Any] | None], entries: Iterable[int]
+) -> dict[int, str]:
+    """Returns entries of a tape as a spec with these names has them; without long ones."""
+    tape = traced.tape
+    inputs, axes = _inputs(tape, mods, _Names())
+    expressions = Expressions(tape, _product(layout, {}, tape.numbers), inputs, axes, {})
+    return {at: show(expressions.of(at)) for at in entries if expressions.is_short(at)}
+
+
+def _inputs(
+    tape: Tape, mods: Sequence[Callable[..., Any] | None], names: _Names
+) -> tuple[list[str], list[list[str]]]:
+    """Returns the names of the captures, and of their axes."""
+    known = {**tape.named, **_names_of(mods)}
+    inputs = [names.new(known.get(id(capture.tensor), ""), "captured") for capture in tape.captures]
+    axes = [
+        [size or names.new(f"{input_}_{axis}", "size") for axis, size in enumerate(capture.axes)]
+        for input_, capture in zip(inputs, tape.captures, strict=True)
+    ]
+    return inputs, axes
 
 
 def _schedule(text: str, title: str, layout: Layout) -> str:
@@ -321,11 +389,12 @@ def _product(layout: Layout, scalars: Mapping[int, str], numbers: Sequence[int |
 
 def _keys(layout: Layout, heads: str) -> Iterator[str]:
     width, value_width = layout.rows
+    dtype = layout.kept_as or layout.dtype
     if width == value_width:
-        yield f"input k, v: {layout.dtype}[B, {heads}, N, {width}]"
+        yield f"input k, v: {dtype}[B, {heads}, N, {width}]"
     else:
-        yield f"input k: {layout.dtype}[B, {heads}, N, {width}]"
-        yield f"input v: {layout.dtype}[B, {heads}, N, {value_width}]"
+        yield f"input k: {dtype}[B, {heads}, N, {width}]"
+        yield f"input v: {dtype}[B, {heads}, N, {value_width}]"
 
 
 def _declared(capture: Capture, name: str, axes: Sequence[str]) -> str:

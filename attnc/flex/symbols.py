@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from attnc.expr.nodes import Type
-from attnc.flex.errors import refused
+from attnc.flex.errors import refused, refused_branch, refused_number
 from attnc.flex.tape import CAPTURED, Tape
 
 #: name -> what it does with a tape and its arguments; filled by `operations`.
@@ -40,21 +40,10 @@ class Operand:
         return call(function, args, kwargs or {})
 
     def __bool__(self) -> NoReturn:
-        raise refused(
-            "E0902",
-            "a mod cannot branch on its values",
-            "decided while the mod is read, when there are no values yet",
-            "write torch.where(condition, a, b); for conditions & | ~ instead of and, or, not; torch.minimum"
-            " and torch.maximum instead of min and max",
-        )
+        raise refused_branch()
 
     def _refuse_number(self, *_: Any, **__: Any) -> NoReturn:
-        raise refused(
-            "E0902",
-            "a value of a mod is not a Python number",
-            "asks for a number while the mod is read, when there is none yet",
-            "compute with torch's functions and operators, on torch's tensors",
-        )
+        raise refused_number()
 
     __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = item = tolist = _refuse_number
     __array__ = _refuse_number  # a NumPy array that is indexed asks for one

@@ -14,15 +14,19 @@ and calls that change nothing, do not wait again.
 from __future__ import annotations
 
 import math
+import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from operator import is_
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attnc.expr.nodes import Type
+from attnc.flex.errors import span_of
+from attnc.source import Span
 
 # --- what is true of captured integers ----------------------------------------------------------------------
 
@@ -35,25 +39,37 @@ class Facts(NamedTuple):
 
 
 NOTHING = Facts()
-_KNOWN: dict[tuple[object, ...], tuple[weakref.ref[torch.Tensor], int, Facts]] = {}
+T = TypeVar("T")
+_KNOWN: dict[tuple[object, ...], tuple[list[weakref.ref[torch.Tensor]], list[int], Any]] = {}
 
 
 def facts_of(tensor: torch.Tensor) -> Facts:
     """Facts of an integer tensor; none where it cannot be looked at: without data, in a captured graph."""
-    if tensor.is_meta or isinstance(tensor, FakeTensor):
-        return NOTHING
-    if tensor.is_inference():  # changes of it are not counted: nothing can be remembered
-        is_seen = not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
-        return _looked_at(tensor) if is_seen else NOTHING
-    owner = tensor if tensor._base is None else tensor._base  # views are made anew, what they show is not
-    key = (id(owner), tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+    return remembered([tensor], "facts", lambda: _looked_at(tensor.detach()), NOTHING)
+
+
+def remembered(tensors: Sequence[torch.Tensor], what: object, look: Callable[[], T], unseen: T) -> T:
+    """Returns what a look at the data of some tensors finds, of an earlier call while they stay as they are.
+
+    what: names the question, hashable; unseen: the answer where nothing can be looked at
+    """
+    if any(x.is_meta or isinstance(x, FakeTensor) for x in tensors):
+        return unseen
+    is_seen = not (any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing())
+    if any(x.is_inference() for x in tensors):  # changes are not counted: nothing can be remembered
+        return look() if is_seen else unseen
+    owners = [x if x._base is None else x._base for x in tensors]  # views are made anew
+    versions = [x._version for x in tensors]
+    shown = ((x.data_ptr(), x.shape, x.stride(), x.dtype) for x in tensors)
+    key = (what, *map(id, owners), *shown)
     known = _KNOWN.get(key)
-    if known is not None and known[0]() is owner and known[1] == tensor._version:
-        return known[2]
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        return NOTHING
-    found = _looked_at(tensor.detach())
-    _KNOWN[key] = (weakref.ref(owner, lambda _: _KNOWN.pop(key, None)), tensor._version, found)
+    if known is not None and known[1] == versions and all(map(is_, (ref() for ref in known[0]), owners)):
+        found: T = known[2]
+        return found
+    if not is_seen:
+        return unseen
+    found = look()
+    _KNOWN[key] = ([weakref.ref(x, lambda _: _KNOWN.pop(key, None)) for x in owners], versions, found)
     return found
 
 
@@ -111,7 +127,9 @@ class Tape:
     """sizes: B, H, M, N of the call as far as they are known; device: of the call's tensors; infers: whether
     a size that is not known is that of an axis that is indexed so; compared: captures whose elements are
     compared; learned: tensors that get gradients, by identity, where torch does not know: inside of an
-    operator; views: (tensor, axis, index, view) of these, by the identity of the view.
+    operator; views: (tensor, axis, index, view) of these, by the identity of the view; named: names of
+    tensors of ours, by identity; places: where the user's file has each entry, if that is asked for, which
+    takes time.
     """
 
     sizes: Sizes
@@ -124,6 +142,8 @@ class Tape:
     compared: set[int] = field(default_factory=set)
     learned: set[int] = field(default_factory=set)
     views: dict[int, View] = field(default_factory=dict)
+    named: dict[int, str] = field(default_factory=dict)
+    places: dict[int, Span] | None = None
     _known: dict[Entry, int] = field(default_factory=dict)
     _captured: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
 
@@ -134,6 +154,8 @@ class Tape:
             found = self._known[entry] = len(self.entries)
             self.entries.append(entry)
             self.types.append(type)
+            if self.places is not None:
+                self.places[found] = span_of(sys._getframe(1))
         return found
 
     def number(self, value: bool | int | float) -> int:

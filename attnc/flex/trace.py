@@ -15,7 +15,7 @@ import torch
 
 import attnc.flex.functions  # noqa: F401 - with it the functions that a mod looks up by name
 from attnc.flex import operations
-from attnc.flex.errors import FlexError, refused
+from attnc.flex.errors import FlexError, defined_at, moved, refused, span_of_line
 from attnc.flex.symbols import Recording, Scalar, scalar
 from attnc.flex.tape import Sizes, Tape
 
@@ -43,12 +43,14 @@ def trace(
     device: torch.device,
     infers: bool = False,
     learned: Collection[int] = (),
+    is_placed: bool = False,
 ) -> Trace:
     """Calls the mods. FlexError for what no spec can say; whatever else they raise is theirs.
 
-    scale: the first number of the tape, unless it is None; sizes, infers, learned: of `Tape`.
+    scale: the first number of the tape, unless it is None; sizes, infers, learned: of `Tape`; is_placed:
+    whether it says where the mods have each entry.
     """
-    tape = Tape(dict(sizes), device, infers, learned=set(learned))
+    tape = Tape(dict(sizes), device, infers, learned=set(learned), places={} if is_placed else None)
     if scale is not None:
         tape.number(_finite(scale))
     positions = [
@@ -68,9 +70,10 @@ def trace(
         raise failure.with_traceback(None) from failure.__cause__
     tape.look_at_order()
     if mask.type != "bool":
-        raise refused(
+        no_condition = refused(
             "E0903", f"mask_mod returned {_A[mask.type]}", "expected a condition", "compare it: > 0"
         )
+        raise _at_definition(no_condition, mask_mod)
     return Trace(tape, score.at, mask.at)
 
 
@@ -129,14 +132,25 @@ def _called(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
                 f"{what}: expected a function of ({', '.join(names)}), got {_name(mod)}{parameters}"
             ) from None
         raise
-    if isinstance(returned, Scalar | bool | int | float):
-        return returned
-    if isinstance(returned, torch.Tensor) and returned.dim() == 0:
+    if isinstance(returned, Scalar) or (isinstance(returned, torch.Tensor) and returned.dim() == 0):
         return returned
     shown = f"shape {list(returned.shape)}" if hasattr(returned, "shape") else type(returned).__name__
-    raise refused(
-        "E0903", f"{what} {_name(mod)} returned a value of {shown}", "expected a single number or condition"
+    hint = ""
+    if isinstance(returned, bool | int | float):
+        hint = "torch takes no values of Python's: write torch.ones_like(b, dtype=torch.bool) for True"
+    failure = refused(
+        "E0903",
+        f"{what} {_name(mod)} returned a value of {shown}",
+        "expected a single number or condition",
+        hint,
     )
+    raise _at_definition(failure, mod)
+
+
+def _at_definition(failure: FlexError, mod: Any) -> FlexError:
+    """Returns an error at the line where a mod is defined, where that is known."""
+    place = defined_at(mod)
+    return failure if place is None else moved(failure, span_of_line(place))
 
 
 def _name(mod: Callable[..., Any]) -> str:

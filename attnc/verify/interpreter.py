@@ -59,16 +59,42 @@ class PrecisionFault(Exception):
 def ensure_interpreter() -> None:
     """Makes Triton interpret the kernels that are imported from now on, in this process; can be called again.
 
-    RuntimeError if Triton was imported as a compiler before.
+    RuntimeError if Triton was imported as a compiler before, and there is a GPU that it may compile for.
     """
+    if is_interpreting():
+        return
     os.environ["TRITON_INTERPRET"] = "1"
     import triton.language.standard as standard
     from triton.runtime import interpreter
 
     if not isinstance(standard.max, interpreter.InterpretedFunction):
-        raise RuntimeError("triton was imported before TRITON_INTERPRET=1 was set: start a new process")
-    if not is_interpreting():
-        _Patch(interpreter).install()
+        if torch.cuda.is_available():
+            raise RuntimeError("triton was imported before TRITON_INTERPRET=1 was set: start a new process")
+        _interpret_library(interpreter.InterpretedFunction)
+    _Patch(interpreter).install()
+
+
+def _interpret_library(interpreted: Any) -> None:
+    """Makes Triton's own functions, such as `tl.max`, interpreted ones, where it was imported as a compiler
+    before: torch's create_block_mask does that.
+    """
+    import triton.language as tl
+    from triton.runtime.jit import JITFunction
+
+    made: dict[int, Any] = {}
+    for module in (tl, tl.standard, tl.random):
+        for name, function in [*vars(module).items()]:
+            if isinstance(function, JITFunction):
+                if id(function) not in made:
+                    made[id(function)] = interpreted(function.fn)
+                setattr(module, name, made[id(function)])
+    for name, function in [*vars(tl.core.tensor).items()]:
+        if id(function) in made:
+            setattr(tl.core.tensor, name, _as_method(made[id(function)]))
+
+
+def _as_method(function: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(*args, **kwargs)
 
 
 def is_interpreting() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import ModuleType
@@ -42,10 +41,6 @@ class Runner(ABC):
     def is_available(self) -> bool:
         """Returns whether modules can run without a GPU."""
 
-    @property
-    def is_too_late(self) -> bool:
-        return False
-
     @abstractmethod
     def prepare(self) -> None:
         """Does what has to be done before a module is imported to run on the CPU."""
@@ -56,7 +51,7 @@ class Runner(ABC):
 
 
 class Interpreted(Runner):
-    """Triton's interpreter. What the process imports first decides whether it interprets."""
+    """Triton's interpreter."""
 
     without_gpu = "Triton's interpreter"
     warps_matter = False
@@ -68,10 +63,6 @@ class Interpreted(Runner):
 
     def is_available(self) -> bool:
         return True
-
-    @property
-    def is_too_late(self) -> bool:
-        return "triton" in sys.modules
 
     def prepare(self) -> None:
         ensure_interpreter()

@@ -248,6 +248,8 @@ def _propagate_positive(x: Approx, error: Floats) -> Floats:
 
 
 def _propagate_bounded(function: RealFunction, x: Approx, value: Array) -> Floats:
+    if not function.is_monotonous:  # a slope of 1 at most; of an infinite argument it is no number
+        return np.where(x.overflows, np.inf, np.minimum(x.error, function.high - function.low))
     low, high = real(function.name, x.value - x.error), real(function.name, x.value + x.error)
     carried = np.maximum(np.abs(high - value), np.abs(value - low))
     span = function.high - function.low

@@ -50,6 +50,7 @@ SCORES = (
     "(dot(q, k) - bias[h, q_idx, kv_idx]) * (bias[h, q_idx, kv_idx] + bias[h, 0, kv_idx])",
     "dot(q, k) * sigmoid(dot(q, k) * slope[h]) + exp2(dot(q, k) - slope[h]) * 0.1",
     "log2(3 + dot(q, k) * dot(q, k)) - erf(dot(q, k) * slope[h]) * 2",
+    "sin(dot(q, k) * slope[h]) - cos(slope[h] / 2) * cos(dot(q, k))",
     "dot(q, k) / (1 + exp(-bias[h, q_idx, kv_idx])) + min(max(dot(q, k), -0.5), slope[h])",
     "dot(q, k) % 1.7 + (bias[h, q_idx, kv_idx] % slope[h]) + dot(q, k) // 2 * slope[h]",
 )

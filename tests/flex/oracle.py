@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.nn.attention import flex_attention as torch_module
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import _vmap_for_bhqkv, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
 
 _EAGER = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
@@ -37,6 +39,45 @@ def torch_flex(
         return torch_flex_attention(
             query.double(), key.double(), value.double(), score_mod, block_mask, **options
         )
+
+
+def dense_flex(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Callable[..., Any] | None,
+    mask_mod: Callable[..., Any] | None,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    learned: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns o, lse and the largest scores in float64, by torch's own way to call mods for all pairs, with a
+    graph for query, key and value; learned: with all positions at once, and a graph for captured tensors.
+    """
+    group = query.shape[1] // key.shape[1]
+    q, k, v = query.double(), *(x.double().repeat_interleave(group, 1) for x in (key, value))
+    score = q @ k.mT * (query.shape[3] ** -0.5 if scale is None else scale)
+    positions = [torch.arange(size, device=score.device) for size in score.shape]
+    kept = torch.ones_like(score, dtype=torch.bool)
+    every: Callable[..., Any] = _vmap_for_bhqkv
+    if learned:
+        positions = list(torch.meshgrid(*positions, indexing="ij"))
+        every = _at_once
+    with TransformGetItemToIndex() if not learned else nullcontext():
+        if mask_mod is not None:
+            kept = every(mask_mod, prefix=())(*positions).expand_as(score)
+        if score_mod is not None:
+            score = every(score_mod, prefix=(0,))(score, *positions).double().expand_as(score)
+    kept = kept & ~score.isneginf()
+    lse = score.masked_fill(~kept, -torch.inf).logsumexp(-1)
+    largest = score.masked_fill(~kept, -torch.inf).amax(-1)
+    p = torch.where(kept, score - lse.masked_fill(lse.isneginf(), 0.0)[..., None], -torch.inf).exp()
+    return p @ v, lse, largest
+
+
+def _at_once(mod: Callable[..., Any], prefix: tuple[int, ...]) -> Callable[..., Any]:
+    return mod
 
 
 def gradients(

@@ -126,14 +126,30 @@ def batch_size_in_closure(s: Setting) -> Mod:
     return lambda score, b, h, q, kv: score + batch
 
 
-@refused("'sin'")
+@score
 def trigonometric(s: Setting) -> Mod:
     return lambda score, b, h, q, kv: torch.sin(score) + torch.cos(score)
 
 
-@refused("'cos'")
+@score
 def trigonometric_product(s: Setting) -> Mod:
     return lambda score, b, h, q, kv: torch.cos(score) * torch.sin(score)
+
+
+@score
+def tangent(s: Setting) -> Mod:
+    return lambda score, b, h, q, kv: score + torch.tan(0.1 * (b + 1))
+
+
+@score
+def padded_by_score(s: Setting) -> Mod:
+    limit = s.ints([1, 2])
+    return lambda score, b, h, q, kv: torch.where(score <= limit[b], torch.where(q >= kv, score, -INF), -INF)
+
+
+@refused("'atan'")
+def arctangent(s: Setting) -> Mod:
+    return lambda score, b, h, q, kv: torch.atan(score)
 
 
 @refused("a torch.autograd.Function")

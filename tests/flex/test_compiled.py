@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
-from attnc.flex import flex_attention
+from attnc.flex import FlexError, flex_attention
 from attnc.flex.compiled import read, written
 from tests.flex.mods import Case, Setting, causal
 from tests.flex.oracle import gradients
@@ -37,12 +37,14 @@ def test_mods_compute_what_they_do_outside_of_a_graph(case: Case) -> None:
     leaves = (q, k, v, *setting.learned)
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        return flex_attention(q, k, v, score_mod, mask_mod=mask_mod, return_lse=True)
+        aux = AuxRequest(lse=True, max_scores=True)
+        return flex_attention(q, k, v, score_mod, mask_mod=mask_mod, return_aux=aux)
 
-    o, lse = call(q, k, v)
-    inside, lse_inside = compiled(call)[0](q, k, v)
+    o, aux = call(q, k, v)
+    inside, aux_inside = compiled(call)[0](q, k, v)
     assert torch.equal(inside, o)
-    assert torch.equal(lse_inside, lse)
+    assert torch.equal(aux_inside.lse, aux.lse)
+    assert torch.equal(aux_inside.max_scores, aux.max_scores)
     for found, right in zip(gradients(inside, leaves), gradients(o, leaves), strict=True):
         assert found is not None
         assert torch.equal(found, torch.zeros_like(found) if right is None else right)
@@ -114,10 +116,10 @@ def test_a_call_without_mods() -> None:
 
 def test_what_no_spec_can_say_is_named_while_tracing() -> None:
     def wrong(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return torch.sin(score)
+        return torch.atan(score)
 
     q = torch.randn(1, 1, 9, 16)
-    with pytest.raises(Exception, match=r"E0901.*'sin' cannot be written in a spec"):
+    with pytest.raises(Exception, match=r"E0901(.|\n)*'atan' cannot be written in a spec"):
         compiled(lambda q: flex_attention(q, q, q, wrong))[0](q)
 
 
@@ -130,6 +132,46 @@ def test_what_torch_hides_is_refused_and_not_guessed() -> None:
         compiled(lambda q: flex_attention(q, q, q, hidden))[0](q)
     inside = torch.compile(lambda q: flex_attention(q, q, q, hidden), backend="eager")(q)
     assert torch.equal(inside, flex_attention(q, q, q, hidden))
+
+
+def test_options_may_be_dynamic() -> None:
+    q = torch.randn(1, 2, 40, 16)
+    inside, _ = compiled(flex_attention, dynamic=True)
+    for options in ({"BLOCK_N": 32, "BLOCK_M": 16}, {"BLOCK_N": 16, "BLOCK_M": 16}):
+        assert torch.equal(
+            inside(q, q, q, kernel_options=options), flex_attention(q, q, q, kernel_options=options)
+        )
+    with pytest.raises(Exception, match="Invalid BACKEND value"):
+        inside(q, q, q, kernel_options={"BACKEND": "CUDA"})
+
+
+def test_a_mod_that_branches_is_refused_at_its_line() -> None:
+    """torch.compile leaves the graph there, and Python asks a value without data."""
+
+    def branching(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        if q > kv:
+            return score
+        return score * 2
+
+    def asking(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score * q.item()
+
+    q = torch.randn(1, 1, 9, 16)
+    for mod, text in ((branching, "if q > kv:"), (asking, "q.item()")):
+        with pytest.raises(FlexError, match="E0902") as caught:
+            torch.compile(lambda q, mod=mod: flex_attention(q, q, q, mod), backend="eager")(q)
+        span = caught.value.diagnostics[0].primary.span
+        assert span.source.path.endswith("test_compiled.py")
+        assert text in span.source.text[span.start - 4 : span.start + 9]
+
+
+def test_an_error_in_a_graph_names_the_line_of_the_mod() -> None:
+    def wrong(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return torch.atan(score)
+
+    q = torch.randn(1, 1, 9, 16)
+    with pytest.raises(Exception, match=r"test_compiled.py:\d+(.|\n)*def wrong\(score"):
+        compiled(lambda q: flex_attention(q, q, q, wrong))[0](q)
 
 
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -187,7 +229,7 @@ def test_the_operator_keeps_what_torch_asks_of_operators() -> None:
     q = torch.randn(1, 2, 9, 16, requires_grad=True)
     bias = torch.randn(2, requires_grad=True)
     steps = ((("__getitem__", (("tensor", 0), ("symbol", 2)), ()),), ("step", 0))
-    program = written(steps, None, False, "heads", True, (), "triton")
+    program = written(steps, None, None, False, "BHMD", True, (), "triton", (None, None))
     assert read(program).score == steps
     torch.library.opcheck(
         torch.ops.attnc.flex_attention.default,

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from attnc.diagnostics import CODES
-from attnc.flex import FlexError, to_spec
+from attnc.flex import FlexError, flex_attention, to_spec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flex"
 
 FLOAT, TABLE = torch.ones(4), torch.ones(4, 8)
+Q = torch.ones(1, 4, 8, 16)
 
 
-def sine(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    return torch.sin(score) + 1
+def arctangent(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return torch.atan(score) + 1
 
 
 def bits(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -64,26 +65,45 @@ def text(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return score + "1"
 
 
+def constant(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return True
+
+
+def division_by_zero(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + (q_idx - kv_idx) % 0
+
+
+def beyond_float32(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    limit = 1e300
+    return torch.where(q_idx > 3, score, score * limit)
+
+
+def too_long(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return sum((torch.tanh(score * i) for i in range(1000)), score)
+
+
 def number_for_a_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return q_idx - kv_idx
 
 
+#: What the text of the spec says of them.
+OF_SPECS = {"E0320": (division_by_zero,), "E0507": (beyond_float32,)}
 MODS = {
-    "E0901": (sine, bits, infinite_product, slice_of_a_row),
+    "E0901": (arctangent, bits, infinite_product, slice_of_a_row),
     "E0902": (branch, chained, python_number),
-    "E0903": (whole_tensor, row_of_a_tensor, float_as_index, text, number_for_a_mask),
+    "E0903": (whole_tensor, row_of_a_tensor, float_as_index, text, number_for_a_mask, constant, too_long),
 }
 
 
 @pytest.mark.parametrize(
     ("code", "mod"),
-    [(code, mod) for code, mods in MODS.items() for mod in mods],
+    [(code, mod) for code, mods in {**MODS, **OF_SPECS}.items() for mod in mods],
     ids=lambda x: getattr(x, "__name__", x),
 )
 def test_golden(code: str, mod: Callable[..., Any], golden: Callable[[Path, str], None]) -> None:
-    mods = (None, mod) if mod in (chained, number_for_a_mask) else (mod, None)
+    mods = (None, mod) if mod in (chained, number_for_a_mask, constant) else (mod, None)
     with pytest.raises(FlexError) as caught:
-        to_spec(*mods)
+        flex_attention(Q, Q, Q, mods[0], mask_mod=mods[1])
     assert [diagnostic.code for diagnostic in caught.value.diagnostics] == [code]
     said = re.sub(r"--> \S*test_errors.py:\d+", "--> mods.py:1", str(caught.value).strip())
     golden(
@@ -106,11 +126,11 @@ def test_what_a_mod_raises_itself_is_left_alone() -> None:
 def test_a_package_whose_name_begins_like_torchs_is_the_users() -> None:
     """Its file lies at a path that begins with that of torch."""
     path = f"{Path(torch.__file__).parent}titan/mods.py"
-    text = "def sine(score, b, h, q_idx, kv_idx):\n    return torch.sin(score)\n"
+    text = "def arctangent(score, b, h, q_idx, kv_idx):\n    return torch.atan(score)\n"
     names: dict[str, Any] = {"torch": torch}
     exec(compile(text, path, "exec"), names)
     with pytest.raises(FlexError) as caught:
-        to_spec(names["sine"])
+        to_spec(names["arctangent"])
     assert caught.value.diagnostics[0].primary.span.source.path.endswith("titan/mods.py")
 
 
@@ -121,5 +141,5 @@ def test_a_mod_is_refused_where_the_current_folder_is_gone(
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    with pytest.raises(FlexError, match="'sin' cannot be written"):
-        to_spec(sine)
+    with pytest.raises(FlexError, match="'atan' cannot be written"):
+        to_spec(arctangent)

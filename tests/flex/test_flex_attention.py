@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -11,9 +13,9 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, noop_mask
 
 from attnc.api.compile import SpecWarning, compile_family
-from attnc.flex import flex_attention, programs, tape, to_spec
+from attnc.flex import family_of, flex_attention, programs, tape, to_spec
 from tests.flex.mods import Setting, causal
-from tests.flex.oracle import gradients, torch_flex
+from tests.flex.oracle import dense_flex, gradients, torch_flex
 
 
 @pytest.fixture
@@ -189,6 +191,112 @@ def test_order_that_is_lost_is_noticed() -> None:
         document[:5] = 7
 
 
+def test_a_condition_on_the_score_excludes_keys() -> None:
+    """No mask depends on the product of q and k: the score is minus infinity there."""
+    q, k, limit = made(2, 2, 9, 16), made(2, 2, 21, 16, seed=1), torch.tensor([0.3, 1.0])
+
+    def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return torch.where(score <= limit[b], torch.where(q >= kv, score, -torch.inf), -torch.inf)
+
+    def either(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return torch.where(
+            score > 9, torch.where(q > 3, score, -torch.inf), torch.where(q < 5, 2.0, -torch.inf)
+        )
+
+    for each in (mod, either):
+        close(flex_attention(q, k, k, each), torch_flex(q, k, k, each, None))
+    assert "mask = q_idx >= kv_idx" in to_spec(mod, query=q, key=k, value=k)
+
+
+@pytest.mark.usefixtures("gradients_on_cpu")
+def test_largest_scores_have_no_gradient() -> None:
+    q, k = made(2, 4, 9, 16).requires_grad_(), made(1, 2, 21, 16, seed=1)
+    table = made(4, 9, seed=2)
+
+    def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return torch.where(kv == 5, -torch.inf, score * 2 + table[h, q] / (1 + kv % 3))
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return (q - kv < 4) & (q != 6)
+
+    o, aux = flex_attention(
+        q, k, k, mod, mask_mod=mask, enable_gqa=True, return_aux=AuxRequest(lse=True, max_scores=True)
+    )
+    _, lse, largest = dense_flex(
+        q, k.expand(2, -1, -1, -1), k.expand(2, -1, -1, -1), mod, mask, enable_gqa=True
+    )
+    close(aux.max_scores, largest)
+    close(aux.lse, lse)
+    assert aux.max_scores.isneginf().nonzero()[:, 2].unique().tolist() == [6]
+    assert not aux.max_scores.requires_grad
+    assert o.requires_grad
+    _, alone = flex_attention(
+        q, k, k, mod, mask_mod=mask, enable_gqa=True, return_aux=AuxRequest(max_scores=True)
+    )
+    assert alone.lse is None
+    assert torch.equal(alone.max_scores, aux.max_scores)
+    _, empty = flex_attention(
+        q, k[:, :, :0], k[:, :, :0], enable_gqa=True, return_aux=AuxRequest(max_scores=True)
+    )
+    assert empty.max_scores.isneginf().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_keys_and_values_of_8_bits(dtype: torch.dtype) -> None:
+    q = made(1, 2, 9, 16, dtype=torch.bfloat16)
+    k, v = (made(1, 2, 21, 16, seed=seed).to(dtype) for seed in (1, 2))
+    expected = torch_flex(q.float(), k.float(), v.float(), None, causal)
+    found = flex_attention(q, k, v, mask_mod=causal)
+    assert found.dtype == q.dtype
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2)
+    close(flex_attention(q.float(), k, v, mask_mod=causal), expected)
+    family = family_of(q, k, v, mask_mod=causal)
+    assert f"input k, v: {'e4m3' if dtype == torch.float8_e4m3fn else 'e5m2'}[" in str(family.spec)
+    o = flex_attention(q.clone().requires_grad_(), k, v, mask_mod=causal)
+    assert o.requires_grad
+    torch.testing.assert_close(o.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_float64_is_computed_by_torch() -> None:
+    q, k = made(1, 2, 9, 4).double(), made(1, 2, 21, 4, seed=1).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not compiled
+        found = flex_attention(q, k, k, lambda s, b, h, q, kv: torch.atan(s), mask_mod=causal, scale=0.3)
+        block_mask = create_block_mask(causal, None, None, 9, 21, device="cpu")
+        o, lse = flex_attention(q, k, k, block_mask=block_mask, return_lse=True)
+    assert found.dtype == o.dtype == lse.dtype == torch.float64
+    expected = torch_flex(q, k, k, lambda s, b, h, q, kv: torch.atan(s), causal, scale=0.3)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(o, torch_flex(q, k, k, None, causal))
+    with pytest.raises(TypeError, match=r"query: expected dtype .*, got torch\.float64"):
+        flex_attention(q, k, k, target="triton")
+
+
+def test_return_lse_is_deprecated_as_in_torch() -> None:
+    q = made(1, 2, 9, 16)
+    with pytest.warns(FutureWarning, match="return_lse is deprecated") as caught:
+        o, lse = flex_attention(q, q, q, return_lse=True)
+    assert caught[0].filename == __file__
+    expected, aux = flex_attention(q, q, q, return_aux=AuxRequest(lse=True))
+    assert torch.equal(o, expected)
+    assert torch.equal(lse, aux.lse)
+
+
+@pytest.mark.slow
+def test_torchs_block_masks_may_come_first() -> None:
+    """They import Triton, as a compiler."""
+    program = """if True:
+        import torch, triton.language
+        from torch.nn.attention.flex_attention import create_block_mask
+        q = torch.ones(1, 2, 9, 16)
+        mask = create_block_mask(lambda b, h, q, kv: q >= kv, None, None, 9, 9, device="cpu")
+        from attnc.flex import flex_attention
+        print(float(flex_attention(q, q, q, block_mask=mask).sum()))
+    """
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "288.0\n"
+
+
 def test_options_choose_tiles() -> None:
     q = made(1, 1, 20, 16)
     options = {"BLOCK_M": 32, "fwd_BLOCK_N": 32, "num_stages": 1, "PRESCALE_QK": True}
@@ -201,13 +309,22 @@ def test_the_cuda_target() -> None:
     torch.testing.assert_close(found.double(), torch_flex(q, q, q, None, causal), rtol=0, atol=2e-3)
 
 
+def mask_for(M: int, N: int, **sizes: int) -> BlockMask:
+    return create_block_mask(causal, sizes.get("B"), sizes.get("H"), M, N, device="cpu")
+
+
 Q = made(1, 2, 4, 16)
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"query": 1.0}, TypeError, "query: expected a tensor, got float"),
     ({"key": Q[0]}, ValueError, r"key: expected a tensor \[B, H, length, D\], got shape \[2, 4, 16\]"),
-    ({"value": Q.half()}, ValueError, "value: expected dtype torch.float32, like query, got torch.float16"),
+    (
+        {"value": Q.half()},
+        ValueError,
+        "Expected query, key, and value to have the same dtype.*value.dtype: torch.float16",
+    ),
+    ({"key": Q.to(torch.float8_e4m3fn)}, ValueError, "or key and value one of torch.float8_e4m3fn"),
     ({"query": Q.double()}, TypeError, "query: expected dtype .*, got torch.float64"),
-    ({"key": Q.to("meta")}, ValueError, "key: expected device cpu, like query, got meta"),
+    ({"key": Q.to("meta")}, ValueError, "the same device type, but got query.device: cpu, key.device: meta"),
     ({"key": Q[..., :8]}, ValueError, "key: expected rows of 16, like query, got 8"),
     (
         {"value": Q[:, :, :2]},
@@ -228,7 +345,31 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "kernel_options: BLOCK_M: expected an integer, got '1'",
     ),
-    ({"return_aux": AuxRequest(max_scores=True)}, ValueError, "return_aux: max_scores: expected False"),
+    ({"kernel_options": {"BACKEND": "CUDA"}}, ValueError, "Invalid BACKEND value 'CUDA'"),
+    (
+        {"kernel_options": {"BACKEND": "TRITON", "FORCE_USE_FLEX_ATTENTION": True}},
+        RuntimeError,
+        "BACKEND cannot be combined with legacy FORCE_USE_FLEX_ATTENTION",
+    ),
+    (
+        {"return_lse": True, "return_aux": AuxRequest()},
+        ValueError,
+        "Cannot specify both return_lse and return_aux",
+    ),
+    (
+        {"block_mask": mask_for(5, 4)},
+        ValueError,
+        r"block_mask was created for lengths \[5, 4\], got .* \[4, 4\]",
+    ),
+    (
+        {"block_mask": mask_for(4, 3)},
+        ValueError,
+        r"block_mask was created for lengths \[4, 3\], got .* \[4, 4\]",
+    ),
+    ({"block_mask": mask_for(4, 4, H=3)}, ValueError, "block_mask: expected heads 1 or 2, like query, got 3"),
+    ({"block_mask": mask_for(4, 4, B=2)}, ValueError, "block_mask: expected sequences 1 or 1"),
+    ({"block_mask": mask_for(4, 4)[:, :, 0]}, RuntimeError, "Cannot use mask_mod from a sliced BlockMask"),
+    ({"block_mask": mask_for(4, 4).to("meta")}, RuntimeError, "block_mask to be on the same device"),
 ]
 
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import AuxRequest
 
 from attnc.build import plan_program
 from attnc.flex import FlexError, flex_attention, to_spec
@@ -40,11 +41,11 @@ def test_mods_compute_what_torch_computes(case: Case) -> None:
     q, k, v = tensors(setting)
     score_mod, mask_mod = case.make(setting)
     leaves = (q, k, v, *setting.learned)
-    o, lse = flex_attention(q, k, v, score_mod, mask_mod=mask_mod, return_lse=True)
+    o, aux = flex_attention(q, k, v, score_mod, mask_mod=mask_mod, return_aux=AuxRequest(lse=True))
     learned = bool(setting.learned)
     expected, expected_lse = torch_flex(q, k, v, score_mod, mask_mod, return_lse=True, learned=learned)
     torch.testing.assert_close(o.double(), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(lse.double(), expected_lse.double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(aux.lse.double(), expected_lse.double(), rtol=1e-5, atol=1e-5)
     for found, right in zip(gradients(o, leaves), gradients(expected, leaves), strict=True):
         assert found is not None
         right = torch.zeros(found.shape) if right is None else right

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor.ir import get_stride_order
+from torch.nn.attention.flex_attention import BlockMask
 
-from attnc.flex import flex_attention, tape
+from attnc.flex import blocks, flex_attention, tape
 from attnc.flex.tape import NOTHING
 from tests.flex.mods import CASES, Case, Setting
 from tests.flex.oracle import cotangent, gradients, torch_flex
+from tests.flex.random_mods import drawn
 from tests.flex.roundings import Dense, allowed
+from tests.flex.test_random_mods import check
 
 SAID = [case for case in CASES if not case.refused]
 
@@ -121,3 +127,112 @@ def test_torch_compile_has_one_graph(mode: str, monkeypatch: pytest.MonkeyPatch)
             found = computed(inside)
             assert len(found) == 5
             assert any(all(map(torch.equal, found, expected)) for expected in right)
+
+
+# --- what else torch's function does ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seed", range(20))
+def test_random_mods_compute_what_torch_computes(seed: int, dtype: torch.dtype) -> None:
+    """On Triton's kernels in float32, and on those that a call gets in bfloat16."""
+    draw = drawn(seed, "cuda", dtype)
+    print(draw)
+    check(draw, 1e-3 if dtype == torch.float32 else 4e-2)
+
+
+ORDERS = [(0, 1, 2, 3), (1, 0, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 3, 2)]
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 128, 16), (4, 2, 64, 16), (2, 5, 128, 16)])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_results_are_laid_out_as_queries(
+    order: tuple[int, ...], shape: tuple[int, ...], is_compiled: bool
+) -> None:
+    q, k, v = (torch.randn(shape, device="cuda").permute(order).requires_grad_() for _ in range(3))
+    attend = torch.compile(flex_attention, fullgraph=True) if is_compiled else flex_attention
+    o = attend(q, k, v)
+    assert get_stride_order(o.stride()) == get_stride_order(q.stride())
+    o.backward(torch.randn_like(o))
+    for leaf in (q, k, v):
+        assert leaf.grad is not None
+        assert get_stride_order(leaf.grad.stride()) == get_stride_order(leaf.stride())
+
+
+def test_options_under_dynamic_shapes() -> None:
+    q = torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16)
+    inside = torch.compile(flex_attention, fullgraph=True, dynamic=True)
+    for options in ({"BLOCK_M": 64, "BLOCK_N": 64}, {"BLOCK_M": 128, "BLOCK_N": 32, "USE_TMA": True}):
+        found = inside(q, q, q, kernel_options=options)
+        torch.testing.assert_close(found, flex_attention(q, q, q), atol=3e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_keys_of_8_bits(dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    k, v = k.to(dtype), v.to(dtype)
+
+    def causal(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return q >= kv
+
+    found = flex_attention(q, k, v, mask_mod=causal)
+    right = torch_flex(q.float(), k.float(), v.float(), None, causal)
+    torch.testing.assert_close(found.double(), right, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_float64_has_exact_gradients(backend: str) -> None:
+    """torch's own function takes it, in a graph too."""
+    q, k, v = (
+        torch.randn(2, 2, 11, 4, device="cuda", dtype=torch.float64, requires_grad=True) for _ in range(3)
+    )
+
+    def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return torch.where(q >= kv, torch.sin(score) * torch.tan(b + 0.1), -torch.inf)
+
+    inside = torch.compile(flex_attention, backend=backend, fullgraph=True)
+    assert torch.autograd.gradcheck(lambda q, k, v: inside(q, k, v, mod), (q, k, v))
+
+
+def test_more_heads_than_a_grid_has_rows() -> None:
+    q, k, v = (
+        torch.randn(22720, 3, 64, 32, device="cuda", dtype=torch.float16, requires_grad=True)
+        for _ in range(3)
+    )
+    o = torch.compile(flex_attention, fullgraph=True, dynamic=True)(q, k, v)
+    o.backward(torch.ones_like(o))
+    right = torch.nn.functional.scaled_dot_product_attention(q[-2:], k[-2:], v[-2:])
+    torch.testing.assert_close(o[-2:], right, rtol=1e-2, atol=2e-3)
+    assert q.grad is not None
+    assert q.grad[-2:].isfinite().all()
+
+
+def test_lists_of_blocks_in_a_captured_graph() -> None:
+    """Nothing is looked at there: lists are tables."""
+    q = torch.randn(2, 4, 512, 64, device="cuda", dtype=torch.bfloat16)
+    listed = torch.rand(1, 4, 4, 4, device="cuda") < 0.6
+    counts = listed.sum(-1).int()
+    indices = torch.argsort(listed.int(), dim=-1, descending=True, stable=True).int()
+    mask = BlockMask.from_kv_blocks(
+        counts, indices, BLOCK_SIZE=128, mask_mod=lambda b, h, q, kv: q - kv < 300
+    )
+    eager = flex_attention(q, q, q, block_mask=mask)
+    fresh = BlockMask.from_kv_blocks(counts.clone(), indices.clone(), BLOCK_SIZE=128, mask_mod=mask.mask_mod)
+    flex_attention(q, q, q, block_mask=mask)
+    with monkeypatched_memory():
+        flex_attention(q, q, q, block_mask=fresh)  # compiles what the graph needs
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = flex_attention(q, q, q, block_mask=fresh)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(o, eager)
+
+
+@contextmanager
+def monkeypatched_memory() -> Iterator[None]:
+    """Lets no list be looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "remembered", lambda tensors, what, look, unseen: unseen)
+        yield

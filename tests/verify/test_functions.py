@@ -20,6 +20,7 @@ SCORES = {
     "a square": "dot(q, k) * dot(q, k) / 16",
     "gelu": "dot(q, k) * (1 + erf(dot(q, k) / sqrt(2))) / 2",
     "powers of two": "exp2(min(dot(q, k) / 4, 3)) + log2(dot(q, k) * dot(q, k) + x[h])",
+    "waves": "3 * sin(dot(q, k)) + cos(x[h] * dot(q, k) / 4) * x[h]",
     "clamped": "clamp(dot(q, k) / 4, -x[h], 2) + clamp(kv_idx - q_idx, -3, 5) / 8",
     "excluded": "where(kv_idx % 3 == q_idx % 2, -inf, dot(q, k) / 4) + x[h]",
     "conditions": "where((kv_idx < 9) == (q_idx < 20), dot(q, k) / 4, min(dot(q, k), inf) * x[h])",
@@ -52,7 +53,8 @@ def scored(score: str, target: str, dtype: str) -> Subject:
 TOGETHER = {
     "silu": SCORES["silu"],
     "others": "where((kv_idx < 9) == (q_idx < 20), dot(q, k) * sigmoid(dot(q, k)) / 4, -inf) + x[h]"
-    " + clamp(log2(dot(q, k) * dot(q, k) + 2), -x[h], 2) + erf(dot(q, k)) + exp2(min(dot(q, k), 1))",
+    " + clamp(log2(dot(q, k) * dot(q, k) + 2), -x[h], 2) + erf(dot(q, k)) + exp2(min(dot(q, k), 1))"
+    " + sin(dot(q, k)) * cos(x[h])",
 }
 
 

@@ -19,6 +19,7 @@ from tests.specimens import attention
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": np.abs, "min": np.minimum, "max": np.maximum, "where": np.where, "sqrt": np.sqrt,
     "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "tanh": np.tanh,
+    "sin": np.sin, "cos": np.cos,
     "sigmoid": lambda x: np.float32(1) / (np.float32(1) + np.exp(-x)),
     "erf": np.vectorize(lambda x: np.float32(math.erf(x)), otypes=[np.float32]),
 }  # fmt: skip
@@ -30,6 +31,7 @@ SCORES = {
     "dot(q, k) * dot(q, k)": True,
     "dot(q, k) * (1 + erf(dot(q, k) / sqrt(2))) / 2": True,
     "min(max(exp(dot(q, k)), 0.25), 30)": True,
+    "sin(dot(q, k)) + cos(dot(q, k) * dot(q, k)) / 3": True,
     "exp2(-abs(dot(q, k))) + log2(dot(q, k) * dot(q, k) + 1)": True,
     "log(1 + exp(-abs(dot(q, k)))) + max(dot(q, k), 0)": True,
     "tanh(exp(dot(q, k))) + 1 / (1 + exp(dot(q, k)) * exp(dot(q, k)))": True,

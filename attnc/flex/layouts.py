@@ -1,0 +1,74 @@
+"""How a result lies in memory: as its query does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import torch
+
+#: The orders of the axes of o, outermost first. A kernel writes those that end with D; the contiguous one and
+#: that of [B, M, H, D] come first.
+_ORDERS = sorted(
+    ("".join(axes) for axes in permutations("BHMD")),
+    key=lambda order: (order[3] != "D", order[0] != "B", order),
+)
+_AXES = "BHMD"
+
+
+def order_like(shape: Sequence[int], query: torch.Tensor) -> str:
+    """Returns the order of the axes of a result of this shape whose strides are ordered as the query's: those
+    of axes of one element, and equal ones, included.
+    """
+    wanted = _filled(query.stride())
+    for order in _ORDERS:
+        if _filled(_strides(shape, order)) == wanted:
+            return order
+    return _ORDERS[0]
+
+
+def _strides(shape: Sequence[int], order: str) -> list[int]:
+    """Returns the strides of a dense tensor of this shape with its axes in this order."""
+    strides, count = [0] * 4, 1
+    for axis in reversed(order):
+        at = _AXES.index(axis)
+        strides[at] = count
+        count = count * shape[at]
+    return strides
+
+
+def _filled(strides: Sequence[int]) -> list[int]:
+    """Returns the axes from the innermost one outwards; of equal strides the last axis first."""
+    found: list[int] = []
+    for axis in range(4):
+        place = 0
+        while place < len(found) and strides[found[place]] < strides[axis]:
+            place += 1
+        found.insert(place, axis)
+    return found
+
+
+def laid_out(o: torch.Tensor, order: str) -> torch.Tensor:
+    """Returns a result [B, H, M, D] with its axes in this order in memory: itself where it has it."""
+    if order.endswith("D"):
+        return o
+    axes = [_AXES.index(axis) for axis in order]
+    back = [order.index(axis) for axis in _AXES]
+    return o.permute(axes).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def as_logical(o: torch.Tensor, order: str) -> torch.Tensor:
+    """Returns what a kernel wrote, whose axes are those of `written_order`, as [B, H, M, D]."""
+    written = written_order(order)
+    return o if written == "BHM" else o.permute([*(written.index(axis) for axis in "BHM"), 3])
+
+
+def as_written(o: torch.Tensor, order: str) -> torch.Tensor:
+    """Returns a result [B, H, M, D] with the axes in the order that a kernel writes."""
+    written = written_order(order)
+    return o if written == "BHM" else o.permute([*("BHM".index(axis) for axis in written), 3])
+
+
+def written_order(order: str) -> str:
+    """Returns the order of B, H and M that a kernel writes."""
+    return order.replace("D", "")

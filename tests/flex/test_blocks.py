@@ -1,0 +1,217 @@
+"""The lists of blocks of a BlockMask: what they leave out, when they are looked at, and what that costs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.experimental._paged_attention import PagedAttention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
+
+from attnc.api.compile import SpecWarning
+from attnc.flex import blocks, family_of, flex_attention
+from tests.flex.mods import causal
+from tests.flex.oracle import torch_flex
+
+S, SIZE = 40, 16
+
+
+def made(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+Q, K, V = (made(2, 2, S, 16, seed=seed) for seed in range(3))
+
+
+def lists(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    counts = table.sum(-1).int()
+    return counts, torch.argsort(table.int(), dim=-1, descending=True, stable=True).int()
+
+
+def listed(table: torch.Tensor, full: torch.Tensor | None = None, mod: Any = causal) -> BlockMask:
+    from_lists: Callable[..., BlockMask] = BlockMask.from_kv_blocks
+    others = () if full is None else lists(full)
+    return from_lists(*lists(table), *others, BLOCK_SIZE=SIZE, mask_mod=mod, seq_lengths=(S, S))
+
+
+def tables(*outer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks that are listed, and others that are full."""
+    drawn = torch.rand((*outer, 3, 3), generator=torch.Generator().manual_seed(3))
+    return drawn < 0.5, drawn > 0.7
+
+
+def assert_attends(found: torch.Tensor, mask: Any) -> None:
+    torch.testing.assert_close(found.double(), torch_flex(Q, K, V, None, mask), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("outer", [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_a_mask_mod_counts_in_listed_blocks_alone_and_not_in_full_ones(outer: tuple[int, int]) -> None:
+    partial, full = tables(*outer)
+
+    def kept(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        at = (b * (outer[0] > 1), h * (outer[1] > 1), q // SIZE, kv // SIZE)
+        return (partial[at] & (q >= kv)) | full[at]
+
+    assert_attends(flex_attention(Q, K, V, block_mask=listed(partial, full)), kept)
+    full = torch.zeros_like(full)
+    assert_attends(flex_attention(Q, K, V, block_mask=listed(partial)), kept)
+
+
+def test_what_lies_behind_a_count_may_be_anything() -> None:
+    partial, _ = tables(1, 1)
+    counts, indices = lists(partial)
+    wild = torch.where(torch.arange(3) < counts[..., None], indices, -7)
+    order = [1, 0, 2]  # the first two of a row may come in any order
+    swapped = torch.where(counts[..., None] >= 2, wild[..., order], wild)
+    masks = [
+        BlockMask.from_kv_blocks(
+            counts, x, BLOCK_SIZE=SIZE, mask_mod=causal, seq_lengths=(S, S), compute_q_blocks=False
+        )
+        for x in (indices, wild, swapped)
+    ]
+    first, *others = (flex_attention(Q, K, V, block_mask=mask) for mask in masks)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_a_mask_of_create_block_mask_is_its_mask_mod() -> None:
+    document = torch.arange(S) // 9
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return (document[q] == document[kv]) & (q >= kv) & (h + b >= 0)
+
+    for size in (8, (16, 8), 128):
+        block_mask = create_block_mask(mask, 2, 2, S, S, device="cpu", BLOCK_SIZE=size)
+        spec = family_of(Q, K, V, block_mask=block_mask).spec
+        assert spec == family_of(Q, K, V, mask_mod=mask).spec
+    noop = create_block_mask(noop_mask, None, None, S, S, device="cpu")
+    assert "mask =" not in family_of(Q, K, V, block_mask=noop).spec
+
+
+def test_lists_that_leave_keys_out_are_a_table_beside_the_mask() -> None:
+    partial, full = tables(1, 1)
+    full[..., 0, 2] = True  # where the mask_mod keeps nothing
+    assert "mask = q_idx >= kv_idx and listed[q_idx // 16, kv_idx // 16]" in str(
+        family_of(Q, K, V, block_mask=listed(partial)).spec
+    )
+    assert "input full: bool" in str(family_of(Q, K, V, block_mask=listed(partial, full)).spec)
+    whole = listed(partial, full, noop_mask)
+    assert "mask = listed[q_idx // 16, kv_idx // 16]" in str(family_of(Q, K, V, block_mask=whole).spec)
+
+
+def test_full_blocks_that_the_mask_mod_keeps_are_no_second_table() -> None:
+    full = torch.tensor([[0, 0, 0], [1, 0, 0], [1, 1, 0]]).bool()[None, None]
+    spec = str(family_of(Q, K, V, block_mask=listed(torch.zeros_like(full), full)).spec)
+    assert "listed" in spec
+    assert "full" not in spec
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    seen: list[int] = []
+    original = blocks._compared
+
+    def counted(*given: Any) -> Any:
+        seen.append(1)
+        return original(*given)
+
+    monkeypatch.setattr(blocks, "_compared", counted)
+    return seen
+
+
+def test_lists_are_looked_at_once_while_they_stay_as_they_are(looks: list[int]) -> None:
+    limit = torch.tensor(30)
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return (q >= kv) & (kv < limit)
+
+    block_mask = create_block_mask(mask, None, None, S, S, device="cpu", BLOCK_SIZE=SIZE)
+    for _ in range(3):
+        assert_attends(flex_attention(Q, K, V, block_mask=block_mask), mask)
+    assert len(looks) == 1
+    limit.fill_(40)  # which keeps more than the lists
+    assert_attends(
+        flex_attention(Q, K, V, block_mask=block_mask),
+        lambda b, h, q, kv: mask(b, h, q, kv) & (kv // SIZE < 2),
+    )
+    assert len(looks) == 2
+    block_mask.kv_num_blocks[..., 0] = 0
+    assert block_mask.full_kv_num_blocks is not None
+    block_mask.full_kv_num_blocks[..., 0] = 0
+    assert_attends(
+        flex_attention(Q, K, V, block_mask=block_mask),
+        lambda b, h, q, kv: mask(b, h, q, kv) & (kv // SIZE < 2) & (q >= SIZE),
+    )
+    assert len(looks) == 3
+
+
+def test_lists_that_cannot_be_looked_at_are_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a captured graph."""
+    monkeypatch.setattr(blocks, "remembered", lambda tensors, what, look, unseen: unseen)
+    partial, full = tables(2, 1)
+    block_mask = create_block_mask(causal, None, None, S, S, device="cpu", BLOCK_SIZE=SIZE)
+    assert_attends(flex_attention(Q, K, V, block_mask=block_mask), causal)
+
+    def kept(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        at = (b, 0 * h, q // SIZE, kv // SIZE)
+        return (partial[at] & (q >= kv)) | full[at]
+
+    assert_attends(flex_attention(Q, K, V, block_mask=listed(partial, full)), kept)
+    whole = listed(partial, full, noop_mask)
+    assert_attends(
+        flex_attention(Q, K, V, block_mask=whole),
+        lambda b, h, q, kv: (partial | full)[b, 0 * h, q // SIZE, kv // SIZE],
+    )
+
+
+def test_lists_change_without_another_graph() -> None:
+    counter = CompileCounterWithBackend("eager")
+    torch._dynamo.reset()
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_mask: BlockMask) -> Any:
+        return flex_attention(q, k, v, block_mask=block_mask)
+
+    inside = torch.compile(attend, backend=counter, fullgraph=True)
+    partial, full = tables(1, 2)
+    for mask in (listed(partial, full), listed(full, partial)):
+        assert torch.equal(inside(Q, K, V, mask), flex_attention(Q, K, V, block_mask=mask))
+    assert counter.frame_count == 1
+
+
+def test_a_table_of_blocks_warns_the_caller_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnc.api.compile._SAID", set())
+    monkeypatch.setattr("attnc.flex.programs._PROGRAMS", {})
+    partial, _ = tables(1, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            flex_attention(Q, K, V, block_mask=listed(partial, mod=noop_mask))
+    assert [found.category for found in caught] == [SpecWarning]
+    assert "'listed'" in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
+def test_pages_of_torch() -> None:
+    """Its page tables are a mask_mod, a score_mod and lists of physical blocks."""
+    N, size = 32, 16
+    paged = PagedAttention(8, size, 2, device="cpu")
+    for b in (1, 0):
+        paged.reserve(torch.tensor(b), torch.tensor(N))
+    k, v = made(2, 2, N, 16, seed=4), made(2, 2, N, 16, seed=5)
+    caches = torch.zeros(2, 1, 2, 8 * size, 16)
+    positions = torch.arange(N).expand(2, N)
+    paged.assign(torch.arange(2), positions, k, v, *caches)
+    logical = create_block_mask(causal, 2, 1, S, N, device="cpu", BLOCK_SIZE=size)
+    lengths = torch.full((2,), N)
+    physical = paged.convert_logical_block_mask(logical, kv_len=lengths)
+
+    def sloped(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score - (q - kv) * 0.1
+
+    score_mod = paged.get_score_mod(sloped, kv_len=lengths)
+    found = flex_attention(Q, caches[0], caches[1], score_mod, physical)
+    expected = torch_flex(Q, k, v, sloped, causal)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
