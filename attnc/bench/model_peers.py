@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attnc
 from attnc.bench.model_cells import ModelCell, ModelInputs
-from attnc.bench.peers import need_flash3
+from attnc.bench.peers import Flash3, need_flash3, options_of_flash3, options_of_flash4
 from attnc.bench.run import Candidate, Unavailable
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from attnc.runtime.timing import Launch
@@ -180,36 +180,11 @@ def _flex(cell: ModelCell, x: ModelInputs) -> Launch:
 # --- libraries ----------------------------------------------------------------------------------------------
 
 
-class _Flash3(torch.autograd.Function):
-    """FlashAttention-3 by its operators."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Mapping[str, Any]
-    ) -> torch.Tensor:
-        o, lse, *_ = torch.ops.flash_attn_3.fwd(q, k, v, **options)
-        ctx.save_for_backward(q, k, v, o, lse)
-        ctx.options = options
-        made: torch.Tensor = o
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, o, lse = ctx.saved_tensors
-        found = [torch.empty_like(x) for x in (q, k, v)]
-        torch.ops.flash_attn_3.bwd(cotangents[0].contiguous(), q, k, v, o, lse, *found, **ctx.options)
-        return (*found, None)
-
-
 def _flash3(cell: ModelCell, x: ModelInputs) -> Launch:
     if cell.sink or cell.latent:
         raise Unavailable("this build takes no sinks and no latent attention")
     need_flash3()
-    options: dict[str, Any] = {"softmax_scale": cell.width**-0.5, "is_causal": cell.causal}
-    if cell.window is not None:
-        options |= {"is_causal": False, "window_size_left": cell.window, "window_size_right": 0}
-    if cell.softcap:
-        options["softcap"] = cell.softcap
+    options = options_of_flash3(cell.width, causal=cell.causal, window=cell.window, softcap=cell.softcap)
     if x.ends is not None:
         longest = max(cell.lengths)
         options |= {"cu_seqlens_q": x.ends, "cu_seqlens_k": x.ends}
@@ -220,7 +195,7 @@ def _flash3(cell: ModelCell, x: ModelInputs) -> Launch:
     return _trained(
         cell,
         x,
-        lambda: _Flash3.apply(x.q, x.k, x.v, options),  # type: ignore[no-untyped-call]  # torch's
+        lambda: Flash3.apply(x.q, x.k, x.v, options),  # type: ignore[no-untyped-call]  # torch's
     )
 
 
@@ -232,9 +207,7 @@ def _flash4(cell: ModelCell, x: ModelInputs) -> Launch:
         from flash_attn.cute import flash_attn_varlen_func as packed
     except ImportError as error:
         raise Unavailable("flash-attn-4 is not installed") from error
-    options: dict[str, Any] = {"causal": cell.causal, "softcap": cell.softcap}
-    if cell.window is not None:
-        options |= {"causal": False, "window_size": (cell.window, 0)}
+    options = options_of_flash4(causal=cell.causal, window=cell.window, softcap=cell.softcap)
     if x.sink is not None:
         options["learnable_sink"] = x.sink
     if x.ends is not None:

@@ -55,14 +55,18 @@ def _sdpa(backend: SDPBackend) -> Make:
     return make
 
 
-class _Flash3(torch.autograd.Function):
-    """FlashAttention-3 by its operators, so that one function of autograd stands for every release of it."""
+class Flash3(torch.autograd.Function):
+    """FlashAttention-3 by its operators, so that one function of autograd stands for every release of it.
+    options: keywords of both operators.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        o, lse, *_ = torch.ops.flash_attn_3.fwd(q, k, v, softmax_scale=q.shape[-1] ** -0.5, is_causal=causal)
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Mapping[str, Any]
+    ) -> torch.Tensor:
+        o, lse, *_ = torch.ops.flash_attn_3.fwd(q, k, v, **options)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.causal = causal
+        ctx.options = options
         made: torch.Tensor = o
         return made
 
@@ -71,11 +75,43 @@ class _Flash3(torch.autograd.Function):
         q, k, v, o, lse = ctx.saved_tensors
         found = [torch.empty_like(x) for x in (q, k, v)]
         do = cotangents[0]
-        torch.ops.flash_attn_3.bwd(
-            do if do.stride(-1) == 1 else do.contiguous(), q, k, v, o, lse, *found,
-            softmax_scale=q.shape[-1] ** -0.5, is_causal=ctx.causal,
-        )  # fmt: skip
+        do = do if do.stride(-1) == 1 else do.contiguous()
+        torch.ops.flash_attn_3.bwd(do, q, k, v, o, lse, *found, **ctx.options)
         return (*found, None)
+
+
+def options_of_flash3(
+    width: int, *, causal: bool, window: int | None = None, softcap: float = 0.0
+) -> dict[str, Any]:
+    """Returns the options of FlashAttention-3 for a mask and a score. window: keys before a query, None for
+    all.
+    """
+    options: dict[str, Any] = {"softmax_scale": width**-0.5, "is_causal": causal and window is None}
+    if window is not None:
+        options |= {"window_size_left": window, "window_size_right": 0}
+    return options | ({"softcap": softcap} if softcap else {})
+
+
+def options_of_flash4(*, causal: bool, window: int | None = None, softcap: float = 0.0) -> dict[str, Any]:
+    """Returns the options of FlashAttention-4 for a mask and a score."""
+    options: dict[str, Any] = {"causal": causal and window is None, "softcap": softcap}
+    return options | ({} if window is None else {"window_size": (window, 0)})
+
+
+#: Masks and scores that FlashAttention-3 and -4 have.
+_FLASH: Mapping[str, Mapping[str, Any]] = {
+    "full": {"causal": False},
+    "causal": {"causal": True},
+    "window512": {"causal": True, "window": WINDOW},
+    "softcap30": {"causal": True, "softcap": SOFTCAP},
+}
+
+
+def _need_flash_mask(cell: Cell) -> Mapping[str, Any]:
+    """Returns what a cell's mask and score are. Raises Unavailable for one that FlashAttention has not."""
+    if cell.mask not in _FLASH:
+        raise Unavailable(f"only {', '.join(_FLASH)}")
+    return _FLASH[cell.mask]
 
 
 def need_flash3() -> None:
@@ -87,29 +123,29 @@ def need_flash3() -> None:
 
 
 def _flash3(cell: Cell, x: Inputs) -> Launch:
-    if cell.mask not in ("full", "causal"):
-        raise Unavailable("only full and causal")
+    mask = _need_flash_mask(cell)
     need_flash3()
+    options = options_of_flash3(cell.width, **mask)
 
     def launch() -> torch.Tensor:
         q, k, v = (tensor.transpose(1, 2) for tensor in (x.q, x.k, x.v))
-        o: torch.Tensor = _Flash3.apply(q, k, v, cell.mask == "causal")  # type: ignore[no-untyped-call]  # torch's
+        o: torch.Tensor = Flash3.apply(q, k, v, options)  # type: ignore[no-untyped-call]  # torch's
         return o.transpose(1, 2)
 
     return launch
 
 
 def _flash4(cell: Cell, x: Inputs) -> Launch:
-    if cell.mask not in ("full", "causal"):
-        raise Unavailable("only full and causal")
+    mask = _need_flash_mask(cell)
     try:
         from flash_attn.cute import flash_attn_func
     except ImportError as error:
         raise Unavailable("flash-attn-4 is not installed") from error
+    options = options_of_flash4(**mask)
 
     def launch() -> torch.Tensor:
         q, k, v = (tensor.transpose(1, 2) for tensor in (x.q, x.k, x.v))
-        found: Any = flash_attn_func(q, k, v, causal=cell.mask == "causal")
+        found: Any = flash_attn_func(q, k, v, **options)
         o: torch.Tensor = found[0] if isinstance(found, tuple) else found
         return o.transpose(1, 2)
 

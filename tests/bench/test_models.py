@@ -12,6 +12,7 @@ import torch
 from attnc.bench.model_cells import ModelCell, ModelInputs, draw_inputs, model_cells
 from attnc.bench.model_peers import DETERMINISTIC, OURS, PEERS, ours
 from attnc.bench.models import ModelBenchmark, figures_of, summary
+from attnc.bench.peers import options_of_flash3, options_of_flash4
 from attnc.bench.run import Result, Unavailable
 from attnc.runtime.timing import Timing
 
@@ -146,6 +147,18 @@ def test_pytorch_is_asked_for_what_it_has() -> None:
         PEERS["cudnn"].make(replace(CELL, lengths=(3, 5)), drawn(replace(CELL, lengths=(3, 5))))
     with pytest.raises(Unavailable, match="begin at the first key"):
         PEERS["cudnn"].make(replace(CELL, queries=4), x)
+
+
+def test_flash_attention_is_asked_for_masks_and_scores_in_its_own_words() -> None:
+    assert options_of_flash3(64, causal=True) == {"softmax_scale": 0.125, "is_causal": True}
+    assert options_of_flash3(64, causal=True, window=512, softcap=30.0) == {
+        "softmax_scale": 0.125, "is_causal": False, "window_size_left": 512, "window_size_right": 0,
+        "softcap": 30.0,
+    }  # fmt: skip
+    assert options_of_flash4(causal=True) == {"causal": True, "softcap": 0.0}
+    assert options_of_flash4(causal=True, window=512) == {
+        "causal": False, "softcap": 0.0, "window_size": (512, 0),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["fa3", "fa4", "flashmla"])
