@@ -4,7 +4,11 @@ a break in the graph, captured graphs.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -22,7 +26,9 @@ from attnc.adapters.transformers import attention
 from attnc.api import compile as compiling
 from attnc.api.fastest import HOPPER
 from attnc.compat import run_on, sdpa
+from attnc.compat.export import kernel_files, python_files
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from attnc.compat.form import Form
 from attnc.flex import flex_attention
 
 #: A function of q [B, M, H, D], k and v [B, N, Hkv, D], M = N, that returns o like q.
@@ -222,3 +228,42 @@ def test_same_bits(device: torch.device) -> None:
     first, *others = (torch.autograd.grad(of_same_bits(*tensors), tensors, do) for _ in range(4))
     for other in others:
         assert all(torch.equal(x, y) for x, y in zip(first, other, strict=True))
+
+
+def test_exported_folder(device: torch.device, tmp_path: Path) -> None:
+    """In a process without attnc: a forward and gradients, of both ways to sum dq."""
+    form = Form(dtype="bfloat16", size=D, size_v=D, causal=True)
+    texts = python_files()
+    for wanted in (form, replace(form, grads=("q", "k", "v"))):
+        texts |= kernel_files(wanted)
+    for file, text in texts.items():
+        (tmp_path / "exported" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "exported" / file).write_text(text, encoding="utf-8")
+    program = f"""
+import sys
+sys.modules["attnc"] = None
+import torch, exported
+from exported.call import FUNCTIONS, _PREPARED
+torch.manual_seed(0)
+q = torch.randn(2, 300, 8, {D}, device="cuda").bfloat16().requires_grad_()
+k, v = (torch.randn(2, 300, 2, {D}, device="cuda").bfloat16().requires_grad_() for _ in range(2))
+turned = [x.transpose(1, 2) for x in (q, k, v)]
+right = torch.nn.functional.scaled_dot_product_attention(*turned, is_causal=True, enable_gqa=True)
+for deterministic in (False, True):
+    o = exported.flash_attn_func(q, k, v, causal=True, deterministic=deterministic)
+    do = torch.randn_like(o)
+    found = [o, *torch.autograd.grad(o, (q, k, v), do)]
+    gradients = torch.autograd.grad(right, (q, k, v), do.transpose(1, 2), retain_graph=True)
+    expected = [right.transpose(1, 2), *gradients]
+    print(max((x.float() - y.float()).abs().max().item() for x, y in zip(found, expected)))
+exported.flash_attn_func(q.detach(), k.detach(), v.detach(), causal=True)
+names = {{getattr(FUNCTIONS, name).__module__ for name, *_ in _PREPARED.values()}}
+print(len(names), all("sm_90a" in name for name in names))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *errors, modules = done.stdout.splitlines()
+    assert all(float(error) < 0.1 for error in errors)
+    assert modules == "3 True"
