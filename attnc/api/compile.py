@@ -291,7 +291,6 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
 
 
 def _declared(program: Program, name: str) -> list[str]:
-    """Returns the targets that an attention or projection has schedules for, in their order."""
     schedules = (*program.schedules, *program.projection_schedules)
     return list(dict.fromkeys(schedule.target for schedule in schedules if schedule.name == name))
 
@@ -319,7 +318,6 @@ def _package_for(
     dispatch: Source | None,
     deterministic: bool,
 ) -> Package:
-    """Returns the files for one attention and target. DiagnosticError, and ValueError for a wrong target."""
     from attnc.build import compile_program
     from attnc.plan.mask_findings import DENSE
     from attnc.plan.targets import target_of
@@ -348,7 +346,6 @@ def _package_for(
 
 
 def _only(program: Program, name: str, target: str) -> Program:
-    """Returns the program with the schedules of one attention for one target alone."""
     return replace(
         program,
         schedules=tuple(s for s in program.schedules if (s.name, s.target) == (name, target)),
@@ -375,7 +372,6 @@ def _choose(program: Program, wanted: str | None) -> str:
 
 
 def _scheduled(program: Program, name: str, target: str, *, deterministic: bool) -> Program:
-    """Returns the program with a schedule for the target. ValueError for a projection."""
     from attnc.model.resolve import resolve
     from attnc.plan.targets import schedule_for
     from attnc.syntax.parser import parse, prelude
@@ -388,7 +384,6 @@ def _scheduled(program: Program, name: str, target: str, *, deterministic: bool)
 
 
 def _imported(folder: Path, package: Package) -> Family:
-    """Returns the family of a package. Where there is no GPU its kernels run on the CPU, as the tests' do."""
     import torch
 
     if torch.cuda.is_available():
@@ -439,7 +434,6 @@ def _sized(part: str) -> str:
 
 
 def _again(spec: str, name: str, target: str) -> Family:
-    """Returns the family of a spec's text, as pickles of a family make it."""
     return compile_family(spec, target=target, attention=name, warn=False)
 
 

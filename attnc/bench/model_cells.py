@@ -60,7 +60,6 @@ class ModelCell:
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Queries and keys of each sequence."""
         if self.lengths:
             return tuple((length, length) for length in self.lengths)
         return ((self.queries, self.keys),) * self.batch
@@ -104,7 +103,6 @@ def model_cells() -> tuple[ModelCell, ...]:
 def _self(
     model: str, job: Job, batch: int, length: int, heads: int, kv: int, width: int, **more: object
 ) -> ModelCell:
-    """Returns a cell of self-attention over whole sequences."""
     options: dict[str, object] = {"queries": length, "keys": length, **more}
     return ModelCell(
         model=model, job=job, batch=batch, heads=heads, kv_heads=kv, width=width,
@@ -115,7 +113,6 @@ def _self(
 def _cached(
     model: str, job: Job, batch: int, queries: int, keys: int, heads: int, kv: int, width: int, **more: object
 ) -> ModelCell:
-    """Returns a cell of new tokens behind what a cache holds, in pages."""
     return _self(model, job, batch, keys, heads, kv, width, **{"page": 16, **more, "queries": queries})
 
 
@@ -139,7 +136,6 @@ def _llama() -> Iterator[ModelCell]:
 
 
 def _grouped() -> Iterator[ModelCell]:
-    """Yields other decoders, by how many heads share keys and values."""
     yield _self("Qwen3-30B-A3B", "training", 2, 4096, 32, 4, 128)
     yield _self("Qwen3-30B-A3B", "prompt", 1, 16384, 32, 4, 128)
     yield _self("Qwen3-32B", "training", 1, 8192, 64, 8, 128)
@@ -203,7 +199,6 @@ def _images() -> Iterator[ModelCell]:
 
 
 def _packed() -> Iterator[ModelCell]:
-    """Yields sequences end to end, without padding."""
     documents = (*(1000,) * 16, 384)
     prompts = tuple(64 + 128 * at for at in range(16))
     sentences = tuple(32 + 8 * (at * 7 % 61) for at in range(64))
@@ -233,7 +228,6 @@ class ModelInputs:
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """The tensors that gradients are taken of."""
         return [self.q, self.k, self.v]
 
 

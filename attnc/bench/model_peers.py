@@ -124,7 +124,6 @@ def _sdpa(backend: SDPBackend | None) -> Make:
 
 
 def _varlen(cell: ModelCell, x: ModelInputs) -> Launch:
-    """PyTorch's own function of packed sequences."""
     from torch.nn.attention.varlen import varlen_attn
 
     assert x.ends is not None

@@ -201,7 +201,6 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _to_best(cell: Mapping[str, Any], who: str) -> float | None:
-    """Returns how many times as fast as the best peer of its cell a candidate is."""
     times = {name: found["ms"] for name, found in cell["results"].items()}
     others = [ms for name, ms in times.items() if name not in (OURS, DETERMINISTIC)]
     return min(others) / times[who] if others and who in times else None

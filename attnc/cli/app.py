@@ -81,7 +81,6 @@ def _with_limits(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _add(name: str, panel: str, command: Callable[..., None], *, reads_specs: bool = True) -> None:
-    """Makes a subcommand of a function."""
     made = _with_limits(command) if reads_specs else command
     app.command(name, rich_help_panel=panel, help=_flowing(command))(made)
 

@@ -165,7 +165,6 @@ def _one_run(modes: dict[str, bool]) -> None:
 
 
 def _run(benchmark: Benchmark[Any, Any], chosen: Sequence[Any], rounds: int, out: Path, target: str) -> None:
-    """Compiles, measures, prints the table and writes the files."""
     need_gpu()
     from attnc.bench.report import machine
     from attnc.bench.run import warm_up
@@ -184,7 +183,6 @@ def _run(benchmark: Benchmark[Any, Any], chosen: Sequence[Any], rounds: int, out
 def _of_attention(
     peers: str, target: str, phase: Phase, *, is_f32: bool, is_quick: bool, is_list: bool
 ) -> Benchmark[Any, Any]:
-    """Returns the forward, or the gradients."""
     from attnc.bench.attention import AttentionBenchmark, known_peers
     from attnc.bench.cells import extra, masks, quick, single, standard
 
@@ -196,7 +194,6 @@ def _of_attention(
 
 
 def _of_serving(peers: str, target: str, *, is_decode: bool, is_list: bool) -> Benchmark[Any, Any]:
-    """Returns the benchmark of tokens, or of prompts. Some of a forward's peers have no part here."""
     from attnc.bench.attention import known_peers
     from attnc.bench.decode import NAMES, DecodeBenchmark
     from attnc.bench.prefill import PrefillBenchmark
@@ -209,7 +206,6 @@ def _of_serving(peers: str, target: str, *, is_decode: bool, is_list: bool) -> B
 
 
 def _of_models(peers: str | None, seconds: float | None) -> Benchmark[Any, Any]:
-    """Returns calls as models make them."""
     from attnc.bench.model_peers import PEERS
     from attnc.bench.models import ModelBenchmark
 
@@ -218,7 +214,6 @@ def _of_models(peers: str | None, seconds: float | None) -> Benchmark[Any, Any]:
 
 
 def _of_host(specs: list[Path]) -> Benchmark[Any, Any]:
-    """Calls of the kernels of these specs, for every target."""
     from attnc.bench.host_cost import HostBenchmark, first_variants
 
     modules = first_variants(find_specs(specs))
@@ -228,7 +223,6 @@ def _of_host(specs: list[Path]) -> Benchmark[Any, Any]:
 
 
 def _of_ranks(ranks: int, seconds: float, out: Path, target: str, *, is_list: bool) -> Benchmark[Any, Any]:
-    """Returns what several GPUs make of one call."""
     from attnc.distributed.group import uses_gpus
 
     research = _import_research("ranks")

@@ -254,7 +254,6 @@ def _check_all(paths: Iterable[Path]) -> tuple[Diagnostic, ...]:
 
 
 def _count(outputs: Iterable[OutputFile]) -> int:
-    """Returns how many files are made from specs."""
     from attnc.target.support import FOLDER
 
     return sum(not output.path.startswith(f"{FOLDER}/") for output in outputs)

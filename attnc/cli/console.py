@@ -222,7 +222,6 @@ class Progress:
 
 
 def _label(text: str) -> str:
-    """Returns what a bar says, without the markup of rich."""
     from rich.markup import escape
 
     return escape(visible(text))

@@ -237,7 +237,6 @@ def _targets(device: str | None) -> Iterator[Finding]:
 
 
 def _choices(label: str, gpu: TargetGpu) -> Iterator[Finding]:
-    """Yields the rule for a GPU, and what it comes to for each function of generated/."""
     from attnc.plan.targets import TARGETS
     from attnc.runtime.one_import import choose_functions, rule
     from attnc.runtime.toolchains import toolchain_of

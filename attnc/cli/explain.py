@@ -156,7 +156,6 @@ def _schedule(program: Program, module: ir.Module) -> Schedule:
 
 
 def _backward_usages(module: ir.Module, device: Device) -> dict[KernelName, Usage | None]:
-    """Registers and spills of each backward kernel under its default config."""
     from attnc.explain.backward import default_position
 
     return {

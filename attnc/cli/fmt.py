@@ -62,7 +62,6 @@ def fmt(
 
 
 def _formatted(path: Path) -> tuple[bytes, str, str]:
-    """Returns what the file holds, its text, and the text as it should be."""
     from attnc.syntax.format import format_file
     from attnc.syntax.parser import load, parse
 

@@ -127,7 +127,6 @@ def _mod(text: str) -> Callable[..., Any]:
 
 
 def _arity(mod: Callable[..., Any]) -> int:
-    """Returns how many arguments a mod must be given."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = inspect.signature(mod).parameters.values()

@@ -60,7 +60,6 @@ class Judged:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The report for programs."""
         report = self.report
         return {
             "attention": self.judge.attention,
@@ -295,7 +294,6 @@ def _of_usual_targets(found: Sequence[Judge]) -> list[Judge]:
 
 
 def _peers(module: ir.Module, others: Sequence[ir.Module]) -> list[ir.Module]:
-    """Returns the modules of the same variant for other targets."""
     name = (module.variant.attention.name, module.variant.name)
     return [
         other

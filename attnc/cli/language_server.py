@@ -123,7 +123,6 @@ class _Document:
         return lsp.Range(start=self.position(span.start), end=self.position(span.end))
 
     def message(self, found: Diagnostic) -> lsp.Diagnostic:
-        """Returns a diagnostic with what the command prints below it."""
         parts = [found.message, *([found.primary.text] if found.primary.text else [])]
         parts += [f"note: {text}" for text in found.notes] + [f"help: {text}" for text in found.hints]
         return lsp.Diagnostic(
@@ -142,5 +141,4 @@ class _Document:
         )
 
     def _in_this_text(self, label: Label) -> Label:
-        """Moves a label inside of the prelude to the top of the text."""
         return label if label.span.source is self.source else Label(self.source.span(0, 0), label.text)

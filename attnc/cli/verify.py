@@ -317,7 +317,6 @@ def record_of(sha256: str, target: str, report: Report) -> Record:
 
 
 def _coverage_of(report: Report) -> Mapping[str, Sequence[int]]:
-    """Counts how many of how many points and pairs were met, and lists the points of the large tier."""
     found = report.coverage
     if found is None:
         return {}

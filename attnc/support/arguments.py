@@ -294,6 +294,6 @@ def refuse_gradients(function: str, inputs: Sequence[object]) -> None:
     """RuntimeError where autograd would want gradients of a function that has none."""
     if wants_gradient(*inputs):
         raise RuntimeError(
-            f"{function} has no backward: call it under torch.no_grad(), or add 'grad q, k, v' to its attention"
-            " (projections and decode schedules have none)"
+            f"{function} has no backward: call it under torch.no_grad(), or add 'grad q, k, v' to its"
+            " attention (projections and decode schedules have none)"
         )

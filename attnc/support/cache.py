@@ -220,7 +220,6 @@ def _temporary(folder: Path) -> Path:
 
 @functools.cache
 def _sweep(folder: Path) -> None:
-    """Removes what processes that were killed left a day ago or longer, once in the life of this one."""
     with suppress(OSError):
         for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
             if left.lstat().st_mtime < time.time() - _STALE_SECONDS:

@@ -22,7 +22,6 @@ class Parameter:
 
     @property
     def bare(self) -> str:
-        """Without the default."""
         return f"{self.name}: {self.type}"
 
     def __str__(self) -> str:
@@ -64,14 +63,12 @@ class Signature:
 
     @property
     def tensor_parameters(self) -> list[Parameter]:
-        """What comes in, by position."""
         return [
             Parameter(t.name) if t.shape else Parameter(t.name, "float | torch.Tensor") for t in self.inputs
         ]
 
     @property
     def keywords(self) -> list[Parameter]:
-        """Besides, but for what only gradients depend on."""
         return [
             Parameter("out", f"{self.return_type} | None", "None"),
             *(optional(arg.tensor.name) for arg in self.module.kept),
@@ -91,7 +88,6 @@ class Signature:
 
     @property
     def call_arguments(self) -> str:
-        """What the declared call is called with: inputs, what they are called with, and optional tensors."""
         inputs = names(self.tensor_parameters)
         extras = [arg.tensor.name for arg in self.module.kept]
         extras += ["fallbacks"] if self.counts_fallbacks else []
@@ -127,7 +123,6 @@ class Signature:
 
     @property
     def help(self) -> Iterator[str]:
-        """The lines of the docstring."""
         yield from (self.summary, "", f"Shapes and dtypes{self.variants}:")
         yield from (f"    {line}" for line in self.shapes)
         yield "The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied."
@@ -136,13 +131,11 @@ class Signature:
 
     @property
     def counts_fallbacks(self) -> bool:
-        """Whether a unified maximum may have to be given up, and the caller may count how often."""
         unified = unified_of(self.module.kernel)
         return unified is not None and unified.fallback
 
     @property
     def option_help(self) -> Iterator[str]:
-        """What is said of each keyword."""
         yield f"out: {self.returns if len(self.results) > 1 else 'a tensor'} to write to."
         for arg in self.module.kept:
             sizes = ", ".join(show(bind.expected) for bind in arg.axes if bind.expected)

@@ -59,7 +59,6 @@ class CallText:
 
     @property
     def classes(self) -> set[str]:
-        """Names of the classes that it calls, also inside of its arguments."""
         return set(_classes(self))
 
 
@@ -322,17 +321,14 @@ class BackwardDeclaration:
 
     @property
     def stores_rows(self) -> bool:
-        """Whether delta and the base-2 lse lie in memory."""
         prologues = (planned.prologue for planned in self._backward.kernels)
         return self._backward.preprocess is not None or any(p is not None and p.stored for p in prologues)
 
     @property
     def row_sizes(self) -> str:
-        """The shape of what is kept of each row."""
         return f"H, {self.queries}" if self.packs_queries else "B, H, M_padded"
 
     def _adjoints(self) -> Iterator[tuple[Adjoint, str]]:
-        """Yields each adjoint with the number of tiles of its kernel."""
         if self._backward.preprocess is not None:
             for adjoint in self._backward.preprocess.prologue.adjoints:
                 yield adjoint, f"M_padded // {self.configs[0]}.BLOCK_M"

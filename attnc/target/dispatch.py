@@ -57,7 +57,6 @@ class FamilySignature(Signature):
 
     @property
     def arguments(self) -> str:
-        """What a module is called with."""
         options = ["**options"] if self.may_take_more else []
         return ", ".join([*(tensor.name for tensor in self.inputs), *map(_by_name, self.passed), *options])
 
@@ -95,13 +94,11 @@ class ProjectionSignature:
 
     @property
     def arguments(self) -> str:
-        """What a module is called with."""
         tensors = [tensor.name for tensor in self._projection.inputs]
         return ", ".join([*tensors, *map(_by_name, _OPTIONS)])
 
     @property
     def help(self) -> Iterator[str]:
-        """The lines of the docstring."""
         bias = " + bias" if self._projection.has_bias else ""
         yield from (f"A linear layer: y = x w^T{bias}.", "")
         yield f"Shapes and dtypes{_in_words(self._projection.params)}:"
@@ -114,7 +111,6 @@ class ProjectionSignature:
 
 
 def _own(params: Iterable[Param], chosen: Iterable[str]) -> list[Parameter]:
-    """Returns a keyword for each param that no argument shows."""
     firsts = {param.name: param.choices[0] for param in params}
     return [Parameter(name, type(firsts[name]).__name__, repr(firsts[name])) for name in chosen]
 
@@ -187,7 +183,6 @@ def _render_schedules(
     selectors: Sequence[Selector],
     measured: Mapping[tuple[str, str], LabelRows],
 ) -> str:
-    """Prints the function of an attention with several schedules for the target."""
     values = {plain_name(m): [literal_of(m.variant.params[s.param]) for s in selectors] for m in family}
     members: dict[str, list[tuple[str, str]]] = {name: [] for name in values}
     for module in family:
@@ -253,7 +248,6 @@ def _render_variants(
     family: Sequence[ir.Module] | Sequence[ProjectionModule],
     path: str,
 ) -> str:
-    """Returns a function that picks among modules by the values of params alone."""
     text = (
         template_environment()
         .get_template("dispatch.py.jinja")
@@ -276,7 +270,6 @@ def _render_variants(
 
 
 def _free(name: str, call: FamilySignature | ProjectionSignature) -> str:
-    """Returns the name of a variable of the function, whose parameters may be called so."""
     return free_name(name, {parameter.partition(":")[0] for parameter in call.parameters})
 
 
@@ -288,7 +281,6 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 
 def _list_keywords(selectors: Iterable[Selector]) -> list[str]:
-    """Returns the params that are keywords."""
     return [selector.param for selector in selectors if selector.default]
 
 
@@ -344,7 +336,6 @@ class OneImportSignature(FamilySignature):
 
     @property
     def arguments(self) -> str:
-        """What the function of a target is called with."""
         named = [f"{keyword.name}={keyword.name}" for keyword in (*self.own, *self.passed)]
         return ", ".join([*(tensor.name for tensor in self.inputs), *named, f"**{self.options}"])
 

@@ -26,7 +26,6 @@ class KernelView:
 
     @property
     def bounds_comment(self) -> str:
-        """What stands over the bounds of the loops."""
         mask = self.module.variant.attention.mask
         if isinstance(mask, Const):
             return self.without_mask
@@ -35,7 +34,6 @@ class KernelView:
 
     @property
     def without_mask(self) -> str:
-        """What stands over the bounds of the loops where there is no mask."""
         whole = "no mask: whole kv tiles, then the keys that are left"
         return whole if self.kernel.regions.axis == "kv" else ""
 
@@ -77,7 +75,6 @@ class BackwardView(KernelView):
 
     @property
     def program(self) -> tuple[Statement, ...]:
-        """Statements in front of the loop over query heads: those that no head changes."""
         if not self.groups:
             return self.kernel.program if self.starts_with_program else ()
         late = self.head_program
@@ -85,7 +82,6 @@ class BackwardView(KernelView):
 
     @property
     def head_program(self) -> tuple[Statement, ...]:
-        """Statements inside of that loop."""
         if not self.groups:
             return () if self.starts_with_program else self.kernel.program
         return select_per_head(self.kernel.program)
@@ -98,7 +94,6 @@ class OutputView(KernelView):
 
     @property
     def kv_name(self) -> str:
-        """What the head of the keys is called."""
         return "h" if self.kernel.kv_head == Index("h") else "h_kv"
 
     def row_zero(self, name: str) -> RowZero:
@@ -112,12 +107,10 @@ class OutputView(KernelView):
 
     @property
     def clears(self) -> bool:
-        """Whether rows that do not exist are written."""
         return self.kernel.stored != Dim("M")
 
     @property
     def has_lse(self) -> bool:
-        """Whether the kernel writes lse, as an output or for a backward."""
         return self.module.variant.attention.lse is not None or bool(self.module.kept)
 
 
@@ -154,7 +147,6 @@ class Tensors:
 
     @property
     def packed_queries(self) -> str:
-        """The rows of all packed sequences of queries."""
         return show(self.by_name["q"].size(Role.QUERY))
 
     def size(self, name: str) -> int:

@@ -158,7 +158,6 @@ class Printer:
                 raise ValueError(f"{expr} has no name in the kernel: a pass was skipped")
 
     def _real(self, expr: Expr) -> str:
-        """Returns an argument of a function that takes floating-point tensors only."""
         if isinstance(expr, Const):
             return self.syntax.real_constant.format(self(expr))
         return self.syntax.real.format(self._within(expr, ATOM)) if expr.type == "int" else self(expr)
@@ -214,7 +213,6 @@ class Printer:
         return f" {self.syntax.spelling.get(op, op)} ".join(parts), binding
 
     def _infix(self, op: str, operands: tuple[Expr, ...]) -> tuple[str, int]:
-        """Returns a chain of an associative operator."""
         binding = self.syntax.binding[op]
         spelled = self.syntax.spelling.get(op, op)
         return f" {spelled} ".join(self._within(operand, binding) for operand in operands), binding
@@ -225,7 +223,6 @@ class Printer:
 
 
 def _is_held_wide(expr: Expr) -> bool:
-    """Returns whether it has 64 bits by itself, so that an operation with it has them too."""
     return is_wide(expr) and not isinstance(expr, Const)
 
 
@@ -256,7 +253,6 @@ class AdjointText:
 
     @property
     def counts_tiles(self) -> bool:
-        """Whether some sum has an entry for each tile of the outer axis."""
         return any(not adjoint.along and adjoint.accumulate == "two_pass" for adjoint in self.adjoints)
 
     def factor(self, value: Expr) -> str:

@@ -56,7 +56,6 @@ class ProjectionText:
 
     @property
     def bound_k(self) -> str:
-        """What the callable names the columns of x."""
         return "K" if self.K == "K" else "_"
 
     @property
@@ -65,7 +64,6 @@ class ProjectionText:
 
     @property
     def dims(self) -> str:
-        """Run-time sizes that the kernels take."""
         return ", ".join(("M", *(size for size in (self.N, self.K) if size.isidentifier())))
 
     @property
@@ -123,7 +121,6 @@ class ProjectionText:
 
     @property
     def own_split(self) -> tuple[str, ...]:
-        """Which columns of w a program sums up."""
         if not self.is_split:
             return ()
         return (
@@ -238,7 +235,6 @@ class ProjectionText:
 
 
 def _both(*conditions: str) -> str:
-    """Returns the conditions that there are, together."""
     found = [condition for condition in conditions if condition]
     return " & ".join(f"({c})" for c in found) if len(found) > 1 else found[0]
 

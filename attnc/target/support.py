@@ -108,7 +108,6 @@ def _files() -> Mapping[str, str]:
 
 @cache
 def _inline(wanted: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-    """Returns the parts that these need, one after the other, and the imports of them all."""
     needed = set(wanted)
     for part in reversed(_PARTS):
         if part in needed:
@@ -123,9 +122,6 @@ def _inline(wanted: frozenset[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _without_imports(text: str) -> tuple[str, list[str]]:
-    """Returns the text of a file without its docstring and imports at the top, and the imports
-    from outside.
-    """
     tree, lines = ast.parse(text), text.splitlines()
     dropped: set[int] = set()
     imports = []
@@ -152,7 +148,6 @@ def _split_docstring(head: str) -> tuple[str, str]:
 
 
 def _list_defined(text: str) -> set[str]:
-    """Returns names that a text defines at its top level."""
     found = set()
     for node in ast.parse(text).body:
         match node:
@@ -164,7 +159,6 @@ def _list_defined(text: str) -> set[str]:
 
 
 def _merge_imports(lines: Iterable[str]) -> list[str]:
-    """Merges imports into one from each module, in order."""
     plain, names = set(), dict[str, set[str]]()
     for line in lines:
         if line.startswith("from"):
@@ -182,7 +176,6 @@ def _import_order(line: str) -> tuple[bool, bool, str]:
 
 
 def _group_imports(lines: Iterable[str]) -> Iterator[str]:
-    """Yields lines with an empty one between those of Python and the others."""
     before = False
     for line in lines:
         outside = _import_order(line)[0]

@@ -63,7 +63,6 @@ class Kernels:
 
     @property
     def stride_names(self) -> list[str]:
-        """The strides as texts call them."""
         tensors = (word.split(":") for word in self.strides.split())
         return [
             f"stride_{tensor}_{axis}" if axis.isdigit() else f"stride_{tensor}{axis}"
@@ -213,7 +212,6 @@ class CudaAttention(Attention):
         return {**super().functions(gpu), "dq_floats()": dq_floats}
 
     def _list_compiled(self) -> list[Compiled]:
-        """Returns every kernel with its configs, in the order of execution."""
         backward = self.backward
         launches = self.launches if backward is None else (*self.launches, *backward.launches)
         found = []
@@ -225,7 +223,6 @@ class CudaAttention(Attention):
         return found
 
     def _file_of(self, kernel: Kernel) -> str:
-        """Kernels of a backward have one each."""
         part = kernel.name.removeprefix(f"{self.name}_") if kernel.config else ""
         return f"{self.file}_{part}.cu" if part else f"{self.file}.cu"
 

@@ -95,7 +95,6 @@ class Gradient:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a kernel makes it as it is."""
         return not self.parts and self.scale is None and not self.zeros
 
     def dtype(self, like: torch.dtype) -> torch.dtype:
@@ -276,7 +275,6 @@ class Operators:
         forward.register_autograd(self._differentiate, setup_context=_keep)
 
     def _split(self, given: Tensors) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """(inputs, what follows them)."""
         count = len(self.call.inputs)
         return tuple(given[:count]), tuple(given[count:])
 
@@ -290,7 +288,6 @@ class Operators:
         return results if len(results) > 1 else results[0]
 
     def _fake(self, *given: Any) -> Any:
-        """Shapes and types of the results."""
         inputs, _ = self._split(given)
         sizes = self.call.bind_sizes(inputs)
         made = tuple(

@@ -1,4 +1,4 @@
-"""Every spec of examples/ compiles without a warning, and the interpreter's results are within their bounds."""
+"""Every spec of examples/ compiles without a warning, and its interpreted results are within their bounds."""
 
 from __future__ import annotations
 

@@ -87,7 +87,6 @@ def turns_under(mask: Expr) -> Turns:
 
 
 def _bounds(loops: Regions) -> tuple[Expr, Expr]:
-    """Returns where the loop begins and ends, as it is computed."""
     values = {let.name: let.value for let in loops.bounds if isinstance(let, Let)}
     ends = (loops.loops[0].start, loops.loops[-1].stop)
     lo, hi = (values.get(x.name, x) if isinstance(x, Ref) else x for x in ends)
@@ -95,7 +94,6 @@ def _bounds(loops: Regions) -> tuple[Expr, Expr]:
 
 
 def _is_fixed(expr: Expr) -> bool:
-    """Returns whether the value is the same for all kv tiles of a head."""
     return not any(node in _TILE for node in walk(expr))
 
 
@@ -129,7 +127,6 @@ def _grows(expr: Expr, *, from_zero: bool = False) -> bool:
 
 
 def _falls(expr: Expr) -> bool:
-    """Returns whether the value never grows."""
     if _is_fixed(expr):
         return True
     match expr:
@@ -145,7 +142,6 @@ def _falls(expr: Expr) -> bool:
 
 
 def _ends(condition: Expr) -> bool:
-    """Returns whether the condition holds for kv tiles up to some, and for none behind."""
     match condition:
         case _ if _is_fixed(condition):
             return True
@@ -204,12 +200,10 @@ class Sm90Backward(CudaBackwardLayout):
 
     @property
     def gives_p(self) -> bool:
-        """Whether dv and dk have a warpgroup each, for the same keys, of which one gives p to the other."""
         return "dkdv" in self.by_wgmma and max(self.layout.d, self.layout.dv) > _WIDEST
 
     @property
     def stores_boxes(self) -> bool:
-        """Whether dk and dv leave by TMA, and not from registers."""
         return bool({"dkdv", "dk", "dv"} & self.by_wgmma) and not self.gives_p
 
     def adds_by_bulk(self, kernel: KernelName) -> bool:
@@ -247,7 +241,6 @@ class Sm90Backward(CudaBackwardLayout):
 
     @property
     def dq_tiles(self) -> tuple[int, int]:
-        """Tiles of Q and dO, and of V, in the kernel over queries: the most that fit."""
         choices = [(2, _STAGES), (1, _STAGES), (1, 1)]
         return next((pair for pair in choices if sum(self._over_q(_STAGES, *pair).values()) <= _ROOM), (1, 1))
 
@@ -282,7 +275,6 @@ class Sm90Backward(CudaBackwardLayout):
         return 16 * 2 * PIECE * self.v_panels if kernel == "dv" and self.v_panels > self.qk_panels else 0
 
     def _over_q(self, stages: int, q_tiles: int, v_tiles: int) -> dict[str, int]:
-        """Of the kernel over queries. dq leaves through the tile of Q."""
         (rows, keys), row = self.tile("dq"), 2 * PIECE
         return {
             "q": q_tiles * rows * self.qk_panels * row,
@@ -388,7 +380,6 @@ def check_sums(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
-    """Yields the kernels that wgmma makes. accumulate: how dq is summed."""
     attention = normalise(variant.attention)
     grads = set(attention.grads)
     others = grads - {"q", "k", "v"}

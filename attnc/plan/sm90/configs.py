@@ -106,7 +106,6 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def _check_cluster(attention: Attention, knob: Knob) -> Iterator[Diagnostic]:
-    """Yields why blocks cannot share tiles of K and V: each copies a part of every tile, for all of them."""
     if page_of(attention):
         label = "a tile is boxes of several pages, which the lanes of a block's warps copy"
         what = "tiles of pages are not shared by a cluster"
@@ -182,9 +181,6 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
 
 
 def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig]) -> Sm90Layout:
-    """Returns the layout with tiles of values of so many bytes in shared memory, if the first config that
-    fits without them has room.
-    """
     room = layout.room
     config = next(
         (config for config in candidates if sum(layout.shared_memory(config).values()) <= room), None
@@ -197,14 +193,12 @@ def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig
 
 
 def _has_headroom(schedule: Schedule) -> bool:
-    """Returns whether tiles have no maximum of their own."""
     knob = schedule.forward.get("softmax")
     choice = None if knob is None else knob.choices[0]
     return isinstance(choice, Choice) and "maximum" in choice.args
 
 
 def _ever(schedule: Schedule, key: str, usual: Value) -> bool:
-    """Returns whether some config has another value of this key than the usual one."""
     knob = schedule.forward.get(key)
     return knob is not None and any(choice != usual for choice in knob.choices)
 
@@ -258,9 +252,6 @@ _MOST_BOXES = 64
 
 
 def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
-    """Yields what a schedule gets for the keys that it does not mention: the first that fits beside what
-    masks and dropout take.
-    """
     width = _width_of(variant)
     first = next(tiles for widest, tiles in _TILES if width <= widest)
     chooses = bool(knobs.keys() & _CHOOSING)
@@ -302,9 +293,6 @@ def _pair_of(variant: Variant) -> DType | None:
 def _complete(
     config: HopperConfig, tiles: Tiles, knobs: Mapping[str, Knob], variant: Variant
 ) -> HopperConfig:
-    """Returns the config with these tiles for the keys that the schedule leaves open: rows and warpgroups
-    follow from each other.
-    """
     widest, other_warpgroups = _width_of(variant), helpers_of(variant)
     config = tiles.without(knobs).of(config)
     rows = config.tile_q if "tile.q" in knobs else tiles.tile_q or WGMMA_ROWS * CONSUMERS
@@ -324,7 +312,6 @@ def _complete(
 
 
 def _width_of(variant: Variant) -> int:
-    """Returns the larger of D and Dv."""
     return max(feature(variant.attention.q), feature(variant.attention.v))
 
 

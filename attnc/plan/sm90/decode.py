@@ -101,17 +101,14 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def rows_at_once(self) -> int:
-        """How many rows a lane asks for at once, where they are copied one by one."""
         return 4
 
     @property
     def rest(self) -> int:
-        """Pieces of the columns of K that are not in V."""
         return self.qk_panels - self.v_panels if self.v_in_k else 0
 
     @property
     def rest_steps(self) -> int:
-        """Products of wgmma over these columns, where V ends with a piece."""
         return (self.d_multiplied - self.dv) // MMA if self.rest else 0
 
     @property
@@ -130,12 +127,10 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def entry_registers(self) -> int:
-        """Of every thread when the kernel starts."""
         return 65536 // (128 * (self.consumers + 1) * BLOCKS[self.consumers]) // 8 * 8
 
     @property
     def consumer_registers(self) -> int:
-        """Of a thread that multiplies."""
         return REGISTERS[self.consumers][1]
 
     def barriers(self, config: TileConfig) -> dict[str, int]:

@@ -88,7 +88,6 @@ def _join_ends(
 
 
 def _find_ends(op: CompareOp, left: Expr, right: Expr) -> Ends | None:
-    """kv_idx, or a sum with it, beside a value of the row."""
     if left == _KEY:
         value = right
     elif right == _KEY:
@@ -203,9 +202,6 @@ class _Parts:
         return make(expr, tuple(map(self.name_key_parts, children(expr))))
 
     def name_row_parts(self, expr: Expr) -> Expr:
-        """Returns it with integers that become floats, and grow with the key, by what they are at the first
-        key.
-        """
         if expr.type != "float":
             return expr
         return make(expr, tuple(self._as_float(child) for child in children(expr)))
@@ -243,6 +239,5 @@ def _names(expr: Expr) -> set[str]:
 
 
 def _share(lets: Iterable[Let]) -> bool:
-    """Returns whether two values read the same load."""
     names = [name for let in lets for name in _names(let.value)]
     return len(names) != len(set(names))

@@ -73,7 +73,6 @@ class Shape:
 
     @property
     def entry_registers(self) -> int:
-        """Of every thread when the kernel starts."""
         return entry_registers(self.consumers, self.other_warpgroups)
 
 
@@ -145,22 +144,18 @@ class Sm90Layout(CudaLayout):
 
     @property
     def fewest_registers(self) -> int:
-        """Of a thread that copies."""
         return row_copies(max(self.d, self.dv))[0] if self.copies == "rows" else FEWEST_REGISTERS
 
     @property
     def rows_at_once(self) -> int:
-        """How many rows a lane asks for at once, where they are copied one by one."""
         return row_copies(max(self.d, self.dv))[1]
 
     @property
     def work_bytes(self) -> int:
-        """Room for what is said of tiles of queries."""
         return _RECORDS
 
     @property
     def other_warpgroups(self) -> int:
-        """Warpgroups that do not multiply."""
         return 2 if self.draws else 1
 
     def chosen(self, config: TileConfig) -> dict[str, int]:

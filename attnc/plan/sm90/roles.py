@@ -145,7 +145,6 @@ class _RolePlanner:
 
     @property
     def _clears_values(self) -> bool:
-        """TMA makes zeros behind the tensor alone, and copies of single rows behind the last key."""
         return self.kernel.step.kept is not None or ("N" in self._sizes and self.layout.copies != "rows")
 
     def _searches(self) -> bool:
@@ -154,9 +153,6 @@ class _RolePlanner:
         return any(isinstance(node, Search) for expr in expressions_within(parts) for node in walk(expr))
 
     def _has_own_ranges(self, softmax: Softmax) -> bool:
-        """Returns whether the key tiles of one consumer may be fewer than those of all, and nothing is done
-        by all consumers together.
-        """
         kernel, layout = self.kernel, self.layout
         others = any(config.tile_q - WGMMA_ROWS >= config.tile_kv for config in kernel.configs)
         together = (
@@ -194,7 +190,6 @@ class _RolePlanner:
         )
 
     def _wanted(self) -> frozenset[str]:
-        """Names that are read after a tile has been scheduled."""
         kernel, step, softmax = self.kernel, self.kernel.step, self.kernel.softmax
         loops = kernel.regions.loops
         exprs: list[Expr] = [expr for loop in loops for expr in loop.expressions if expr != loops[-1].stop]
@@ -259,12 +254,10 @@ class _RolePlanner:
         return next(fetch for fetch in found if self.dtypes[fetch.load.tensor].is_float)
 
     def _along_keys(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
-        """Returns the loads along keys that the expression needs."""
         candidates = [fetch for fetch in (*self.kernel.outer, *fetches) if "kv" in fetch.axes]
         return () if expr is None else fetches_for(candidates, expr)
 
     def _is_vector(self, fetch: Fetch) -> bool:
-        """Returns whether it is one value of 4 bytes, or of one byte, for each key."""
         dtype = self.dtypes[fetch.load.tensor]
         is_short = fetch.load.within is not None or dtype.is_float or dtype.facts.cuda in ("int", "bool")
         return fetch.axes == ("kv",) and is_short

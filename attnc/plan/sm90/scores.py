@@ -147,7 +147,6 @@ def _factor(product: Expr) -> float | None:
 
 
 def _term(addend: Expr) -> tuple[Column | None, Expr | None] | None:
-    """Returns a column, and what is left of a row."""
     axes = axes_of(addend)
     if "kv" not in axes:
         return None, addend
@@ -176,7 +175,6 @@ def _split_position(factor: Expr, position: Expr) -> tuple[Column | None, Expr |
 
 
 def _reads_position(expr: Expr) -> bool:
-    """Returns whether it is computed from the key's number itself, and not only from what is loaded there."""
     return expr == _KEY or (not isinstance(expr, Load) and any(map(_reads_position, children(expr))))
 
 

@@ -45,7 +45,6 @@ class Cap:
 
     @property
     def product(self) -> Expr:
-        """The polynomial, of the product s."""
         s = Dot()
         square = mul(s, s)
         coefficients = [Const(x * self.size * self.factor ** (2 * i + 1)) for i, x in enumerate(POLYNOMIAL)]
@@ -89,7 +88,6 @@ def cap_of(score: Expr, scale: float | None) -> Cap | None:
 
 
 def _times(expr: Expr) -> tuple[float, Expr]:
-    """Returns a number, and what it multiplies."""
     match expr:
         case (
             Binary(op="*", left=Const(value=value), right=other)

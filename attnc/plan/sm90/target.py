@@ -203,14 +203,12 @@ class Sm90a(Target):
 
 
 def _multiplying(layout: CudaLayout) -> Iterator[str]:
-    """Yields what is multiplied besides what is stored, if something is."""
     if layout.is_padded:
         columns = f"{layout.d_multiplied} columns of q and k, of which {layout.d} are stored"
         yield f"  products have {columns}, and {layout.dv_multiplied} of v, of which {layout.dv} are"
 
 
 def _sharing(layout: Sm90Layout, config: TileConfig) -> Iterator[str]:
-    """Yields what the blocks of a cluster share, if there are several."""
     blocks = hopper(config).cluster
     if blocks == 1:
         return

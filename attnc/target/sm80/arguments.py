@@ -35,7 +35,6 @@ class ArgumentText:
 
     @property
     def adjoints(self) -> Iterator[Adjoint]:
-        """Every gradient besides those of q, k and v, kernel by kernel."""
         if self._backward.preprocess is not None:
             yield from self._backward.preprocess.prologue.adjoints
         for planned in self._backward.kernels:
@@ -49,14 +48,12 @@ class ArgumentText:
 
     @property
     def as_elements(self) -> tuple[str, ...]:
-        """Which of dk and dv leave in the type of k and v; the others do in f32, as summed."""
         attention = self.module.variant.attention
         tensors = {f"d{tensor.name}": tensor for tensor in (attention.k, attention.v)}
         return tuple(name for name, x in tensors.items() if attention.gradient_of(x).dtype is x.dtype)
 
     @property
     def pointers(self) -> list[tuple[str, str]]:
-        """(type, name of the tensor)."""
         element = STORED[self.dtypes["q"]]
         found = [(f"const {STORED[self.dtypes[name]]}", name) for name in self.inputs]
         found += [(f"const {STORED[self.dtypes['o']]}", name) for name in ("o", "do")]
@@ -68,7 +65,6 @@ class ArgumentText:
 
     @property
     def strides(self) -> list[list[str]]:
-        """Their names, tensor by tensor."""
         matrices = {"q", "k", "v"}
         given = ("q", "k", "v", "o", "do", "lse", *(["dlse"] if self.has_dlse else []), *self.made)
         found = [self.tensors.strides(name) for name in given]
@@ -90,7 +86,6 @@ class ArgumentText:
 
     @property
     def fields(self) -> Iterator[str]:
-        """Declarations of the struct's fields."""
         for kind, name in self.pointers:
             yield f"{kind}* {name}_ptr;"
         for line in self.strides:

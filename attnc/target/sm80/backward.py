@@ -83,12 +83,10 @@ class CudaFileText(ElementText):
 
     @property
     def constants(self) -> Iterator[str]:
-        """Sizes that follow from the configuration."""
         yield from ()
 
     @property
     def dq_constants(self) -> Iterator[str]:
-        """How the warps of the kernel for dk and dv share a tile of dq."""
         yield "constexpr int DQ_ROWS = BLOCK_M % 32 == 0 && WARPS % (BLOCK_M / 32) == 0 ? 32 : BLOCK_M;"
         yield "constexpr int DQ_WARPS = WARPS * DQ_ROWS / BLOCK_M;  // warps that share its rows"
         yield f"constexpr int DQ_COLUMNS = ({self.d_tile} / 16 + DQ_WARPS - 1) / DQ_WARPS * 16;"
@@ -102,7 +100,6 @@ class CudaFileText(ElementText):
 
     @property
     def period(self) -> str:
-        """Chunks that the rows of a tile of WIDTH elements permute."""
         return (
             "WIDTH % 32 == 0 ? 8 : 4"
             if self.layout.is_f32
@@ -179,7 +176,6 @@ class CudaTileText(CudaFileText):
 
     @property
     def _first_lengths(self) -> tuple[Statement, ...]:
-        """Statements that tell M or N of a packed sequence, before anything shortens it."""
         lengths = [item for item in self.kernel.program if isinstance(item, Let)]
         told = {"M", "N"} & set(self.kernel.dims)
         if self.kernel.grid.sequences is not None:  # the tile at hand tells it
@@ -216,12 +212,10 @@ class CudaTileText(CudaFileText):
 
     @property
     def first_row(self) -> str:
-        """Where the head's rows begin in lse2 and delta."""
         return self.places.first_row("sequence" if self.over_q else "b")
 
     @cached_property
     def walk(self) -> CudaWalk:
-        """From the number of a tile to its place."""
         section = "SECTION" if self.over_q else "KV_SECTION"
         return CudaWalk(walk=self.kernel.walk, of_call="args.", section=section)
 
@@ -263,12 +257,10 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     @property
     def stores_sums(self) -> bool:
-        """Whether dk or dv leaves as the sum in f32 that it is."""
         return not self.over_q and not {"dk", "dv"} <= set(self.as_elements)
 
     @property
     def shows_left(self) -> bool:
-        """Whether warps leave left operands in shared memory, for each other or for dq."""
         return self.exchange or self.turns_columns
 
     @property
@@ -301,7 +293,6 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     @property
     def slope(self) -> str:
-        """d score / d dot, as a factor of ds."""
         assert self.chain.slope is not None
         return self.sums.factor(self.chain.slope)
 
@@ -316,7 +307,6 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     @property
     def keep(self) -> str:
-        """The mask as the condition of a selection."""
         assert self.kernel.step.keep is not None
         joins = any(isinstance(node, And | Or) for node in walk(self.kernel.step.keep))
         return f"({self.keep_text})" if joins else self.keep_text
@@ -328,12 +318,10 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     @property
     def clears_ds(self) -> bool:
-        """Whether ds of masked keys is made 0, since nothing keeps NaN out of their k and v."""
         return not self.over_q and self.kernel.step.kept is not None and not self.kernel.fills_keys
 
     @property
     def is_kept(self) -> str:
-        """Whether dropout keeps the element at hand."""
         return (
             "kept[r] >> (2 * j + c) & 1"
             if self.over_q
@@ -348,7 +336,6 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     @property
     def scale(self) -> str:
-        """The factor of dq and dk."""
         return scalar(Const(self.chain.scale))
 
     # -- loads, by what they vary along ---------------------------------------------------------------------
@@ -360,7 +347,6 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     @property
     def row_fetches(self) -> tuple[Fetch, ...]:
-        """Loads with one value for each row of the tile."""
         rows = ("q",) if self.over_q else ("kv",)
         return tuple(fetch for fetch in self._fetches if fetch.axes == rows)
 
@@ -377,7 +363,6 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     @property
     def column_values(self) -> Iterator[str]:
-        """Loads with one value for each column of the tile; some only where the mask is tested."""
         masked = self.kernel.step.masked_fetches
         for fetch in self._columns:
             if fetch not in masked or self.mode == "always":
@@ -390,14 +375,12 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     @property
     def column_mask_values(self) -> Iterator[str]:
-        """Loads with a value for each column that the mask needs, where it is tested apart."""
         assert self.kernel.step.keep is not None
         wanted = fetches_for(self._fetches, self.kernel.step.keep)
         return (self.statement(fetch) for fetch in self._columns if fetch in wanted)
 
     @property
     def element_values(self) -> Iterator[str]:
-        """What the score of one element is made from."""
         for fetch in self.kernel.step.fetches:
             if fetch.axes == ("q", "kv"):
                 yield self.statement(fetch)
@@ -408,7 +391,6 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     @property
     def element_mask_values(self) -> Iterator[str]:
-        """Loads that the mask needs element by element, besides what the score has."""
         assert self.kernel.step.keep is not None
         wanted = fetches_for(self._fetches, self.kernel.step.keep)
         for fetch in (*self.kernel.step.fetches, *self.kernel.step.masked_fetches):
@@ -426,17 +408,14 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
 
     @property
     def counts_tiles(self) -> bool:
-        """Whether some sum has an entry for each kv tile."""
         return self.sums.counts_tiles
 
     @property
     def paper(self) -> str:
-        """Where the loops come from."""
         return f"FlashAttention-{'1, algorithm 4' if self.is_sequential else '2, algorithm 2'}"
 
     @property
     def starts_with_program(self) -> bool:
-        """Whether they need no head but that of the keys, or the tiles of k and v cannot be made without."""
         return self.kv_name == "h" or self.kernel.fills_keys
 
     @property
@@ -499,7 +478,6 @@ class RowsText(CudaFileText):
 
     @property
     def place(self) -> Iterator[str]:
-        """From the block's number to b, h and q_lo, and to M of packed sequences."""
         sequences = self.planned.sequences
         yield f"const int q_tiles = args.M_padded / {self.rows_of_tile};"
         if sequences is None:
@@ -520,7 +498,6 @@ class RowsText(CudaFileText):
 
     @property
     def sink_ends(self) -> Iterator[str]:
-        """The gradients of what the sink loads, from that of the sink itself."""
         for adjoint in self.planned.prologue.adjoints:
             value = "dsink_row" if adjoint.value == Const(1.0) else f"dsink_row * ({scalar(adjoint.value)})"
             if adjoint.accumulate == "two_pass":

@@ -205,7 +205,6 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def maps(self) -> dict[str, str]:
-        """Rows of the boxes of tensors that TMA copies."""
         return {}
 
     def sum_of_dq(self) -> list[CallText]:
@@ -222,12 +221,10 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def clears_dq(self) -> bool:
-        """Whether the sums of dq have to be zeros before anybody adds to them."""
         return True
 
     @property
     def size_of_dq(self) -> str:
-        """Floats of a q tile of dq while it is summed."""
         return f"dq_floats({self.configs[-1]}, {self._layout.qk.width // 16})"
 
     @property
@@ -265,7 +262,6 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of the sums of a row of dq, which stay in the cache beside what is read; 0: not counted."""
         return 0
 
     def kernel(self, name: str) -> CallText:

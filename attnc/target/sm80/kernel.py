@@ -68,7 +68,6 @@ class CudaLoopText(KernelView):
 
     @property
     def masked(self) -> str:
-        """Whether the tile at hand is partial."""
         return scalar(partial_test(self.kernel.regions))
 
     @property
@@ -78,7 +77,6 @@ class CudaLoopText(KernelView):
 
     @property
     def end(self) -> str:
-        """The variable where the loop ends."""
         return "hi"
 
     @property
@@ -91,18 +89,15 @@ class CudaLoopText(KernelView):
 
     @property
     def keeps(self) -> str:
-        """What a copy of such a tile has to ask of each key, as an argument; empty if nothing."""
         return "" if self.kernel.step.kept_inside is None else ", keeps"
 
     @property
     def kept(self) -> str:
-        """Whether some query keeps the key at hand."""
         assert self.kernel.step.kept_inside is not None
         return scalar(self.kernel.step.kept_inside)
 
     @property
     def kept_values(self) -> list[str]:
-        """The loads that say so."""
         assert self.kernel.step.kept_inside is not None
         fetches = fetches_for(kept_fetches(self.kernel), self.kernel.step.kept_inside)
         return [statement(fetch, self.dtypes, (), scalar) for fetch in fetches]
@@ -114,12 +109,10 @@ class CudaLoopText(KernelView):
 
     @property
     def tile_step(self) -> str:
-        """From the first key of a tile to that of the next."""
         return "BLOCK_N"
 
     @property
     def tests(self) -> tuple[Statement, ...]:
-        """What the guard reads of the tile at hand."""
         return self.kernel.regions.tests
 
     @property
@@ -150,7 +143,6 @@ class CudaText(CudaLoopText, TileText):
 
     @property
     def fields(self) -> Iterator[str]:
-        """Declarations of the arguments: pointers, strides, sizes."""
         for arg in self.arguments:
             const = "const " if arg in self.module.args else ""
             yield f"{const}{STORED[self.dtypes[arg.tensor.name]]}* {arg.tensor.name}_ptr;"
@@ -165,7 +157,6 @@ class CudaText(CudaLoopText, TileText):
 
     @property
     def more_pointers(self) -> list[str]:
-        """Fields for what the callable allocates, one pointer each."""
         return []
 
     @property
@@ -228,29 +219,24 @@ class CudaText(CudaLoopText, TileText):
 
     @property
     def q_idx(self) -> str:
-        """The query of row r."""
         return f"q_lo + {self.row}"
 
     @property
     def rows_have_heads(self) -> bool:
-        """Whether h is a value of each row."""
         return False
 
     @property
     def row_head(self) -> str:
-        """The head of row r, where rows have heads of their own."""
         return "h"
 
     @property
     def first_m(self) -> str:
-        """The maximum of row r before it has seen a key, where there is a sink."""
         sink = self.kernel.softmax.sink
         assert sink is not None
         return at_row(sink)
 
     @property
     def row_fetches(self) -> tuple[Fetch, ...]:
-        """Loads with one value for each row of the tile."""
         step = self.kernel.step
         loads = (*self.kernel.outer, *step.fetches, *step.masked_fetches)
         return tuple(fetch for fetch in loads if fetch.axes == ("q",))
@@ -268,7 +254,6 @@ class CudaText(CudaLoopText, TileText):
 
     @property
     def score_fetches(self) -> tuple[Fetch, ...]:
-        """Loads of the score, key by key or element by element; those of a row are arrays already."""
         return self.fetches_along_keys(self.kernel.step.fetches, self.kernel.step.score)
 
     @property
@@ -283,13 +268,11 @@ class CudaText(CudaLoopText, TileText):
 
     @property
     def split_keep(self) -> bool:
-        """Whether the mask is long enough for a line of its own."""
         keep = self.kernel.step.keep
         return keep is not None and len(at_row(keep)) > 40
 
     @property
     def keep_scale(self) -> str:
-        """The factor of o for what dropout took away."""
         if self.kernel.softmax.dropout is None:
             return "1.0f"
         p = scalar(self.kernel.softmax.dropout.p)
@@ -301,19 +284,16 @@ class CudaText(CudaLoopText, TileText):
 
     @property
     def row_writer(self) -> str:
-        """The one thread that writes the statistics of a row."""
         return "t == 0" if self.split == "q" else "warp == 0 && t == 0"
 
     # -- loops ---------------------------------------------------------------------------------------------
 
     @property
     def own_split(self) -> list[str]:
-        """Statements that cut a split from the keys."""
         return []
 
     @property
     def searches(self) -> bool:
-        """Whether a bound is searched for in a sorted row."""
         regions, sink = self.kernel.regions, self.kernel.softmax.sink
         items = (*regions.statements, *self._fetches())
         exprs = [*self._expressions(), *(expr for loop in regions.loops for expr in loop.expressions)]
@@ -322,7 +302,6 @@ class CudaText(CudaLoopText, TileText):
         return any(isinstance(node, Search) for expr in exprs for node in walk(expr))
 
     def _computed(self) -> tuple[Statement, ...]:
-        """Returns what those who multiply compute and load."""
         kernel = self.kernel
         return (*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches)
 
@@ -367,7 +346,6 @@ class CudaDecodeText(CudaText):
 
     @property
     def heads(self) -> list[str]:
-        """From the number of a tile to b, the head, and the first q row."""
         head, heads = self.kernel.walk.head, self.kernel.walk.heads
         if not head:
             return ["const int b = tile / row_tiles;", local("const int", q_lo=self.query_of("row_lo"))]
@@ -395,7 +373,6 @@ class CudaDecodeText(CudaText):
 
     @property
     def first_head(self) -> str:
-        """The first head of the group, as a summand."""
         head = self.kernel.walk.head
         return f"{head} * {self.group} + " if head else ""
 
@@ -447,7 +424,6 @@ class CudaDecodeText(CudaText):
 
     @property
     def split_columns(self) -> int:
-        """Columns of o of a split, as they are kept for the kernel that joins them."""
         return self.layout.dv
 
     @property

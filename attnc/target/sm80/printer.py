@@ -72,7 +72,6 @@ def settle(text: str) -> str:
 
 
 def _words_of_block(text: str, at: int) -> Iterator[str]:
-    """Yields words of the code from a place to the end of the block that it is in."""
     depth = 0
     for token in _TOKEN.finditer(text, at):
         match token[0]:
@@ -239,7 +238,6 @@ class CudaWalk:
 
     @property
     def all_heads(self) -> str:
-        """Heads that have tiles of their own: those of all sequences, unless they are packed."""
         return self.walk.heads if self.walk.sequences is not None else f"B * {self.walk.heads}"
 
     @property
@@ -346,7 +344,6 @@ class CudaSums(AdjointText):
 
     @property
     def steps(self) -> Iterator[str]:
-        """For one element, whose ds is the gradient of its score."""
         inside = scalar_in_tile(self.show, IN_ROWS, IN_KEYS)
         for adjoint in self.adjoints:
             sign, term = self.split_sign(adjoint)
@@ -376,7 +373,6 @@ class CudaSums(AdjointText):
 
     @property
     def ends(self) -> Iterator[str]:
-        """After the loops of a head."""
         for adjoint in self.adjoints:
             if not self.is_vector(adjoint):
                 continue
@@ -388,7 +384,6 @@ class CudaSums(AdjointText):
                 yield from self._keys(adjoint)
 
     def _total(self, adjoint: Adjoint) -> Iterator[str]:
-        """Prints how a sum with one number for the whole tile is stored."""
         name, guard = adjoint.name, scalar(adjoint.guard)
         count, index = ("q_tiles", "q_lo / BLOCK_M") if self.over_q else ("kv_tiles", "kv_lo / BLOCK_N")
         inside = "" if self.over_q else "if (kv_idx[r] < N)"
@@ -406,9 +401,6 @@ class CudaSums(AdjointText):
             yield f"    atomic_add(&{self._at(adjoint, scalar)}, {name}_total);"
 
     def _rows(self, adjoint: Adjoint) -> Iterator[str]:
-        """Prints how a sum with a number for each query is stored: the four lanes that share a row have all
-        of its keys.
-        """
         name = adjoint.name
         guard = "" if adjoint.guard == TRUE else f" && {_and(self.show(adjoint.guard))}"
         yield "for (int r = 0; r < ROWS; ++r) {"
@@ -422,9 +414,6 @@ class CudaSums(AdjointText):
         yield "}"
 
     def _keys(self, adjoint: Adjoint) -> Iterator[str]:
-        """Prints how a sum with a number for each key is stored: warps that share keys have some of its
-        queries each.
-        """
         name = adjoint.name
         key = "kv_lo + i"
         yield "__syncthreads();  // all have read the previous sums"
@@ -451,7 +440,6 @@ class CudaSums(AdjointText):
         yield "}"
 
     def _at(self, adjoint: Adjoint, show: Printer) -> str:
-        """Returns where in the gradient itself a load points."""
         return address(f"args.{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, show)
 
 
@@ -460,5 +448,4 @@ def scalar_in_tile(show: Printer, *conditions: Expr) -> str:
 
 
 def _and(text: str) -> str:
-    """Returns the text as an operand of &&."""
     return f"({text})" if " || " in text else text

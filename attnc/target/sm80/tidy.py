@@ -71,7 +71,6 @@ def wrap_lines(text: str) -> Iterator[str]:
 
 
 def _fill_paragraph(comment: re.Match[str], lines: deque[str]) -> list[str]:
-    """Returns a comment that is too wide as several lines, with the lines that go on with it."""
     start = f"{comment[1]}//{comment[2]}"
     further = f"{start}{' ' * len(comment[3])}"
     words = [comment[4]]

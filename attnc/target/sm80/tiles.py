@@ -24,22 +24,18 @@ class ElementText:
 
     @property
     def products(self) -> str:
-        """The template of the products of tiles."""
         return f"cuda/_products{'_tf32' if self.layout.is_f32 else ''}.cu.jinja"
 
     @property
     def turns_columns(self) -> bool:
-        """Whether columns of a tile are rows of a left operand."""
         return False
 
     @property
     def pair_type(self) -> str:
-        """What two neighbouring elements of a result are in memory."""
         return "Pair" if self.layout.is_f32 else "u32"
 
     @property
     def no_pair(self) -> str:
-        """Two zeros."""
         return "Pair{}" if self.layout.is_f32 else "0"
 
     def pair(self, first: str, second: str) -> str:
@@ -58,12 +54,10 @@ class ElementText:
 
     @property
     def piece_chunk(self) -> str:
-        """The chunk where the pair of a thread in 8 columns, the j-th, begins."""
         return "2 * j + t / 2" if self.layout.is_f32 else "j"
 
     @property
     def in_chunk(self) -> str:
-        """And its place there."""
         return "t % 2 * 2" if self.layout.is_f32 else "2 * t"
 
 
@@ -92,17 +86,14 @@ class TileText(OutputView, ElementText):
 
     @property
     def own_copies(self) -> bool:
-        """Whether a warp copies the keys that it reads itself."""
         return self.layout.warp_split == "kv" and self.layout.merge == "end"
 
     @property
     def barrier(self) -> str:
-        """What the threads that share tiles wait at."""
         return "__syncwarp()" if self.own_copies else "__syncthreads()"
 
     @property
     def count(self) -> str:
-        """Keys that they copy at once."""
         return "WARP_N" if self.own_copies else "BLOCK_N"
 
     @property
@@ -112,7 +103,6 @@ class TileText(OutputView, ElementText):
 
     @property
     def sharers(self) -> str:
-        """How many they are, in a function."""
         return "SHARERS" if self.own_copies else "THREADS"
 
     @property
@@ -133,18 +123,15 @@ class TileText(OutputView, ElementText):
 
     @cached_property
     def walk(self) -> CudaWalk:
-        """From the number of a tile to its place."""
         return CudaWalk(walk=self.kernel.walk, of_call="")
 
     @property
     def tiles_of_grid(self) -> str:
-        """All q tiles, from the arguments alone."""
         tiles = CudaWalk(walk=self.kernel.walk, of_call="args.").tiles
         return f"{tiles} * args.B * args.H" if self.kernel.grid.sequences is None else f"({tiles}) * args.H"
 
     @property
     def program(self) -> Iterator[str]:
-        """What is computed once for a tile; a length that shortens a size is an assignment."""
         declared = {*self.kernel.dims, *(["M"] if self.kernel.grid.sequences is not None else [])}
         for item in self.kernel.program:
             if isinstance(item, Let) and item.name in _LENGTHS and item.name not in declared:
@@ -157,7 +144,6 @@ class TileText(OutputView, ElementText):
 
     @property
     def page(self) -> int:
-        """Rows of a page of keys, 0 where there are none."""
         return self.rows("k").page
 
     @property
@@ -167,13 +153,11 @@ class TileText(OutputView, ElementText):
 
     @property
     def table_type(self) -> str:
-        """The type of the entries of the block table."""
         name = self.rows("k").table_stride.removeprefix("stride_").rsplit("_", 1)[0]
         return STORED[self.dtypes[name]]
 
     @property
     def places(self) -> Iterator[str]:
-        """Where the rows of q, k and v of the head at hand lie."""
         yield from (self.place(name) for name in "qkv" if name != "v" or not self.v_in_k)
 
     def place(self, name: str) -> str:
@@ -202,7 +186,6 @@ class TileText(OutputView, ElementText):
 
     @property
     def stored(self) -> str:
-        """The number of rows of o to write."""
         return scalar(self.kernel.stored)
 
     def if_exists(self, value: str, otherwise: str) -> str:
@@ -293,7 +276,6 @@ class TileText(OutputView, ElementText):
 
     @property
     def at_value(self) -> str:
-        """Where a chunk of a value lies in its tile."""
         return self.at_qk if self.v_in_k else self.at_v
 
     @property

@@ -39,7 +39,6 @@ class Sm90BackwardText(Sm90TileText):
 
     @property
     def tiles_of_head(self) -> str:
-        """How many kv tiles take turns at the sums of a head."""
         return "(N + BLOCK_N - 1) / BLOCK_N" if self.kernel.grid.sequences is not None else self.walk.tiles
 
     @property
@@ -94,7 +93,6 @@ def finish_pitch(layout: CudaLayout) -> int:
 
 
 def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
-    """Yields how the sums of a q tile of dq lie."""
     size = f"{64 * plan.qk_panels} * BLOCK_M"
     if plan.turns:
         yield f"constexpr int TURNS = {TURNS}, DQ_SIZE = {size} + TURNS;"

@@ -84,13 +84,10 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
 
     @property
     def ascends(self) -> bool:
-        """Whether tiles of the other axis are walked over from the first to the last."""
         return self.over_q or (self.turns is not None and self.turns.from_last)
 
     @property
     def searches_together(self) -> bool:
-        """Whether bounds are searched for by all lanes of a warp; who copies, and tests tiles, is one."""
-
         def searches(exprs: Iterable[Expr]) -> bool:
             return any(isinstance(node, Search) for expr in exprs for node in walk(expr))
 
@@ -129,13 +126,11 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
 
     @property
     def end_of_own(self) -> str:
-        """Where rows of the tile end that are this sequence's, if the tensor does not end there."""
         size = "M" if self.over_q else "N"
         return size if size in self._made else ""
 
     @property
     def clears_queries(self) -> bool:
-        """Whether rows past the last query have to be made zero: TMA does so behind the tensor alone."""
         attention = self.module.variant.attention
         return not self.over_q and (attention.q.storage.is_packed or "M" in attention.lengths)
 
@@ -167,7 +162,6 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
 
     @property
     def shared_column_values(self) -> Iterator[str]:
-        """The loads, of the column at hand, behind those that say where."""
         read = fetches_for(self._columns, *fetch_expressions(self.shared_columns))
         for fetch in self._columns:
             if fetch in read:
@@ -191,35 +185,27 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
 
     @property
     def own(self) -> str:
-        """The first row of the tile that stays."""
         return "q_lo" if self.over_q else "kv_lo"
 
     @property
     def late_program(self) -> tuple[Statement, ...]:
-        """What is computed anew for each tile that comes by."""
         return ()
 
     @property
     def _statements(self) -> tuple[Statement, ...]:
-        """In front of the loops: what is computed once for a tile, and the bounds."""
         late = self.late_program
         return tuple(x for x in (*self.kernel.program, *self.kernel.regions.bounds) if x not in late)
 
     @property
     def found_program(self) -> list[Statement]:
-        """What who finds tiles computes before it knows where they end: lengths and other integers, and all
-        that bounds are computed from.
-        """
         return [item for item in self._found if item not in self.kernel.regions.bounds]
 
     @property
     def found_bounds(self) -> list[Statement]:
-        """What it computes then."""
         return [item for item in self._found if item in self.kernel.regions.bounds]
 
     @property
     def _found(self) -> list[Statement]:
-        """Integers, and all that they are computed from."""
         return needed_for({x.name for x in self._statements if self._is_integer(x)}, self._statements)
 
     @property
@@ -235,14 +221,10 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
 
     @property
     def read_program(self) -> list[Statement]:
-        """What is not published, and so computed by those who multiply: pointers, floats and flags of a
-        head.
-        """
         return needed_for(self._read, self._unpublished)
 
     @property
     def copied_program(self) -> list[Statement]:
-        """The same of who copies: what tests of tiles read."""
         read = {name for test in self.tests for name in names_in(test)}
         loops = self.kernel.regions.loops
         read |= {name for loop in loops for expr in loop.expressions for name in names_of(expr)}
@@ -254,7 +236,6 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
 
     @cached_property
     def published(self) -> list[str]:
-        """Integers that those who copy and multiply read: its place, its lengths, and bounds of its loops."""
         tensors = self.arguments.tensors
         firsts = [
             *(["q_first"] if tensors.packs(Role.QUERY) else []),
@@ -270,7 +251,6 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
 
     @cached_property
     def _made(self) -> frozenset[str]:
-        """Sizes that are found on the device."""
         names = {item.name for item in self.kernel.program if isinstance(item, Let)} & {"M", "N"}
         sequences = self.kernel.grid.sequences
         return frozenset(names | ({"M" if self.over_q else "N"} if sequences is not None else set()))
@@ -280,7 +260,6 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
 
     @cached_property
     def _read(self) -> frozenset[str]:
-        """Names that loops and steps read."""
         kernel, step = self.kernel, self.kernel.step
         exprs: list[Expr] = [expr for loop in kernel.regions.loops for expr in loop.expressions]
         statements: list[Statement] = [*kernel.regions.tests, *kernel.outer, *self.late_program]
@@ -295,10 +274,8 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
 
     @cached_property
     def _wanted(self) -> frozenset[str]:
-        """Names that are read after a tile has been found."""
         return self._read.union(*(names_in(item) for item in self.read_program))
 
     @property
     def read_sizes(self) -> Iterator[str]:
-        """Those that are no part of a record."""
         yield from sizes_of_call(name for name in self.kernel.dims if name not in self._made)

@@ -53,7 +53,6 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
 
     @property
     def exponent(self) -> str:
-        """Of p, from a score."""
         return f"s[j][2 * r + c]{self.times_scale} - m[r]"
 
     @property
@@ -62,7 +61,6 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
 
     @property
     def wgmma_functions(self) -> list[str]:
-        """And p v with p in shared memory, and q k^T with a part of q in registers."""
         shared = [f"WGMMA_SS_ROWS({columns})" for columns in self.sum_columns if self.shares_columns]
         rest = [f"WGMMA_RS_COLUMNS({keys})" for keys in self.key_tiles if self.keeps_rest]
         return [*super().wgmma_functions, *shared, *rest]
@@ -73,22 +71,18 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
 
     @property
     def stored_columns(self) -> str:
-        """Columns of o that a warpgroup stores."""
         return self.dv_stored if self.stores_half else "COLUMNS"
 
     @property
     def stores_half(self) -> bool:
-        """Whether the last 8 of the columns that a product has are not stored."""
         return self.layout.dv < self.layout.dv_multiplied
 
     @property
     def rest_steps(self) -> str:
-        """Products over the columns of K that are in no V."""
         return "(D - DV) / 16" if self.layout.d % PIECE else "4 * REST"
 
     @property
     def first_column(self) -> str:
-        """Of o, as a summand."""
         block = "sharer * BLOCK_D + " if self.blocks_share else ""
         return f"{block}consumer * COLUMNS + " if self.shares_columns else ""
 
@@ -99,13 +93,11 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
 
     @property
     def has_statistics(self) -> str:
-        """Who stores those of a row, as an operand: not all who have columns of it."""
         block = "sharer == 0 && " if self.blocks_share else ""
         return f"{block}consumer == 0 && " if self.shares_columns else ""
 
     @property
     def number_of_tile(self) -> str:
-        """Of rows and splits."""
         return "blockIdx.x / SHARERS" if self.blocks_share else "blockIdx.x"
 
     @property
@@ -137,7 +129,6 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
 
     @property
     def start_of_split(self) -> list[str]:
-        """Which tiles are this block's, and the first of them where that is known before any length is."""
         split = self.kernel.split
         if split is None:
             return []
@@ -185,14 +176,12 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
 
     @property
     def maps(self) -> list[str]:
-        """Tensors that TMA copies from."""
         if self.copies_rows:
             return []
         return ["k"] if self.v_in_k else ["k", "v"]
 
     @property
     def arguments(self) -> list[Arg]:
-        """What the kernel reads and writes itself."""
         return [arg for arg in super().arguments if arg.tensor.name not in self.maps]
 
     def row_at(self, name: str) -> str:

@@ -99,7 +99,6 @@ class Sm90Text(BoxText):
 
     @property
     def of_cluster(self) -> str:
-        """The factor of arrivals where every block of a cluster arrives."""
         return "CLUSTER * " if self.clusters else ""
 
     @property
@@ -124,7 +123,6 @@ class Sm90Text(BoxText):
 
     @property
     def wgmma_functions(self) -> list[str]:
-        """And of columns, bf16 whatever the type of q and k."""
         columns = [f"WGMMA_RS_BF16({keys})" for keys in self.key_tiles if self.score.columns]
         return [*super().wgmma_functions, *columns]
 
@@ -136,7 +134,6 @@ class Sm90Text(BoxText):
 
     @property
     def exponent(self) -> str:
-        """Of p, from a score."""
         return f"s[j][2 * r + c]{self.times_scale} - m[r]"
 
     @property
@@ -145,7 +142,6 @@ class Sm90Text(BoxText):
 
     @property
     def partial(self) -> str:
-        """Whether the tile at hand is partial."""
         return self.masked
 
     @property
@@ -158,13 +154,11 @@ class Sm90Text(BoxText):
 
     @property
     def met(self) -> str:
-        """The declaration of the key before which every row sees all; empty if there is none."""
         found = self.roles.work.all_see
         return "" if found is None else f"const int {ALL_SEE} = {scalar(found)};"
 
     @property
     def all_rows_see(self) -> str:
-        """Whether every row keeps a key of the tile at hand."""
         match self.kernel.regions.loops:
             case (loop,) if isinstance(loop.masked, Or):
                 ends = [side.right for side in loop.masked.operands if isinstance(side, Compare)]
@@ -175,27 +169,22 @@ class Sm90Text(BoxText):
 
     @property
     def lo_of_all(self) -> str:
-        """Where the keys of all rows of a tile begin."""
         return "work.first_tile" if self.lo in self.work.own else self.lo
 
     @property
     def turn_threads(self) -> int:
-        """Threads at the named barrier of a turn at issuing products."""
         return TURN_THREADS
 
     @property
     def searching_lanes(self) -> str:
-        """How many lanes look for the same bound."""
         return "(32 / (BLOCK_M / 64))" if self.work.own_ranges else "32"
 
     @property
     def end(self) -> str:
-        """Where the loop ends: who multiplies has no variable for what is none of the plan."""
         return self.hi
 
     @property
     def last_tile(self) -> str:
-        """The last of the key tiles, or one below all of them."""
         if self.guard:
             return f"hi > {self.lo} ? previous((hi - 1) / BLOCK_N * BLOCK_N + BLOCK_N) : {self.lo} - BLOCK_N"
         return f"hi > {self.lo} ? (hi - 1) / BLOCK_N * BLOCK_N : {self.lo} - BLOCK_N"
@@ -204,7 +193,6 @@ class Sm90Text(BoxText):
 
     @property
     def arguments(self) -> list[Arg]:
-        """What kernels read and write themselves: what comes as tiles may be loaded at other places, too."""
         kernel, copied = self.kernel, set(self.tma_loads)
         if (pair := self.score.pair) is not None:
             parts = (kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)
@@ -214,7 +202,6 @@ class Sm90Text(BoxText):
 
     @property
     def tma_loads(self) -> list[str]:
-        """Tensors that TMA copies from: values that are columns of the keys come from there."""
         copied = [name for name in _COPIED if name == "q" or not self.copies_rows]
         matrices = dict.fromkeys(self.rows(name).tensor for name in copied)
         return [*matrices, *([self.score.pair.load.tensor] if self.score.pair else [])]
@@ -225,7 +212,6 @@ class Sm90Text(BoxText):
 
     @property
     def maps(self) -> list[str]:
-        """Tensors that TMA copies from or to."""
         return [*self.tma_loads, *(["o"] if self.stores.by_tma else [])]
 
     @property
@@ -236,12 +222,10 @@ class Sm90Text(BoxText):
 
     @property
     def sizes(self) -> Iterator[str]:
-        """As they are for all tiles; tiles are counted by all rows."""
         yield from self.work.scheduler_sizes
 
     @property
     def readers(self) -> int:
-        """Warps besides those that multiply that read what is said of a tile: who copies, loads and draws."""
         return 1 + self.score.loads_keys + (self.score.pair is not None) + 4 * self.draws
 
     @property
@@ -253,7 +237,6 @@ class Sm90Text(BoxText):
 
     @property
     def seed(self) -> str:
-        """The key of dropout's random words."""
         assert self.kernel.softmax.dropout is not None
         return scalar(self.kernel.softmax.dropout.seed)
 

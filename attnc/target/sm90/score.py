@@ -53,7 +53,6 @@ class Scores:
 
     @property
     def seen(self) -> str:
-        """What a row keeps, by bits, of columns from 128 * w on."""
         assert self.ends is not None
         first, end = (
             None if end is None else f"columns_before({at_row(end)}, first_key + 128 * w)"
@@ -69,27 +68,22 @@ class Scores:
 
     @property
     def number_columns(self) -> list[tuple[int, str]]:
-        """Where the number of a key in its tile lies, and what a row multiplies it by."""
         return [(3 * i, at_row(x.factor)) for i, x in enumerate(self.columns) if x.of_key is None]
 
     @property
     def loads_keys(self) -> bool:
-        """Whether a warp loads what is asked of keys."""
         return bool(self.vectors or self.key_columns)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether consumers read what others have loaded, besides tiles of q, k and v."""
         return bool(self.vectors or self.pair)
 
     @property
     def of_row(self) -> str:
-        """What is left of a score but for its columns; empty if nothing is."""
         return "" if self.parts is None or self.parts.of_row is None else at_row(self.parts.of_row)
 
     @property
     def vector_values(self) -> Iterator[str]:
-        """Declarations of what is loaded of one key, and computed of it; other loads may say where."""
         loads = [x for x in dict.fromkeys(self._asked) if x.axes == ("kv",)]
         of_keys = (column.of_key for column in self.columns)
         lets = [x for x in self.vectors if isinstance(x, Let)]
@@ -123,19 +117,16 @@ class Scores:
 
     @property
     def pair_by_fragments(self) -> bool:
-        """Whether ldmatrix reads it, which has elements of 16 bits."""
         return self._layout.pair == 2
 
     @property
     def pair_place(self) -> str:
-        """Where a box of its tile begins, but for its columns: row, and the axes before."""
         assert self.pair is not None
         others = [scalar(index) for index in reversed(self.pair.load.indices[:-2])]
         return ", ".join(["q_lo", *others, *["0"] * (2 - len(others))])
 
     @property
     def pair_value(self) -> str:
-        """Of the element at hand."""
         assert self.pair is not None
         if self.pair_by_fragments:
             return f"half_of<{STORED[self._dtypes[self.pair.load.tensor]]}>(values[j % 2 * 2 + r], c)"

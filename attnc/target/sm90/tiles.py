@@ -54,12 +54,10 @@ class ColumnsText:
 
     @property
     def d_stored(self) -> str:
-        """Of q and k."""
         return "D" if self.layout.d == self.layout.d_multiplied else str(self.layout.d)
 
     @property
     def dv_stored(self) -> str:
-        """Of v and o."""
         return "DV" if self.layout.dv == self.layout.dv_multiplied else str(self.layout.dv)
 
 
@@ -83,24 +81,20 @@ class BoxText(ColumnsText, CudaText):
 
     @property
     def copied_columns(self) -> str:
-        """Columns of a tile that are written, where keys come row by row: as many as are multiplied."""
         return f"(COLUMNS + {MMA - 1}) / {MMA} * {MMA}" if self.padded else "COLUMNS"
 
     @property
     def is_copied(self) -> str:
-        """Whether a chunk of a row comes from memory, and is not zeros."""
         return f"from != 0{' && column_of(panel) + 8 * chunk < COLUMNS' if self.padded else ''}"
 
     @property
     def fields(self) -> Iterator[str]:
-        """Declarations of the arguments: tensor maps, pointers, strides, sizes."""
         if self.maps:
             yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
         yield from super().fields
 
     @property
     def key_tiles(self) -> list[int]:
-        """Keys of a tile, over all configs."""
         return sorted({config.tile_kv for config in self.kernel.configs})
 
     @property
@@ -113,7 +107,6 @@ class BoxText(ColumnsText, CudaText):
 
     @property
     def sum_columns(self) -> list[int]:
-        """Widths of the products that are summed in registers."""
         return list(dict.fromkeys(columns for _, columns in self.sum_parts))
 
     def value_products(self, accumulate: str) -> list[str]:
@@ -122,14 +115,12 @@ class BoxText(ColumnsText, CudaText):
 
     @property
     def box(self) -> str:
-        """Keys that are copied at once, which lie in one page."""
         last, *others = self.key_tiles
         boxes = [f"BLOCK_N == {tile} ? {gcd(self.page, tile)} : " for tile in others]
         return f"{''.join(boxes)}{gcd(self.page, last)}"
 
     @property
     def box_rows(self) -> str:
-        """The same as declarations say it, or all keys of a tile."""
         return f"gcd({self.page}, BLOCK_N)" if self.page else "BLOCK_N"
 
     def pool(self, name: str) -> str:

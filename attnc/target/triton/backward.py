@@ -43,23 +43,19 @@ class Sums(AdjointText):
 
     @property
     def reads_inner(self) -> bool:
-        """Whether the step stores or adds something by the numbers of the inner axis."""
         return any(self._is_added(adjoint) and not self.is_vector(adjoint) for adjoint in self.adjoints)
 
     @property
     def reads_outer(self) -> bool:
-        """Whether what stands after the loops is stored or added by the numbers of the outer axis."""
         return any(self._is_added(adjoint) and self.is_vector(adjoint) for adjoint in self.adjoints)
 
     @property
     def stores_pairs(self) -> bool:
-        """Whether a sum has an entry for each query and key, in rows of its own."""
         pairs = (adjoint for adjoint in self.adjoints if not self.is_vector(adjoint))
         return any(adjoint.accumulate == "two_pass" for adjoint in pairs)
 
     @property
     def step_names(self) -> list[str]:
-        """What the step needs to write those that are no vectors."""
         found: list[str] = []
         for adjoint in self.adjoints:
             if self.is_vector(adjoint):
@@ -73,7 +69,6 @@ class Sums(AdjointText):
 
     @property
     def starts(self) -> Iterator[str]:
-        """Before the loops."""
         for adjoint in self.adjoints:
             if self.is_vector(adjoint):
                 yield f"{adjoint.name} = tl.zeros([{'BLOCK_M' if self.over_q else 'BLOCK_N'}], tl.float32)"
@@ -82,7 +77,6 @@ class Sums(AdjointText):
 
     @property
     def steps(self) -> Iterator[str]:
-        """In the step, where ds is the gradient of the tile's scores."""
         inside = f"({self.show(IN_ROWS)}) & ({self.show(IN_KEYS)})"
         for adjoint in self.adjoints:
             if self.is_vector(adjoint):
@@ -105,7 +99,6 @@ class Sums(AdjointText):
 
     @property
     def ends(self) -> Iterator[str]:
-        """After the loops."""
         index, tile, start = ("q_idx", "q", "q_lo // BLOCK_M") if self.over_q else _KV_ENDS
         inside = scalar(IN_ROWS if self.over_q else IN_KEYS)
         for adjoint in self.adjoints:
@@ -128,12 +121,10 @@ class Sums(AdjointText):
                 yield f'tl.atomic_add({self._at(adjoint)}, {name}, mask={mask}, sem="relaxed")'
 
     def _term(self, adjoint: Adjoint) -> str:
-        """Returns what one score adds."""
         sign, term = self.split_sign(adjoint)
         return term if sign == "+" else f"-{term}"
 
     def _at(self, adjoint: Adjoint) -> str:
-        """Returns where in the gradient itself a load points."""
         printer = self.show if adjoint.along == ("q", "kv") else scalar
         return address(f"{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, printer)
 
@@ -188,7 +179,6 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def slope(self) -> str:
-        """d score / d dot, as a factor of ds."""
         assert self.chain.slope is not None
         return self.sums.factor(self.chain.slope)
 
@@ -198,13 +188,11 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def scores_products(self) -> bool:
-        """Whether scores are computed from the products of q and k."""
         score = self.kernel.step.score
         return score is None or Dot() in walk(self.chain.inline(score))
 
     @property
     def score(self) -> str:
-        """Name of the score: that of the dot product, unless a derivative needs the dot product too."""
         later = (*(a.value for a in self.chain.adjoints), *([self.chain.slope] if self.chain.slope else []))
         return "score" if any(Dot() in walk(expr) for expr in later) else "s"
 
@@ -215,7 +203,6 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def step_names(self) -> list[str]:
-        """Parameters of the step that are not about masking."""
         step, vectors = self.kernel.step, self.sums.vectors
         if self.over_q:
             own = [*self.makes, *vectors]
@@ -251,7 +238,6 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def uses_q_idx(self) -> bool:
-        """Whether a step whose rows are keys needs the queries' numbers."""
         return (
             self.uses_q_pos
             or self.packs_queries
@@ -263,7 +249,6 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def uses_kv_idx(self) -> bool:
-        """Whether a program whose rows are keys needs the keys' numbers."""
         loaded = any("kv" in fetch.axes for fetch in self.kernel.outer) or self.kernel.fills_keys
         return loaded or "kv_idx" in self.step_names or self.sums.reads_outer
 
@@ -285,18 +270,15 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def clears_ds(self) -> bool:
-        """Whether ds of masked keys is made 0, since nothing keeps NaN out of their k and v."""
         kernel = self.kernel
         return not self.over_q and kernel.step.kept is not None and not self.kernel.fills_keys
 
     @property
     def kept_fetches(self) -> tuple[Fetch, ...]:
-        """Loads that say which keys some query keeps."""
         return kept_fetches(self.kernel)
 
     @property
     def of_keys(self) -> tuple[Fetch, ...]:
-        """Values along the keys, those that a query head may change: the rows of k and v are made without."""
         known = self.kept_fetches if self.kernel.fills_keys else ()
         return tuple(fetch for fetch in self.kernel.outer if fetch not in known)
 
@@ -342,7 +324,6 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def reads_first_row(self) -> bool:
-        """Whether a program whose rows are keys needs to know where rows of the head begin in memory."""
         return self.sums.stores_pairs or self.packs_queries
 
     @property
@@ -356,7 +337,6 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def starts_with_program(self) -> bool:
-        """Whether the tiles of k and v cannot be made, or counted, without them."""
         return self.is_packed or self.kernel.fills_keys or self.is_sequential
 
     @property
@@ -366,7 +346,6 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def paper(self) -> str:
-        """Where the step comes from."""
         if self.is_sequential:
             return "FlashAttention-1, algorithm 4, lines 10 to 22"
         return "FlashAttention-2, algorithm 2, lines 11 to 16"
@@ -429,7 +408,6 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def heads(self) -> Iterator[str]:
-        """Pointers to what belongs to one query head, where there are no descriptors."""
         yield f"q_head = Q + {self.offset('q')}"
         yield f"do_head = DO + {self.offset('do')}"
         for name in ("lse2", *(("delta",) if self.needs_dp else ())):
@@ -438,7 +416,6 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def first_row(self) -> str:
-        """Where the head's rows begin in lse2 and delta."""
         if self.packs_queries:
             return f"h.to(tl.int64) * {self.tensors.packed_queries} + q_first"
         return f"{'(b * H + h)' if self.over_q else 'row'}.to(tl.int64) * M_padded"

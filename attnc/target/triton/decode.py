@@ -47,17 +47,12 @@ class PagesText:
 
     @property
     def own(self) -> str:
-        """The pages of the tile at hand."""
         return self._find_pages("kv_lo", "N")
 
     def _within(self, start: str, loop: Loop) -> str:
-        """Looks pages up, but none past the loop's end, where somebody would wait for them."""
         return self._find_pages(start, f"tl.where({start} < {scalar(loop.stop)}, N, 0)")
 
     def _find_pages(self, start: str, stop: str, whole: bool = False) -> str:
-        """Returns the pages of the tile that begins with this key: up to N, as its rows are read
-        up to there.
-        """
         k, form = self.rows, "SPLIT" if self.split else "False"
         where = f"{k.table}, {k.table_stride}, {start}, {stop}"
         return f"_pages_of({where}, {whole}, {form}, BLOCK_N, {k.page})"
@@ -86,12 +81,10 @@ class DecodeText(KernelText):
 
     @property
     def all_rows(self) -> str:
-        """Rows of a KV head: before the program's statements, of its tensor."""
         return "M" if self.group is None else f"M * {self.group}"
 
     @property
     def heads(self) -> list[str]:
-        """From the number of a tile to b, the head, and the first q row."""
         head, heads = self.kernel.walk.head, self.kernel.walk.heads
         lines = ["b = tile // row_tiles"]
         if head:
@@ -190,7 +183,6 @@ class DecodeText(KernelText):
 
     @property
     def _cut(self) -> str:
-        """Whether a tile may reach past the last key, as far as the step knows when it is compiled."""
         return "True" if self.branches else "MASKED"
 
     @property
@@ -227,7 +219,6 @@ class DecodeText(KernelText):
 
     @property
     def find_pages(self) -> str:
-        """Nothing: a step gets the pages of its tile, found some tiles ahead."""
         return ""
 
     def keys_of(self, loop: Loop) -> str:
@@ -346,7 +337,6 @@ class DecodeText(KernelText):
 
     @property
     def fixed_split(self) -> list[str]:
-        """The constant of configs that give a split a fixed number of keys."""
         return ["SPLIT_SIZE"] if has_fixed_splits(self.kernel) else []
 
 

@@ -52,7 +52,6 @@ class ProgramText(KernelView):
 
     @property
     def tile_count(self) -> str:
-        """How many tiles a head has, over all sequences if they are packed."""
         walk, rows = self.kernel.walk, scalar(self.kernel.walk.rows)
         if walk.sequences is not None:
             return f"{rows} // {walk.size} + B + 1"
@@ -60,7 +59,6 @@ class ProgramText(KernelView):
 
     @property
     def all_heads(self) -> str:
-        """Heads that have tiles of their own: those of all sequences, unless they are packed."""
         walk = self.kernel.walk
         return walk.heads if walk.sequences is not None else f"B * {walk.heads}"
 
@@ -70,7 +68,6 @@ class ProgramText(KernelView):
 
     @property
     def find_sequence(self) -> str:
-        """The sequence of the program's tile."""
         walk = self.kernel.walk
         assert walk.sequences is not None
         cu, rows = walk.sequences.cu_seqlens, scalar(walk.sequences.rows)
@@ -86,7 +83,6 @@ class ProgramText(KernelView):
 
     @property
     def fills_when(self) -> str:
-        """The condition under which a step makes rows zero that no query keeps; empty if none has to."""
         partial = [loop for loop in self.kernel.regions.loops if loop.masked is not False]
         if not any(loop.zero_fill for loop in partial):
             return ""
@@ -96,14 +92,12 @@ class ProgramText(KernelView):
 
     @property
     def kept_rows(self) -> str:
-        """Which rows of a tile of k or v some query keeps."""
         kept = self.kernel.step.kept
         assert kept is not None
         return transposed(kept)
 
     @property
     def keep_scale(self) -> str:
-        """1 / (1 - p) of dropout; 0 where everything is dropped."""
         assert self.kernel.softmax.dropout is not None
         p = scalar(self.kernel.softmax.dropout.p)
         return f"tl.where({p} < 1.0, 1.0 / (1.0 - {p}), 0.0)"
@@ -145,7 +139,6 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def more_parts(self) -> list[PartText]:
-        """Parts of q and k besides the first; most kernels have one."""
         return []
 
     @property
@@ -196,7 +189,6 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def find_pages(self) -> str:
-        """The pages of the tile's keys, for both k and v; empty where keys do not lie in pages."""
         k = self.rows("k")
         if not k.page:
             return ""
@@ -207,7 +199,6 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def matrices(self) -> list[str]:
-        """q, k, v, o, as far as they have memory of their own."""
         return [name for name in MATRICES if self.rows(name).tensor == name]
 
     @property
@@ -230,7 +221,6 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def kernel_parameters(self) -> list[str]:
-        """Lines of the kernel's parameter list: tensors, strides tensor by tensor, sizes, constants."""
         return [", ".join(list_types(line)) for line in self.parameter_lines]
 
     @property
@@ -275,7 +265,6 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def step_names(self) -> list[str]:
-        """Parameters of the step that are not about masking."""
         own: list[str]
         if self.kernel.grid.over == "q":
             own = ["l", "m", "q", *self._key_names("k" if self.two_pass else "kv")]
@@ -293,7 +282,6 @@ class KernelText(ProgramText, OutputView):
         return unique(("acc", "shift", "q", *self._key_names("kv"), *self.kernel.step.names))
 
     def _key_names(self, names: str) -> list[str]:
-        """Returns what loads of k, or of k and v, take."""
         of = unique(self.rows(name).tensor for name in names)
         rows = self.rows("k")
         where = ["b", self.kv_name] if self.kernel.tma else []
@@ -317,12 +305,10 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def branches(self) -> bool:
-        """Whether the step learns at run time that its tile is partial."""
         return any(not isinstance(loop.masked, bool) for loop in self.kernel.regions.loops)
 
     @property
     def masked(self) -> str:
-        """The step's parameter that says so."""
         return "partial" if self.branches else "MASKED"
 
     def _step_constants(self) -> list[str]:
@@ -345,13 +331,11 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def all_tiles(self) -> str:
-        """How many tiles there are in all, for programs that walk over them."""
         tiles = self.tile_count if self.kernel.grid.sequences is None else f"({self.tile_count})"
         return f"{tiles} * {self.all_heads}"
 
     @property
     def tile_in_sequence(self) -> str:
-        """From a sequence's tile numbers to its tiles; those that it has not lie past its end."""
         forwards = "(tile - first // BLOCK_M - b)"
         return "(end // BLOCK_M + b - tile)" if self.kernel.grid.longest_first else forwards
 
@@ -361,7 +345,6 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def v_scale(self) -> str:
-        """The factor of the rows of o; empty where there is none."""
         factor = self.kernel.softmax.v_scale
         return "" if factor is None else tiled(Binary("*", Ref("o", "float", ("q", "kv")), factor))
 
@@ -378,7 +361,6 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def stored(self) -> str:
-        """The number of rows of o to write."""
         return scalar(self.kernel.stored)
 
 

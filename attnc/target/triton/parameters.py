@@ -49,7 +49,6 @@ class PrologueText:
 
     @property
     def has_dlse(self) -> bool:
-        """Whether lse is an output, which may have a gradient of its own."""
         return not self.module.kept
 
     @property
@@ -82,7 +81,6 @@ class PrologueText:
 
     @property
     def sink_ends(self) -> Iterator[str]:
-        """The gradients of what the sink loads, from that of the sink itself."""
         for adjoint in self.prologue.adjoints:
             value = "dsink_row" if adjoint.value == Const(1.0) else f"dsink_row * ({scalar(adjoint.value)})"
             if adjoint.accumulate == "two_pass":
@@ -129,7 +127,6 @@ class PreprocessText:
 
     @property
     def lines(self) -> list[list[str]]:
-        """Parameters: pointers, strides tensor by tensor, sizes."""
         adjoints = self.planned.prologue.adjoints
         strides = [self.tensors.strides("o"), self.tensors.strides("do"), *self.prologue.strides]
         strides += [self.tensors.extra_strides(name, name) for name in self._sunk]
@@ -140,7 +137,6 @@ class PreprocessText:
 
     @property
     def _sunk(self) -> list[str]:
-        """What the sink loads."""
         return list(dict.fromkeys(a.load.tensor for a in self.planned.prologue.adjoints))
 
     @property
@@ -166,7 +162,6 @@ class PreprocessText:
 
     @property
     def launch(self) -> CallText:
-        """The declaration of the launch."""
         return triton_kernel(
             self.planned.name,
             "M_padded // BLOCK_M * B * H",
@@ -193,13 +188,11 @@ class Parameters:
 
     @property
     def matrices(self) -> list[str]:
-        """The matrices that the kernel reads and writes, in the order of its parameters."""
         o = ["o"] if self.prologue is not None else []
         return ["q", "k", *(["v"] if self.needs_dp else []), *o, "do", *self.makes]
 
     @property
     def lines(self) -> list[list[str]]:
-        """Parameters line by line: matrices, pointers, strides tensor by tensor, sizes."""
         pointers = [name for name, _ in self._pointers]
         return [[name for name, _ in self._own], *([pointers] if pointers else []), *self._numbers]
 
@@ -209,7 +202,6 @@ class Parameters:
 
     @property
     def _own(self) -> list[Pair]:
-        """What tiles are loaded from and stored to."""
         vectors = self._vectors if self.prologue is None else []
         return [(name.upper(), name) for name in (*self.matrices, *vectors)]
 
@@ -252,7 +244,6 @@ class Parameters:
 
     @property
     def _section(self) -> str:
-        """Heads that programs share: those whose K and V, or q and do, lie in the L2 cache together."""
         heads, role = ("H", Role.KEY) if self.over_q else (self.kv_heads, Role.QUERY)
         heads = heads if self.kernel.grid.sequences is not None else f"B * {heads}"
         row_bytes = (self.tensors.d + self.tensors.dv) * DType(self.tensors.by_name["q"].dtype).bytes
@@ -273,7 +264,6 @@ class Parameters:
 
     @property
     def launch(self) -> CallText:
-        """The declaration of the launch."""
         return triton_kernel(
             self.kernel.name,
             self.grid,
@@ -304,7 +294,6 @@ class Parameters:
 
     @property
     def _loaded(self) -> frozenset[str]:
-        """Inputs besides q, k and v that this kernel reads."""
         kernel = self.kernel
         statements: tuple[Statement, ...] = (
             *kernel.program,

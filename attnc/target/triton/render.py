@@ -142,7 +142,6 @@ def _times_scale(kernel: Kernel) -> str:
 
 
 def _counter(number: Expr) -> str:
-    """Returns a word of 32 bits that random bits are drawn at."""
     return scalar(number) if isinstance(number, Index) else f"({scalar(number)}).to(tl.int32)"
 
 
@@ -180,7 +179,6 @@ def _moves_rows(kernel: Kernel) -> Iterator[str]:
 
 
 def _called_by(expr: Expr) -> Iterator[str]:
-    """Yields what the text of an expression calls."""
     own = {*SYNTAX.functions.values()} - {"tl.minimum", "tl.maximum"}
     for node in walk(expr):
         match node:
