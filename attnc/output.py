@@ -367,7 +367,7 @@ def _check_folder(place: Path) -> None:
     """Raises PermissionError where the file could not be put in its place."""
     folder = next(parent for parent in place.parents if parent.exists())
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        raise PermissionError(errno.EACCES, "the folder cannot be written to", str(folder))
 
 
 def _carry_out(staging: Path, out: Path) -> None:

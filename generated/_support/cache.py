@@ -69,27 +69,63 @@ def _own_folder_because(reason: str) -> Path:
 
 @functools.cache
 def own_folder() -> Path:
-    """Returns a folder that this process removes when it ends; processes that it forks use it too.
+    """Returns a folder that this process removes when it ends; processes that it forks use it too. Those of
+    processes that were killed go now.
 
     PermissionError where no folder for temporary files is safe from other users.
     """
     refusals = []
     for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
+        for left in Path(parent).glob(f"{_OWN}*"):
+            if (handle := _lock_own(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(handle)
         try:
-            folder = Path(tempfile.mkdtemp(prefix="attnc-", dir=parent))
+            folder = _made_own(parent)
         except OSError as failure:
             refusals.append(str(failure))
-            continue
-        try:
-            private_folder(folder)
-        except PermissionError as failure:
-            refusals.append(str(failure))
-            with suppress(OSError):
-                folder.rmdir()
             continue
         atexit.register(_remove_own, folder, os.getpid())
         return folder
     raise PermissionError(refusals[0])
+
+
+_OWN = "attnc-process-"
+
+
+def _made_own(parent: str) -> Path:
+    """Makes a folder that is locked for as long as this process, or one that it forks, lives."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_OWN, dir=parent))
+        try:
+            private_folder(folder)
+        except PermissionError:
+            with suppress(OSError):
+                folder.rmdir()
+            raise
+        _lock_own(folder)  # held from now on
+        if folder.is_dir():  # or another process has taken it for one that was left, before it was locked
+            return folder
+
+
+def _lock_own(folder: Path) -> int | None:
+    """Returns a handle that locks a folder of the user's; None where a process that lives has it locked, and
+    where there are no locks.
+    """
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK)
+    except (ImportError, OSError):
+        return None
+    try:
+        if os.fstat(handle).st_uid == os.geteuid():
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+    except OSError:
+        pass
+    os.close(handle)
+    return None
 
 
 def _remove_own(folder: Path, process: int) -> None:

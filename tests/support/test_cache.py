@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from attnc.support.cache import (
     store_bytes,
     unseal_bytes,
 )
+from tests.processes import forked
 from tests.support.test_folders import STRANGER, give_away
 
 
@@ -269,6 +271,57 @@ def test_the_folder_of_a_process_is_in_a_safe_one(
     assert not found.is_relative_to(shared)
     assert not list(shared.iterdir())
     assert STRANGER not in (found.stat().st_uid, found.parent.stat().st_uid)
+
+
+def test_folders_of_processes_that_were_killed_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those of processes that live do not, whoever of a family of forked ones lives."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make = caching.own_folder.__wrapped__
+    reading, writing = os.pipe()
+
+    def make_and_die(_: int) -> None:
+        folder = make()
+        (folder / "library.so").write_text("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def make_and_leave_a_child(_: int) -> None:
+        make()
+        if os.fork() == 0:
+            os.close(writing)
+            os.read(reading, 1)  # until this process closes its end
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert forked(1, make_and_die) == [signal.SIGKILL]
+    assert len(list(tmp_path.iterdir())) == 1
+    own = make()
+    assert list(tmp_path.iterdir()) == [own]
+    assert forked(1, make_and_leave_a_child) == [signal.SIGKILL]
+    (tmp_path / "attnc-process-link").symlink_to(own)
+    (tmp_path / "attnc-process-file").write_text("mine")
+    assert forked(1, lambda _: make()) == [0]  # of which the folder stays, since it does not end as others do
+    assert len([path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()]) == 3
+    assert own.is_dir()
+    os.close(writing)
+    os.close(reading)
+
+
+def test_a_folder_that_was_taken_for_one_that_is_left_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock, taken = caching._lock_own, list[Path]()
+
+    def late(folder: Path) -> int | None:
+        if not taken:
+            taken.append(folder)
+            folder.rmdir()
+        return lock(folder)
+
+    monkeypatch.setattr(caching, "_lock_own", late)
+    folder = caching.own_folder.__wrapped__()
+    assert list(tmp_path.iterdir()) == [folder]
+    assert taken != [folder]
 
 
 def test_a_forked_process_leaves_the_folder_to_the_one_that_made_it() -> None:
