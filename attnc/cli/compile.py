@@ -90,6 +90,7 @@ def compile_(
         show_diagnostics(diagnostics, brief=len(paths) > 1)
     if is_check or is_diff:
         drifts = compare(outputs, out, complete=complete)
+        drifts = tuple(drift for drift in drifts if is_check or drift.path != MANIFEST)
     else:
         drifts = write_or_refuse(partial(write, outputs, out, complete=complete), out, force=force)
     if is_diff:
@@ -296,7 +297,7 @@ _STYLES = {"@": "36", "+": "32", "-": "31"}
 def show_differences(drifts: Iterable[Drift], outputs: Iterable[OutputFile], out: Path) -> None:
     """Prints a unified diff for every module that would change, and a line for one that would come or go."""
     lengths = {output.path: output.text.count("\n") for output in outputs}
-    drifts = tuple(drift for drift in drifts if drift.path != MANIFEST)
+    drifts = tuple(drifts)
     untouched = 0
     for drift in drifts:
         path = f"{out.as_posix()}/{drift.path}"

@@ -86,7 +86,7 @@ def test_the_copy_is_the_package_itself() -> None:
 def test_compile_writes_files_that_stand_alone(tmp_path: Path) -> None:
     spec, out = str(ROOT / "specs" / "alibi.attn"), tmp_path / "out"
     assert main(["compile", spec, "--out", str(out), "--standalone"]) == 0
-    files = [path for path in out.rglob("*") if path.is_file()]
+    files = [path for path in out.glob("*/**/*") if path.is_file()]
     assert {path.parent.name for path in files} == {"alibi", "triton", "cuda_sm_80", "cuda_sm_90a"}
     assert {path.name for path in files} == {"__init__.py", "d64.py"}
     assert "SOURCES = {" in (out / "alibi" / "cuda_sm_80" / "d64.py").read_text(encoding="utf-8")
