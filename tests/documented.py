@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Set
 
 from attnc.build import MAX_MODULES, plan_program
+from attnc.cli.platforms import GPUS, SYSTEMS, state_of
 from attnc.diagnostics import CODES, DiagnosticError
 from attnc.effort import MAX_STEPS, STEPS_PER_PIECE
 from attnc.expr.interval import SIZE
@@ -247,6 +248,17 @@ def limits() -> str:
             ("rows of a page", f"1 to {MAX_PAGE:,}"),
         ]
     )
+
+
+def platforms() -> str:
+    """Which target runs on which GPU, and what systems are known."""
+    gpus = [
+        (name, *(state_of(target, capability) for target in TARGETS)) for name, capability in GPUS.items()
+    ]
+    head = ("GPU, on Linux", *(f"`{target}`" for target in TARGETS))
+    systems = [(name, *states) for name, states in SYSTEMS.items()]
+    first = table([head, ("---",) * len(head), *gpus])
+    return first + "\n" + table([("system", "GPUs", "CPU"), ("---",) * 3, *systems])
 
 
 def names() -> str:

@@ -69,6 +69,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/language.md", "status"): lambda page: documented.status(),
     ("docs/language.md", "names"): lambda page: documented.names(),
     ("docs/language.md", "limits"): lambda page: documented.limits(),
+    ("docs/guide.md", "platforms"): lambda page: documented.platforms(),
     ("docs/cli.md", "commands"): lambda page: documented_commands.commands(),
     ("docs/distributed.md", "explain"): lambda page: documented_commands.ranks_of_a_window(),
     ("docs/flashattention.md", "measured"): lambda page: documented_figures.papers(),

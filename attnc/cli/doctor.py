@@ -129,11 +129,31 @@ def _devices() -> Iterator[Finding]:
     for index, gpu in enumerate(found):
         memory = f"{gpu.memory / 2**30:.0f} GiB"
         yield Finding(name=f"gpu {index}", state="ok", detail=f"{gpu.name}, {gpu.arch}, {memory}")
+        yield _support(f"kernels {index}", gpu.arch)
     if not found:
         runs = "in Triton's interpreter" if is_installed("triton") else "of CUDA C++ on the CPU, by g++"
         detail = f"none: kernels run {runs}; bench and tune need a GPU"
         fix = "this PyTorch is a CPU build; install a CUDA build to use a GPU" if is_cpu_build() else ""
         yield Finding(name="gpu", state="note", detail=detail, fix=fix)
+
+
+def _support(name: str, arch: str) -> Finding:
+    """Returns which targets are tested, expected to work or not for a GPU."""
+    from attnc.cli.platforms import FAMILIES, state_of
+
+    capability = int(arch.removeprefix("sm_"))
+    states = {target: state_of(target, capability) for target in FAMILIES}
+    detail = ", ".join(f"{target} {state}" for target, state in states.items())
+    return Finding(name=name, state="ok" if "tested" in states.values() else "note", detail=detail)
+
+
+def _system() -> Iterator[Finding]:
+    from attnc.cli.platforms import SYSTEMS, system_here
+
+    name = system_here()
+    on_gpus, on_cpu = SYSTEMS[name]
+    state: Literal["ok", "note"] = "ok" if on_gpus == "tested" else "note"
+    yield Finding(name="system", state=state, detail=f"{name}: GPUs {on_gpus}; CPU {on_cpu}")
 
 
 def _interpreter() -> Iterator[Finding]:
@@ -341,6 +361,7 @@ def _tables(index: int, device: str) -> Iterator[Finding]:
 
 _EXAMINATIONS: Mapping[str, Callable[[], Iterator[Finding]]] = {
     "versions": _versions,
+    "system": _system,
     "GPUs": _devices,
     "caches": _caches,
     "interpreter": _interpreter,
