@@ -20,7 +20,7 @@ from attnc.adapters.specs import (
     Kernel,
     Wanted,
     dtype_of,
-    expanded,
+    expand_scales,
     kernel,
     made_for,
     number_of,
@@ -237,7 +237,7 @@ def refuse_rotation(pos_encoding_mode: str, **rope: object) -> None:
 def _scale(name: str, scale: float | torch.Tensor | None, plan: Plan, shape: tuple[int, int]) -> torch.Tensor:
     """Returns a scale of each sequence and K/V head."""
     given = plan.one if scale is None else scale
-    return expanded(f"run: {name}", given, shape, plan.one.device)
+    return expand_scales(f"run: {name}", given, shape, plan.one.device)
 
 
 def dtypes_planned(

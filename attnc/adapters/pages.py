@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from attnc.adapters.specs import NARROW, Kernel, Wanted, dtype_of, expanded, kernel
+from attnc.adapters.specs import NARROW, Kernel, Wanted, dtype_of, expand_scales, kernel
 
 
-class _Form(NamedTuple):
+class _PageForm(NamedTuple):
     """What a kernel of pages depends on. latent: values are columns of the keys; tokens: of every sequence, 0
     for any number; rows: of a tile of queries where keys are split.
     """
@@ -74,14 +74,16 @@ def attend(
     if cache is not None:
         scales = {"k_descale": k_descale, "v_descale": v_descale}
         shape = (sequences, heads)
-        given |= {name: expanded(name, x, shape, q.device) for name, x in scales.items() if x is not None}
+        given |= {
+            name: expand_scales(name, x, shape, q.device) for name, x in scales.items() if x is not None
+        }
     if tree is not None:
         expected = [sequences, tokens, tokens]
         if not tokens or list(tree.shape) != expected:
             raise ValueError(f"tree: expected shape {expected}, got {list(tree.shape)}")
         given["tree"] = tree
     made = _kernel(
-        _Form(
+        _PageForm(
             dtype=dtype,
             cache=cache,
             head_dim=q.shape[-1],
@@ -137,7 +139,7 @@ def _dtypes(
 
 
 @lru_cache(maxsize=256)
-def _kernel(form: _Form) -> Kernel:
+def _kernel(form: _PageForm) -> Kernel:
     """Returns the kernel of a form. Its inputs are named like the arguments: what a kernel refuses, the
     caller knows by that name.
     """

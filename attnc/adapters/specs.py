@@ -180,7 +180,7 @@ _NAMES: dict[tuple[str, tuple[str, ...]], str] = {}
 @cache  # FUNCTIONS keeps all of them
 def kernel_name(wanted: Wanted) -> str:
     """Returns what `run_kernel` calls the callable of a spec. DiagnosticError where the spec is refused."""
-    made = _made(wanted, TRITON)
+    made = _make(wanted, TRITON)
     with making():
         name = f"{wanted.name}_{len(_WANTED)}"
         setattr(FUNCTIONS, f"{name}_{TRITON}", made)
@@ -218,7 +218,7 @@ def _function_name(name: str, targets: tuple[str, ...]) -> str:
         made, failure = first_made(
             targets,
             lambda target: (
-                getattr(FUNCTIONS, f"{name}_{TRITON}") if target == TRITON else _made(wanted, target)
+                getattr(FUNCTIONS, f"{name}_{TRITON}") if target == TRITON else _make(wanted, target)
             ),
         )
         if failure and targets[0] == HOPPER:
@@ -234,7 +234,7 @@ _facts._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions
 _function_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
-def _made(wanted: Wanted, target: str) -> Kernel:
+def _make(wanted: Wanted, target: str) -> Kernel:
     """Returns the function of a spec for a target."""
     if target != TRITON:
         family = compile_family(wanted.attention, target=target, warn=False)
@@ -288,7 +288,7 @@ def refuse(function: str, **unsupported: object) -> None:
             raise ValueError(f"{function}: {name}: expected None, as it is not supported, got {shown}")
 
 
-def expanded(
+def expand_scales(
     name: str, x: torch.Tensor | float, shape: tuple[int, int], device: torch.device
 ) -> torch.Tensor:
     """Returns the scales of each sequence and K/V head: a view of a tensor, or a number on the device.

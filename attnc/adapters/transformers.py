@@ -141,7 +141,7 @@ def attention(
     """
     refuse("attention", dropout=dropout, output_attentions=rest.get("output_attentions"))
     refuse("attention", **{name: rest[name] for name in rest if name not in _WITHOUT_EFFECT})
-    band, own = _told(module, attention_mask, rest.get("is_causal"))
+    band, own = _read_mask(module, attention_mask, rest.get("is_causal"))
     lengths = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     tables = {
         name: _table(name, x, lengths)
@@ -169,7 +169,7 @@ def attention(
     return o, None
 
 
-def _told(
+def _read_mask(
     module: torch.nn.Module, attention_mask: torch.Tensor | None, is_causal: object
 ) -> tuple[Band | None, torch.Tensor | None]:
     """Returns the band of a call, or its mask with a value for each query and key; neither where all keys are

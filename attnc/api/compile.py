@@ -113,7 +113,7 @@ def family_of(
     cache: Cache = True,
 ) -> Family:
     """Compiles a spec that is read already, with what was measured for it, as `compile_family` does."""
-    ranked = _ranked(target)
+    ranked = _rank_targets(target)
     key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
     key = _key(key, json.dumps(ranked), str(deterministic), attention or "", _compiler())
     folder = _cache_folder(cache) / "packages" / key
@@ -130,7 +130,7 @@ def family_of(
                     except DiagnosticError as failure:
                         raise SpecError(failure.diagnostics) from None
                     place = _keep(folder, package, cache)
-                family = _FAMILIES[folder] = _imported(place, package)
+                family = _FAMILIES[folder] = _import_family(place, package)
                 if lost := package.facts["lost"]:
                     warn_of_loss(_FUNCTION, lost)
     return family
@@ -180,14 +180,14 @@ def making() -> threading.RLock:
     return _MAKING
 
 
-def _forked() -> None:
+def _reset_lock() -> None:
     """Gives a forked process a lock of its own: it has none of the threads that may have held the lock."""
     global _MAKING
     _MAKING = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_reset_lock)
 
 
 def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
@@ -218,7 +218,7 @@ _FUNCTION = "attnc.compile"
 Ranked: TypeAlias = Mapping[str, Sequence[str]]
 
 
-def _ranked(target: str | None) -> Ranked:
+def _rank_targets(target: str | None) -> Ranked:
     """Returns the targets to choose from on the current device, where the caller names none."""
     if target is not None:
         return {"": [target]}
@@ -279,7 +279,7 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
 
     if "" in ranked:
         return ranked[""], ""
-    known = [target for target in _declared(program, name) if target in TARGETS]
+    known = [target for target in _list_scheduled(program, name) if target in TARGETS]
     if name not in [attention.name for attention in program.attentions]:
         return known[:1] or [TRITON], ""
     shape = shape_in(program, name)
@@ -290,7 +290,7 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
     return [next((target for target in targets if target in known), known[0])], lost
 
 
-def _declared(program: Program, name: str) -> list[str]:
+def _list_scheduled(program: Program, name: str) -> list[str]:
     schedules = (*program.schedules, *program.projection_schedules)
     return list(dict.fromkeys(schedule.target for schedule in schedules if schedule.name == name))
 
@@ -304,7 +304,7 @@ def _lacks(program: Program, name: str, target: str) -> str:
     if any(schedule.is_decode for schedule in program.schedules if schedule.name == name):
         return ""
     try:
-        plan_program(_only(_scheduled(program, name, target, deterministic=True), name, target))
+        plan_program(_only(_add_schedule(program, name, target, deterministic=True), name, target))
     except DiagnosticError:
         return ""
     return f"a schedule of their own for '{name}', or target='{target}'"
@@ -323,8 +323,8 @@ def _package_for(
     from attnc.plan.targets import target_of
 
     folder = target_of(target).folder
-    if target not in _declared(program, name):
-        program = _scheduled(program, name, target, deterministic=deterministic)
+    if target not in _list_scheduled(program, name):
+        program = _add_schedule(program, name, target, deterministic=deterministic)
     program = _only(program, name, target)
     text = program.source
     compiled = compile_program(program, Path(text.path).name, tuned, dispatch)
@@ -371,7 +371,7 @@ def _choose(program: Program, wanted: str | None) -> str:
     raise ValueError(f"attention: expected one of {known}, got {wanted!r}")
 
 
-def _scheduled(program: Program, name: str, target: str, *, deterministic: bool) -> Program:
+def _add_schedule(program: Program, name: str, target: str, *, deterministic: bool) -> Program:
     from attnc.model.resolve import resolve
     from attnc.plan.targets import schedule_for
     from attnc.syntax.parser import parse, prelude
@@ -383,7 +383,7 @@ def _scheduled(program: Program, name: str, target: str, *, deterministic: bool)
     return resolve(parse(text), prelude())
 
 
-def _imported(folder: Path, package: Package) -> Family:
+def _import_family(folder: Path, package: Package) -> Family:
     import torch
 
     if torch.cuda.is_available():
@@ -425,10 +425,10 @@ def _compiler() -> str:
 
 
 def _key(*parts: str) -> str:
-    return hashlib.sha256("\0".join(map(_sized, parts)).encode()).hexdigest()
+    return hashlib.sha256("\0".join(map(_add_length, parts)).encode()).hexdigest()
 
 
-def _sized(part: str) -> str:
+def _add_length(part: str) -> str:
     """Returns a part with its length in front, so that no two lists of parts look the same."""
     return f"{len(part)}:{part}"
 
@@ -437,9 +437,9 @@ def _again(spec: str, name: str, target: str) -> Family:
     return compile_family(spec, target=target, attention=name, warn=False)
 
 
-def _reduced(family: Family) -> tuple[Callable[..., Family], tuple[str, str, str]]:
+def _reduce(family: Family) -> tuple[Callable[..., Family], tuple[str, str, str]]:
     """Returns a family as a pickle: its spec, and what was asked of it."""
     return _again, (str(family.spec), family.name, family.target)
 
 
-copyreg.pickle(Family, _reduced)
+copyreg.pickle(Family, _reduce)

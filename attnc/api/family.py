@@ -43,14 +43,14 @@ class Shown(str):
         return f"```{self.language}\n{self}\n```"
 
 
-def preformatted(text: str) -> str:
+def format_as_text(text: str) -> str:
     """Returns HTML that shows the text with its spaces and line breaks."""
     return f'<pre style="line-height: 1.3">{escape(text)}</pre>'
 
 
-def folded(title: str, text: str) -> str:
+def fold(title: str, text: str) -> str:
     """Returns HTML that shows the text when its title is clicked."""
-    return f"<details><summary>{escape(title)}</summary>{preformatted(text)}</details>"
+    return f"<details><summary>{escape(title)}</summary>{format_as_text(text)}</details>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Verification:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return preformatted(repr(self))
+        return format_as_text(repr(self))
 
 
 class Family:
@@ -174,7 +174,7 @@ class Family:
             which = f"count: expected at least 1, got {count}" if count < 1 else None
             raise ValueError(which or f"seconds: expected at least 0, got {seconds}")
         names = self.variants if variant is None else (variant,)
-        found = {name: _verified(self._module(name), count, seconds) for name in names}
+        found = {name: _verify_module(self._module(name), count, seconds) for name in names}
         place = next(place for place, _ in found.values())
         return Verification(
             name=self.name, place=place, reports={name: report for name, (_, report) in found.items()}
@@ -199,10 +199,10 @@ class Family:
 
     def _repr_html_(self) -> str:
         title = f"<b>{escape(self.name)}</b> for {escape(self.target)}: {escape(', '.join(self.variants))}"
-        parts = [title, preformatted(inspect.cleandoc(self.__doc__ or ""))]
+        parts = [title, format_as_text(inspect.cleandoc(self.__doc__ or ""))]
         if self.warnings:
-            parts.append(preformatted(self.warnings))
-        parts += [folded("spec", self.spec), folded(f"kernel of {self.variants[0]}", self.source)]
+            parts.append(format_as_text(self.warnings))
+        parts += [fold("spec", self.spec), fold(f"kernel of {self.variants[0]}", self.source)]
         return "".join(parts)
 
     @cached_property
@@ -268,7 +268,7 @@ def _arch() -> str:
     return "sm_90"
 
 
-def _verified(module: ir.Module | ProjectionModule, count: int, seconds: float) -> tuple[str, Report]:
+def _verify_module(module: ir.Module | ProjectionModule, count: int, seconds: float) -> tuple[str, Report]:
     """Verifies a module: where it ran, and the report."""
 
     from attnc.verify.search import run

@@ -66,7 +66,7 @@ class ModelCell:
 
     @property
     def flops(self) -> float:
-        kept = sum(self._kept(queries, keys) for queries, keys in self.pairs)
+        kept = sum(self._count_kept(queries, keys) for queries, keys in self.pairs)
         forward = 2.0 * self.heads * kept * (self.width + self.value_width)
         return forward * (2.5 if self.job == "training" else 1.0)
 
@@ -83,7 +83,7 @@ class ModelCell:
         longest = (1,) if self.lengths else ()
         return replace(self, model="", batch=1, queries=few, keys=0, lengths=longest, heads=1, kv_heads=1)
 
-    def _kept(self, queries: int, keys: int) -> float:
+    def _count_kept(self, queries: int, keys: int) -> float:
         """Returns how many scores of a head count; the last query is at the last key."""
         if not self.causal:
             return float(queries * keys)
@@ -97,7 +97,7 @@ class ModelCell:
 
 def model_cells() -> tuple[ModelCell, ...]:
     """Returns all cells, model by model."""
-    return (*_llama(), *_grouped(), *_windows(), *_deepseek(), *_encoders(), *_images(), *_packed())
+    return (*_llama(), *_list_grouped(), *_windows(), *_deepseek(), *_encoders(), *_images(), *_list_packed())
 
 
 def _self(
@@ -110,7 +110,7 @@ def _self(
     )  # fmt: skip
 
 
-def _cached(
+def _make_cached(
     model: str, job: Job, batch: int, queries: int, keys: int, heads: int, kv: int, width: int, **more: object
 ) -> ModelCell:
     return _self(model, job, batch, keys, heads, kv, width, **{"page": 16, **more, "queries": queries})
@@ -123,23 +123,23 @@ def _llama() -> Iterator[ModelCell]:
     ):  # fmt: skip
         yield _self(model, "training", max(1, 64 // heads), 4096, heads, kv, 128)
         yield _self(model, "prompt", 1, 8192, heads, kv, 128)
-        yield _cached(model, "decoding", 16, 1, 8192, heads, kv, 128)
+        yield _make_cached(model, "decoding", 16, 1, 8192, heads, kv, 128)
     yield _self("Llama-3-8B", "training", 2, 8192, 32, 8, 128)
     yield _self("Llama-3-8B", "prompt", 16, 1024, 32, 8, 128)
     yield _self("Llama-3-8B", "prompt", 1, 32768, 32, 8, 128)
-    yield _cached("Llama-3-8B", "chunk", 1, 2048, 16384, 32, 8, 128)
-    yield _cached("Llama-3-8B", "chunk", 8, 512, 4096, 32, 8, 128)
-    yield _cached("Llama-3-8B", "drafts", 16, 8, 8192, 32, 8, 128)
-    yield _cached("Llama-3-8B", "decoding", 1, 1, 8192, 32, 8, 128)
-    yield _cached("Llama-3-8B", "decoding", 64, 1, 4096, 32, 8, 128)
-    yield _cached("Llama-3-8B", "decoding", 1, 1, 131072, 32, 8, 128, page=0)
+    yield _make_cached("Llama-3-8B", "chunk", 1, 2048, 16384, 32, 8, 128)
+    yield _make_cached("Llama-3-8B", "chunk", 8, 512, 4096, 32, 8, 128)
+    yield _make_cached("Llama-3-8B", "drafts", 16, 8, 8192, 32, 8, 128)
+    yield _make_cached("Llama-3-8B", "decoding", 1, 1, 8192, 32, 8, 128)
+    yield _make_cached("Llama-3-8B", "decoding", 64, 1, 4096, 32, 8, 128)
+    yield _make_cached("Llama-3-8B", "decoding", 1, 1, 131072, 32, 8, 128, page=0)
 
 
-def _grouped() -> Iterator[ModelCell]:
+def _list_grouped() -> Iterator[ModelCell]:
     yield _self("Qwen3-30B-A3B", "training", 2, 4096, 32, 4, 128)
     yield _self("Qwen3-30B-A3B", "prompt", 1, 16384, 32, 4, 128)
     yield _self("Qwen3-32B", "training", 1, 8192, 64, 8, 128)
-    yield _cached("Qwen3-32B", "decoding", 32, 1, 4096, 64, 8, 128)
+    yield _make_cached("Qwen3-32B", "decoding", 32, 1, 4096, 64, 8, 128)
     yield _self("Qwen2.5-7B", "prompt", 2, 4096, 28, 4, 128)
     yield _self("Falcon-7B", "training", 4, 2048, 71, 1, 64)
     yield _self("StarCoder", "training", 2, 4096, 48, 1, 128)
@@ -161,7 +161,7 @@ def _windows() -> Iterator[ModelCell]:
     yield _self("gpt-oss-20b local", "prompt", 1, 16384, 64, 8, 64, window=127, sink=True)
     yield _self("gpt-oss-20b global", "prompt", 1, 8192, 64, 8, 64, sink=True)
     yield _self("gpt-oss-20b global", "training", 1, 4096, 64, 8, 64, sink=True)
-    yield _cached("gpt-oss-20b global", "decoding", 16, 1, 8192, 64, 8, 64, sink=True)
+    yield _make_cached("gpt-oss-20b global", "decoding", 16, 1, 8192, 64, 8, 64, sink=True)
 
 
 def _deepseek() -> Iterator[ModelCell]:
@@ -171,7 +171,7 @@ def _deepseek() -> Iterator[ModelCell]:
         ("DeepSeek-V3", 128, 1), ("DeepSeek-V3", 128, 16), ("DeepSeek-V3", 128, 64),
         ("DeepSeek-V3 TP8", 16, 64),
     ):  # fmt: skip
-        yield _cached(model, "decoding", batch, 1, 8192, heads, 1, 576, value=512, page=64, latent=True)
+        yield _make_cached(model, "decoding", batch, 1, 8192, heads, 1, 576, value=512, page=64, latent=True)
 
 
 def _encoders() -> Iterator[ModelCell]:
@@ -182,8 +182,8 @@ def _encoders() -> Iterator[ModelCell]:
     yield _self("ViT-L", "training", 64, 577, 16, 16, 64, causal=False)
     yield _self("Whisper-large encoder", "prompt", 16, 1500, 20, 20, 64, causal=False)
     cross = {"causal": False, "page": 0}
-    yield _cached("Whisper-large cross", "prompt", 16, 448, 1500, 20, 20, 64, **cross)
-    yield _cached("Whisper-large cross", "decoding", 16, 1, 1500, 20, 20, 64, **cross)
+    yield _make_cached("Whisper-large cross", "prompt", 16, 448, 1500, 20, 20, 64, **cross)
+    yield _make_cached("Whisper-large cross", "decoding", 16, 1, 1500, 20, 20, 64, **cross)
 
 
 def _images() -> Iterator[ModelCell]:
@@ -191,14 +191,14 @@ def _images() -> Iterator[ModelCell]:
     yield _self("SDXL", "prompt", 2, 4096, 10, 10, 64, causal=False)
     yield _self("SDXL", "training", 2, 4096, 10, 10, 64, causal=False)
     yield _self("SDXL inner", "prompt", 2, 1024, 20, 20, 64, causal=False)
-    yield _cached("SDXL cross", "prompt", 2, 4096, 77, 10, 10, 64, causal=False, page=0)
+    yield _make_cached("SDXL cross", "prompt", 2, 4096, 77, 10, 10, 64, causal=False, page=0)
     yield _self("Flux", "prompt", 1, 4608, 24, 24, 128, causal=False)
     yield _self("Flux", "training", 1, 4608, 24, 24, 128, causal=False)
     yield _self("Wan-1.3B video", "prompt", 1, 32760, 12, 12, 128, causal=False)
     yield _self("HunyuanVideo", "prompt", 1, 40960, 24, 24, 128, causal=False)
 
 
-def _packed() -> Iterator[ModelCell]:
+def _list_packed() -> Iterator[ModelCell]:
     documents = (*(1000,) * 16, 384)
     prompts = tuple(64 + 128 * at for at in range(16))
     sentences = tuple(32 + 8 * (at * 7 % 61) for at in range(64))

@@ -26,7 +26,7 @@ Make: TypeAlias = Callable[[ModelCell, ModelInputs], Launch]
 OURS, DETERMINISTIC = "attnc", "attnc, the same bits"
 
 
-def _trained(cell: ModelCell, x: ModelInputs, forward: Launch) -> Launch:
+def _make_launch(cell: ModelCell, x: ModelInputs, forward: Launch) -> Launch:
     """Returns the launch that a cell is about: the forward, or the gradients of q, k and v."""
     if cell.job != "training":
         return forward
@@ -66,7 +66,7 @@ def _call_attnc(deterministic: bool, cell: ModelCell, x: ModelInputs) -> Launch:
         forward = partial(flash_attn_varlen_func, x.q, x.k, x.v, x.ends, x.ends, longest, longest, **options)
     else:
         forward = partial(flash_attn_func, x.q, x.k, x.v, **options)
-    return _trained(cell, x, forward)
+    return _make_launch(cell, x, forward)
 
 
 @cache
@@ -96,7 +96,7 @@ def _sdpa(backend: SDPBackend | None) -> Make:
         if x.ends is not None:
             if backend is not None:
                 raise Unavailable("takes no packed sequences")
-            return _trained(cell, x, _varlen(cell, x))
+            return _make_launch(cell, x, _varlen(cell, x))
         options: dict[str, Any] = {"enable_gqa": cell.heads != cell.kv_heads}
         if cell.causal and cell.queries == cell.keys:
             options["is_causal"] = True
@@ -112,13 +112,13 @@ def _sdpa(backend: SDPBackend | None) -> Make:
             return F.scaled_dot_product_attention(q, k, v, **options)
 
         if backend is None:
-            return _trained(cell, x, launch)
+            return _make_launch(cell, x, launch)
 
         def chosen() -> torch.Tensor:
             with sdpa_kernel(backend):
                 return launch()
 
-        return _trained(cell, x, chosen)
+        return _make_launch(cell, x, chosen)
 
     return make
 
@@ -173,7 +173,7 @@ def _flex(cell: ModelCell, x: ModelInputs) -> Launch:
         q, k, v = (y.transpose(1, 2) for y in x.leaves)
         return compiled(q, k, v, **options)
 
-    return _trained(cell, x, launch)
+    return _make_launch(cell, x, launch)
 
 
 # --- libraries ----------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _flash3(cell: ModelCell, x: ModelInputs) -> Launch:
     if x.pages is not None:
         paged = {"page_table": x.table, "seqused_k": x.lengths, "max_seqlen_k": cell.keys}
         return partial(torch.ops.flash_attn_3.fwd, x.q, *x.pages, **options, **paged)
-    return _trained(
+    return _make_launch(
         cell,
         x,
         lambda: Flash3.apply(x.q, x.k, x.v, options),  # type: ignore[no-untyped-call]  # torch's
@@ -211,8 +211,8 @@ def _flash4(cell: ModelCell, x: ModelInputs) -> Launch:
         options["learnable_sink"] = x.sink
     if x.ends is not None:
         options |= {"cu_seqlens_q": x.ends, "cu_seqlens_k": x.ends}
-        return _trained(cell, x, partial(packed, *x.leaves, **options))
-    return _trained(cell, x, partial(dense, *x.leaves, **options))
+        return _make_launch(cell, x, partial(packed, *x.leaves, **options))
+    return _make_launch(cell, x, partial(dense, *x.leaves, **options))
 
 
 def _flash_mla(cell: ModelCell, x: ModelInputs) -> Launch:

@@ -77,7 +77,7 @@ class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Seque
             results += super().measure([cell], rounds, report)
         return results
 
-    def timed(
+    def time_cell(
         self, cell: ModelCell, launches: Mapping[str, Launch], missing: Mapping[str, str], rounds: int
     ) -> Result[ModelCell]:
         if cell.job not in _REPLAYS:

@@ -15,6 +15,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default the process's, and returns its exit code."""
     # The reference multiplies small matrices by the thousand; a thread pool costs each more than its work.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from attnc.cli.app import guarded
+    from attnc.cli.app import run_guarded
 
-    return guarded(argv)
+    return run_guarded(argv)

@@ -127,7 +127,7 @@ USAGE = 2
 INTERRUPTED = 130
 
 
-def guarded(argv: Sequence[str] | None = None) -> int:
+def run_guarded(argv: Sequence[str] | None = None) -> int:
     """Runs the app and returns its exit code, whatever happens."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, who does not want to read

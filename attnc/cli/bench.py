@@ -13,7 +13,7 @@ import typer
 
 from attnc.cli.console import (
     Mistake,
-    counted,
+    count_noun,
     find_specs,
     loading,
     note,
@@ -126,22 +126,22 @@ def bench(
     benchmark: Benchmark[Any, Any]
     with loading():
         if host:
-            benchmark = _of_host(host)
+            benchmark = _make_host(host)
         elif ranks is not None:
-            benchmark = _of_ranks(ranks, seconds or 150.0, out, target, is_list=is_list)
+            benchmark = _make_ranks(ranks, seconds or 150.0, out, target, is_list=is_list)
         elif is_decode or is_prefill:
-            benchmark = _of_serving(peers or _PEERS, target, is_decode=is_decode, is_list=is_list)
+            benchmark = _make_serving(peers or _PEERS, target, is_decode=is_decode, is_list=is_list)
         elif is_flex:
             from attnc.bench.flex import FlexBenchmark
 
             benchmark = FlexBenchmark(waits=not is_quick)
         elif is_models:
-            benchmark = _of_models(peers, seconds)
+            benchmark = _make_models(peers, seconds)
         elif is_papers:
             benchmark = _import_research("papers").PapersBenchmark()
         else:
             phase: Phase = "backward" if is_backward else "forward"
-            benchmark = _of_attention(
+            benchmark = _make_attention(
                 peers or _PEERS, target, phase, is_f32=is_f32, is_quick=is_quick, is_list=is_list
             )
     chosen = _matching(benchmark.cells, "" if host else cells)
@@ -170,7 +170,7 @@ def _run(benchmark: Benchmark[Any, Any], chosen: Sequence[Any], rounds: int, out
     from attnc.bench.run import warm_up
 
     if jobs := benchmark.jobs(chosen):
-        note(f"compiling for {counted(len(chosen), 'cell')}")
+        note(f"compiling for {count_noun(len(chosen), 'cell')}")
         warm_up(jobs)
     with progress("bench", benchmark.steps(chosen, rounds)) as bar:
         results = benchmark.measure(chosen, rounds, bar.advance)
@@ -180,7 +180,7 @@ def _run(benchmark: Benchmark[Any, Any], chosen: Sequence[Any], rounds: int, out
         note(f"wrote {path}")
 
 
-def _of_attention(
+def _make_attention(
     peers: str, target: str, phase: Phase, *, is_f32: bool, is_quick: bool, is_list: bool
 ) -> Benchmark[Any, Any]:
     from attnc.bench.attention import AttentionBenchmark, known_peers
@@ -193,7 +193,7 @@ def _of_attention(
     return AttentionBenchmark(offered=offered, peers=wanted, target=target, phase=phase)
 
 
-def _of_serving(peers: str, target: str, *, is_decode: bool, is_list: bool) -> Benchmark[Any, Any]:
+def _make_serving(peers: str, target: str, *, is_decode: bool, is_list: bool) -> Benchmark[Any, Any]:
     from attnc.bench.attention import known_peers
     from attnc.bench.decode import NAMES, DecodeBenchmark
     from attnc.bench.prefill import PrefillBenchmark
@@ -205,7 +205,7 @@ def _of_serving(peers: str, target: str, *, is_decode: bool, is_list: bool) -> B
     return made
 
 
-def _of_models(peers: str | None, seconds: float | None) -> Benchmark[Any, Any]:
+def _make_models(peers: str | None, seconds: float | None) -> Benchmark[Any, Any]:
     from attnc.bench.model_peers import PEERS
     from attnc.bench.models import ModelBenchmark
 
@@ -213,7 +213,7 @@ def _of_models(peers: str | None, seconds: float | None) -> Benchmark[Any, Any]:
     return ModelBenchmark(peers=wanted, seconds=seconds or 240.0)
 
 
-def _of_host(specs: list[Path]) -> Benchmark[Any, Any]:
+def _make_host(specs: list[Path]) -> Benchmark[Any, Any]:
     from attnc.bench.host_cost import HostBenchmark, first_variants
 
     modules = first_variants(find_specs(specs))
@@ -222,7 +222,7 @@ def _of_host(specs: list[Path]) -> Benchmark[Any, Any]:
     return HostBenchmark(modules)
 
 
-def _of_ranks(ranks: int, seconds: float, out: Path, target: str, *, is_list: bool) -> Benchmark[Any, Any]:
+def _make_ranks(ranks: int, seconds: float, out: Path, target: str, *, is_list: bool) -> Benchmark[Any, Any]:
     from attnc.distributed.group import uses_gpus
 
     research = _import_research("ranks")

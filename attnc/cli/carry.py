@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attnc.cli.console import Mistake, counted, note, say
+from attnc.cli.console import Mistake, count_noun, note, say
 
 if TYPE_CHECKING:
     from attnc.verify.record import Records
@@ -55,7 +55,7 @@ def carry(
         if comparison.because:
             say(f"left     {comparison.module}: {comparison.because}")
         else:
-            compiled = counted(len(comparison.pairs), "kernel")
+            compiled = count_noun(len(comparison.pairs), "kernel")
             say(f"carried  {comparison.module}: {compiled} with the machine code of {revision}")
 
     with tempfile.TemporaryDirectory(dir=own_folder()) as folder:

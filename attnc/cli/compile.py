@@ -17,7 +17,7 @@ import typer
 from attnc.cli.console import (
     Mistake,
     complain,
-    counted,
+    count_noun,
     find_specs,
     note,
     paint,
@@ -165,7 +165,7 @@ def _ahead_of_time(
         if cubins:
             write_or_refuse(partial(write_folder, cubins, folder, out), out, force=force)
     count = sum(map(len, made.values()))
-    say(f"wrote {counted(count, 'cubin')} for {', '.join(archs)}")
+    say(f"wrote {count_noun(count, 'cubin')} for {', '.join(archs)}")
 
 
 def check(specs: SPECS = None, as_json: JSON = False) -> None:
@@ -180,8 +180,8 @@ def check(specs: SPECS = None, as_json: JSON = False) -> None:
         say_lines(to_json(diagnostics))
     else:
         show_diagnostics(diagnostics)
-        warnings = counted(len(diagnostics) - errors, "warning")
-        note(f"{counted(len(paths), 'spec')}: {counted(errors, 'error')}, {warnings}")
+        warnings = count_noun(len(diagnostics) - errors, "warning")
+        note(f"{count_noun(len(paths), 'spec')}: {count_noun(errors, 'error')}, {warnings}")
     if errors:
         raise typer.Exit(1)
 
@@ -278,7 +278,7 @@ def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -
                 say(f"    ... {len(lines) - _DIFF_LINES} more lines")
     if is_check and drifts:
         force = ", with --force those that are not as it wrote them" if any(d.held for d in drifts) else ""
-        count = f"{counted(len(drifts), 'file')} of {out.as_posix()}/ not up to date"
+        count = f"{count_noun(len(drifts), 'file')} of {out.as_posix()}/ not up to date"
         note(f"{count}; 'attnc compile' writes them{force}")
     else:
         kept = sum(bool(drift.held) for drift in drifts)
@@ -286,7 +286,7 @@ def _report(drifts: Iterable[Drift], out: Path, total: int, *, is_check: bool) -
         done = "0 out of date" if is_check else f"{len(drifts) - removed - kept} written"
         done += f", {removed} removed" if removed else ""
         done += f", {kept} kept that no spec makes: --force removes them" if kept else ""
-        note(f"{counted(total, 'file')} in {out.as_posix()}/, {done}")
+        note(f"{count_noun(total, 'file')} in {out.as_posix()}/, {done}")
 
 
 #: Changes with every byte of a spec, comments too.
@@ -302,7 +302,7 @@ def show_differences(drifts: Iterable[Drift], outputs: Iterable[OutputFile], out
     for drift in drifts:
         path = f"{out.as_posix()}/{drift.path}"
         if drift.kind == "missing":
-            say(paint("new", "32"), f" {path}, {counted(lengths[drift.path], 'line')}")
+            say(paint("new", "32"), f" {path}, {count_noun(lengths[drift.path], 'line')}")
         elif drift.kind == "orphan":
             say(paint("removed", "31"), f" {path}{reason(drift)}")
         elif lines := list(_changes(drift.diff)):
@@ -311,19 +311,19 @@ def show_differences(drifts: Iterable[Drift], outputs: Iterable[OutputFile], out
         else:
             untouched += 1
     same = f", {untouched} of them in the record of their spec alone" if untouched else ""
-    note(f"{counted(len(drifts), 'file')} would change in {out.as_posix()}/{same}")
+    note(f"{count_noun(len(drifts), 'file')} would change in {out.as_posix()}/{same}")
 
 
 def _changes(diff: str) -> Iterator[str]:
     """Yields the lines of a unified diff but for hunks that change nothing except the digest of the spec."""
     head, *hunks = re.split(r"^(?=@@ )", diff, flags=re.MULTILINE)
-    kept = [hunk for hunk in hunks if not all(map(_RECORD.match, _changed(hunk)))]
+    kept = [hunk for hunk in hunks if not all(map(_RECORD.match, _list_changed(hunk)))]
     if kept or not hunks:
         for part in (head, *kept):
             yield from part.splitlines()
 
 
-def _changed(hunk: str) -> list[str]:
+def _list_changed(hunk: str) -> list[str]:
     return [line for line in hunk.splitlines() if line.startswith(("+", "-"))]
 
 

@@ -194,7 +194,7 @@ def split_commas(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def counted(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """Says a number of things: `1 file`, `3 files`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 

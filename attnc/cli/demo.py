@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.console import Mistake, counted, loading, one_spec, paint, say, without_kernels
+from attnc.cli.console import Mistake, count_noun, loading, one_spec, paint, say, without_kernels
 from attnc.cli.writing import write_or_refuse
 from attnc.output import write
 from attnc.resources import resource
@@ -66,7 +66,7 @@ def demo(
     outcome = rehearse(module)
     _show_outcome(outcome)
     if compiled.warnings:
-        count = counted(len(compiled.warnings), "warning")
+        count = count_noun(len(compiled.warnings), "warning")
         say(paint("noted", "1"), f"     {count}, shown by: attnc check {spec}")
     if not outcome.verdict.ok:
         raise typer.Exit(1)

@@ -121,7 +121,7 @@ def explain(
             if is_compiled:
                 with progress(f"compiling for {device.arch}", None):
                     usage, backward_usages = (
-                        _compiled(module, config, device),
+                        _compile_for(module, config, device),
                         _backward_usages(module, device),
                     )
             explanation = explain_plan(module, _schedule(program, module), device, config, usage=usage)
@@ -159,12 +159,12 @@ def _backward_usages(module: ir.Module, device: Device) -> dict[KernelName, Usag
     from attnc.explain.backward import default_position
 
     return {
-        name: _compiled(module, default_position(planned, device), device, name)
+        name: _compile_for(module, default_position(planned, device), device, name)
         for name, planned in module.backward_kernels.items()
     }
 
 
-def _compiled(module: ir.Module, config: int, device: Device, kernel: Which = "forward") -> Usage | None:
+def _compile_for(module: ir.Module, config: int, device: Device, kernel: Which = "forward") -> Usage | None:
     """Registers and spills; a compiler that is missing or too old for the architecture costs only these
     lines.
     """

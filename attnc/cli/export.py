@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from attnc.cli.console import Mistake, counted, note, progress, say, split_commas
+from attnc.cli.console import Mistake, count_noun, note, progress, say, split_commas
 from attnc.cli.writing import FORCE, write_or_refuse
 from attnc.diagnostics import did_you_mean
 from attnc.output import OutputFile, write
@@ -60,5 +60,5 @@ def export(
     outputs = [OutputFile(path=f"{_FOLDER}/{name}/{file}", text=text) for file, text in texts.items()]
     outputs += [OutputFile(path=f"{_FOLDER}/metadata.json", text=metadata(name, texts.values()))]
     write_or_refuse(partial(write, outputs, hf_kernel, complete=True), hf_kernel, force=force)
-    say(f"wrote kernels for {counted(len(chosen), 'form')} of a call to {hf_kernel / _FOLDER / name}")
+    say(f"wrote kernels for {count_noun(len(chosen), 'form')} of a call to {hf_kernel / _FOLDER / name}")
     note(f"   = help: kernels.get_local_kernel(Path({str(hf_kernel)!r}))")

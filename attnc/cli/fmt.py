@@ -37,7 +37,7 @@ def fmt(
     changed = failed = left = 0
     for path in paths:
         try:
-            written, old, new = _formatted(path)
+            written, old, new = _format_file(path)
         except DiagnosticError as failure:
             show_diagnostics(failure.diagnostics)
             failed += 1
@@ -61,7 +61,7 @@ def fmt(
         raise typer.Exit(1)
 
 
-def _formatted(path: Path) -> tuple[bytes, str, str]:
+def _format_file(path: Path) -> tuple[bytes, str, str]:
     from attnc.syntax.format import format_file
     from attnc.syntax.parser import load, parse
 

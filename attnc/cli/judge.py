@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from attnc.cli.console import Mistake, counted, loading, paint, progress, say, say_lines, without_kernels
+from attnc.cli.console import Mistake, count_noun, loading, paint, progress, say, say_lines, without_kernels
 from attnc.diagnostics import did_you_mean
 from attnc.model.targets import suggest_target
 
@@ -45,10 +45,10 @@ class Judged:
         report = self.report
         state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
         where = f" at {report.where}" if report.where else ""
-        again = f" and {counted(report.replayed, 'kept one')}" if report.replayed else ""
+        again = f" and {count_noun(report.replayed, 'kept one')}" if report.replayed else ""
         say(
             state,
-            f" {self.judge.title}: {counted(report.examples, 'case')}{again} in {report.seconds:.1f} s"
+            f" {self.judge.title}: {count_noun(report.examples, 'case')}{again} in {report.seconds:.1f} s"
             f" on {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}",
         )
         if covered and report.coverage is not None:
@@ -248,7 +248,7 @@ TARGET = Annotated[
 ]
 
 
-def chosen(
+def choose_judges(
     paths: Sequence[Path],
     attention: str | None,
     variant: str | None,
@@ -277,12 +277,12 @@ def chosen(
     if target is not None:
         found = only(found, "target", target, lambda judge: judge.target)
     elif not every_target:
-        found = _of_usual_targets(found)
+        found = _select_usual_targets(found)
     found = only(found, "attention", attention, lambda judge: judge.attention)
     return tuple(only(found, "variant", variant, lambda judge: judge.variant))
 
 
-def _of_usual_targets(found: Sequence[Judge]) -> list[Judge]:
+def _select_usual_targets(found: Sequence[Judge]) -> list[Judge]:
     """Selects of each attention the modules for Triton, or for its first target in the order of `TARGETS`."""
     from attnc.plan.targets import TARGETS
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnc.cli.console import Mistake, counted, paint, say, say_lines, split_commas
+from attnc.cli.console import Mistake, count_noun, paint, say, say_lines, split_commas
 from attnc.diagnostics import DiagnosticError, did_you_mean
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _verify_one(
     found = verify_on_ranks(str(path), name, target, ranks, count, variant.name)
     if not quiet:
         state = paint("ok   ", "32") if found.ok else paint("WRONG", "1;31")
-        text = f" {name} on {ranks} ranks: {counted(len(found.verdicts), 'case')} on {found.place};"
+        text = f" {name} on {ranks} ranks: {count_noun(len(found.verdicts), 'case')} on {found.place};"
         text += " worst error"
         say(state, f"{text} {100 * found.worst:.0f} % of the bound")
         for made, verdict in found.verdicts:

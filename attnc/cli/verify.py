@@ -22,7 +22,7 @@ from attnc.cli.judge import (
     VARIANT,
     Judge,
     Judged,
-    chosen,
+    choose_judges,
     conclude,
     parse_case,
     parse_kept,
@@ -126,9 +126,9 @@ def verify(
             find_specs(specs or []), attention, variant, target or "triton", ranks, count, as_json=as_json
         )
         return
-    judges = chosen(find_specs(specs or []), attention, variant, target, every_target=is_lapsed)
+    judges = choose_judges(find_specs(specs or []), attention, variant, target, every_target=is_lapsed)
     if is_lapsed:
-        judges = _lapsed(judges, is_sanitized=is_sanitized)
+        judges = _list_lapsed(judges, is_sanitized=is_sanitized)
         if not judges:
             say_lines("[]") if as_json else say("every module has a record of its text")
             return
@@ -160,7 +160,7 @@ def verify(
         conclude(results, as_json=as_json)
 
 
-def _lapsed(judges: Sequence[Judge], *, is_sanitized: bool) -> tuple[Judge, ...]:
+def _list_lapsed(judges: Sequence[Judge], *, is_sanitized: bool) -> tuple[Judge, ...]:
     """Returns the modules of whose text there is no record, and of each target for which the support package
     has none the first; is_sanitized: those that the sanitizer has not watched.
     """
@@ -374,7 +374,7 @@ def fuzz(
 
     Example: attnc fuzz specs/causal_gqa.attn --seconds 30 --seed 7
     """
-    judges = chosen([one_spec(spec)], attention, variant, target)
+    judges = choose_judges([one_spec(spec)], attention, variant, target)
     if repro is not None:
         _run_failed_case(repro, judges)
         return

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from attnc.cli.console import Mistake, ask, counted, note, paint
+from attnc.cli.console import Mistake, ask, count_noun, note, paint
 from attnc.output import MANIFEST, Drift, Held, NotOurs
 
 FORCE = Annotated[
@@ -64,7 +64,7 @@ def _in_the_way(held: tuple[Drift, ...], out: Path, *, has_force: bool) -> Mista
     if rest := _rest(len(held)):
         note(f"          {rest}")
     return Mistake(
-        f"{counted(len(held), 'file')} in '{out}' would be lost, and nothing was written",
+        f"{count_noun(len(held), 'file')} in '{out}' would be lost, and nothing was written",
         _remedy(out, has_force=has_force),
     )
 

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from attnc.api.fastest import chosen_target, targets_of_call
-from attnc.compat.compiled import compiled, making
+from attnc.compat.compiled import load_form, making
 from attnc.compat.form import Facts, Form, Layout
 from attnc.support.memory import made_apart
 
@@ -76,7 +76,7 @@ def real(function: str, name: str, value: Any) -> float:
     return found
 
 
-def unpacked(function: str, name: str, x: torch.Tensor, axis: int, parts: int) -> tuple[torch.Tensor, ...]:
+def unpack(function: str, name: str, x: torch.Tensor, axis: int, parts: int) -> tuple[torch.Tensor, ...]:
     """Takes q, k and v, or k and v, out of the tensor that holds all of them along an axis."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{function}: {name}: expected a tensor, got {type(x).__name__}")
@@ -140,12 +140,12 @@ def _scalar_tensor(value: float, dtype: torch.dtype, device: torch.device) -> to
         return make()
 
 
-#: Functions of this process, by names that `prepared` returns: attributes, which torch.compile follows.
+#: Functions of this process, by names that `prepare_form` returns: attributes, which torch.compile follows.
 FUNCTIONS = ModuleType("attnc.compat.functions")
 _PREPARED: dict[Facts, tuple[str, ...]] = {}
 
 
-def prepared(facts: Facts) -> tuple[str, ...]:
+def prepare_form(facts: Facts) -> tuple[str, ...]:
     """Returns (name in FUNCTIONS, names of the arguments) of a form, whose fields come sorted.
 
     `NAME_gradients` there is the backward of a form with gradients: (do, dlse, inputs, o, lse, configs).
@@ -161,7 +161,7 @@ def prepared(facts: Facts) -> tuple[str, ...]:
 def _prepare_form(facts: Facts) -> tuple[str, ...]:
     form = Form(**dict(facts))
     name = f"form_{len(vars(FUNCTIONS))}"
-    module = compiled(form)
+    module = load_form(form)
     setattr(FUNCTIONS, name, module.flash_attention)
     if form.grads:
         setattr(FUNCTIONS, f"{name}_gradients", module.CALL.gradients)
@@ -170,7 +170,7 @@ def _prepare_form(facts: Facts) -> tuple[str, ...]:
 
 
 # What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
-prepared._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+prepare_form._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
 #: A function, and its inputs: positions among the tensors of a call, and numbers on the device.
@@ -315,16 +315,16 @@ class Call:
             self._tensors["seed"] = torch.randint(1 << 62, (), device=device) if seed is None else seed
             self._form["dropout"] = True
 
-    def ragged(self, starts: torch.Tensor, used: torch.Tensor | None) -> None:
+    def set_ragged(self, starts: torch.Tensor, used: torch.Tensor | None) -> None:
         self._lay("q", "ragged", cu_seqlens_q=starts)
         if used is not None:
             self._tensors["seqused_q"] = used
             self._form["rows"] = "seqused_q"
 
-    def packed(self, starts: torch.Tensor | None) -> None:
+    def set_packed(self, starts: torch.Tensor | None) -> None:
         self._lay("kv", "ragged", cu_seqlens_k=starts)
 
-    def paged(self, table: torch.Tensor) -> None:
+    def set_paged(self, table: torch.Tensor) -> None:
         self._lay("kv", "paged", block_table=table)
         self._form["page"] = self._tensors["k"].shape[1]
 
@@ -361,7 +361,7 @@ class Call:
             self._form["splits"] = max(0, splits)
         if "splits" not in self._form:
             self._choose()
-        function, inputs = self._prepared()
+        function, inputs = self._prepare_function()
         if key is not None:
             self._remember(key, given, function)
         if out is None:
@@ -396,7 +396,7 @@ class Call:
         """Returns (dq, dk, dv) of what `run` gave for the same arguments."""
         self._grads = ["q", "k", "v"]
         self._choose()
-        function, inputs = self._prepared("_gradients")
+        function, inputs = self._prepare_function("_gradients")
         dq, dk, dv = function(do, None, *inputs, rows(o), lse.contiguous(), None)
         return dq, dk, dv
 
@@ -409,11 +409,11 @@ class Call:
             if self._is_fast and self._grads:
                 self._form["fast"] = True
 
-    def _prepared(self, which: str = "") -> tuple[Callable[..., Any], list[Any]]:
+    def _prepare_function(self, which: str = "") -> tuple[Callable[..., Any], list[Any]]:
         """Returns a function of the form, and its inputs."""
         if self._grads:
             self._form["grads"] = tuple(self._grads)
-        function, *names = prepared(tuple(sorted(self._form.items())))
+        function, *names = prepare_form(tuple(sorted(self._form.items())))
         self._inputs = {name: self._tensors[name] for name in names}
         return getattr(FUNCTIONS, function + which), list(self._inputs.values())
 

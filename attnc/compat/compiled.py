@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from attnc.api.compile import making as making  # what `prepared` holds; exported folders have their own
+from attnc.api.compile import making as making  # what `prepare_form` holds; exported folders have their own
 from attnc.api.fastest import HOPPER, TRITON, warn_of_loss
 from attnc.compat.form import Form
 
 _FUNCTION = "attnc.compat"
 
 
-def compiled(form: Form) -> ModuleType:
+def load_form(form: Form) -> ModuleType:
     """Compiles a form for the first of its targets that has kernels for it: a module with `flash_attention`,
     whose `CALL` has its gradients.
     """

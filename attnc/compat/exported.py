@@ -17,22 +17,22 @@ def making() -> threading.RLock:
     return _IMPORTING
 
 
-def compiled(form: Form) -> ModuleType:
+def load_form(form: Form) -> ModuleType:
     """Imports the module of a form, that of the first of its targets which has one here. ValueError where the
     folder was exported without it.
     """
     for target in form.targets:
         for fast in (True, False) if form.fast else (False,):
-            if (module := _imported(f"{module_name(form, target, fast=fast)}.default")) is not None:
+            if (module := _import_module(f"{module_name(form, target, fast=fast)}.default")) is not None:
                 return module
-    if (module := _imported(module_name(form))) is not None:
+    if (module := _import_module(module_name(form))) is not None:
         return module
     raise ValueError(
         f"these kernels were exported without one for this call; attnc makes it from\n{form.text}"
     )
 
 
-def _imported(name: str) -> ModuleType | None:
+def _import_module(name: str) -> ModuleType | None:
     """Imports a module of the folder; None where it has none of this name."""
     whole = f"{__package__}.kernels.{name}"
     try:

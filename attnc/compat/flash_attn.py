@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.compat.call import Call, Window, are_left_out, key_of, one_of, refuse, repeat, unpacked
+from attnc.compat.call import Call, Window, are_left_out, key_of, one_of, refuse, repeat, unpack
 from attnc.compat.kvcache import flash_attn_with_kvcache
 
 __all__ = [
@@ -79,7 +79,7 @@ def flash_attn_func(
         key = key_of((name, softmax_scale, causal, window_size, softcap, deterministic), given)
         if key is not None and (found := repeat(key, given)) is not None:
             o, lse = found
-            return _returned(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
+            return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk)
     call = Call(name, q, k, v)
@@ -89,7 +89,7 @@ def flash_attn_func(
     call.drop(dropout_p)
     call.hurry(deterministic)
     o, lse = call.run(out=out, key=key, given=given)
-    return _returned(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
+    return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
 
 
 def flash_attn_varlen_func(
@@ -164,7 +164,7 @@ def flash_attn_varlen_func(
         key = key_of((name, softmax_scale, causal, window_size, softcap), given)
         if key is not None and (found := repeat(key, given)) is not None:
             o, lse = found
-            return _returned(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
+            return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk)
     table = one_of(name, block_table=block_table, page_table=page_table)
@@ -177,12 +177,12 @@ def flash_attn_varlen_func(
     call.mask(causal, window_size)
     call.drop(dropout_p)
     if not single:
-        call.ragged(cu_seqlens_q, seqused_q)
+        call.set_ragged(cu_seqlens_q, seqused_q)
     if table is not None:
-        call.paged(table)
+        call.set_paged(table)
         call.length("seqused_k" if seqused_k is not None else "cu_seqlens_k", _first(seqused_k, cu_seqlens_k))
     else:
-        call.packed(cu_seqlens_k)
+        call.set_packed(cu_seqlens_k)
         if seqused_k is not None:
             call.length("seqused_k", seqused_k)
     if deterministic and (call.wants_gradient(sink) or call.wants_gradient(alibi_slopes)):
@@ -193,18 +193,18 @@ def flash_attn_varlen_func(
     o, lse = call.run(out=out.unsqueeze(1) if single and out is not None else out, key=key, given=given)
     if single:
         o, lse = o.squeeze(1), lse.squeeze(2).mT.contiguous()
-    return _returned(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
+    return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
 
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
     """Returns `flash_attn_func` of qkv [B, N, 3, H, D]; further arguments as there."""
-    q, k, v = unpacked("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
+    q, k, v = unpack("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
 def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
     """Returns `flash_attn_func` of q and kv [B, N, 2, Hkv, D]; further arguments as there."""
-    k, v = unpacked("flash_attn_kvpacked_func", "kv", kv, 2, 2)
+    k, v = unpack("flash_attn_kvpacked_func", "kv", kv, 2, 2)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
@@ -212,7 +212,7 @@ def flash_attn_varlen_qkvpacked_func(
     qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *arguments: Any, **options: Any
 ) -> Result:
     """Returns `flash_attn_varlen_func` of qkv [T, 3, H, D]; further arguments as there, from dropout_p on."""
-    q, k, v = unpacked("flash_attn_varlen_qkvpacked_func", "qkv", qkv, 1, 3)
+    q, k, v = unpack("flash_attn_varlen_qkvpacked_func", "qkv", qkv, 1, 3)
     shared: tuple[Any, ...] = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return flash_attn_varlen_func(q, k, v, *shared, *arguments, **options)
 
@@ -221,11 +221,11 @@ def flash_attn_varlen_kvpacked_func(
     q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any
 ) -> Result:
     """Returns `flash_attn_varlen_func` of q and kv [Tk, 2, Hkv, D]; further arguments as there."""
-    k, v = unpacked("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
+    k, v = unpack("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
     return flash_attn_varlen_func(q, k, v, *arguments, **options)
 
 
-def _returned(
+def _arrange_results(
     o: torch.Tensor, lse: torch.Tensor, probs: bool, wants_lse: bool, dropout_p: float, name: str
 ) -> Result:
     if probs and dropout_p:

@@ -135,15 +135,15 @@ def flash_attn_with_kvcache(
             append(cache, added, lengths, table=table, batch=cache_batch_idx, starts=cu_seqlens_k_new)
         lengths = (lengths + new).int()
     if cache_batch_idx is not None:
-        k_cache, v_cache, table = _chosen(k_cache, v_cache, cache_batch_idx)
+        k_cache, v_cache, table = _choose_caches(k_cache, v_cache, cache_batch_idx)
         if table is not None and lengths is None:
             capacity = table.shape[1] * k_cache.shape[1]
             lengths = torch.full((batch,), capacity, dtype=torch.int32, device=q.device)
     call.hold(q, k_cache, v_cache)
     if cu_seqlens_q is not None:
-        call.ragged(cu_seqlens_q, None)
+        call.set_ragged(cu_seqlens_q, None)
     if table is not None:
-        call.paged(table)
+        call.set_paged(table)
     if lengths is not None:
         call.length("cache_seqlens", lengths)
     if cache_leftpad is not None:
@@ -215,7 +215,7 @@ def _check_shapes(name: str, **shapes: tuple[Any, list[int]]) -> None:
             raise ValueError(f"{name}: {which}: expected shape {wanted}, got {list(x.shape)}")
 
 
-def _chosen(
+def _choose_caches(
     k: torch.Tensor, v: torch.Tensor, batch: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Caches whose rows are those of `batch`: as pages with a table where that needs no copy."""

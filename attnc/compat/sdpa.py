@@ -219,15 +219,15 @@ def _laid_out(
         if seqused_k is not None:
             call.length("seqused_k", seqused_k)
         return
-    call.ragged(cum_seq_q, None)
+    call.set_ragged(cum_seq_q, None)
     lengths = cum_seq_k if seqused_k is None else seqused_k
     if lengths is None:
         raise ValueError(f"{_NAME}: cum_seq_k: expected a tensor, or seqused_k with block_table, got None")
     if block_table is not None:
-        call.paged(block_table)
+        call.set_paged(block_table)
         call.length("cu_seqlens_k" if seqused_k is None else "seqused_k", lengths)
     else:
-        call.packed(cum_seq_k)
+        call.set_packed(cum_seq_k)
         if seqused_k is not None:
             call.length("seqused_k", seqused_k)
 

@@ -252,7 +252,7 @@ class ContextParallel:
 
     def _agree(self, plan: Plan, q: torch.Tensor, problem: Exception | None) -> None:
         """Raises on all ranks where one has a problem, or another spec or plan."""
-        state = hashlib.sha256(plan.hash + self._of_digest(q) + str(q.dtype).encode()).digest()
+        state = hashlib.sha256(plan.hash + self._exchange_digest(q) + str(q.dtype).encode()).digest()
         mine = torch.tensor([problem is not None, *state], dtype=torch.uint8, device=q.device)
         every = [x.tolist() for x in self.group.gather(mine)] if self.group.size > 1 else [mine.tolist()]
         if problem is not None:
@@ -267,7 +267,7 @@ class ContextParallel:
                 "type than rank 0: make the plan from the same sizes and inputs on every rank"
             )
 
-    def _of_digest(self, q: torch.Tensor) -> bytes:
+    def _exchange_digest(self, q: torch.Tensor) -> bytes:
         try:
             return self.kernels_for(q)[0].digest.encode()
         except Exception:  # the problem that `_prepare_call` has

@@ -102,7 +102,7 @@ class Auxiliary:
             message = "return_lse is deprecated by torch: write return_aux=AuxRequest(lse=True)"
             warnings.warn(message, FutureWarning, stacklevel=3)
 
-    def returned(self, o: Any, lse: Any, max_scores: Any) -> Any:
+    def arrange_results(self, o: Any, lse: Any, max_scores: Any) -> Any:
         """Returns the results as the caller wants them."""
         if not self.is_named:
             return (o, lse) if self.lse else o

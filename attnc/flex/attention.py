@@ -11,8 +11,8 @@ from attnc.flex.arguments import Auxiliary, check_tensors, mask_of
 from attnc.flex.blocks import Blocks, restrict
 from attnc.flex.dense import max_scores
 from attnc.flex.layouts import as_logical, laid_out, order_like, written_order
-from attnc.flex.programs import Kernel, kernel_of, read_options, targets_of
-from attnc.flex.spec import DTYPES, NARROW, Layout
+from attnc.flex.programs import FlexKernel, kernel_of, read_options, targets_of
+from attnc.flex.spec import DTYPES, NARROW, CallLayout
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ def flex_attention(
         results = attend(
             query, key, value, score_mod, mask_mod, blocks, scale, wanted, order, kernel_options, target
         )
-        return wanted.returned(*results)
+        return wanted.arrange_results(*results)
     traced = _read(score_mod, mask_mod, blocks, scale, sizes, query)
     layout = _layout(query, key, value, scale, wanted.lse, order, kernel_options, target)
     kernel = kernel_of(traced, layout, (score_mod, mask_mod))
     o, lse = _run(kernel, query, key, value, traced, wanted.lse)
     largest = max_scores(traced, query, key, scale) if wanted.max_scores else None
-    return wanted.returned(laid_out(as_logical(o, order), order), lse, largest)
+    return wanted.arrange_results(laid_out(as_logical(o, order), order), lse, largest)
 
 
 def family_of(
@@ -122,7 +122,7 @@ def _read(
 
 
 def _run(
-    kernel: Kernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, traced: Trace, lse: bool
+    kernel: FlexKernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, traced: Trace, lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     arguments = kernel.arguments(traced)
     try:
@@ -198,13 +198,13 @@ def _layout(
     order: str,
     kernel_options: Mapping[str, Any] | None,
     target: str | None,
-) -> Layout:
+) -> CallLayout:
     wants = torch.is_grad_enabled()
     wanted = read_options(kernel_options)
     tensors = (("q", query), ("k", key), ("v", value))
     grad = tuple(name for name, x in tensors if wants and x.requires_grad)
     target, otherwise = targets_of(target, query, key, value, wanted, gradients=bool(grad))
-    return Layout(
+    return CallLayout(
         dtype=DTYPES[query.dtype],
         kept_as=NARROW.get(key.dtype, ""),
         head_dim=query.shape[3],

@@ -16,7 +16,7 @@ import torch
 from attnc.flex.dense import loads, reads, rows_at_once, values
 from attnc.flex.operations import floor_divide, integer, logical_and, logical_or
 from attnc.flex.symbols import Scalar, subscript
-from attnc.flex.tape import Tape, remembered
+from attnc.flex.tape import Tape, remember
 from attnc.flex.trace import Trace
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def restrict(traced: Trace, blocks: Blocks) -> Trace:
     tensors = [*blocks.tensors, *loads(tape, traced.mask)]
     sizes = (blocks.rows, blocks.columns, *tape.sizes.items())
     what = ("blocks", traced.mask, tape.key, tuple(tape.numbers), *sizes)
-    tables = remembered(tensors, what, lambda: _compared(traced, blocks), None)
+    tables = remember(tensors, what, lambda: _compare_tables(traced, blocks), None)
     if tables is None:  # not to be seen now
         tables = _tables(blocks, tape.constant(traced.mask) is True)
     mask: Any = Scalar(tape, traced.mask)
@@ -104,7 +104,7 @@ def _table(counts: Tensor, indices: Tensor) -> Tensor:
     return table.scatter_(-1, at, True)[..., :columns].contiguous()
 
 
-def _compared(traced: Trace, blocks: Blocks) -> _Tables:
+def _compare_tables(traced: Trace, blocks: Blocks) -> _Tables:
     """Returns the tables that say more than the mask_mod: of blocks, where it holds in others; of full ones,
     where it does not hold in all of one.
     """

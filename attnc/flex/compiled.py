@@ -21,11 +21,11 @@ from attnc.api.compile import SpecError
 from attnc.flex.arguments import Auxiliary
 from attnc.flex.blocks import Blocks, restrict
 from attnc.flex.dense import max_scores
-from attnc.flex.errors import FlexError, Place, defined_at, moved, refused, span_of_line
+from attnc.flex.errors import FlexError, Place, defined_at, move_error, refuse, span_of_line
 from attnc.flex.layouts import as_logical, as_written, laid_out, written_order
-from attnc.flex.programs import Kernel, kernel_of, read_options, targets_of
+from attnc.flex.programs import FlexKernel, kernel_of, read_options, targets_of
 from attnc.flex.recording import Recorder, Reference, Steps
-from attnc.flex.spec import DTYPES, NARROW, Layout
+from attnc.flex.spec import DTYPES, NARROW, CallLayout
 from attnc.flex.symbols import OPERATIONS, apply, tape_of
 from attnc.flex.tape import element_of
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
@@ -68,7 +68,7 @@ written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # function
 @functools.cache
 def read(program: str) -> Program:
     """Returns the program of a text."""
-    return Program(*_valued(ast.literal_eval(program)))
+    return Program(*_value_of(ast.literal_eval(program)))
 
 
 def mod_of(
@@ -102,7 +102,7 @@ def mod_of(
                 results.append(_done(name, [value(x) for x in args], {key: value(x) for key, x in kwargs}))
             return value(returned)
         except FlexError as failure:
-            raise (moved(failure, span_of_line(place)) if place else failure) from None
+            raise (move_error(failure, span_of_line(place)) if place else failure) from None
 
     return mod
 
@@ -142,13 +142,13 @@ def _plain(value: Any) -> Any:
         return {"ellipsis": ""}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise refused("E0903", f"a {type(value).__name__} in a mod", "expected a number or a tensor")
+    raise refuse("E0903", f"a {type(value).__name__} in a mod", "expected a number or a tensor")
 
 
-def _valued(value: Any) -> Any:
+def _value_of(value: Any) -> Any:
     match value:
         case tuple():
-            return tuple(_valued(part) for part in value)
+            return tuple(_value_of(part) for part in value)
         case {"dtype": str(name)}:
             return getattr(torch, name)
         case {"device": str(name)}:
@@ -249,7 +249,7 @@ def _operate_fake(
     """Shapes of the results. FlexError for what no spec can say."""
     said = read(program)
     known = [value if type(value) is int else 1 for value in integers]  # for a torch.SymInt any value will do
-    _traced(said, captured, floats, known, grads, {}, torch.device("cpu"), is_seen=False)
+    _trace_mods(said, captured, floats, known, grads, {}, torch.device("cpu"), is_seen=False)
     (B, H, M, _), width = query.shape, value.shape[3]
     sizes = {"B": B, "H": H, "M": M, "D": width}
     o = query.new_empty([sizes[axis] for axis in said.order])
@@ -288,7 +288,7 @@ def _pull(
         if at not in made:
             made[at] = torch.zeros(leaves[at].shape, dtype=leaves[at].dtype, device=query.device)
     for at, gradient in zip(kernel.learned, found[len(own) :], strict=True):
-        leaf, whole = _unfolded(traced.tape.captures[at].tensor, gradient, traced)
+        leaf, whole = _find_base(traced.tape.captures[at].tensor, gradient, traced)
         made[next(at for at in grads if leaves[at] is leaf)] += whole
     return [made[at] for at in grads]
 
@@ -343,14 +343,14 @@ def _find_kernel(
     integers: Sequence[int],
     said: Program,
     grads: Sequence[int],
-) -> tuple[Trace, Kernel]:
+) -> tuple[Trace, FlexKernel]:
     """Returns what the mods do at this call, and its kernel: the same for the forward and the backward."""
     B, H, M, width = query.shape
     sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}
-    traced = _traced(said, captured, floats, integers, grads, sizes, query.device)
+    traced = _trace_mods(said, captured, floats, integers, grads, sizes, query.device)
     wanted = tuple((name, integers[at]) for name, at in said.wanted)
     target, otherwise = targets_of(said.target, query, key, value, wanted, gradients=bool(grads))
-    layout = Layout(
+    layout = CallLayout(
         dtype=DTYPES[query.dtype],
         kept_as=NARROW.get(key.dtype, ""),
         head_dim=width,
@@ -369,10 +369,10 @@ def _find_kernel(
         return traced, kernel_of(traced, layout)
     except SpecError as failure:
         place = next(filter(None, said.places), None)
-        raise (moved(failure, span_of_line(place)) if place else failure) from None
+        raise (move_error(failure, span_of_line(place)) if place else failure) from None
 
 
-def _traced(
+def _trace_mods(
     said: Program,
     captured: Tensors,
     floats: Sequence[float],
@@ -412,7 +412,7 @@ def _find_largest(
     said = read(program)
     B, H, M, _ = query.shape
     sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}
-    traced = _traced(said, captured, floats, integers, (), sizes, query.device)
+    traced = _trace_mods(said, captured, floats, integers, (), sizes, query.device)
     return max_scores(traced, query, key, floats[0] if said.scaled else None)
 
 
@@ -428,7 +428,7 @@ def _find_largest_fake(
     return query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-def _unfolded(
+def _find_base(
     tensor: torch.Tensor, gradient: torch.Tensor, traced: Trace
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the captured tensor that this one is a view of, and its gradient."""

@@ -58,7 +58,7 @@ def _value(
         case ("size", capture, axis):
             return _number(tape, at, tape.captures[capture].tensor.shape[axis])
         case ("load", capture, positions):
-            return _loaded(tape.captures[capture].tensor, [found[position] for position in positions])
+            return _load(tape.captures[capture].tensor, [found[position] for position in positions])
         case ("real", operand):
             return found[operand].float()
         case ("neg", operand):
@@ -71,7 +71,7 @@ def _value(
         case ("/", left, right):
             return found[left].float() / found[right].float()
         case (("//" | "%") as symbol, left, right):
-            return _divided(symbol, found[left], found[right])
+            return _divide(symbol, found[left], found[right])
         case (symbol, left, right):
             return _COMPARED[symbol](found[left], found[right])
     raise AssertionError(f"no such entry: {tape.entries[at]}")
@@ -82,7 +82,7 @@ def _number(tape: Tape, at: int, value: bool | int | float) -> Tensor:
     return torch.full((), value, dtype=dtype, device=tape.device)
 
 
-def _divided(symbol: str, x: Tensor, y: Tensor) -> Tensor:
+def _divide(symbol: str, x: Tensor, y: Tensor) -> Tensor:
     """Divides integers, rounding down; by 0 the language has 0."""
     is_zero = y == 0
     divisor = torch.where(is_zero, 1, y)
@@ -90,7 +90,7 @@ def _divided(symbol: str, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(is_zero, 0, quotient)
 
 
-def _loaded(tensor: Tensor, positions: list[Tensor]) -> Tensor:
+def _load(tensor: Tensor, positions: list[Tensor]) -> Tensor:
     """Returns the elements at these positions; 0 outside of the tensor."""
     tensor = tensor.detach()
     if tensor.dtype.is_floating_point:

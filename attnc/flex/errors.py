@@ -36,7 +36,7 @@ class FlexError(SpecError):
         return str(self)
 
 
-def moved(failure: SpecError, span: Span) -> FlexError:
+def move_error(failure: SpecError, span: Span) -> FlexError:
     """Returns an error at another place: in the user's file instead of in the text of a spec."""
     return FlexError(
         [replace(found, primary=Label(span, found.primary.text), related=()) for found in failure.diagnostics]
@@ -60,7 +60,7 @@ def span_of_line(place: Place) -> Span:
     return source.span(start, source.line_start(line) + len(text))
 
 
-def refused(code: str, message: str, label: str, hint: str = "", frame: FrameType | None = None) -> FlexError:
+def refuse(code: str, message: str, label: str, hint: str = "", frame: FrameType | None = None) -> FlexError:
     """Returns the error for the operation of the user's that is under way, or that this frame ends in."""
     hints = (hint,) if hint else ()
     return FlexError([error(code, message, span_of(frame or sys._getframe()), label, hints=hints)])
@@ -68,7 +68,7 @@ def refused(code: str, message: str, label: str, hint: str = "", frame: FrameTyp
 
 def refused_branch() -> FlexError:
     """Returns the error for a mod that branches on a value."""
-    return refused(
+    return refuse(
         "E0902",
         "a mod cannot branch on its values",
         "decided while the mod is read, when there are no values yet",
@@ -79,7 +79,7 @@ def refused_branch() -> FlexError:
 
 def refused_number() -> FlexError:
     """Returns the error for a mod that asks for the number that a value is."""
-    return refused(
+    return refuse(
         "E0902",
         "a value of a mod is not a Python number",
         "asks for a number while the mod is read, when there is none yet",

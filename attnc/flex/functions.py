@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from attnc.expr.functions import REAL
-from attnc.flex.errors import refused
+from attnc.flex.errors import refuse
 from attnc.flex.operations import (
     Operation,
     absolute,
@@ -151,9 +151,7 @@ def power(tape: Tape, x: Any, exponent: Any) -> Scalar:
         return function(tape, "exp2", exponent)
     if isinstance(x, int | float) and x > 0:
         return function(tape, "exp", mul(tape, exponent, math.log(x)))
-    raise refused(
-        "E0901", "'pow' with this exponent", "specs multiply: exponents are -8 to 8 in steps of 1/2"
-    )
+    raise refuse("E0901", "'pow' with this exponent", "specs multiply: exponents are -8 to 8 in steps of 1/2")
 
 
 def _power(tape: Tape, x: Any, exponent: float) -> Scalar:
@@ -190,7 +188,7 @@ def _reduction(names: tuple[str, ...], combine: Operation) -> None:
     operation(*names, takes_rows=True)(reduce)
 
 
-def _combined(combine: Operation) -> Operation:
+def _combine_elements(combine: Operation) -> Operation:
     """Returns an operation on elements as torch reduces rows by it: as 64-bit integers where they are
     integers or conditions.
     """
@@ -202,8 +200,8 @@ def _wide(tape: Tape, x: Any) -> Scalar:
     return Scalar(tape, found.at, found.low, found.high)
 
 
-_reduction(("sum",), _combined(add))
-_reduction(("prod",), _combined(mul))
+_reduction(("sum",), _combine_elements(add))
+_reduction(("prod",), _combine_elements(mul))
 _reduction(("amax",), maximum)
 _reduction(("amin",), minimum)
 _reduction(("any",), logical_or)
@@ -219,7 +217,7 @@ def mean(tape: Tape, x: Any, *_: Any, **__: Any) -> Any:
 def dot(tape: Tape, x: Any, tensor: Any) -> Any:
     rows = _row(tape, x).elements, _row(tape, tensor).elements
     if len(rows[0]) != len(rows[1]):
-        raise refused("E0903", f"rows of {len(rows[0])} and {len(rows[1])} elements", "lengths differ")
+        raise refuse("E0903", f"rows of {len(rows[0])} and {len(rows[1])} elements", "lengths differ")
     products = [mul(tape, a, b) for a, b in zip(*rows, strict=True)]
     return OPERATIONS["sum"](tape, Vector(tape, products))
 
@@ -231,6 +229,6 @@ def getitem(tape: Tape, x: Any, index: Any) -> Any:
 
 @operation("index", "select", "gather", "index_select", "take", takes_rows=True)
 def looked_up(tape: Tape, x: Any, *_: Any, **__: Any) -> Any:
-    raise refused(
+    raise refuse(
         "E0901", "a lookup by name", "written with brackets in mods", "write tensor[b, h, q_idx, kv_idx]"
     )

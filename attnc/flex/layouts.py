@@ -20,9 +20,9 @@ def order_like(shape: Sequence[int], query: torch.Tensor) -> str:
     """Returns the order of the axes of a result of this shape whose strides are ordered as the query's: those
     of axes of one element, and equal ones, included.
     """
-    wanted = _filled(query.stride())
+    wanted = _fill_axes(query.stride())
     for order in _ORDERS:
-        if _filled(_strides(shape, order)) == wanted:
+        if _fill_axes(_strides(shape, order)) == wanted:
             return order
     return _ORDERS[0]
 
@@ -37,7 +37,7 @@ def _strides(shape: Sequence[int], order: str) -> list[int]:
     return strides
 
 
-def _filled(strides: Sequence[int]) -> list[int]:
+def _fill_axes(strides: Sequence[int]) -> list[int]:
     """Returns the axes from the innermost one outwards; of equal strides the last axis first."""
     found: list[int] = []
     for axis in range(4):

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from attnc.expr.nodes import Type
-from attnc.flex.errors import refused
+from attnc.flex.errors import refuse
 from attnc.flex.symbols import NARROW, OPERATIONS, Scalar, scalar
 from attnc.flex.tape import Tape
 
@@ -72,10 +72,10 @@ def integer(tape: Tape, value: int) -> Scalar:
 def to(tape: Tape, x: Any, *args: Any, **kwargs: Any) -> Scalar:
     wanted = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
     wanted += [value.dtype for value in args if isinstance(value, torch.Tensor | Scalar)]
-    return _converted(tape, scalar(tape, x), wanted[0] if wanted else None)
+    return _convert(tape, scalar(tape, x), wanted[0] if wanted else None)
 
 
-def _converted(tape: Tape, x: Scalar, dtype: torch.dtype | None) -> Scalar:
+def _convert(tape: Tape, x: Scalar, dtype: torch.dtype | None) -> Scalar:
     if dtype is None or dtype == x.dtype:
         return x
     if dtype is torch.bool:
@@ -85,18 +85,18 @@ def _converted(tape: Tape, x: Scalar, dtype: torch.dtype | None) -> Scalar:
         return real(tape, x)
     if x.type == "float":
         if x.quotient is None:
-            raise refused(
+            raise refuse(
                 "E0901",
                 "a float cannot become an integer",
                 "specs have no such conversion",
                 "divide integers by '//', or torch.div(a, b, rounding_mode='floor')",
             )
-        x = _truncated(tape, *x.quotient)
+        x = _truncate(tape, *x.quotient)
     found = number(tape, x)
-    return _wrapped(tape, Scalar(tape, found.at, found.low, found.high), dtype)
+    return _wrap(tape, Scalar(tape, found.at, found.low, found.high), dtype)
 
 
-def _truncated(tape: Tape, x: Scalar, y: Scalar) -> Scalar:
+def _truncate(tape: Tape, x: Scalar, y: Scalar) -> Scalar:
     """Returns the quotient of integers without its fraction: rounded towards 0."""
     floor = _binary(tape, "//", x, y)
     if x.low >= 0 and y.low >= 0:
@@ -107,7 +107,7 @@ def _truncated(tape: Tape, x: Scalar, y: Scalar) -> Scalar:
     return where(tape, is_rounded, add(tape, floor, integer(tape, 1)), floor)
 
 
-def _wrapped(tape: Tape, x: Scalar, dtype: torch.dtype) -> Scalar:
+def _wrap(tape: Tape, x: Scalar, dtype: torch.dtype) -> Scalar:
     """Returns an integer as a type holds it: of a narrow one, which it may leave, the number that is as many
     times 2^bits away as it takes.
     """
@@ -137,7 +137,7 @@ def _like(tape: Tape, result: Scalar, *operands: Scalar) -> Scalar:
         if operand.narrow is None:
             return result
         narrow = operand.narrow if narrow is None else torch.promote_types(narrow, operand.narrow)
-    return result if narrow is None or result.type != "int" else _wrapped(tape, result, narrow)
+    return result if narrow is None or result.type != "int" else _wrap(tape, result, narrow)
 
 
 for _name, _dtype in {
@@ -145,7 +145,7 @@ for _name, _dtype in {
     "int": torch.int32, "long": torch.int32, "short": torch.int16, "char": torch.int8, "byte": torch.uint8,
     "bool": torch.bool,
 }.items():  # fmt: skip
-    OPERATIONS[_name] = lambda tape, x, _dtype=_dtype: _converted(tape, scalar(tape, x), _dtype)
+    OPERATIONS[_name] = lambda tape, x, _dtype=_dtype: _convert(tape, scalar(tape, x), _dtype)
 
 
 @operation(
@@ -161,33 +161,33 @@ def same(tape: Tape, x: Any, *_: Any, **__: Any) -> Scalar:
 def detach(tape: Tape, x: Any) -> Scalar:
     found = scalar(tape, x)
     if found.type == "float":
-        raise refused("E0901", "'detach' cannot be written in a spec", "gradients go through every operation")
+        raise refuse("E0901", "'detach' cannot be written in a spec", "gradients go through every operation")
     return found
 
 
-def _made(tape: Tape, value: Any, dtype: torch.dtype) -> Scalar:
+def _make_number(tape: Tape, value: Any, dtype: torch.dtype) -> Scalar:
     """Returns a number as an element of a new tensor of this type."""
     if isinstance(value, bool | int | float):
         kind = bool if dtype is torch.bool else float if dtype.is_floating_point else int
         value = kind(value)
-    return _converted(tape, scalar(tape, value), dtype)
+    return _convert(tape, scalar(tape, value), dtype)
 
 
-def _filled(name: str, value: Any) -> None:
+def _register_filled(name: str, value: Any) -> None:
     def fill(tape: Tape, x: Any, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Scalar:
-        return _made(tape, value, scalar(tape, x).dtype if dtype is None else dtype)
+        return _make_number(tape, value, scalar(tape, x).dtype if dtype is None else dtype)
 
     for each in (f"{name}_like", f"new_{name}"):
         OPERATIONS[each] = fill
 
 
-_filled("zeros", 0)
-_filled("ones", 1)
+_register_filled("zeros", 0)
+_register_filled("ones", 1)
 
 
 @operation("full_like")
 def full_like(tape: Tape, x: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Scalar:
-    return _made(tape, fill_value, scalar(tape, x).dtype if dtype is None else dtype)
+    return _make_number(tape, fill_value, scalar(tape, x).dtype if dtype is None else dtype)
 
 
 @operation("new_full")
@@ -267,9 +267,9 @@ def div(tape: Tape, x: Any, y: Any, *, rounding_mode: str | None = None) -> Scal
     a, b = number(tape, x), number(tape, y)
     are_integers = a.type == b.type == "int"
     if rounding_mode == "trunc" and are_integers:
-        return _truncated(tape, a, b)
+        return _truncate(tape, a, b)
     if rounding_mode is not None:
-        raise refused("E0901", f"rounding_mode={rounding_mode!r}", "specs round quotients of integers alone")
+        raise refuse("E0901", f"rounding_mode={rounding_mode!r}", "specs round quotients of integers alone")
     found = _binary(tape, "/", a, b)
     return Scalar(tape, found.at, quotient=(a, b) if are_integers else None)
 
@@ -278,7 +278,7 @@ def div(tape: Tape, x: Any, y: Any, *, rounding_mode: str | None = None) -> Scal
 def floor_divide(tape: Tape, x: Any, y: Any) -> Scalar:
     a, b = number(tape, x), number(tape, y)
     if "float" in (a.type, b.type):
-        raise refused("E0901", "'//' of floats cannot be written in a spec", "'//' is for integers")
+        raise refuse("E0901", "'//' of floats cannot be written in a spec", "'//' is for integers")
     return _binary(tape, "//", a, b)
 
 
@@ -288,7 +288,7 @@ def floor(tape: Tape, x: Any) -> Scalar:
     if found.type == "int":
         return found
     if found.quotient is None:
-        raise refused("E0901", "'floor' cannot be written in a spec", "but of a quotient of integers")
+        raise refuse("E0901", "'floor' cannot be written in a spec", "but of a quotient of integers")
     return _binary(tape, "//", *found.quotient)
 
 
@@ -296,7 +296,7 @@ def floor(tape: Tape, x: Any) -> Scalar:
 def remainder(tape: Tape, x: Any, y: Any) -> Scalar:
     a, b = number(tape, x), number(tape, y)
     if "float" in (a.type, b.type):
-        raise refused("E0901", "'%' of floats cannot be written in a spec", "'%' is for integers")
+        raise refuse("E0901", "'%' of floats cannot be written in a spec", "'%' is for integers")
     return _binary(tape, "%", a, b)
 
 
@@ -304,9 +304,7 @@ def remainder(tape: Tape, x: Any, y: Any) -> Scalar:
 def fmod(tape: Tape, x: Any, y: Any) -> Scalar:
     a, b = number(tape, x), number(tape, y)
     if a.low < 0 or b.low < 0:
-        raise refused(
-            "E0901", "'fmod' of what may be negative", "specs have '%', whose sign is the divisor's"
-        )
+        raise refuse("E0901", "'fmod' of what may be negative", "specs have '%', whose sign is the divisor's")
     return remainder(tape, a, b)
 
 
@@ -407,9 +405,7 @@ def _conditions(tape: Tape, name: str, *values: Any) -> list[Scalar]:
     found = [scalar(tape, value) for value in values]
     if any(value.type != "bool" for value in found):
         hint = "compare first; whole powers of 2 divide by '//' and leave remainders by '%'"
-        raise refused(
-            "E0901", f"'{name}' of integers cannot be written in a spec", "specs have no bits", hint
-        )
+        raise refuse("E0901", f"'{name}' of integers cannot be written in a spec", "specs have no bits", hint)
     return found
 
 
@@ -436,15 +432,15 @@ def bitwise_not(tape: Tape, x: Any) -> Scalar:
 
 @operation("logical_and")
 def logical_and(tape: Tape, x: Any, y: Any) -> Scalar:
-    return _joined(tape, "and", x, y, decides=False)
+    return _join_conditions(tape, "and", x, y, decides=False)
 
 
 @operation("logical_or")
 def logical_or(tape: Tape, x: Any, y: Any) -> Scalar:
-    return _joined(tape, "or", x, y, decides=True)
+    return _join_conditions(tape, "or", x, y, decides=True)
 
 
-def _joined(tape: Tape, word: str, x: Any, y: Any, *, decides: bool) -> Scalar:
+def _join_conditions(tape: Tape, word: str, x: Any, y: Any, *, decides: bool) -> Scalar:
     """Returns two conditions joined. decides: the value of one that is the result whatever the other is."""
     a, b = condition(tape, x), condition(tape, y)
     for one, other in ((a, b), (b, a)):
@@ -480,7 +476,7 @@ def right_shift(tape: Tape, x: Any, y: Any) -> Scalar:
 
 def _power_of_two(bits: Any) -> int:
     if not isinstance(bits, int) or not 0 <= bits < 31:
-        raise refused("E0901", "a shift by a value of the mod", "specs have no bits", "shift by a number")
+        raise refuse("E0901", "a shift by a value of the mod", "specs have no bits", "shift by a number")
     return 1 << int(bits)
 
 
@@ -504,6 +500,6 @@ def masked_fill(tape: Tape, x: Any, mask: Any, value: Any) -> Scalar:
 
 @operation("isneginf", "isposinf", "isinf", "isnan", "isfinite")
 def is_special(tape: Tape, x: Any) -> Scalar:
-    raise refused(
+    raise refuse(
         "E0901", "tests for infinities and NaN cannot be written in a spec", "no spec has this operation"
     )

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attnc.api.compile import SpecError
-from attnc.flex.errors import FlexError, defined_at, moved, span_of, span_of_line
-from attnc.flex.spec import Layout, shown_entries
+from attnc.flex.errors import FlexError, defined_at, move_error, span_of, span_of_line
+from attnc.flex.spec import CallLayout, shown_entries
 from attnc.flex.trace import Trace, trace
 
 
-def placed(
-    failure: SpecError, traced: Trace, layout: Layout, mods: Sequence[Callable[..., Any] | None]
+def place_error(
+    failure: SpecError, traced: Trace, layout: CallLayout, mods: Sequence[Callable[..., Any] | None]
 ) -> FlexError:
     """Returns an error at the operation of a mod that it is about, or at the call where that is not known.
 
@@ -26,17 +26,17 @@ def placed(
     )
     places = again.tape.places
     assert places is not None
-    wanted = failure.shown if isinstance(failure, FlexError) else _quoted(failure)
+    wanted = failure.shown if isinstance(failure, FlexError) else _quote_place(failure)
     at = _closest(wanted, shown_entries(again, layout, mods, places))
     if at is not None:
-        return moved(failure, places[at])
+        return move_error(failure, places[at])
     defined = next(filter(None, map(defined_at, mods)), None)
     if isinstance(failure, FlexError) and defined is not None:  # it is about a mod as a whole
-        return moved(failure, span_of_line(defined))
-    return moved(failure, span_of(sys._getframe()))
+        return move_error(failure, span_of_line(defined))
+    return move_error(failure, span_of(sys._getframe()))
 
 
-def _quoted(failure: SpecError) -> str:
+def _quote_place(failure: SpecError) -> str:
     """Returns the part of the generated text that the first diagnostic points at."""
     span = failure.diagnostics[0].primary.span
     return span.source.text[span.start : span.end]

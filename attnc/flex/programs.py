@@ -13,7 +13,7 @@ import torch
 from attnc.api.compile import SpecError, compile_family, first_made, making, need_of, warn_of_dense_mask
 from attnc.api.family import Family
 from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
-from attnc.flex.spec import CONVERTED, Layout, write_spec
+from attnc.flex.spec import CONVERTED, CallLayout, write_spec
 from attnc.flex.trace import Trace
 
 _KEYS = {"BLOCK_M": "tile.q", "BLOCK_N": "tile.kv", "num_warps": "warps", "num_stages": "stages"}
@@ -88,7 +88,7 @@ _SPECIAL = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class FlexKernel:
     """A compiled family with its function, and what that takes after q, k and v: captures and numbers by
     position.
 
@@ -106,21 +106,21 @@ class Kernel:
     def arguments(self, traced: Trace) -> list[Any]:
         captures, numbers = traced.tape.captures, traced.tape.numbers
         return [
-            *(_converted(captures[at].tensor) for at in self.captures),
+            *(_convert_tensor(captures[at].tensor) for at in self.captures),
             *(numbers[at] for at in self.numbers),
         ]
 
 
 @dataclass(slots=True)
-class _Program:
+class _FlexProgram:
     """Mods that differ in numbers alone. kernels: by the numbers that they have built in; varying: positions
     of numbers that are arguments.
     """
 
-    kernels: dict[tuple[Any, ...], Kernel] = field(default_factory=dict)
+    kernels: dict[tuple[Any, ...], FlexKernel] = field(default_factory=dict)
     varying: frozenset[int] = frozenset()
 
-    def kernel(self, traced: Trace, layout: Layout, mods: Mods) -> Kernel:
+    def kernel(self, traced: Trace, layout: CallLayout, mods: Mods) -> FlexKernel:
         """Returns the kernel for the numbers of a trace."""
         numbers = traced.tape.numbers
         found = self.kernels.get(self._built_in(numbers))
@@ -130,16 +130,16 @@ class _Program:
                 if found is None:
                     if len(self.kernels) >= _SPECIAL:
                         self._generalise(numbers)
-                    found = self.kernels[self._built_in(numbers)] = self._chosen(traced, layout, mods)
+                    found = self.kernels[self._built_in(numbers)] = self._choose_kernel(traced, layout, mods)
         return found
 
-    def _chosen(self, traced: Trace, layout: Layout, mods: Mods) -> Kernel:
+    def _choose_kernel(self, traced: Trace, layout: CallLayout, mods: Mods) -> FlexKernel:
         """Returns a kernel of the layout's target, or of the other where that one has none."""
         targets = [layout.target, *([layout.otherwise] if layout.otherwise else [])]
 
-        def made(target: str) -> Kernel:
+        def made(target: str) -> FlexKernel:
             only = replace(layout, target=target, otherwise="")
-            return _compiled(traced, only, mods, self.varying)
+            return _compile_kernel(traced, only, mods, self.varying)
 
         kernel, failure = first_made(targets, made)
         if failure and targets[0] == HOPPER:
@@ -156,38 +156,38 @@ class _Program:
         self.kernels.clear()
 
 
-_PROGRAMS: dict[Any, _Program] = {}
+_PROGRAMS: dict[Any, _FlexProgram] = {}
 
 
-def kernel_of(traced: Trace, layout: Layout, mods: Mods = ()) -> Kernel:
+def kernel_of(traced: Trace, layout: CallLayout, mods: Mods = ()) -> FlexKernel:
     """Returns the kernel of what mods did. mods: for names, and for places of errors. Compiled once, whatever
     lengths and data are.
     """
     identity = (traced.tape.key, traced.score, traced.mask, layout)
     program = _PROGRAMS.get(identity)
     if program is None:
-        program = _PROGRAMS[identity] = _Program()
+        program = _PROGRAMS[identity] = _FlexProgram()
     try:
         return program.kernel(traced, layout, mods)
     except SpecError as failure:
         if not any(mods):  # known by what they did alone
             raise
-        from attnc.flex.places import placed
+        from attnc.flex.places import place_error
 
-        raise placed(failure, traced, layout, mods) from None
+        raise place_error(failure, traced, layout, mods) from None
 
 
-def _compiled(traced: Trace, layout: Layout, mods: Mods, numbers: Collection[int]) -> Kernel:
+def _compile_kernel(traced: Trace, layout: CallLayout, mods: Mods, numbers: Collection[int]) -> FlexKernel:
     """Returns a kernel of the layout's target. numbers: those that are arguments."""
     spec = write_spec(traced, layout, mods=mods, numbers=numbers, scheduled=False)
     family = compile_family(spec.text, target=layout.target, warn=False)
     warn_of_dense_mask(_FUNCTION, family)
     call = family.module.default.CALL
     gradients = None if call.backward is None else call.gradients
-    return Kernel(family, family.function, gradients, spec.captures, spec.numbers, spec.learned)
+    return FlexKernel(family, family.function, gradients, spec.captures, spec.numbers, spec.learned)
 
 
-def _converted(tensor: torch.Tensor) -> torch.Tensor:
+def _convert_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Converts a tensor to an element type that specs have."""
     dtype = CONVERTED.get(tensor.dtype)
     return tensor if dtype is None else tensor.to(dtype)

@@ -42,7 +42,7 @@ class Recorder:
 
     def record(self, mod: Callable[..., Any], dtypes: tuple[torch.dtype, ...]) -> Steps:
         """Returns the steps of a mod of values of these types."""
-        mode = _Recording(self, [torch.empty((), dtype=dtype, device="meta") for dtype in dtypes])
+        mode = _StepRecording(self, [torch.empty((), dtype=dtype, device="meta") for dtype in dtypes])
         with mode:
             returned = mod(*mode.values)
         result = mode.refer(returned)
@@ -54,7 +54,7 @@ class Recorder:
         return len(self.integers) - 1
 
 
-class _Recording(TorchFunctionMode):
+class _StepRecording(TorchFunctionMode):
     """Notes what is done with values that are not there yet: the parameters of a mod, and results of steps.
 
     values, references: of these tensors, in parallel.
@@ -80,7 +80,7 @@ class _Recording(TorchFunctionMode):
         name = function.__name__
         if name in ("__getitem__", "getitem"):  # the latter is Python's, as strict export has operators
             name = "__getitem__"
-            tensor, index = self._narrowed(args[0], args[1])
+            tensor, index = self._narrow(args[0], args[1])
             args = (tensor, index)
             result = torch.empty(tensor.shape[len(index) :], dtype=tensor.dtype, device="meta")
         else:
@@ -99,7 +99,7 @@ class _Recording(TorchFunctionMode):
         recorder = self.recorder
         if isinstance(value, torch.Tensor):
             at = self._position_of(value)
-            return self.references[at] if at is not None else ("tensor", self._captured(value))
+            return self.references[at] if at is not None else ("tensor", self._find_captured(value))
         if isinstance(value, tuple | list):
             return ("several", tuple(self.refer(part) for part in value))
         if isinstance(value, bool):
@@ -116,7 +116,7 @@ class _Recording(TorchFunctionMode):
         """Returns the position of a value, None for tensors of the caller's."""
         return _position(self.values, value)
 
-    def _captured(self, tensor: torch.Tensor) -> int:
+    def _find_captured(self, tensor: torch.Tensor) -> int:
         """Returns the position of a tensor of the caller's. RuntimeError for a value of an unseen step."""
         if tensor.device.type == "meta":
             raise RuntimeError(
@@ -158,7 +158,7 @@ class _Recording(TorchFunctionMode):
             return type(value)([self._on_device_of_caller(part) for part in value])
         return value
 
-    def _narrowed(self, tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    def _narrow(self, tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...]]:
         """Returns a subscript whose numbers are applied in the graph, which knows the derivative of that."""
         parts = index if isinstance(index, tuple) else (index,)
         if self._position_of(tensor) is not None:

@@ -36,7 +36,7 @@ from attnc.expr.nodes import (
     show,
     walk,
 )
-from attnc.flex.errors import refused
+from attnc.flex.errors import refuse
 from attnc.flex.tape import CAPTURED, Capture, Tape, element_of, operands
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 from attnc.model.names import INTERFACE, NOT_FUNCTIONS, RESERVED, explain_reserved
@@ -75,9 +75,9 @@ class Expressions:
         """Returns the expression of an entry. FlexError for one that is too large."""
         count, depth = self._counts[at], self._depths[at]
         if count > _MOST:
-            raise refused("E0903", f"the mod is an expression of {count} operations", f"at most {_MOST}")
+            raise refuse("E0903", f"the mod is an expression of {count} operations", f"at most {_MOST}")
         if depth > _DEEPEST:
-            raise refused("E0903", f"operations nested {depth} deep", f"at most {_DEEPEST}")
+            raise refuse("E0903", f"operations nested {depth} deep", f"at most {_DEEPEST}")
         for position in range(at + 1):
             if position not in self._made and self._counts[position] <= _MOST:
                 self._made[position] = self._expression(position)
@@ -167,7 +167,7 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
             return (None if first is None else Binary(op, first, right)), kept
         case Call(function="max", args=(left, right)):
             return _split_larger(_split(left), _split(right))
-    failure = refused(
+    failure = refuse(
         "E0901",
         "an infinite value that is computed with",
         "only a score can be minus infinity",
@@ -244,7 +244,7 @@ _LONG = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class CallLayout:
     """What the spec depends on besides the mods.
 
     dtype: of q and o, as specs spell it, and of k and v where kept_as does not say theirs
@@ -291,7 +291,7 @@ class Spec:
 
 def write_spec(
     traced: Trace,
-    layout: Layout,
+    layout: CallLayout,
     *,
     mods: Sequence[Callable[..., Any] | None] = (),
     numbers: Collection[int] = (),
@@ -319,12 +319,12 @@ def write_spec(
     heads, kv_heads = ("Hkv * G", "Hkv") if layout.grouped else ("H", "H")
     axes_of_o = ", ".join({"H": heads}.get(axis, axis) for axis in layout.order)
     width, value_width = layout.rows
-    lets, (score, mask) = _shared((score, mask), names)
+    lets, (score, mask) = _name_shared((score, mask), names)
     title = name or _title(mods)
     lines = [
         f"input q: {layout.dtype}[B, {heads}, M, {width}]",
         *_keys(layout, kv_heads),
-        *(_declared(tape.captures[at], inputs[at], axes[at]) for at in used),
+        *(_declare(tape.captures[at], inputs[at], axes[at]) for at in used),
         *(f"input {scalars[slot]}: {element_of(tape.numbers[slot])}[]" for slot in passed),
         *(f"let {let} = {show(value)}" for let, value in lets),
         f"score = {show(score)}",
@@ -334,7 +334,7 @@ def write_spec(
         *([f"output lse: f32[B, {heads}, M]"] if layout.lse else []),
         *([f"grad {', '.join(grads)}"] if grads else []),
     ]
-    body = "\n  ".join(_folded(line) for line in lines)
+    body = "\n  ".join(_fold_line(line) for line in lines)
     text = f"attention {title} {{\n  {body}\n}}\n"
     if scheduled or layout.wanted:
         text += f"\n{_schedule(text, title, layout)}"
@@ -342,7 +342,7 @@ def write_spec(
 
 
 def shown_entries(
-    traced: Trace, layout: Layout, mods: Sequence[Callable[..., Any] | None], entries: Iterable[int]
+    traced: Trace, layout: CallLayout, mods: Sequence[Callable[..., Any] | None], entries: Iterable[int]
 ) -> dict[int, str]:
     """Returns entries of a tape as a spec with these names has them; without long ones."""
     tape = traced.tape
@@ -364,7 +364,7 @@ def _inputs(
     return inputs, axes
 
 
-def _schedule(text: str, title: str, layout: Layout) -> str:
+def _schedule(text: str, title: str, layout: CallLayout) -> str:
     """Returns the target's own choice for a spec. The compiler is loaded here: a kernel that is kept is found
     without it.
     """
@@ -378,7 +378,7 @@ def _schedule(text: str, title: str, layout: Layout) -> str:
     return schedule_for(program, title, layout.target, wanted=Tiles.from_keys(dict(layout.wanted)))
 
 
-def _product(layout: Layout, scalars: Mapping[int, str], numbers: Sequence[int | float]) -> Expr:
+def _product(layout: CallLayout, scalars: Mapping[int, str], numbers: Sequence[int | float]) -> Expr:
     """Returns what a score_mod is given: the product, scaled."""
     if layout.scaled:
         factor: Expr = Load(scalars[0], (), (), "float") if 0 in scalars else Const(float(numbers[0]))
@@ -387,7 +387,7 @@ def _product(layout: Layout, scalars: Mapping[int, str], numbers: Sequence[int |
     return Binary("/", Dot(), Call("sqrt", (width,)))
 
 
-def _keys(layout: Layout, heads: str) -> Iterator[str]:
+def _keys(layout: CallLayout, heads: str) -> Iterator[str]:
     width, value_width = layout.rows
     dtype = layout.kept_as or layout.dtype
     if width == value_width:
@@ -397,12 +397,12 @@ def _keys(layout: Layout, heads: str) -> Iterator[str]:
         yield f"input v: {dtype}[B, {heads}, N, {value_width}]"
 
 
-def _declared(capture: Capture, name: str, axes: Sequence[str]) -> str:
+def _declare(capture: Capture, name: str, axes: Sequence[str]) -> str:
     fact = " is sorted" if capture.is_sorted else ""
     return f"input {name}: {CAPTURED[capture.tensor.dtype]}[{', '.join(axes)}]{fact}"
 
 
-def _folded(line: str, width: int = 100) -> str:
+def _fold_line(line: str, width: int = 100) -> str:
     """Returns a long line broken after its commas, ands and ors, inside parentheses."""
     if len(line) <= width or not line.startswith(("let", "score", "mask")):
         return line
@@ -491,7 +491,7 @@ def _visible(mod: Any) -> Iterator[tuple[str, Any]]:
             yield "", type(holder).__call__
 
 
-def _shared(exprs: Sequence[Expr], names: _Names) -> tuple[list[tuple[str, Expr]], list[Expr]]:
+def _name_shared(exprs: Sequence[Expr], names: _Names) -> tuple[list[tuple[str, Expr]], list[Expr]]:
     """Returns long expressions that stand in several places, named, and the expressions with their names."""
     counts = Counter(node for expr in exprs for node in walk(expr) if children(node))
     chosen: dict[Expr, str] = {}
@@ -507,15 +507,15 @@ def _shared(exprs: Sequence[Expr], names: _Names) -> tuple[list[tuple[str, Expr]
         )
         if not within:
             name = names.new("", "term")
-            lets.append((name, _named(node, chosen)))
+            lets.append((name, _name_parts(node, chosen)))
             chosen[node] = name
-    return lets, [_named(expr, chosen) for expr in exprs]
+    return lets, [_name_parts(expr, chosen) for expr in exprs]
 
 
-def _named(expr: Expr, names: Mapping[Expr, str]) -> Expr:
+def _name_parts(expr: Expr, names: Mapping[Expr, str]) -> Expr:
     if expr in names:
         return Ref(names[expr], expr.type)
-    return rebuild(expr, tuple(_named(child, names) for child in children(expr)))
+    return rebuild(expr, tuple(_name_parts(child, names) for child in children(expr)))
 
 
 #: Element types of q, k and v by the names that specs have for them.
@@ -572,7 +572,7 @@ def to_spec(
         raise TypeError(f"dtype: expected {', '.join(map(str, DTYPES))}, got {dtype}")
     device = torch.device("cpu") if query is None else query.device
     traced = trace(score_mod, mask_mod, scale=scale, sizes=sizes, device=device, infers=True)
-    layout = Layout(
+    layout = CallLayout(
         dtype=DTYPES[dtype],
         head_dim=head_dim,
         value_dim=value_dim,

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from attnc.expr.nodes import Type
-from attnc.flex.errors import refused, refused_branch, refused_number
+from attnc.flex.errors import refuse, refused_branch, refused_number
 from attnc.flex.tape import CAPTURED, Tape
 
 #: name -> what it does with a tape and its arguments; filled by `operations`.
@@ -133,12 +133,12 @@ class Scalar(Operand):
 
     def __repr__(self) -> str:
         """Returns what a mod that prints shows: what the value is computed from."""
-        return f"<{self.type} {self.tape.shown(self.at)}>"
+        return f"<{self.type} {self.tape.show(self.at)}>"
 
     def __getitem__(self, index: Any) -> Scalar:
         if index is Ellipsis or index == ():
             return self
-        raise refused("E0901", "a scalar has no axes", "index, score and positions are single values")
+        raise refuse("E0901", "a scalar has no axes", "index, score and positions are single values")
 
 
 class Vector(Operand):
@@ -156,7 +156,7 @@ class Vector(Operand):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int):
             return self.elements[index]
-        raise refused("E0901", "a row of values takes a number as its index", "not a number")
+        raise refuse("E0901", "a row of values takes a number as its index", "not a number")
 
 
 class Indexed(Operand):
@@ -174,13 +174,13 @@ class Indexed(Operand):
         return len(self.shape)
 
     def __getitem__(self, index: Any) -> Any:
-        return subscript(self.tape, self.tensor, (*self.indices, *_listed(index)))
+        return subscript(self.tape, self.tensor, (*self.indices, *_list_index(index)))
 
     @property
     def vector(self) -> Vector:
         """The elements that are left, if they are few. FlexError otherwise."""
         if len(self.shape) != 1 or self.shape[0] > MOST_ELEMENTS:
-            raise refused(
+            raise refuse(
                 "E0903",
                 f"a value of shape {list(self.shape)} in a mod",
                 "expected a single number",
@@ -200,7 +200,7 @@ class Recording(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function is torch.Tensor.__getitem__ and _has_symbol(args[1]):
-            return subscript(self.tape, args[0], _listed(args[1]))
+            return subscript(self.tape, args[0], _list_index(args[1]))
         return call(function, args, kwargs or {})
 
 
@@ -220,7 +220,7 @@ def apply(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     operation = OPERATIONS.get(plain)
     if operation is None:
         hint = "a mod adds, compares and looks up numbers; what it cannot say can be looked up in a tensor"
-        raise refused("E0901", f"'{plain}' cannot be written in a spec", "no spec has this operation", hint)
+        raise refuse("E0901", f"'{plain}' cannot be written in a spec", "no spec has this operation", hint)
     named = [name for name in _OPERANDS if name in kwargs]
     args = (*args, *(kwargs[name] for name in named))
     kwargs = {name: value for name, value in kwargs.items() if name not in named}
@@ -230,7 +230,7 @@ def apply(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         try:
             signature(operation).bind(tape, *args, **kwargs)
         except TypeError as mismatch:
-            raise refused("E0901", f"'{plain}' with these arguments", str(mismatch)) from failure
+            raise refuse("E0901", f"'{plain}' with these arguments", str(mismatch)) from failure
         raise
 
 
@@ -248,9 +248,7 @@ def _elementwise(
     if not lengths:
         return operation(tape, *args, **kwargs)
     if len(lengths) > 1:
-        raise refused(
-            "E0903", f"rows of {' and '.join(map(str, sorted(lengths)))} elements", "lengths differ"
-        )
+        raise refuse("E0903", f"rows of {' and '.join(map(str, sorted(lengths)))} elements", "lengths differ")
     rows = (
         [arg.elements[i] if isinstance(arg, Vector) else arg for arg in args] for i in range(lengths.pop())
     )
@@ -270,7 +268,7 @@ def scalar(tape: Tape, value: Any) -> Scalar:
                 return scalar(tape, value.item())
             return load(tape, value, ())
         case torch.Tensor():
-            raise refused(
+            raise refuse(
                 "E0903",
                 f"a tensor of shape {list(value.shape)} in a mod",
                 "expected a single number",
@@ -278,7 +276,7 @@ def scalar(tape: Tape, value: Any) -> Scalar:
             )
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:  # a number of NumPy's
         return scalar(tape, value.item())
-    raise refused("E0903", f"a {type(value).__name__} in a mod", "expected a number or a tensor")
+    raise refuse("E0903", f"a {type(value).__name__} in a mod", "expected a number or a tensor")
 
 
 def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any:
@@ -290,21 +288,21 @@ def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any
             index = scalar(tape, index)
         if isinstance(index, Scalar):
             if index.type != "int":
-                raise refused("E0903", f"an index that is a {index.type}", "expected an integer")
+                raise refuse("E0903", f"an index that is a {index.type}", "expected an integer")
             kept.append(index)
             axis += 1
         elif isinstance(index, int) and not isinstance(index, bool):
             tensor = tape.select(tensor, axis, index)
         else:
             shown = "..." if index is Ellipsis else ":" if isinstance(index, slice) else repr(index)
-            raise refused(
+            raise refuse(
                 "E0901",
                 f"'{shown}' as an index beside a value of the mod",
                 "expected an integer",
                 "take views of a tensor outside of the mod",
             )
     if axis > tensor.dim():
-        raise refused("E0903", f"{axis} indices of a tensor with {tensor.dim()} axes", "too many")
+        raise refuse("E0903", f"{axis} indices of a tensor with {tensor.dim()} axes", "too many")
     if axis < tensor.dim():
         return Indexed(tape, tensor, tuple(kept))
     return load(tape, tensor, tuple(kept))
@@ -315,7 +313,7 @@ def load(tape: Tape, tensor: torch.Tensor, indices: tuple[Scalar, ...]) -> Scala
     dtype = tensor.dtype
     if dtype not in CAPTURED:
         hint = f"convert it outside of the mod: {', '.join(str(known) for known in CAPTURED)} are read"
-        raise refused("E0903", f"a captured tensor of {dtype}", "not a type that mods read", hint)
+        raise refuse("E0903", f"a captured tensor of {dtype}", "not a type that mods read", hint)
     if tensor.dim() == 0 and tape.is_learned(tensor):  # scalars of a spec have no gradient, rows of one have
         tensor, indices = tape.select(tensor, 0, 0), (Scalar(tape, tape.add("int", "integer", 0), 0, 0),)
     axes = []
@@ -351,12 +349,12 @@ def _is_natural(tape: Tape, at: int) -> bool:
     return entry[0] == "load" and tape.facts(tape.captures[entry[1]].tensor).natural
 
 
-def _listed(index: Any) -> tuple[Any, ...]:
+def _list_index(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
 def _has_symbol(index: Any) -> bool:
-    return any(isinstance(part, Operand) for part in _listed(index))
+    return any(isinstance(part, Operand) for part in _list_index(index))
 
 
 def tape_of(values: Iterable[Any]) -> Tape | None:

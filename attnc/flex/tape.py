@@ -31,24 +31,24 @@ from attnc.source import Span
 # --- what is true of captured integers ----------------------------------------------------------------------
 
 
-class Facts(NamedTuple):
+class ValueFacts(NamedTuple):
     """is_sorted: ascending along the last axis; natural: no value is negative."""
 
     is_sorted: bool = False
     natural: bool = False
 
 
-NOTHING = Facts()
+NOTHING = ValueFacts()
 T = TypeVar("T")
 _KNOWN: dict[tuple[object, ...], tuple[list[weakref.ref[torch.Tensor]], list[int], Any]] = {}
 
 
-def facts_of(tensor: torch.Tensor) -> Facts:
+def facts_of(tensor: torch.Tensor) -> ValueFacts:
     """Facts of an integer tensor; none where it cannot be looked at: without data, in a captured graph."""
-    return remembered([tensor], "facts", lambda: _looked_at(tensor.detach()), NOTHING)
+    return remember([tensor], "facts", lambda: _looked_at(tensor.detach()), NOTHING)
 
 
-def remembered(tensors: Sequence[torch.Tensor], what: object, look: Callable[[], T], unseen: T) -> T:
+def remember(tensors: Sequence[torch.Tensor], what: object, look: Callable[[], T], unseen: T) -> T:
     """Returns what a look at the data of some tensors finds, of an earlier call while they stay as they are.
 
     what: names the question, hashable; unseen: the answer where nothing can be looked at
@@ -73,14 +73,14 @@ def remembered(tensors: Sequence[torch.Tensor], what: object, look: Callable[[],
     return found
 
 
-def _looked_at(tensor: torch.Tensor) -> Facts:
+def _looked_at(tensor: torch.Tensor) -> ValueFacts:
     if tensor.numel() == 0:
-        return Facts(True, True)
+        return ValueFacts(True, True)
     ascends = (
         (tensor[..., 1:] >= tensor[..., :-1]).all() if tensor.dim() else torch.ones((), dtype=torch.bool)
     )
     is_sorted, natural = torch.stack([ascends.to(tensor.device), (tensor >= 0).all()]).tolist()
-    return Facts(bool(is_sorted), bool(natural))
+    return ValueFacts(bool(is_sorted), bool(natural))
 
 
 # --- the tape -----------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Tape:
             return None
         return entry[1] if isinstance(entry[1], bool) else float(entry[1])
 
-    def shown(self, at: int, depth: int = 4) -> str:
+    def show(self, at: int, depth: int = 4) -> str:
         """Returns an entry for a reader, down to so many operations."""
         entry = self.entries[at]
         match entry:
@@ -209,11 +209,11 @@ class Tape:
             case ("constant", value):
                 return str(value)
             case ("call", name, *_) | (name, *_):
-                inner = [self.shown(part, depth - 1) if depth else "..." for part in operands(entry)]
+                inner = [self.show(part, depth - 1) if depth else "..." for part in operands(entry)]
                 return f"{name}({', '.join(inner)})" if inner else str(name)
         raise AssertionError(entry)
 
-    def facts(self, tensor: torch.Tensor) -> Facts:
+    def facts(self, tensor: torch.Tensor) -> ValueFacts:
         """Returns what is known of a captured tensor of integers."""
         return facts_of(tensor)
 

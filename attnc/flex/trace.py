@@ -15,7 +15,7 @@ import torch
 
 import attnc.flex.functions  # noqa: F401 - with it the functions that a mod looks up by name
 from attnc.flex import operations
-from attnc.flex.errors import FlexError, defined_at, moved, refused, span_of_line
+from attnc.flex.errors import FlexError, defined_at, move_error, refuse, span_of_line
 from attnc.flex.symbols import Recording, Scalar, scalar
 from attnc.flex.tape import Sizes, Tape
 
@@ -63,14 +63,14 @@ def trace(
     try:
         with Recording(tape) if has_mods else nullcontext(), _no_functions_of_autograd():
             if score_mod is not None:
-                score = operations.real(tape, _called("score_mod", score_mod, score, *positions))
+                score = operations.real(tape, _call_mod("score_mod", score_mod, score, *positions))
             if mask_mod is not None:
-                mask = scalar(tape, _called("mask_mod", mask_mod, *positions))
+                mask = scalar(tape, _call_mod("mask_mod", mask_mod, *positions))
     except FlexError as failure:  # its text has the place; how symbols came there is of no use to the caller
         raise failure.with_traceback(None) from failure.__cause__
     tape.look_at_order()
     if mask.type != "bool":
-        no_condition = refused(
+        no_condition = refuse(
             "E0903", f"mask_mod returned {_A[mask.type]}", "expected a condition", "compare it: > 0"
         )
         raise _at_definition(no_condition, mask_mod)
@@ -90,7 +90,7 @@ def _no_functions_of_autograd() -> Iterator[None]:
         frames = [frame for frame, _ in walk_tb(failure.__traceback__)]
         if not any(frame.f_code.co_filename.endswith(_FUNCTION) for frame in frames):
             raise
-        raise refused(
+        raise refuse(
             "E0901",
             "a torch.autograd.Function cannot be written in a spec",
             "its derivative is its own",
@@ -114,7 +114,7 @@ _FUNCTION = str(Path("torch", "autograd", "function.py"))
 _A = {"int": "an integer", "float": "a float"}
 
 
-def _called(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
+def _call_mod(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
     """Returns what a mod returns, if that is one value. TypeError for one that does not take what it is
     given.
     """
@@ -138,7 +138,7 @@ def _called(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
     hint = ""
     if isinstance(returned, bool | int | float):
         hint = "torch takes no values of Python's: write torch.ones_like(b, dtype=torch.bool) for True"
-    failure = refused(
+    failure = refuse(
         "E0903",
         f"{what} {_name(mod)} returned a value of {shown}",
         "expected a single number or condition",
@@ -150,7 +150,7 @@ def _called(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
 def _at_definition(failure: FlexError, mod: Any) -> FlexError:
     """Returns an error at the line where a mod is defined, where that is known."""
     place = defined_at(mod)
-    return failure if place is None else moved(failure, span_of_line(place))
+    return failure if place is None else move_error(failure, span_of_line(place))
 
 
 def _name(mod: Callable[..., Any]) -> str:

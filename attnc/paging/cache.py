@@ -208,7 +208,7 @@ class PagedCache:
         pools = [self._by_slot(pool[layer]) for pool in self._pools]
         for name, pool, rows in zip("kv", pools, given, strict=False):
             check_tensor(name, rows, pool.dtype, [len(slots), *pool.shape[2:]], device)
-        at: tuple[torch.Tensor, ...] = (self._bounded(slots),)
+        at: tuple[torch.Tensor, ...] = (self._bound_slots(slots),)
         if self.layout == "NHD":
             pools = [pool.flatten(0, 1) for pool in pools]
         else:
@@ -267,7 +267,7 @@ class PagedCache:
         """Views the pool of a layer as [pages + 1, page, Hkv, D], whatever the layout."""
         return pool if self.layout == "NHD" else pool.transpose(1, 2)
 
-    def _bounded(self, slots: torch.Tensor) -> torch.Tensor:
+    def _bound_slots(self, slots: torch.Tensor) -> torch.Tensor:
         """Returns slots that are indices of rows: -1, the last one, is in the spare page, hence nowhere."""
         last = (self.pages + 1) * self.page - 1
         if slots.device.type == "cpu" and len(slots) and not torch.compiler.is_compiling():

@@ -51,7 +51,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             raise SpecError([error("E0602", "not yet", Source("it.attn", "x").span(0, 1), "")])
         return lambda *inputs, **named: found.append(target)
 
-    monkeypatch.setattr(specs, "_made", made)
+    monkeypatch.setattr(specs, "_make", made)
     monkeypatch.setattr(specs, "_WANTED", {})
     monkeypatch.setattr(specs, "_NAMES", {})
     monkeypatch.setattr(specs, "FUNCTIONS", ModuleType("functions"))
@@ -101,5 +101,5 @@ def test_torch_compile_follows_the_attention_of_transformers(grad: bool) -> None
 
 
 def test_the_spec_of_latent_attention_is_one_of_hopper() -> None:
-    made: Any = specs._made(LATENT, "cuda.sm_90a")
+    made: Any = specs._make(LATENT, "cuda.sm_90a")
     assert made.__name__ == "latent"

@@ -97,12 +97,12 @@ module = importlib.util.module_from_spec(spec)
 sys.modules["exported"] = module
 spec.loader.exec_module(module)
 from dataclasses import replace
-from exported.compiled import compiled
+from exported.compiled import load_form
 from exported.form import Form
 form = Form(dtype="float16", size=16, size_v=16, causal=True, grads=("q", "k", "v"))
 for fast in (False, True):
     for targets in ((), ("cuda.sm_80", "triton"), ("cuda.sm_90a", "triton")):
-        found = compiled(replace(form, fast=fast, targets=targets))
+        found = load_form(replace(form, fast=fast, targets=targets))
         print("sm_90a" in found.__name__, "fast" in found.__name__, type(found.CALL).__name__)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -112,13 +112,13 @@ def test_full_blocks_that_the_mask_mod_keeps_are_no_second_table() -> None:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
-    original = blocks._compared
+    original = blocks._compare_tables
 
     def counted(*given: Any) -> Any:
         seen.append(1)
         return original(*given)
 
-    monkeypatch.setattr(blocks, "_compared", counted)
+    monkeypatch.setattr(blocks, "_compare_tables", counted)
     return seen
 
 
@@ -150,7 +150,7 @@ def test_lists_are_looked_at_once_while_they_stay_as_they_are(looks: list[int]) 
 
 def test_lists_that_cannot_be_looked_at_are_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a captured graph."""
-    monkeypatch.setattr(blocks, "remembered", lambda tensors, what, look, unseen: unseen)
+    monkeypatch.setattr(blocks, "remember", lambda tensors, what, look, unseen: unseen)
     partial, full = tables(2, 1)
     block_mask = create_block_mask(causal, None, None, S, S, device="cpu", BLOCK_SIZE=SIZE)
     assert_attends(flex_attention(Q, K, V, block_mask=block_mask), causal)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from attnc.flex import programs
-from attnc.flex.programs import Kernel, kernel_of
-from attnc.flex.spec import Layout, write_spec
+from attnc.flex.programs import FlexKernel, kernel_of
+from attnc.flex.spec import CallLayout, write_spec
 from attnc.flex.trace import Trace, trace
 
 #: The parser, the planner and what renders kernels.
@@ -22,14 +22,14 @@ def causal(b: object, h: object, q: int, kv: int) -> bool:
     return q >= kv
 
 
-LAYOUT = Layout(dtype="bf16", head_dim=16, value_dim=16)
+LAYOUT = CallLayout(dtype="bf16", head_dim=16, value_dim=16)
 
 
 def traced() -> Trace:
     return trace(None, causal, sizes={"B": 1, "H": 1, "M": 16, "N": 16}, device=torch.device("cpu"))
 
 
-def found() -> Kernel:
+def found() -> FlexKernel:
     return kernel_of(traced(), LAYOUT, (None, causal))
 
 

@@ -93,7 +93,7 @@ def test_each_thread_gets_the_kernel_of_its_own_mod(monkeypatch: pytest.MonkeyPa
 def test_kernels_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that becomes an argument while a kernel that has it built in is made: that is kept apart."""
     monkeypatch.setattr(programs, "_PROGRAMS", {})
-    compiled, others = programs._compiled, list[Thread]()
+    compiled, others = programs._compile_kernel, list[Thread]()
     q = torch.zeros(1, 1, 4, 16)
 
     def attend(size: int) -> None:
@@ -107,7 +107,7 @@ def test_kernels_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
             assert others[0].is_alive()
         return compiled(*given)
 
-    monkeypatch.setattr(programs, "_compiled", compiled_beside_another)
+    monkeypatch.setattr(programs, "_compile_kernel", compiled_beside_another)
     attend(1)
     others[0].join()
     (program,) = programs._PROGRAMS.values()

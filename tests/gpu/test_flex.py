@@ -234,5 +234,5 @@ def test_lists_of_blocks_in_a_captured_graph() -> None:
 def monkeypatched_memory() -> Iterator[None]:
     """Lets no list be looked at."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "remembered", lambda tensors, what, look, unseen: unseen)
+        patch.setattr(blocks, "remember", lambda tensors, what, look, unseen: unseen)
         yield

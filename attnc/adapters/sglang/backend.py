@@ -68,7 +68,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         tokens = new_tokens(batch)
         known = batch.seq_lens_cpu
         longest = self.max_context_len if known is None or not len(known) else int(known.max())
-        drafts = _appended(batch, tokens)
+        drafts = _count_appended(batch, tokens)
         pages = -(-min(longest + drafts, self.req_to_token.shape[1]) // self.page)
         cu_seqlens_q = torch.zeros(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         if not tokens:
@@ -114,7 +114,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
             self._captured.seq_lens[:count],
             self._captured.page_table[:count],
         )
-        kept.seq_lens.copy_(batch.seq_lens[:count] + _appended(batch, tokens))
+        kept.seq_lens.copy_(batch.seq_lens[:count] + _count_appended(batch, tokens))
         kept.page_table.copy_(self._pages(batch.req_pool_indices[:count], kept.page_table.shape[1]))
         tree = _tree(batch, tokens)
         if tree is not None:
@@ -268,7 +268,7 @@ def new_tokens(batch: Any, *, captured: bool = False) -> int:
     raise ValueError(f"forward_mode: expected decoding, extending or verification, got {mode!r}")
 
 
-def _appended(batch: Any, tokens: int) -> int:
+def _count_appended(batch: Any, tokens: int) -> int:
     """Returns how many new tokens of each request `seq_lens` leaves out: drafts that are to be verified."""
     return tokens if batch.forward_mode.is_target_verify() else 0
 

@@ -85,7 +85,7 @@ def unified_attention(
         seqused_k=seqused_k,
         block_table=block_table,
         scale=number_of("softmax_scale", softmax_scale),
-        left=_left(causal, window_size),
+        left=_count_keys_before(causal, window_size),
         softcap=number_of("softcap", softcap, 0.0),
         by_head={"alibi_slopes": alibi_slopes, "sinks": sinks},
         tokens=uniform(len(q), max_seqlen_q, len(seqused_k)),
@@ -95,7 +95,7 @@ def unified_attention(
     )
 
 
-def _left(causal: bool, window_size: tuple[int, int]) -> int:
+def _count_keys_before(causal: bool, window_size: tuple[int, int]) -> int:
     """Returns how many keys before its own a query sees. Raises ValueError where it sees some behind it."""
     if not causal:
         raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")

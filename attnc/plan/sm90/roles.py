@@ -67,7 +67,7 @@ class WorkTile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Softmax:
+class ScoreRoles:
     """Of scores, what is not computed element by element. score: without its common parts, None: the product
     alone; exponent: what p is 2 to the power of, None: a multiplication; near: the same by a polynomial,
     where `cap`, a capped product, is small; ends: of an interval of keys that a row sees, None for another
@@ -94,7 +94,7 @@ class Sm90Roles(Roles):
 
     claims: Claims
     work: WorkTile
-    softmax: Softmax
+    softmax: ScoreRoles
     own_ranges: bool
     clears_values: bool
     lazy_may_be_partial: bool
@@ -152,7 +152,7 @@ class _RolePlanner:
         parts = (kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)
         return any(isinstance(node, Search) for expr in expressions_within(parts) for node in walk(expr))
 
-    def _has_own_ranges(self, softmax: Softmax) -> bool:
+    def _has_own_ranges(self, softmax: ScoreRoles) -> bool:
         kernel, layout = self.kernel, self.layout
         others = any(config.tile_q - WGMMA_ROWS >= config.tile_kv for config in kernel.configs)
         together = (
@@ -209,7 +209,7 @@ class _RolePlanner:
 
     # -- the consumers --------------------------------------------------------------------------------------
 
-    def _plan_softmax(self) -> Softmax:
+    def _plan_softmax(self) -> ScoreRoles:
         kernel, step, layout = self.kernel, self.kernel.step, self.layout
         of_score = self._along_keys(step.fetches, step.score)
         of_mask = self._along_keys((*step.fetches, *step.masked_fetches), step.keep)
@@ -219,7 +219,7 @@ class _RolePlanner:
         read = () if score is None else self._along_keys(step.fetches, score.value)
         scale = kernel.softmax.scale
         cap = None if score is None or not layout.capped else cap_of(score.value, scale)
-        return Softmax(
+        return ScoreRoles(
             score=score,
             exponent=self._exponent(score),
             near=None if cap is None else exponent(cap.product, None),
