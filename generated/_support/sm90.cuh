@@ -359,3 +359,5 @@ __device__ int upper_bound_real(const Value* row, long long stride, int length, 
 
 // Makes the compiler compute x here, and not where it is read.
 __device__ __forceinline__ void settle(u32& x) { asm volatile("" : "+r"(x)); }
+
+#include "sm90_fragments.cuh"

@@ -69,8 +69,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_backward",
         file="backward_dq",
         story="four lanes trade pairs of columns, so that each stores 16 bytes",
-        anchor="pairs[i + 2] = t & 2 ? pairs[i + 2] : other;",
-        patch="pairs[i + 2] = t & 2 ? other : pairs[i + 2];",
+        anchor="x[i + 2] = t & 2 ? x[i + 2] : other;",
+        patch="x[i + 2] = t & 2 ? other : x[i + 2];",
     ),
     HopperBug(
         name="no wgmma fence before ds is multiplied",

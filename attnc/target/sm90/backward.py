@@ -23,7 +23,7 @@ class Sm90BackwardText(Sm90TileText):
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
-        self.gives_p = self.stores_rows = self.plan.gives_p
+        self.gives_p = self.plan.gives_p
         self.k_tiles, self.staged = self.plan.k_tiles(planned.kind), self.plan.staged(planned.kind)
         # dk and dv leave beside each other, if both fit what a warp stages
         self.stores_beside = self.makes_dk and self.makes_dv and self.plan.stages_both(planned.kind)
@@ -71,7 +71,6 @@ class Sm90BackwardText(Sm90TileText):
 class Sm90RowsText(Sm90TileText):
     """Attribute by attribute what `templates/sm90/backward_dq.cu.jinja` and its parts print."""
 
-    stores_rows = True
     template = "backward_dq"
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:

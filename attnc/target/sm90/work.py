@@ -1,5 +1,5 @@
-"""What each role of a Hopper forward kernel computes of a work tile, statement by statement, and the fields of
-a work tile.
+"""What each role of a Hopper forward kernel computes of a work tile, statement by statement, and the fields
+of a work tile.
 """
 
 from __future__ import annotations

@@ -114,8 +114,10 @@ WGMMA_RS(64)
 WGMMA_SS_ROWS(64)
 
 // Barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
-    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
+{
+    return base + BARRIERS_AT + 8 * (kind + index);
+}
 
 // A tile of TILE rows, a box at a time.
 template <int TILE, int BOX, int PANELS>
@@ -156,16 +158,6 @@ __device__ __forceinline__ void mma_ds(float (&dq)[8][4], u64 ds, u64 k)
     for (int n = 0; n < BLOCK_N / 16; ++n)
         wgmma<false, true>(dq, ds + (n / 4 * BLOCK_M * 128 + n % 4 * 32) / 16, k + n * 16 * 128 / 16, n > 0);
     wgmma_commit();
-}
-
-// Rounded: accumulator fragments are laid out as those of a left operand.
-__device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const float (&x)[COLUMNS / 8][4])
-{
-    #pragma unroll
-    for (int m = 0; m < COLUMNS / 16; ++m)
-        #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
 }
 
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
@@ -437,9 +429,9 @@ __device__ __forceinline__ void run_consumer(
             }
             // Rounded here, so that p needs no second set of registers.
             u32 left_p[BLOCK_M / 16][4];
-            to_left(left_p, scores[0]);
+            round_fragments(left_p, scores[0]);
             u32 left_ds[BLOCK_M / 16][4];
-            to_left(left_ds, gradients[0]);
+            round_fragments(left_ds, gradients[0]);
             mbarrier_wait(barrier_of(base, DS_EMPTY, ds.index), ds.phase ^ 1);
             #pragma unroll
             for (int m = 0; m < BLOCK_M / 16; ++m)

@@ -109,8 +109,10 @@ WGMMA_SS(64)
 WGMMA_RS(64)
 
 // Barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
-    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
+{
+    return base + BARRIERS_AT + 8 * (kind + index);
+}
 
 // s = q k^T: 64 rows of q, BLOCK_N keys.
 __device__ __forceinline__ void mma_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k)
@@ -130,22 +132,6 @@ __device__ __forceinline__ void mma_pv(float (&acc)[DV / 8][4], const u32 (&p)[B
     wgmma_commit();
 }
 
-// The maximum of each row, over all keys of the tile.
-__device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[BLOCK_N / 8][4])
-{
-    #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        // two chains, for their latency
-        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);
-        #pragma unroll
-        for (int j = 2; j < BLOCK_N / 8; j += 2) {
-            even = fmaxf(even, fmaxf(s[j][2 * r], s[j][2 * r + 1]));
-            odd = fmaxf(odd, fmaxf(s[j + 1][2 * r], s[j + 1][2 * r + 1]));
-        }
-        top[r] = row_max(fmaxf(even, odd));
-    }
-}
-
 // s becomes p = exp2(s * SCALE - m); sum: of the columns of this thread.
 __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const float (&m)[ROWS], float (&sum)[ROWS])
 {
@@ -163,157 +149,6 @@ __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const f
     #pragma unroll
     for (int r = 0; r < ROWS; ++r)
         sum[r] = even[r] + odd[r];
-}
-
-// p rounded: accumulator fragments of q k^T are laid out as those of a left operand.
-__device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 8][4])
-{
-    #pragma unroll
-    for (int n = 0; n < BLOCK_N / 16; ++n)
-        #pragma unroll
-        for (int x = 0; x < 4; ++x)
-            p[n][x] = pack(s[2 * n + x / 2][x % 2 * 2], s[2 * n + x / 2][x % 2 * 2 + 1]);
-}
-
-template <int FRAGMENTS>
-__device__ __forceinline__ void scale_rows(float (&x)[FRAGMENTS][4], const float (&factor)[ROWS])
-{
-    #pragma unroll
-    for (int j = 0; j < FRAGMENTS; ++j)
-        #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            x[j][i] *= factor[i / 2];
-}
-
-// Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
-__device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
-{
-    const int B = args.B, H = args.H, M = args.M, N = args.N;
-    // Tiles are walked head by head.
-    const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
-    const bool is_leader = threadIdx.x % 32 == 0;
-    PipelineState<WORK_TILES> slot = {0, 1};
-    auto claim = [&] { return uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
-    const int lane = threadIdx.x % 32;
-    int next = blockIdx.x;  // the claimed tile that is not published yet; negative: none
-    // Rows of a finished tile that failed and are computed again: lane w has those of warp w.
-    auto load_failed_rows = [&](const WorkTile& work) { return lane < 4 * CONSUMERS ? work.failed_rows[lane] : 0; };
-    for (int tile = -1;;) {  // -1: none yet
-        mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
-        WorkTile& work = work_tiles[slot.index];
-        // A tile with failed rows is computed again, under a running maximum.
-        WorkTile* source = &work;
-        u32 rows = load_failed_rows(work);
-        bool recompute = any_lane(rows);
-        if (!recompute && next < 0)
-            next = claim();
-        if (!recompute && next >= tiles) {
-            mbarrier_wait(barrier_of(base, WORK_EMPTY, 1 - slot.index), slot.phase ^ slot.index);
-            source = &work_tiles[1 - slot.index];
-            rows = load_failed_rows(*source);
-            recompute = any_lane(rows);
-        }
-        tile = recompute ? uniform(source->tile) : next;
-        if (!recompute && next < tiles)
-            next = -1;
-        if (tile >= tiles) {
-            if (is_leader)
-                work.q_lo = -1;
-            mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
-            break;
-        }
-        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
-        const int q_lo = rank / heads * BLOCK_M;
-        const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-
-        // no mask: whole kv tiles, then the keys that are left
-        const int full_hi = N / BLOCK_N * BLOCK_N;
-        const int hi = N;
-        const int all_see_hi = N;  // all rows see the keys before it
-        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
-        if (lane < 4 * CONSUMERS) {
-            source->failed_rows[lane] = 0;
-            work.failed_rows[lane] = rows;
-        }
-        __syncwarp();
-        if (is_leader) {
-            work.tile = tile;
-            work.recompute = recompute;
-            work.q_lo = q_lo;
-            work.kv_lo = last_tile;
-            work.h = h;
-            work.b = b;
-            work.full_hi = full_hi;
-            work.all_see_hi = all_see_hi;
-        }
-        mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
-        slot.advance();
-    }
-    if (is_leader) {
-        __threadfence();
-        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block resets the counters
-            args.counter_ptr[0] = 0;
-            args.counter_ptr[1] = 0;
-        }
-    }
-}
-
-// Producer, one thread: copies tiles as buffers become free, K one tile ahead of V.
-// The last tiles, which are the masked ones, come first.
-__device__ __forceinline__ void run_producer(const Args& args, u32 base, const WorkTile* work_tiles)
-{
-    PipelineState<WORK_TILES> slot = {0, 0};
-    PipelineState<Q_TILES> q = {0, 1};
-    PipelineState<STAGES> k = {0, 1}, v = {0, 1};
-    for (;; slot.advance()) {
-        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
-        const WorkTile work = work_tiles[slot.index];
-        mbarrier_arrive(barrier_of(base, WORK_EMPTY, slot.index));
-        if (work.q_lo < 0)
-            return;
-        const int q_lo = work.q_lo;
-        const int h = work.h;
-        const int b = work.b;
-        auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
-        int kv_lo = work.kv_lo;
-        mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
-        mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);
-        for (int panel = 0; panel < QK_PANELS; ++panel)
-            tma_load(base + Q_AT + q.index * Q_BYTES + panel * BLOCK_M * 128, args.q_map,
-                barrier_of(base, Q_FULL, q.index), 64 * panel,
-                     q_lo, h, b);
-        q.advance();
-        if (kv_lo < 0) {
-            continue;
-        }
-        bool more = true;
-        #pragma unroll 1
-        for (int v_lo = -1; more || v_lo >= 0;) {
-            const int next = previous(kv_lo);
-            more = kv_lo >= 0;
-            if (more) {
-                mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
-                mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
-                for (int panel = 0; panel < QK_PANELS; ++panel)
-                    tma_load(base + K_AT + k.index * K_BYTES + panel * BLOCK_N * 128, args.k_map,
-                        barrier_of(base, K_FULL, k.index), 64 * panel,
-                             kv_lo, h, b);
-                k.advance();
-            }
-            if (v_lo >= 0) {
-                mbarrier_wait(barrier_of(base, V_EMPTY, v.index), v.phase);
-                mbarrier_expect(barrier_of(base, V_FULL, v.index), V_BYTES);
-                for (int panel = 0; panel < V_PANELS; ++panel)
-                    tma_load(base + V_AT + v.index * V_BYTES + panel * BLOCK_N * 128, args.v_map,
-                        barrier_of(base, V_FULL, v.index), 64 * panel,
-                             v_lo, h, b);
-                v.advance();
-            }
-            v_lo = more ? kv_lo : -1;
-            kv_lo = next;
-        }
-    }
 }
 
 // Consumer, one warpgroup: mma, softmax and epilogue of 64 rows of each work tile. FlashAttention-2, algorithm 1.
@@ -403,7 +238,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
             exponentials(scores[0], shift, l);
-            round_p(p, scores[0]);
+            round_fragments(p, scores[0]);
         };
         // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
@@ -434,7 +269,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     l[r] += sum[r];
-                round_p(p, scores[0]);
+                round_fragments(p, scores[0]);
                 return;
             }
             score(kind, kv_lo);
@@ -459,7 +294,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 l[r] += sum[r];
             finish();
             scale_rows(acc, alpha);
-            round_p(p, scores[0]);
+            round_fragments(p, scores[0]);
         };
 
         // One tile of keys. On entry p is of the previous tile; on return it is of this one.
@@ -595,18 +430,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     #pragma unroll
                     for (int j = 0; j + 3 < DV / 8; j += 4) {
                         u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
-                        #pragma unroll
-                        for (int i = 0; i < 4; i += 2) {
-                            const u32 other = shuffle_xor(t & 1 ? x[i] : x[i + 1], 1);
-                            x[i] = t & 1 ? other : x[i];
-                            x[i + 1] = t & 1 ? x[i + 1] : other;
-                        }
-                        #pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            const u32 other = shuffle_xor(t & 2 ? x[i] : x[i + 2], 2);
-                            x[i] = t & 2 ? other : x[i];
-                            x[i + 2] = t & 2 ? x[i + 2] : other;
-                        }
+                        exchange_pairs(x, t);
                         if (exists)
                             store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
                     }
@@ -621,6 +445,137 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
     }
     if (O_TILES && lane == 0)
         tma_wait();
+}
+
+// Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
+// All lanes compute the same values, and search for bounds together.
+__device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
+{
+    const int B = args.B, H = args.H, M = args.M, N = args.N;
+    // Tiles are walked head by head.
+    const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
+    const bool is_leader = threadIdx.x % 32 == 0;
+    PipelineState<WORK_TILES> slot = {0, 1};
+    auto claim = [&] { return uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
+    const int lane = threadIdx.x % 32;
+    int next = blockIdx.x;  // the claimed tile that is not published yet; negative: none
+    // Rows of a finished tile that failed and are computed again: lane w has those of warp w.
+    auto load_failed_rows = [&](const WorkTile& work) { return lane < 4 * CONSUMERS ? work.failed_rows[lane] : 0; };
+    for (int tile = -1;;) {  // -1: none yet
+        mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
+        WorkTile& work = work_tiles[slot.index];
+        // A tile with failed rows is computed again, under a running maximum.
+        WorkTile* source = &work;
+        u32 rows = load_failed_rows(work);
+        bool recompute = any_lane(rows);
+        if (!recompute && next < 0)
+            next = claim();
+        if (!recompute && next >= tiles) {
+            mbarrier_wait(barrier_of(base, WORK_EMPTY, 1 - slot.index), slot.phase ^ slot.index);
+            source = &work_tiles[1 - slot.index];
+            rows = load_failed_rows(*source);
+            recompute = any_lane(rows);
+        }
+        tile = recompute ? uniform(source->tile) : next;
+        if (!recompute && next < tiles)
+            next = -1;
+        if (tile >= tiles) {
+            if (is_leader)
+                work.q_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
+            break;
+        }
+        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
+        const int q_lo = rank / heads * BLOCK_M;
+        const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+
+        // no mask: whole kv tiles, then the keys that are left
+        const int full_hi = N / BLOCK_N * BLOCK_N;
+        const int hi = N;
+        const int all_see_hi = N;  // all rows see the keys before it
+        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+        if (lane < 4 * CONSUMERS) {
+            source->failed_rows[lane] = 0;
+            work.failed_rows[lane] = rows;
+        }
+        __syncwarp();
+        if (is_leader) {
+            work.tile = tile;
+            work.recompute = recompute;
+            work.q_lo = q_lo;
+            work.kv_lo = last_tile;
+            work.h = h;
+            work.b = b;
+            work.full_hi = full_hi;
+            work.all_see_hi = all_see_hi;
+        }
+        mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
+        slot.advance();
+    }
+    if (is_leader) {
+        __threadfence();
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block resets the counters
+            args.counter_ptr[0] = 0;
+            args.counter_ptr[1] = 0;
+        }
+    }
+}
+
+// Producer, one thread: copies tiles as buffers become free, K one tile ahead of V.
+// The last tiles, which are the masked ones, come first.
+__device__ __forceinline__ void run_producer(const Args& args, u32 base, const WorkTile* work_tiles)
+{
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 1};
+    PipelineState<STAGES> k = {0, 1}, v = {0, 1};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
+        mbarrier_arrive(barrier_of(base, WORK_EMPTY, slot.index));
+        if (work.q_lo < 0)
+            return;
+        const int q_lo = work.q_lo;
+        const int h = work.h;
+        const int b = work.b;
+        auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
+        int kv_lo = work.kv_lo;
+        mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
+        mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);
+        for (int panel = 0; panel < QK_PANELS; ++panel)
+            tma_load(base + Q_AT + q.index * Q_BYTES + panel * BLOCK_M * 128, args.q_map,
+                barrier_of(base, Q_FULL, q.index), 64 * panel,
+                     q_lo, h, b);
+        q.advance();
+        if (kv_lo < 0) {
+            continue;
+        }
+        bool more = true;
+        #pragma unroll 1
+        for (int v_lo = -1; more || v_lo >= 0;) {
+            const int next = previous(kv_lo);
+            more = kv_lo >= 0;
+            if (more) {
+                mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
+                mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
+                for (int panel = 0; panel < QK_PANELS; ++panel)
+                    tma_load(base + K_AT + k.index * K_BYTES + panel * BLOCK_N * 128, args.k_map,
+                        barrier_of(base, K_FULL, k.index), 64 * panel,
+                             kv_lo, h, b);
+                k.advance();
+            }
+            if (v_lo >= 0) {
+                mbarrier_wait(barrier_of(base, V_EMPTY, v.index), v.phase);
+                mbarrier_expect(barrier_of(base, V_FULL, v.index), V_BYTES);
+                for (int panel = 0; panel < V_PANELS; ++panel)
+                    tma_load(base + V_AT + v.index * V_BYTES + panel * BLOCK_N * 128, args.v_map,
+                        barrier_of(base, V_FULL, v.index), 64 * panel,
+                             v_lo, h, b);
+                v.advance();
+            }
+            v_lo = more ? kv_lo : -1;
+            kv_lo = next;
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) full_forward(const __grid_constant__ Args args)

@@ -103,8 +103,10 @@ WGMMA_SS(96)
 WGMMA_RS(80)
 
 // Barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
-    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
+{
+    return base + BARRIERS_AT + 8 * (kind + index);
+}
 
 // A tile of TILE rows, a box at a time.
 template <int TILE, int BOX, int PANELS>
@@ -136,47 +138,6 @@ __device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u
     #pragma unroll
     for (int m = 0; m < COLUMNS / 16; ++m)
         wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
-}
-
-// Rounded: accumulator fragments are laid out as those of a left operand.
-__device__ __forceinline__ void to_left(u32 (&left)[COLUMNS / 16][4], const float (&x)[COLUMNS / 8][4])
-{
-    #pragma unroll
-    for (int m = 0; m < COLUMNS / 16; ++m)
-        #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            left[m][i] = pack(x[2 * m + i / 2][i % 2 * 2], x[2 * m + i / 2][i % 2 * 2 + 1]);
-}
-
-// Stores the part of a row that a thread holds, rounded. Four lanes hold 4 fragments of 8 columns as pairs; they
-// exchange them for 8 columns in a row each.
-template <int FRAGMENTS>
-__device__ __forceinline__ void store_row(element* row, bool exists, const float (&x)[FRAGMENTS][4], int r,
-    float factor, int t)
-{
-    auto rounded = [&](int j) { return pack(x[j][2 * r] * factor, x[j][2 * r + 1] * factor); };
-    #pragma unroll
-    for (int j = 0; j + 3 < FRAGMENTS; j += 4) {
-        u32 pairs[4] = {rounded(j), rounded(j + 1), rounded(j + 2), rounded(j + 3)};
-        #pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            const u32 other = shuffle_xor(t & 1 ? pairs[i] : pairs[i + 1], 1);
-            pairs[i] = t & 1 ? other : pairs[i];
-            pairs[i + 1] = t & 1 ? pairs[i + 1] : other;
-        }
-        #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const u32 other = shuffle_xor(t & 2 ? pairs[i] : pairs[i + 2], 2);
-            pairs[i] = t & 2 ? other : pairs[i];
-            pairs[i + 2] = t & 2 ? pairs[i + 2] : other;
-        }
-        if (exists)
-            store_chunk(row + 8 * (j + t), pairs[0], pairs[1], pairs[2], pairs[3]);
-    }
-    #pragma unroll
-    for (int j = FRAGMENTS / 4 * 4; j < FRAGMENTS; ++j)
-        if (exists)
-            *(u32*)(row + 8 * j + 2 * t) = rounded(j);
 }
 
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
@@ -397,7 +358,7 @@ __device__ __forceinline__ void run_consumer(
                         gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];
             }
             u32 left[BLOCK_N / 16][4];
-            to_left(left, gradients[0]);
+            round_fragments(left, gradients[0]);
             warpgroup_fence_operand(left);
             wgmma_fence();
             add_product(dq, left, wgmma_descriptor(k_tile, BLOCK_N * 128, 1024));

@@ -113,8 +113,10 @@ WGMMA_SS(128)
 WGMMA_RS(64)
 
 // Barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
-    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
+{
+    return base + BARRIERS_AT + 8 * (kind + index);
+}
 
 // s = q k^T: 64 rows of q, BLOCK_N keys.
 __device__ __forceinline__ void mma_qk(float (&s)[BLOCK_N / 8][4], u64 q, u64 k)
@@ -132,22 +134,6 @@ __device__ __forceinline__ void mma_pv(float (&acc)[DV / 8][4], const u32 (&p)[B
     for (int n = 0; n < BLOCK_N / 16; ++n)
         wgmma(acc, p[n], v + n * 16 * 128 / 16, n > 0 || accumulate);
     wgmma_commit();
-}
-
-// The maximum of each row, over all keys of the tile.
-__device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[BLOCK_N / 8][4])
-{
-    #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        // two chains, for their latency
-        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);
-        #pragma unroll
-        for (int j = 2; j < BLOCK_N / 8; j += 2) {
-            even = fmaxf(even, fmaxf(s[j][2 * r], s[j][2 * r + 1]));
-            odd = fmaxf(odd, fmaxf(s[j + 1][2 * r], s[j + 1][2 * r + 1]));
-        }
-        top[r] = row_max(fmaxf(even, odd));
-    }
 }
 
 // s becomes p = exp2(s * SCALE - m); sum: of the columns of this thread.
@@ -169,24 +155,319 @@ __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const f
         sum[r] = even[r] + odd[r];
 }
 
-// p rounded: accumulator fragments of q k^T are laid out as those of a left operand.
-__device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 8][4])
+// Consumer, one warpgroup: mma, softmax and epilogue of 64 rows of each work tile. FlashAttention-2, algorithm 1.
+__device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTile* work_tiles, int consumer, int warp)
 {
-    #pragma unroll
-    for (int n = 0; n < BLOCK_N / 16; ++n)
-        #pragma unroll
-        for (int x = 0; x < 4; ++x)
-            p[n][x] = pack(s[2 * n + x / 2][x % 2 * 2], s[2 * n + x / 2][x % 2 * 2 + 1]);
-}
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int M = args.M, N = args.N;
+    const u64 q_tiles = wgmma_descriptor(base + Q_AT + 64 * consumer * 128, 16, 1024);
+    const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024),
+        v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
+    float acc[DV / 8][4], scores[1][BLOCK_N / 8][4];
+    u32 p[BLOCK_N / 16][4];
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 0};
+    PipelineState<STAGES> k = {0, 0}, v = {0, 0};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        WorkTile& work = work_tiles[slot.index];
+        const int q_lo = uniform(work.q_lo);
+        if (q_lo < 0)
+            break;
+        const int h = uniform(work.h);
+        const int b = uniform(work.b);
+        const int kv_len = uniform(work.kv_len);
+        const int hi = uniform(work.hi);
+        const int full_hi = uniform(work.full_hi);
+        const int all_see_hi = uniform(work.all_see_hi);
+        const int recompute = uniform(work.recompute);
+        u32 failed = 0;  // bit r: row r of this thread is computed again
+        int kv_lo = uniform(work.kv_lo);
 
-template <int FRAGMENTS>
-__device__ __forceinline__ void scale_rows(float (&x)[FRAGMENTS][4], const float (&factor)[ROWS])
-{
-    #pragma unroll
-    for (int j = 0; j < FRAGMENTS; ++j)
-        #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            x[j][i] *= factor[i / 2];
+        // Exponents subtract m: the maximum when it was last computed, plus M_OFFSET.
+        float m[ROWS] = {-INF, -INF}, l[ROWS] = {};
+        auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
+        auto is_partial = [&](int kv_lo) { return kv_lo >= full_hi; };
+
+        // The producer may overwrite k, and q after its last use.
+        auto release_k = [&](bool last) {
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
+            k.advance();
+        };
+        auto release_v = [&] {
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
+            v.advance();
+        };
+        auto issue_qk = [&] { mma_qk(scores[0], q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16));
+            };
+        auto issue_pv = [&](bool accumulate) { mma_pv(acc, p, v_tiles + v.index * (V_BYTES / 16), accumulate); };
+        // Ends p v of the previous tile. The wait for the next V stands before it: the compiler moves no wait over that
+        // branch, and would otherwise wait for the product before the softmax.
+        auto finish_pv = [&] {
+            warpgroup_fence_operand(scores[0]);
+            const auto next = v.next();
+            mbarrier_wait(barrier_of(base, V_FULL, next.index), next.phase);
+            wgmma_wait<0>();
+            warpgroup_fence_operand(acc);
+            warpgroup_fence_operand(p);
+            release_v();
+        };
+        // Rows of v that no query sees become zeros: their p is 0, but 0 * NaN is NaN.
+        auto clear_values = [&](int kv_lo) {
+            if (kv_lo + BLOCK_N <= hi)
+                return;
+            for (int row = threadIdx.x - 128; row < BLOCK_N; row += 128 * CONSUMERS) {
+                const int kv_idx = kv_lo + row;
+                if (kv_idx < hi)
+                    continue;
+                for (int i = 0; i < V_PANELS * 8; ++i)
+                    store_shared(base + V_AT + v.index * V_BYTES + (i / 8 * BLOCK_N + row) * 128 + i % 8 * 16, Chunk{});
+            }
+            proxy_fence();
+            named_barrier_sync(1, 128 * CONSUMERS);
+        };
+        // Scores of a tile, masked where it is partial.
+        auto score = [&](auto may_be_partial, int kv_lo) {
+            if constexpr (may_be_partial.value)
+                if (is_partial(kv_lo)) {
+                    branch();  // a branch, not selects in every tile
+                    // padding.attn:9  mask = kv_idx < kv_len[b]
+                    const int first_key = kv_lo + 2 * t;
+                    u32 seen[ROWS][(BLOCK_N + 127) / 128];  // bit 2 j + c of a word: column 8 j + c
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        #pragma unroll
+                        for (int w = 0; w < (BLOCK_N + 127) / 128; ++w)
+                            seen[r][w] = columns_before(min(N, kv_len), first_key + 128 * w);
+                    #pragma unroll
+                    for (int j = 0; j < WARP_N / 8; ++j)
+                        #pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            scores[0][j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[0][j][i] : -INF;
+                }
+        };
+        // p of the first tile.
+        auto first_p = [&](int kv_lo) {
+            score(TrueType{}, kv_lo);
+            float shift[ROWS];
+            row_maxima(m, scores[0]);
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                m[r] = m[r] * SCALE + M_OFFSET;
+                shift[r] = m[r] == -INF ? 0.0f : m[r];
+            }
+            exponentials(scores[0], shift, l);
+            round_fragments(p, scores[0]);
+        };
+        // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
+        auto next_p = [&](auto kind, int kv_lo, auto finish) {
+            float sum[ROWS];
+            if constexpr (!kind.value) {
+                // Lazy maximum: the known m serves while sums stay below SUM_LIMIT. The test stands before `finish`, so
+                // that sums are computed among the exponentials.
+                exponentials(scores[0], m, sum);
+                const bool exceeds = any_lane(!(sum[0] < SUM_LIMIT && sum[1] < SUM_LIMIT));
+                finish();
+                if (exceeds) {  // rarely
+                    float alpha[ROWS];
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r) {
+                        const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
+                        // Too large to tell by how much: the row fails, and is computed again under a running maximum.
+                        failed |= (u32)(!(most < 1e30f)) << r;
+                        const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
+                        const float up = most < SUM_LIMIT ? 0.0f : fmaxf(exponent + M_OFFSET, 0.0f);
+                        alpha[r] = exp2_(-up);
+                        m[r] += up;
+                        l[r] *= alpha[r];
+                        sum[r] *= alpha[r];
+                    }
+                    scale_rows(scores[0], alpha);
+                    scale_rows(acc, alpha);
+                }
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+                    l[r] += sum[r];
+                round_fragments(p, scores[0]);
+                return;
+            }
+            score(kind, kv_lo);
+            float top[ROWS], alpha[ROWS], shift[ROWS];
+            row_maxima(top, scores[0]);
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                top[r] = top[r] * SCALE + M_OFFSET;
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                top[r] = fmaxf(top[r], m[r]);
+                alpha[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));
+                m[r] = top[r];
+                l[r] *= alpha[r];
+            }
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                shift[r] = m[r] == -INF ? 0.0f : m[r];
+            exponentials(scores[0], shift, sum);
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                l[r] += sum[r];
+            finish();
+            scale_rows(acc, alpha);
+            round_fragments(p, scores[0]);
+        };
+
+        // One tile of keys. On entry p is of the previous tile; on return it is of this one.
+        bool accumulate = false;
+        auto step = [&](auto kind, int kv_lo) {
+            const bool last = previous(kv_lo) < 0;
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
+            if constexpr (OVERLAP) {
+                wgmma_fence();
+                issue_qk();
+                issue_pv(accumulate);
+                wgmma_wait<1>();
+                warpgroup_fence_operand(scores[0]);
+                release_k(last);
+                next_p(kind, kv_lo, finish_pv);
+            } else {
+                wgmma_fence();
+                issue_pv(accumulate);
+                wgmma_wait<0>();
+                warpgroup_fence_operand(acc);
+                warpgroup_fence_operand(p);
+                release_v();
+                wgmma_fence();
+                issue_qk();
+                wgmma_wait<0>();
+                warpgroup_fence_operand(scores[0]);
+                release_k(last);
+                next_p(kind, kv_lo, [] {});
+                mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
+            }
+            if constexpr (kind.value)
+                clear_values(kv_lo);
+            accumulate = true;
+        };
+
+        mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
+        if (kv_lo >= 0) {
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
+            wgmma_fence();
+            issue_qk();
+            wgmma_wait<0>();
+            warpgroup_fence_operand(scores[0]);
+            release_k(previous(kv_lo) < 0);
+            first_p(kv_lo);
+            mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
+            clear_values(kv_lo);
+            // The maximum is computed until every row has seen a key, and in a tile that is computed again to the end.
+            auto all_rows_see = [&](int kv_lo) { return kv_lo < all_see_hi; };
+            bool lazy = !recompute && all_rows_see(kv_lo);
+            kv_lo = previous(kv_lo);
+            #pragma unroll 1
+            for (; kv_lo >= 0 && (!lazy || is_partial(kv_lo)); kv_lo = previous(kv_lo)) {
+                step(TrueType{}, kv_lo);
+                lazy = !recompute && (lazy || all_rows_see(kv_lo));
+            }
+            #pragma unroll 1
+            for (; kv_lo >= 0; kv_lo = previous(kv_lo))
+                step(FalseType{}, kv_lo);
+            wgmma_fence();
+            issue_pv(accumulate);
+        } else {
+            // A late lane would wait for a phase that has passed.
+            __syncwarp();
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
+        }
+
+        {  // epilogue; fields of the work tile are read again, not kept in registers through the loops
+            const int q_lo = uniform(work.q_lo);
+            const int h = uniform(work.h);
+            const int b = uniform(work.b);
+            float scale[ROWS];
+            bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                l[r] = row_sum(l[r]);
+                sees[r] = l[r] != 0.0f;
+                // line 12: o = diag(l)^-1 acc
+                scale[r] = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
+            }
+            // Failed rows are left to the next run of this tile, which writes only them: results never depend on other
+            // rows.
+            u32& failed_mask = work.failed_rows[4 * consumer + warp];
+            const u32 failing = ballot(t < ROWS && failed >> t & 1);  // bit 4 g + r: row 8 r + g
+            const u32 written = recompute ? uniform(failed_mask) : ~failing;
+            if (lane == 0 && (recompute || failing))
+                failed_mask = failing;
+            auto writes = [&](int r) { return (written >> (4 * g + r) & 1) != 0; };
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                // line 13: lse = m + log(l), natural logarithm
+                const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                if (writes(r) && t == 0 && row < M)
+                    args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
+                        (m[r] + log2f(l[r])) * LN2;
+            }
+            wgmma_wait<0>();  // the last p v, in flight until here
+            warpgroup_fence_operand(acc);
+            warpgroup_fence_operand(p);
+            if (uniform(work.kv_lo) >= 0)
+                release_v();
+            q.advance();
+            u32 rounded[DV / 8][ROWS];
+            #pragma unroll
+            for (int j = 0; j < DV / 8; ++j)
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+                    rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
+            // A box that has rows that are not written is stored row by row.
+            if (written == ~0u) {
+                // Each warp stores its own 16 rows and waits for no other.
+                const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
+                const u32 o_at = base + O_AT;
+                if (lane == 0)
+                    tma_wait_read();
+                __syncwarp();
+                #pragma unroll
+                for (int j = 0; j < DV / 8; j += 2)
+                    stmatrix_x4(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
+                                 rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
+                proxy_fence();
+                __syncwarp();
+                if (lane == 0) {
+                    #pragma unroll
+                    for (int panel = 0; panel < V_PANELS; ++panel)
+                        tma_store(args.o_map, o_at + (panel * BLOCK_M + first) * 128, 64 * panel, q_lo + first, h, b);
+                    tma_commit();
+                }
+            } else {
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+                    const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                    element* const o_row = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om;
+                    const bool exists = writes(r) && row < M;
+                    // Four lanes hold 4 fragments of 8 columns as pairs; they exchange them for 8 columns in a row
+                    // each.
+                    #pragma unroll
+                    for (int j = 0; j + 3 < DV / 8; j += 4) {
+                        u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
+                        exchange_pairs(x, t);
+                        if (exists)
+                            store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                    }
+                    #pragma unroll
+                    for (int j = DV / 32 * 4; j < DV / 8; ++j)
+                        if (exists)
+                            *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
+                }
+            }
+        }
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
+    }
+    if (O_TILES && lane == 0)
+        tma_wait();
 }
 
 // Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
@@ -334,332 +615,6 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
             kv_lo = next;
         }
     }
-}
-
-// Consumer, one warpgroup: mma, softmax and epilogue of 64 rows of each work tile. FlashAttention-2, algorithm 1.
-__device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTile* work_tiles, int consumer, int warp)
-{
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int M = args.M, N = args.N;
-    const u64 q_tiles = wgmma_descriptor(base + Q_AT + 64 * consumer * 128, 16, 1024);
-    const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024),
-        v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
-    float acc[DV / 8][4], scores[1][BLOCK_N / 8][4];
-    u32 p[BLOCK_N / 16][4];
-    PipelineState<WORK_TILES> slot = {0, 0};
-    PipelineState<Q_TILES> q = {0, 0};
-    PipelineState<STAGES> k = {0, 0}, v = {0, 0};
-    for (;; slot.advance()) {
-        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
-        WorkTile& work = work_tiles[slot.index];
-        const int q_lo = uniform(work.q_lo);
-        if (q_lo < 0)
-            break;
-        const int h = uniform(work.h);
-        const int b = uniform(work.b);
-        const int kv_len = uniform(work.kv_len);
-        const int hi = uniform(work.hi);
-        const int full_hi = uniform(work.full_hi);
-        const int all_see_hi = uniform(work.all_see_hi);
-        const int recompute = uniform(work.recompute);
-        u32 failed = 0;  // bit r: row r of this thread is computed again
-        int kv_lo = uniform(work.kv_lo);
-
-        // Exponents subtract m: the maximum when it was last computed, plus M_OFFSET.
-        float m[ROWS] = {-INF, -INF}, l[ROWS] = {};
-        auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
-        auto is_partial = [&](int kv_lo) { return kv_lo >= full_hi; };
-
-        // The producer may overwrite k, and q after its last use.
-        auto release_k = [&](bool last) {
-            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
-            k.advance();
-        };
-        auto release_v = [&] {
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
-            v.advance();
-        };
-        auto issue_qk = [&] { mma_qk(scores[0], q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16));
-            };
-        auto issue_pv = [&](bool accumulate) { mma_pv(acc, p, v_tiles + v.index * (V_BYTES / 16), accumulate); };
-        // Ends p v of the previous tile. The wait for the next V stands before it: the compiler moves no wait over that
-        // branch, and would otherwise wait for the product before the softmax.
-        auto finish_pv = [&] {
-            warpgroup_fence_operand(scores[0]);
-            const auto next = v.next();
-            mbarrier_wait(barrier_of(base, V_FULL, next.index), next.phase);
-            wgmma_wait<0>();
-            warpgroup_fence_operand(acc);
-            warpgroup_fence_operand(p);
-            release_v();
-        };
-        // Rows of v that no query sees become zeros: their p is 0, but 0 * NaN is NaN.
-        auto clear_values = [&](int kv_lo) {
-            if (kv_lo + BLOCK_N <= hi)
-                return;
-            for (int row = threadIdx.x - 128; row < BLOCK_N; row += 128 * CONSUMERS) {
-                const int kv_idx = kv_lo + row;
-                if (kv_idx < hi)
-                    continue;
-                for (int i = 0; i < V_PANELS * 8; ++i)
-                    store_shared(base + V_AT + v.index * V_BYTES + (i / 8 * BLOCK_N + row) * 128 + i % 8 * 16, Chunk{});
-            }
-            proxy_fence();
-            named_barrier_sync(1, 128 * CONSUMERS);
-        };
-        // Scores of a tile, masked where it is partial.
-        auto score = [&](auto may_be_partial, int kv_lo) {
-            if constexpr (may_be_partial.value)
-                if (is_partial(kv_lo)) {
-                    branch();  // a branch, not selects in every tile
-                    // padding.attn:9  mask = kv_idx < kv_len[b]
-                    const int first_key = kv_lo + 2 * t;
-                    u32 seen[ROWS][(BLOCK_N + 127) / 128];  // bit 2 j + c of a word: column 8 j + c
-                    #pragma unroll
-                    for (int r = 0; r < ROWS; ++r)
-                        #pragma unroll
-                        for (int w = 0; w < (BLOCK_N + 127) / 128; ++w)
-                            seen[r][w] = columns_before(min(N, kv_len), first_key + 128 * w);
-                    #pragma unroll
-                    for (int j = 0; j < WARP_N / 8; ++j)
-                        #pragma unroll
-                        for (int i = 0; i < 4; ++i)
-                            scores[0][j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[0][j][i] : -INF;
-                }
-        };
-        // p of the first tile.
-        auto first_p = [&](int kv_lo) {
-            score(TrueType{}, kv_lo);
-            float shift[ROWS];
-            row_maxima(m, scores[0]);
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                m[r] = m[r] * SCALE + M_OFFSET;
-                shift[r] = m[r] == -INF ? 0.0f : m[r];
-            }
-            exponentials(scores[0], shift, l);
-            round_p(p, scores[0]);
-        };
-        // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
-        auto next_p = [&](auto kind, int kv_lo, auto finish) {
-            float sum[ROWS];
-            if constexpr (!kind.value) {
-                // Lazy maximum: the known m serves while sums stay below SUM_LIMIT. The test stands before `finish`, so
-                // that sums are computed among the exponentials.
-                exponentials(scores[0], m, sum);
-                const bool exceeds = any_lane(!(sum[0] < SUM_LIMIT && sum[1] < SUM_LIMIT));
-                finish();
-                if (exceeds) {  // rarely
-                    float alpha[ROWS];
-                    #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) {
-                        const float most = row_max(sum[r] == sum[r] ? sum[r] : INF);
-                        // Too large to tell by how much: the row fails, and is computed again under a running maximum.
-                        failed |= (u32)(!(most < 1e30f)) << r;
-                        const int exponent = (__builtin_bit_cast(int, most) >> 23) - 127;
-                        const float up = most < SUM_LIMIT ? 0.0f : fmaxf(exponent + M_OFFSET, 0.0f);
-                        alpha[r] = exp2_(-up);
-                        m[r] += up;
-                        l[r] *= alpha[r];
-                        sum[r] *= alpha[r];
-                    }
-                    scale_rows(scores[0], alpha);
-                    scale_rows(acc, alpha);
-                }
-                #pragma unroll
-                for (int r = 0; r < ROWS; ++r)
-                    l[r] += sum[r];
-                round_p(p, scores[0]);
-                return;
-            }
-            score(kind, kv_lo);
-            float top[ROWS], alpha[ROWS], shift[ROWS];
-            row_maxima(top, scores[0]);
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r)
-                top[r] = top[r] * SCALE + M_OFFSET;
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                top[r] = fmaxf(top[r], m[r]);
-                alpha[r] = exp2_(m[r] - (top[r] == -INF ? 0.0f : top[r]));
-                m[r] = top[r];
-                l[r] *= alpha[r];
-            }
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r)
-                shift[r] = m[r] == -INF ? 0.0f : m[r];
-            exponentials(scores[0], shift, sum);
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r)
-                l[r] += sum[r];
-            finish();
-            scale_rows(acc, alpha);
-            round_p(p, scores[0]);
-        };
-
-        // One tile of keys. On entry p is of the previous tile; on return it is of this one.
-        bool accumulate = false;
-        auto step = [&](auto kind, int kv_lo) {
-            const bool last = previous(kv_lo) < 0;
-            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
-            if constexpr (OVERLAP) {
-                wgmma_fence();
-                issue_qk();
-                issue_pv(accumulate);
-                wgmma_wait<1>();
-                warpgroup_fence_operand(scores[0]);
-                release_k(last);
-                next_p(kind, kv_lo, finish_pv);
-            } else {
-                wgmma_fence();
-                issue_pv(accumulate);
-                wgmma_wait<0>();
-                warpgroup_fence_operand(acc);
-                warpgroup_fence_operand(p);
-                release_v();
-                wgmma_fence();
-                issue_qk();
-                wgmma_wait<0>();
-                warpgroup_fence_operand(scores[0]);
-                release_k(last);
-                next_p(kind, kv_lo, [] {});
-                mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
-            }
-            if constexpr (kind.value)
-                clear_values(kv_lo);
-            accumulate = true;
-        };
-
-        mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
-        if (kv_lo >= 0) {
-            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
-            wgmma_fence();
-            issue_qk();
-            wgmma_wait<0>();
-            warpgroup_fence_operand(scores[0]);
-            release_k(previous(kv_lo) < 0);
-            first_p(kv_lo);
-            mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
-            clear_values(kv_lo);
-            // The maximum is computed until every row has seen a key, and in a tile that is computed again to the end.
-            auto all_rows_see = [&](int kv_lo) { return kv_lo < all_see_hi; };
-            bool lazy = !recompute && all_rows_see(kv_lo);
-            kv_lo = previous(kv_lo);
-            #pragma unroll 1
-            for (; kv_lo >= 0 && (!lazy || is_partial(kv_lo)); kv_lo = previous(kv_lo)) {
-                step(TrueType{}, kv_lo);
-                lazy = !recompute && (lazy || all_rows_see(kv_lo));
-            }
-            #pragma unroll 1
-            for (; kv_lo >= 0; kv_lo = previous(kv_lo))
-                step(FalseType{}, kv_lo);
-            wgmma_fence();
-            issue_pv(accumulate);
-        } else {
-            // A late lane would wait for a phase that has passed.
-            __syncwarp();
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
-        }
-
-        {  // epilogue; fields of the work tile are read again, not kept in registers through the loops
-            const int q_lo = uniform(work.q_lo);
-            const int h = uniform(work.h);
-            const int b = uniform(work.b);
-            float scale[ROWS];
-            bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                l[r] = row_sum(l[r]);
-                sees[r] = l[r] != 0.0f;
-                // line 12: o = diag(l)^-1 acc
-                scale[r] = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
-            }
-            // Failed rows are left to the next run of this tile, which writes only them: results never depend on other
-            // rows.
-            u32& failed_mask = work.failed_rows[4 * consumer + warp];
-            const u32 failing = ballot(t < ROWS && failed >> t & 1);  // bit 4 g + r: row 8 r + g
-            const u32 written = recompute ? uniform(failed_mask) : ~failing;
-            if (lane == 0 && (recompute || failing))
-                failed_mask = failing;
-            auto writes = [&](int r) { return (written >> (4 * g + r) & 1) != 0; };
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                // line 13: lse = m + log(l), natural logarithm
-                const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                if (writes(r) && t == 0 && row < M)
-                    args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
-                        (m[r] + log2f(l[r])) * LN2;
-            }
-            wgmma_wait<0>();  // the last p v, in flight until here
-            warpgroup_fence_operand(acc);
-            warpgroup_fence_operand(p);
-            if (uniform(work.kv_lo) >= 0)
-                release_v();
-            q.advance();
-            u32 rounded[DV / 8][ROWS];
-            #pragma unroll
-            for (int j = 0; j < DV / 8; ++j)
-                #pragma unroll
-                for (int r = 0; r < ROWS; ++r)
-                    rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            // A box that has rows that are not written is stored row by row.
-            if (written == ~0u) {
-                // Each warp stores its own 16 rows and waits for no other.
-                const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
-                const u32 o_at = base + O_AT;
-                if (lane == 0)
-                    tma_wait_read();
-                __syncwarp();
-                #pragma unroll
-                for (int j = 0; j < DV / 8; j += 2)
-                    stmatrix_x4(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
-                                 rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
-                proxy_fence();
-                __syncwarp();
-                if (lane == 0) {
-                    #pragma unroll
-                    for (int panel = 0; panel < V_PANELS; ++panel)
-                        tma_store(args.o_map, o_at + (panel * BLOCK_M + first) * 128, 64 * panel, q_lo + first, h, b);
-                    tma_commit();
-                }
-            } else {
-                #pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                    element* const o_row = args.o_ptr + b * args.stride_ob + h * args.stride_oh + row * args.stride_om;
-                    const bool exists = writes(r) && row < M;
-                    // Four lanes hold 4 fragments of 8 columns as pairs; they exchange them for 8 columns in a row
-                    // each.
-                    #pragma unroll
-                    for (int j = 0; j + 3 < DV / 8; j += 4) {
-                        u32 x[4] = {rounded[j][r], rounded[j + 1][r], rounded[j + 2][r], rounded[j + 3][r]};
-                        #pragma unroll
-                        for (int i = 0; i < 4; i += 2) {
-                            const u32 other = shuffle_xor(t & 1 ? x[i] : x[i + 1], 1);
-                            x[i] = t & 1 ? other : x[i];
-                            x[i + 1] = t & 1 ? x[i + 1] : other;
-                        }
-                        #pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            const u32 other = shuffle_xor(t & 2 ? x[i] : x[i + 2], 2);
-                            x[i] = t & 2 ? other : x[i];
-                            x[i + 2] = t & 2 ? x[i + 2] : other;
-                        }
-                        if (exists)
-                            store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
-                    }
-                    #pragma unroll
-                    for (int j = DV / 32 * 4; j < DV / 8; ++j)
-                        if (exists)
-                            *(u32*)(o_row + 8 * j + 2 * t) = rounded[j][r];
-                }
-            }
-        }
-        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
-    }
-    if (O_TILES && lane == 0)
-        tma_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) padding_forward(const __grid_constant__ Args args)

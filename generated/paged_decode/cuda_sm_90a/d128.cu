@@ -80,8 +80,10 @@ WGMMA_SS(64)
 WGMMA_RS(128)
 
 // Barrier `index` of a kind.
-__device__ __forceinline__ u32 barrier_of(u32 base, int kind,
-    int index) { return base + BARRIERS_AT + 8 * (kind + index); }
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
+{
+    return base + BARRIERS_AT + 8 * (kind + index);
+}
 
 // Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
 __device__ __forceinline__ u32 at_panel(int row,
@@ -108,22 +110,6 @@ __device__ __forceinline__ void mma_pv(float (&acc)[COLUMNS / 8][4], const u32 (
     wgmma_commit();
 }
 
-// The maximum of each row, over all keys of the tile.
-__device__ __forceinline__ void row_maxima(float (&top)[ROWS], const float (&s)[BLOCK_N / 8][4])
-{
-    #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        // two chains, for their latency
-        float even = fmaxf(s[0][2 * r], s[0][2 * r + 1]), odd = fmaxf(s[1][2 * r], s[1][2 * r + 1]);
-        #pragma unroll
-        for (int j = 2; j < BLOCK_N / 8; j += 2) {
-            even = fmaxf(even, fmaxf(s[j][2 * r], s[j][2 * r + 1]));
-            odd = fmaxf(odd, fmaxf(s[j + 1][2 * r], s[j + 1][2 * r + 1]));
-        }
-        top[r] = row_max(fmaxf(even, odd));
-    }
-}
-
 // s becomes p = exp2(s * SCALE - m); sum: of the columns of this thread.
 __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const float (&m)[ROWS], float (&sum)[ROWS])
 {
@@ -141,26 +127,6 @@ __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const f
     #pragma unroll
     for (int r = 0; r < ROWS; ++r)
         sum[r] = even[r] + odd[r];
-}
-
-// p rounded: accumulator fragments of q k^T are laid out as those of a left operand.
-__device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 8][4])
-{
-    #pragma unroll
-    for (int n = 0; n < BLOCK_N / 16; ++n)
-        #pragma unroll
-        for (int x = 0; x < 4; ++x)
-            p[n][x] = pack(s[2 * n + x / 2][x % 2 * 2], s[2 * n + x / 2][x % 2 * 2 + 1]);
-}
-
-template <int FRAGMENTS>
-__device__ __forceinline__ void scale_rows(float (&x)[FRAGMENTS][4], const float (&factor)[ROWS])
-{
-    #pragma unroll
-    for (int j = 0; j < FRAGMENTS; ++j)
-        #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            x[j][i] *= factor[i / 2];
 }
 
 // o and lse of one tile of (query, head) rows of one KV head, from a split of its keys.
@@ -390,7 +356,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_decode_forwa
         float alpha[ROWS];
         probabilities(kv_lo, alpha);
         rescale(alpha);
-        round_p(p, scores[0]);
+        round_fragments(p, scores[0]);
         wait(1);
         clear_values(kv_lo, base + V_AT + stage.index * V_BYTES);
         wgmma_fence();
@@ -441,18 +407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_decode_forwa
         #pragma unroll
         for (int j = 0; j + 3 < COLUMNS / 8; j += 4) {
             u32 x[4] = {rounded[j], rounded[j + 1], rounded[j + 2], rounded[j + 3]};
-            #pragma unroll
-            for (int i = 0; i < 4; i += 2) {
-                const u32 given = shuffle_xor(t & 1 ? x[i] : x[i + 1], 1);
-                x[i] = t & 1 ? given : x[i];
-                x[i + 1] = t & 1 ? x[i + 1] : given;
-            }
-            #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const u32 given = shuffle_xor(t & 2 ? x[i] : x[i + 2], 2);
-                x[i] = t & 2 ? given : x[i];
-                x[i + 2] = t & 2 ? x[i + 2] : given;
-            }
+            exchange_pairs(x, t);
             if (exists)
                 store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);
         }
