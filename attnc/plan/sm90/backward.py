@@ -20,11 +20,11 @@ What these do not make the kernels of `cuda.sm_80` make, each by itself.
 
 Blocks that add to dq may take turns, kv tile after kv tile (`turns_under`). They take the kv tiles of a head
 in the order of turns, and what a tile adds to a q tile follows what the ones before it added, so no block
-waits for one that begins after it: of the tiles that are not done, the one that began first waits for nobody,
-hence nobody waits for ever.
+waits for one that begins after it: of the tiles that are not done, the one that began first waits for none,
+so there is no deadlock.
 
 Where later kv tiles see later queries, as under a causal mask, they have turns from the last to the first,
-each along its q tiles from the first to the last: a tile begins where nobody has been, and comes to where the
+each along its q tiles from the first to the last: a tile begins where no other has been, and comes to where the
 one before began when that has gone on. Where all begin at the same q tile, turns are from the first kv tile
 to the last, and walks from the last q tile to the first.
 

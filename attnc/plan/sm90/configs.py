@@ -59,7 +59,7 @@ _WIDEST_SHORT = 128
 #: its tiles.
 _WIDE_PAIR_TILES = Tiles(tile_q=192, tile_kv=64, stages=2)
 _WIDE_PAIR_COLUMNS = range(65, 129)
-#: Columns up to which who copies rows leaves the registers of such tiles: beyond, 64 keys.
+#: Columns up to which a producer that copies rows leaves the registers of such tiles: beyond, 64 keys.
 _WIDEST_BESIDE_ROWS = 192
 #: Keys with which a schedule has chosen between the two.
 _CHOOSING = {"consumers", "tile.q", "tile.kv", "registers", "warps"}
@@ -239,7 +239,7 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
 
 def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConfig, ...]]:
     """Yields the configs that the schedule allows, whether they fit or not; further groups have fewer keys in
-    tiles that nobody chose.
+    tiles that no schedule chose.
     """
     knobs = schedule.forward
     found = [hopper(config) for config in configs(schedule, "forward", variant)]

@@ -1,4 +1,4 @@
-"""Decoding on Hopper: who can have it, and how its kernel lies on the machine.
+"""Decoding on Hopper: which attentions can have it, and how its kernel lies on the machine.
 
 A block has one tile of 64 rows (query, head), which the heads of a group and several tokens fill, and a
 split of the keys. One warpgroup copies tiles of K and V by TMA, page by page where there are pages, or row by

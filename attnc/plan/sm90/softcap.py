@@ -1,4 +1,4 @@
-"""Capped scores, A tanh(c s), by a polynomial of three terms, of which nobody asks whether it may be used.
+"""Capped scores, A tanh(c s), by a polynomial of three terms, without a test whether it may be used.
 
 Up to |c s| = X it is as exact as tanh is elsewhere. Beyond, it leaves tanh, away from 0, and keeps growing:
 so whether a score was beyond X is told by its probability, and that of many by their sum, which is asked for

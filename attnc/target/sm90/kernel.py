@@ -1,4 +1,4 @@
-"""The pieces of a Hopper kernel's text that its templates place: what is known of a tile, and by whom."""
+"""The text of a Hopper forward kernel, part by part, as its templates place it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _COPIED = ("q", "k", "v")
 class Sm90Text(BoxText):
     """Attribute by attribute what `templates/sm90/*.jinja` print; the rest is as for `cuda.sm_80`.
 
-    One thread finds what tiles are; the others read in a record what it publishes of them.
+    work, score, stores: what roles compute of a work tile, of scores, and how o is stored; memory, barriers:
+    where optional parts of shared memory begin, and their barriers.
     """
 
     kernel: Forward
@@ -56,7 +57,7 @@ class Sm90Text(BoxText):
         self.qk_panels, self.v_panels = layout.qk.width // PIECE, layout.v.width // PIECE
         in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
-        self.searches_together = self.searches and not alone  # who copies is one lane
+        self.searches_together = self.searches and not alone  # a producer is one lane
         held = min(layout.shape(c).entry_registers for c in kernel.configs)
         self.sum_parts = parts_of(layout.dv_multiplied, widest_product(held))
         self.draws = kernel.softmax.dropout is not None
