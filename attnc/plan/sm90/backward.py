@@ -24,9 +24,9 @@ waits for one that begins after it: of the tiles that are not done, the one that
 so there is no deadlock.
 
 Where later kv tiles see later queries, as under a causal mask, they have turns from the last to the first,
-each along its q tiles from the first to the last: a tile begins where no other has been, and comes to where the
-one before began when that has gone on. Where all begin at the same q tile, turns are from the first kv tile
-to the last, and walks from the last q tile to the first.
+each along its q tiles from the first to the last: a tile begins where no other has been, and comes to where
+the one before began when that has gone on. Where all begin at the same q tile, turns are from the first kv
+tile to the last, and walks from the last q tile to the first.
 
 That takes that the kv tiles which see a q tile are neighbours. They are where `lo` and `hi`, the bounds of
 the loop over queries, both grow with the keys, or `hi` falls, and no tile between them is skipped.

@@ -17,7 +17,7 @@ from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
-from attnc.target.sm90.tiles import ColumnsText, coordinates
+from attnc.target.sm90.tiles import WgmmaTiles, coordinates
 
 
 class Sm90Arguments(ArgumentText):
@@ -40,7 +40,7 @@ class Sm90Arguments(ArgumentText):
         yield from super().fields
 
 
-class Sm90TileText(ColumnsText, CudaBackwardText):
+class Sm90TileText(CudaBackwardText):
     """Attribute by attribute what `templates/sm90/backward_d*.cu.jinja` and their parts print; scores, masks
     and derivatives are as for `cuda.sm_80`.
 
@@ -64,7 +64,12 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
         self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv_multiplied}
         others = self.layout.d_multiplied
-        self.sum_columns = list(dict.fromkeys(width.get(name, others) for name in planned.makes))
+        self.wgmma = WgmmaTiles(
+            self.layout,
+            key_tiles=self.key_tiles,
+            sum_columns=(width.get(name, others) for name in planned.makes),
+            more_wgmma=["WGMMA_SS_ROWS(64)"] if self.chain.adds_dq else [],
+        )
         # p is rounded at once where a slope stands between it and ds, if there are registers for that
         self.packs_p = planned.chain.slope is not None and {"dk", "dv"} <= set(planned.makes)
         has_room = not self.packs_p or self.plan.has_room_for_two_p(planned.kind)
@@ -97,15 +102,6 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
         bounds += [expr for loop in regions.loops for expr in loop.expressions]
         return searches(bounds) and not searches(e for x in self.tests for e in statement_expressions(x))
 
-    @property
-    def wgmma_functions(self) -> list[str]:
-        """Macros of `support/sm90_wgmma.cuh` that define its products."""
-        return [
-            *(f"WGMMA_SS({keys})" for keys in self.key_tiles),
-            *(f"WGMMA_RS({columns})" for columns in self.sum_columns),
-            *(["WGMMA_SS_ROWS(64)"] if self.chain.adds_dq else []),
-        ]
-
     def coordinates(self, name: str, row: str) -> str:
         """Row, head and batch of a box."""
         return coordinates(self.row_zero(name), row)
@@ -116,7 +112,7 @@ class Sm90TileText(ColumnsText, CudaBackwardText):
 
     def stored(self, name: str) -> str:
         """Returns how many of them are stored."""
-        return self.dv_stored if name == "dv" else self.d_stored
+        return self.wgmma.dv_stored if name == "dv" else self.wgmma.d_stored
 
     def stored_sums(self, name: str) -> str:
         """Returns the sums of those."""

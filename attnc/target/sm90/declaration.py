@@ -45,7 +45,7 @@ def hopper_declaration(
             fields |= parts_fields(module, text)
             names += parts_addresses(text)
             kernels.append(join_kernel(text, 32 * 16))
-        boxes = dict.fromkeys(text.maps, text.box_rows)
+        boxes = dict.fromkeys(text.maps, text.wgmma.box_rows)
         split_size = fixed_split_size(text)
         launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
     else:

@@ -11,7 +11,7 @@ from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
 from attnc.plan.sm90.layout import PIECE, widest_product
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.printer import scalar
-from attnc.target.sm90.tiles import BoxText, parts_of
+from attnc.target.sm90.tiles import BoxText, WgmmaTiles, parts_of
 
 
 class Sm90DecodeText(BoxText, CudaDecodeText):
@@ -32,8 +32,19 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         self.shares_columns = layout.consumers == 2
         widths = dict.fromkeys(map(layout.columns, kernel.configs))
         parts = [parts_of(columns, widest_product(layout.entry_registers)) for columns in widths]
-        self.sum_parts, self.all_parts = parts[0], parts
         self.keeps_rest = self.shares_columns and layout.rest > 0
+        sums = list(dict.fromkeys(columns for part in parts for _, columns in part))
+        self.wgmma = WgmmaTiles(
+            layout,
+            key_tiles=self.key_tiles,
+            sum_columns=sums,
+            parts=parts[0],
+            page=self.page,
+            more_wgmma=[
+                *(f"WGMMA_SS_ROWS({columns})" for columns in sums if self.shares_columns),
+                *(f"WGMMA_RS_COLUMNS({keys})" for keys in self.key_tiles if self.keeps_rest),
+            ],
+        )
         self.blocks_share = layout.shares
         self.registers, self.blocks = REGISTERS[layout.consumers], BLOCKS[layout.consumers]
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"
@@ -56,22 +67,13 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         return f"s[j][2 * r + c]{self.times_scale} - m[r]"
 
     @property
-    def sum_columns(self) -> list[int]:
-        return list(dict.fromkeys(columns for parts in self.all_parts for _, columns in parts))
-
-    @property
-    def wgmma_functions(self) -> list[str]:
-        shared = [f"WGMMA_SS_ROWS({columns})" for columns in self.sum_columns if self.shares_columns]
-        rest = [f"WGMMA_RS_COLUMNS({keys})" for keys in self.key_tiles if self.keeps_rest]
-        return [*super().wgmma_functions, *shared, *rest]
-
-    @property
     def split_columns(self) -> int:
         return self.layout.dv_multiplied
 
     @property
     def stored_columns(self) -> str:
-        return self.dv_stored if self.stores_half else "COLUMNS"
+        """Columns of o that a warpgroup stores."""
+        return self.wgmma.dv_stored if self.stores_half else "COLUMNS"
 
     @property
     def stores_half(self) -> bool:

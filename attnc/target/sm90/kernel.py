@@ -24,7 +24,7 @@ from attnc.target.sm80.printer import (
 from attnc.target.sm90.places import Places, lay_out
 from attnc.target.sm90.score import Scores
 from attnc.target.sm90.stores import Stores
-from attnc.target.sm90.tiles import BoxText, parts_of
+from attnc.target.sm90.tiles import BoxText, WgmmaTiles, parts_of
 from attnc.target.sm90.work import Work
 
 #: Matrices whose tiles are copied by TMA.
@@ -59,7 +59,15 @@ class Sm90Text(BoxText):
         alone = any(isinstance(node, Search) for expr in in_tiles for node in walk(expr))
         self.searches_together = self.searches and not alone  # a producer is one lane
         held = min(layout.shape(c).entry_registers for c in kernel.configs)
-        self.sum_parts = parts_of(layout.dv_multiplied, widest_product(held))
+        parts = parts_of(layout.dv_multiplied, widest_product(held))
+        self.wgmma = WgmmaTiles(
+            layout,
+            key_tiles=self.key_tiles,
+            sum_columns=(columns for _, columns in parts),
+            parts=parts,
+            page=self.page,
+            more_wgmma=(f"WGMMA_RS_BF16({keys})" for keys in self.key_tiles if self.score.columns),
+        )
         self.draws = kernel.softmax.dropout is not None
         self.clusters = layout.clusters
         self.roles = roles_of(kernel)
@@ -104,7 +112,7 @@ class Sm90Text(BoxText):
 
     @property
     def box_rows(self) -> str:
-        return "BLOCK_N // CLUSTER" if self.clusters else super().box_rows
+        return "BLOCK_N // CLUSTER" if self.clusters else self.wgmma.box_rows
 
     # -- scores --------------------------------------------------------------------------------------------
 
@@ -121,11 +129,6 @@ class Sm90Text(BoxText):
 
     def _computed(self) -> tuple[Statement, ...]:
         return tuple(item for item in super()._computed() if item != self.score.pair)
-
-    @property
-    def wgmma_functions(self) -> list[str]:
-        columns = [f"WGMMA_RS_BF16({keys})" for keys in self.key_tiles if self.score.columns]
-        return [*super().wgmma_functions, *columns]
 
     # -- tiles ---------------------------------------------------------------------------------------------
 

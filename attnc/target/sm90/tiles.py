@@ -5,7 +5,7 @@ functions around one wgmma instruction, whose operands are named one by one, so 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import gcd
 from typing import TypeAlias
 
@@ -47,27 +47,57 @@ def coordinates(place: RowZero, row: str, page: str = "") -> str:
     return f"{first + ' + ' if first else ''}{row}, {head or '0'}, {page or batch or '0'}"
 
 
-class ColumnsText:
-    """Columns of rows where a kernel's D and DV are those of products (`CudaLayout.d_multiplied`)."""
+class WgmmaTiles:
+    """Tiles of a kernel in shared memory, and their products.
 
-    layout: CudaLayout
-
-    @property
-    def d_stored(self) -> str:
-        return "D" if self.layout.d == self.layout.d_multiplied else str(self.layout.d)
-
-    @property
-    def dv_stored(self) -> str:
-        return "DV" if self.layout.dv == self.layout.dv_multiplied else str(self.layout.dv)
-
-
-class BoxText(ColumnsText, CudaText):
-    """Attribute by attribute what templates of prefill and of decoding print of tiles and their copies.
-
-    sum_parts: of the columns of o that a warpgroup sums in registers, those of each product.
+    d_stored, dv_stored: columns of rows of q and k, of v and o, as C++, where D and DV are those of products;
+    box: keys that are copied at once, which lie in one page; box_rows: the same as declarations say it, or
+    all keys of a tile; functions: macros of `support/sm90_wgmma.cuh` that define the products.
     """
 
-    sum_parts: Parts
+    def __init__(
+        self,
+        layout: CudaLayout,
+        *,
+        key_tiles: Sequence[int],
+        sum_columns: Iterable[int],
+        parts: Parts = (),
+        page: int = 0,
+        more_wgmma: Iterable[str] = (),
+    ) -> None:
+        padded_d, padded_dv = layout.d != layout.d_multiplied, layout.dv != layout.dv_multiplied
+        self.d_stored = str(layout.d) if padded_d else "D"
+        self.dv_stored = str(layout.dv) if padded_dv else "DV"
+        self._is_padded, self._parts = padded_d or padded_dv, parts
+        last, *others = key_tiles
+        boxes = [f"BLOCK_N == {tile} ? {gcd(page, tile)} : " for tile in others]
+        self.box = f"{''.join(boxes)}{gcd(page, last)}"
+        self.box_rows = f"gcd({page}, BLOCK_N)" if page else "BLOCK_N"
+        self.functions = [
+            *(f"WGMMA_SS({keys})" for keys in key_tiles),
+            *(f"WGMMA_RS({columns})" for columns in dict.fromkeys(sum_columns)),
+            *more_wgmma,
+        ]
+
+    @property
+    def copied_columns(self) -> str:
+        """Columns of a tile that are written, where keys come row by row: as many as are multiplied."""
+        return f"(COLUMNS + {MMA - 1}) / {MMA} * {MMA}" if self._is_padded else "COLUMNS"
+
+    @property
+    def is_copied(self) -> str:
+        """Whether a chunk of a row comes from memory, and is not zeros."""
+        return f"from != 0{' && column_of(panel) + 8 * chunk < COLUMNS' if self._is_padded else ''}"
+
+    def value_products(self, accumulate: str) -> list[str]:
+        """acc += p v, or acc = p v, of 16 keys."""
+        return list(products(self._parts, accumulate))
+
+
+class BoxText(CudaText):
+    """Attribute by attribute what templates of prefill and of decoding print of copies by TMA."""
+
+    wgmma: WgmmaTiles
 
     @property
     @abstractmethod
@@ -80,14 +110,6 @@ class BoxText(ColumnsText, CudaText):
         """Whether keys come row by row, by cp.async."""
 
     @property
-    def copied_columns(self) -> str:
-        return f"(COLUMNS + {MMA - 1}) / {MMA} * {MMA}" if self.padded else "COLUMNS"
-
-    @property
-    def is_copied(self) -> str:
-        return f"from != 0{' && column_of(panel) + 8 * chunk < COLUMNS' if self.padded else ''}"
-
-    @property
     def fields(self) -> Iterator[str]:
         if self.maps:
             yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
@@ -96,32 +118,6 @@ class BoxText(ColumnsText, CudaText):
     @property
     def key_tiles(self) -> list[int]:
         return sorted({config.tile_kv for config in self.kernel.configs})
-
-    @property
-    def wgmma_functions(self) -> list[str]:
-        """Macros of `support/sm90_wgmma.cuh` that define the products of a forward: q k^T, and p v."""
-        return [
-            *(f"WGMMA_SS({keys})" for keys in self.key_tiles),
-            *(f"WGMMA_RS({columns})" for columns in self.sum_columns),
-        ]
-
-    @property
-    def sum_columns(self) -> list[int]:
-        return list(dict.fromkeys(columns for _, columns in self.sum_parts))
-
-    def value_products(self, accumulate: str) -> list[str]:
-        """acc += p v, or acc = p v, of 16 keys."""
-        return list(products(self.sum_parts, accumulate))
-
-    @property
-    def box(self) -> str:
-        last, *others = self.key_tiles
-        boxes = [f"BLOCK_N == {tile} ? {gcd(self.page, tile)} : " for tile in others]
-        return f"{''.join(boxes)}{gcd(self.page, last)}"
-
-    @property
-    def box_rows(self) -> str:
-        return f"gcd({self.page}, BLOCK_N)" if self.page else "BLOCK_N"
 
     def pool(self, name: str) -> str:
         """Returns where rows of K or V of the head at hand lie: in page 0, and what follows."""
