@@ -180,6 +180,9 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
         result.refused = str(error)
         return result
     made = {module.target: subject_of(module) for module in modules}
+    if without := [target for target, subject in made.items() if not subject.tiles()]:
+        result.refused = f"no config for {', '.join(without)} fits this GPU"
+        return result
     shaping = made[data.draw(st.sampled_from(sorted(made)))]
     limits, largest = shaping.limits(), max(m * n for m, n in shaping.limits().tiles.values())
     longest, area = (LONGEST_HELD, AREA_HELD) if mode.is_foreign else (LONGEST, AREA)
