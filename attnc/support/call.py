@@ -5,6 +5,7 @@ tensors, allocates the results and launches. Nothing in it loops over declaratio
 """
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -36,7 +37,7 @@ from .configs import (
     encode_configs,
 )
 from .devices import Gpu, gpu_of
-from .gradients import Backward, Differentiable, Operators
+from .gradients import Backward, Differentiable, Operators, PreparedGradients
 from .memory import (
     Key,
     Layout,
@@ -72,19 +73,6 @@ class Launch(Protocol):
 #: the results and of scratch memory, and launches, of which there are none where there is nothing to
 #: compute. A plain tuple is taken apart in no time.
 Prepared: TypeAlias = tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[Launch, ...]]
-
-
-class PreparedGradients(NamedTuple):
-    """What the gradients of all such tensors have in common.
-
-    made: layouts of what is allocated; zeroed: the positions of what starts from 0; finish: the gradients,
-    from what is made once the kernels are done.
-    """
-
-    made: tuple[Layout, ...]
-    zeroed: tuple[int, ...]
-    launches: tuple[Launch, ...]
-    finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 
 
 class Place(NamedTuple):
@@ -170,6 +158,11 @@ class Attention(ABC):
         #: Of the lse that is kept, by the shape of q.
         self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
         self.repeated: Repeated[Prepared] = Repeated()
+        self.repeated_keeping = Repeated[Prepared](gradients=True)
+        #: By how many tensors there are: the gradient of lse may be none.
+        self.repeated_gradients = defaultdict[int, Repeated[PreparedGradients]](
+            lambda: Repeated(gradients=True)
+        )
         self.run = self._runner(traces=True)
         self.execute = self._runner(traces=False)
 
@@ -180,7 +173,8 @@ class Attention(ABC):
         whether it is an operator while torch compiles something, which may be another thread's, and of
         tensors without memory.
         """
-        layouts, prepared, repeated = self.layouts, self.prepared, self.repeated
+        layouts, prepared = self.layouts, self.prepared
+        repeated, keeping = self.repeated, self.repeated_keeping
         has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
         count, name = len(self.outputs), self.name
 
@@ -190,9 +184,10 @@ class Attention(ABC):
             config: KernelConfig | None = None,
             backward_config: Mapping[str, KernelConfig] | None = None,
             extras: tuple[torch.Tensor | None, ...] = (),
+            keeps: bool = False,
         ) -> Any:
-            """Returns the results. extras: the optional tensors that are `kept` and `counters`,
-            all of them.
+            """Returns the results. extras: all optional tensors, those that are `kept` and `counters`; keeps:
+            for gradients, with an lse alone or none.
             """
             if traces and is_compiling():
                 return self.trace(inputs, out, config, backward_config, extras)
@@ -238,6 +233,8 @@ class Attention(ABC):
                     call = self._prepare(inputs, out, config, extras)
                     if key is not None:
                         prepared[key] = call
+                elif keeps:
+                    keeping.note(call, inputs)
                 elif is_plain:
                     repeated.note(call, inputs)
                 if not has_backward and is_grad_enabled():
@@ -266,14 +263,32 @@ class Attention(ABC):
         where it is a result), the inputs, o, lse, and configs by kernel or None.
         """
         *tensors, configs = given
-        do = tensors[0]
-        if do is None:
-            do = tensors[0] = torch.zeros_like(tensors[-2])
+        seen = tensors if self.first_input == 1 else [x for x in tensors if x is not None]
+        call = None if configs else self.repeated_gradients[len(seen)].call(seen)
+        call = call or self._find_gradients(tensors, configs)
+        inputs = tensors[self.first_input : -2]
+        made = self.allocate(call.made, inputs[0])
+        for at in call.zeroed:
+            made[at].zero_()
+        tensors += [*made, None]
+        for launch in call.launches:
+            launch.run(tensors)
+        return call.finish(made)
+
+    def _find_gradients(
+        self, tensors: list[Any], configs: Mapping[str, KernelConfig] | None
+    ) -> PreparedGradients:
+        """Returns what gradients have in common that are wanted of such tensors, prepared if there were none.
+        Puts those in their place that kernels take as they are.
+        """
+        given = tuple(tensors)
+        if tensors[0] is None:
+            tensors[0] = torch.zeros_like(tensors[-2])
         if any(x is not None and x.is_neg() for x in tensors):
-            tensors = [None if x is None else x.resolve_neg() for x in tensors]
-        if do.stride(-1) != 1:
-            tensors[0] = do.contiguous()
-        chosen = None if configs is None else tuple(configs.items())
+            tensors[:] = [None if x is None else x.resolve_neg() for x in tensors]
+        if tensors[0].stride(-1) != 1:
+            tensors[0] = tensors[0].contiguous()
+        chosen = tuple(configs.items()) if configs else None
         inputs = tensors[self.first_input : -2]
         key: Key = (self.layouts(inputs), layouts_of_3((tensors[0], tensors[-2], tensors[-1])), chosen)
         if self.first_input > 1:
@@ -281,14 +296,10 @@ class Attention(ABC):
         call = self.prepared_gradients.get(key)
         if call is None:
             call = self.prepared_gradients[key] = self._prepare_gradients(tensors, configs or {})
-        made = self.allocate(call.made, inputs[0])
-        for at in call.zeroed:
-            made[at].zero_()
-        tensors += made
-        tensors.append(None)
-        for launch in call.launches:
-            launch.run(tensors)
-        return call.finish(made)
+        elif not configs and all(x is y for x, y in zip(tensors, given, strict=True)):
+            seen = [x for x in given if x is not None]
+            self.repeated_gradients[len(seen)].note(call, seen)
+        return call
 
     def forget(self) -> None:
         """Drops all prepared calls."""
@@ -296,6 +307,8 @@ class Attention(ABC):
         self.prepared_gradients.clear()
         self.kept_layouts.clear()
         self.repeated.forget()
+        self.repeated_keeping.forget()
+        self.repeated_gradients.clear()
 
     # --- torch.compile
 

@@ -6,13 +6,14 @@ by operators in its place.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.autograd import forward_ad
 
 from .arguments import DTYPES, Sizes, Tensor
 from .configs import KernelConfig, Measured
-from .memory import Memory
+from .memory import Layout, Memory, Repeated
 from .sizes import Names
 
 
@@ -154,11 +155,25 @@ class Backward:
         return known
 
 
+class PreparedGradients(NamedTuple):
+    """What the gradients of all such tensors have in common.
+
+    made: layouts of what is allocated; zeroed: the positions of what starts from 0; finish: the gradients,
+    from what is made once the kernels are done.
+    """
+
+    made: tuple[Layout, ...]
+    zeroed: tuple[int, ...]
+    launches: tuple[Any, ...]
+    finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+
+
 class DifferentiableCall(Protocol):
     """What autograd asks of a call (`call.Attention`).
 
     execute: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1
     where it is `kept` instead; no_extras: None for each optional tensor; gradients: as `Attention.gradients`.
+    repeated_keeping: what was prepared for the last call; kept_layouts: of an lse, by the shape of q.
     """
 
     name: str
@@ -168,6 +183,9 @@ class DifferentiableCall(Protocol):
     lse: int
     no_extras: tuple[None, ...]
     execute: Callable[..., Any]
+    repeated_keeping: Repeated[Any]
+    kept_layouts: dict[Any, tuple[Layout, ...]]
+    allocate: Callable[..., Any]
 
     def tensors_of(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
@@ -176,6 +194,30 @@ class DifferentiableCall(Protocol):
     def gradients(self, *given: Any) -> tuple[torch.Tensor, ...]: ...
 
     def by_input(self, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]: ...
+
+
+def run_keeping(
+    call: DifferentiableCall, inputs: tuple[Any, ...], config: KernelConfig
+) -> tuple[Any, torch.Tensor]:
+    """Returns the results, and the lse that gradients need."""
+    repeats = config is None and forward_ad._current_level < 0
+    prepared = call.repeated_keeping.call(inputs) if repeats else None
+    if prepared is None or not prepared[2]:
+        if not call.kept:
+            made = call.execute(inputs, None, config, None, call.no_extras, keeps=repeats)
+            return made, made[call.lse]
+        lse = call.empty_kept(inputs)
+        extras = (lse, *call.no_extras[1:])
+        return call.execute(inputs, None, config, None, extras, keeps=repeats), lse
+    memories, scratch, launches = prepared
+    of_lse = call.kept_layouts[inputs[0].shape] if call.kept else ()
+    found = call.allocate(memories + of_lse + scratch, inputs[0])
+    count, kept = len(memories), len(memories) + len(of_lse)
+    tensors = [*inputs, *found[:kept], *call.no_extras[len(of_lse) :], *found[kept:], None]
+    for launch in launches:
+        launch.run(tensors)
+    lse = found[count] if of_lse else found[call.lse]
+    return found[0] if call.is_single else tuple(found[:count]), lse
 
 
 class Differentiable(torch.autograd.Function):
@@ -187,12 +229,7 @@ class Differentiable(torch.autograd.Function):
     ) -> Any:
         if call.has_scalars:
             inputs = call.tensors_of(inputs)
-        if call.kept:
-            lse = call.empty_kept(inputs)
-            made = call.execute(inputs, None, config, None, (lse, *call.no_extras[1:]))
-        else:
-            made = call.execute(inputs, None, config, None, call.no_extras)
-            lse = made[call.lse]
+        made, lse = run_keeping(call, inputs, config)
         ctx.save_for_backward(*inputs, made if call.is_single else made[0], lse)
         ctx.call, ctx.config = call, backward_config
         ctx.set_materialize_grads(False)

@@ -172,11 +172,13 @@ _AGAIN = 64
 class Repeated(Generic[Found]):
     """An inline cache of one entry: what was prepared for the last call, if all tensors look alike.
 
-    A guard asks for what the key of a prepared call holds, and that no tensor requires a gradient; it fails
-    for anything else, subclasses and modes of torch included. Calls that take turns never have one.
+    A guard asks for what the key of a prepared call holds, and that no tensor requires a gradient, or with
+    `gradients` that those do which did; it fails for anything else, subclasses and modes of torch included.
+    Calls that take turns never have one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, gradients: bool = False) -> None:
+        self._gradients = gradients
         #: Whether tensors look like those of the last call, and what was prepared for these.
         self.guard: tuple[Callable[..., bool], Found] | None = None
         self._latest: Found | None = None
@@ -197,7 +199,7 @@ class Repeated(Generic[Found]):
             self._latest, self._row = call, 0
         self._row += 1
         if self._row % _AGAIN == _ROW:
-            check = _check_of(inputs)
+            check = _check_of(inputs, gradients=self._gradients)
             self.guard = None if check is None else (check, call)
 
     def forget(self) -> None:
@@ -205,11 +207,13 @@ class Repeated(Generic[Found]):
         self.guard = self._latest = None
 
 
-def _check_of(tensors: Sequence[Any]) -> Callable[..., bool] | None:
-    """Returns whether other tensors look like these; None where that cannot be asked."""
+def _check_of(tensors: Sequence[Any], *, gradients: bool) -> Callable[..., bool] | None:
+    """Returns whether other tensors look like these; None where that cannot be asked. gradients: whether they
+    may require some.
+    """
     if _GUARDS is None or len({id(x) for x in tensors}) < len(tensors):  # each has to be another one
         return None
-    if not all(isinstance(x, torch.Tensor) and not x.requires_grad for x in tensors):
+    if not all(isinstance(x, torch.Tensor) and (gradients or not x.requires_grad) for x in tensors):
         return None
     sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
     check: Callable[..., bool] = _GUARDS(

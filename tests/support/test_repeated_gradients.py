@@ -1,0 +1,155 @@
+"""Gradients of calls like one before: nothing is looked up, and what differs is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import attnc
+from attnc.verify.interpreter import ensure_interpreter
+
+ensure_interpreter()
+
+TEXT = """
+attention repeated {{
+  input q: f32[B, M, H, 16]
+  input k, v: f32[B, N, H, 16]
+  score = dot(q, k) / sqrt(D)
+  mask = causal
+  normalize = softmax
+  output o: f32[B, M, H, 16]
+  {lse}
+  grad q, k, v
+}}
+"""
+#: An lse that is kept for gradients, or a result.
+FORMS = {"kept": "", "returned": "output lse: f32[B, H, M]"}
+
+
+@pytest.fixture(params=FORMS)
+def attention(request: pytest.FixtureRequest) -> Any:
+    family = attnc.compile(TEXT.format(lse=FORMS[request.param]), target="triton")
+    family.module.default.CALL.forget()
+    return family
+
+
+def lookups(family: Any, patch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of a family whose tensors are looked at, noted as they are made."""
+    call, found = family.module.default.CALL, list[str]()
+    execute, find = call.execute, call._find_gradients
+
+    def executed(*given: Any, **named: Any) -> Any:
+        found.append("forward")
+        return execute(*given, **named)
+
+    def gradients(*given: Any) -> Any:
+        found.append("gradients")
+        return find(*given)
+
+    patch.setattr(call, "execute", executed)
+    patch.setattr(call, "_find_gradients", gradients)
+    return found
+
+
+def drawn(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16), (1, 5, 2, 16))
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def results(family: Any, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    *tensors, do = given
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    found = family(*leaves)
+    o = found[0] if isinstance(found, tuple) else found
+    return [o.detach(), *torch.autograd.grad(o, leaves, do)]
+
+
+def exact(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    *tensors, do = given
+    q, k, v = (x.double().requires_grad_() for x in tensors)
+    kept = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    o = attend(turned[0], turned[1], turned[2], attn_mask=kept).transpose(1, 2)
+    return [o.detach(), *torch.autograd.grad(o, (q, k, v), do.double())]
+
+
+def judge(found: list[torch.Tensor], given: list[torch.Tensor]) -> None:
+    for got, right in zip(found, exact(given), strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-4)
+
+
+def test_calls_that_follow_themselves_are_not_looked_at(
+    attention: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(6):
+        judge(results(attention, drawn(seed)), drawn(seed))
+    found = lookups(attention, monkeypatch)
+    for seed in range(6, 9):
+        judge(results(attention, drawn(seed)), drawn(seed))
+    assert found == []
+
+
+def _negated(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [*given[:3], torch._neg_view(given[3])]
+
+
+def _turned(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [*given[:3], given[3].transpose(1, 3).contiguous().transpose(1, 3)]
+
+
+def _longer(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [given[0], *(torch.cat([x, x[:, :1]], 1) for x in given[1:3]), given[3]]
+
+
+def _strided(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [given[0].repeat(1, 1, 1, 2)[..., :16], *given[1:]]
+
+
+@pytest.mark.parametrize("change", [_negated, _turned, _longer, _strided])
+def test_what_differs_is_looked_at(
+    change: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    attention: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seed in range(6):
+        results(attention, drawn(seed))
+    found = lookups(attention, monkeypatch)
+    given = change(drawn(7))
+    judge(results(attention, given), given)
+    assert "gradients" in found
+    judge(results(attention, drawn(8)), drawn(8))
+
+
+def test_a_gradient_of_lse_is_looked_at() -> None:
+    """It may be there or not, call by call."""
+    family = attnc.compile(TEXT.format(lse=FORMS["returned"]), target="triton")
+    right: dict[bool, list[torch.Tensor]] = {}
+    for step in range(14):
+        q, k, v, do = drawn(0)
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        o, lse = family(*leaves)
+        both = bool(step % 7 > 3)
+        total = (o * do).sum() + (lse.sum() if both else 0.0)
+        found = list(torch.autograd.grad(total, leaves))
+        for x, y in zip(found, right.setdefault(both, found), strict=True):
+            assert torch.equal(x, y)
+    assert not torch.equal(right[True][0], right[False][0])
+
+
+def test_fewer_gradients_are_looked_at(attention: Any) -> None:
+    for seed in range(6):
+        results(attention, drawn(seed))
+    q, k, v, do = drawn(9)
+    q.requires_grad_()
+    found = attention(q, k, v)
+    o = found[0] if isinstance(found, tuple) else found
+    (dq,) = torch.autograd.grad(o, q, do)
+    torch.testing.assert_close(dq.double(), exact([q.detach(), k, v, do])[1], rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        again = attention(q, k, v)
+    assert not (again[0] if isinstance(again, tuple) else again).requires_grad
