@@ -294,6 +294,7 @@ def _others(wanted: _Wanted, out: Path) -> tuple[str, ...]:
 
 
 def _write(wanted: _Wanted, is_meant: _IsMeant, out: Path, *, force: bool, beside: bool) -> tuple[Drift, ...]:
+    """Writes what is wanted, once what others have begun is done; where nothing is to do, locks nothing."""
     if not leftovers(out) and not _changes(wanted, is_meant, out, force=force).drifts:
         return ()
     out.mkdir(parents=True, exist_ok=True)
