@@ -1,6 +1,6 @@
 """What serving engines ask of attention backends: signatures of their published wheels, kept as data.
 
-    python -m tests.adapters.contract vllm sglang                  # compares with the newest wheels
+    python -m tests.adapters.contract vllm sglang flashinfer       # compares with the newest wheels
     python -m tests.adapters.contract --write --wheel FILE vllm   # takes a wheel's signatures instead
 
 Nothing of an engine is imported or kept but names, parameters and their defaults. `stubs` makes modules of
@@ -128,7 +128,32 @@ WANTED: Mapping[str, Wanted] = {
         },
         "sglang.srt.plugins": {"GENERAL_PLUGINS_GROUP": None},
     },
+    "flashinfer": {
+        "flashinfer.cascade": {
+            "BatchDecodeWithSharedPrefixPagedKVCacheWrapper": ("__init__", "begin_forward", "forward"),
+            "BatchPrefillWithSharedPrefixPagedKVCacheWrapper": ("__init__", "begin_forward", "forward"),
+            "MultiLevelCascadeAttentionWrapper": ("__init__", "plan", "run"),
+            "merge_state": None,
+            "merge_state_in_place": None,
+            "merge_states": None,
+        },
+        "flashinfer.decode": {
+            "BatchDecodeWithPagedKVCacheWrapper": ("__init__", "_plan_impl", "run"),
+            "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": ("__init__",),
+            "single_decode_with_kv_cache": None,
+        },
+        "flashinfer.mla._batch_mla._wrapper": {"BatchMLAPagedAttentionWrapper": ("__init__", "plan", "run")},
+        "flashinfer.prefill": {
+            "BatchPrefillWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
+            "BatchPrefillWithRaggedKVCacheWrapper": ("__init__", "plan", "run"),
+            "single_prefill_with_kv_cache": None,
+        },
+        "flashinfer.quantization.packbits": {"packbits": None, "segment_packbits": None},
+    },
 }  # fmt: skip
+
+#: What pip calls an engine, where that is not its own name.
+PACKAGES = {"flashinfer": "flashinfer-python"}
 
 Snapshot: TypeAlias = dict[str, Any]
 _T = TypeVar("_T")
@@ -256,12 +281,12 @@ def mismatches(ours: type, theirs: Mapping[str, Any], name: str, extra: tuple[st
             if kind != actual:
                 found.append(f"{ours.__name__}.{member}: is a {kind} in {name}, here a {actual}")
             function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-            unfit = _unfit(function, members[member]["parameters"])
-            found += [f"{ours.__name__}.{member}: {line}" for line in unfit]
+            lines = unfit(function, members[member]["parameters"])
+            found += [f"{ours.__name__}.{member}: {line}" for line in lines]
     return found
 
 
-def _unfit(function: Callable[..., Any], theirs: list[list[str | None]]) -> Iterator[str]:
+def unfit(function: Callable[..., Any], theirs: list[list[str | None]]) -> Iterator[str]:
     """Parameters of theirs that a function does not take as they do, and its own that they do not give."""
     ours = inspect.signature(function).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in ours.values())
@@ -384,8 +409,8 @@ def _is_literal(text: str) -> bool:
 
 def download(engine: str, folder: Path) -> Path:
     """The newest wheel of pip's index, without what it needs."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", engine]
-    subprocess.run([*command, "-d", str(folder)], check=True)
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
+    subprocess.run([*command, PACKAGES.get(engine, engine), "-d", str(folder)], check=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 

@@ -18,11 +18,14 @@ def attend(
     sinks: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     tree: torch.Tensor | None = None,
+    seen: torch.Tensor | None = None,
+    added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o [M, Hq, D], lse [M, Hq] in base e) of q [M, Hq, D] against k, v [N, Hkv, D].
 
     The last query stands at the last key. left: keys before a query's own that it sees, -1 for all.
     bias, tree: [M, M], of new tokens i and j: what is added to their score; whether i sees j, not causal.
+    seen: bool[M, N], in the place of causal; added: [Hq, M, N], to scores.
     """
     m, heads, _ = q.shape
     n, group = len(k), heads // k.shape[1]
@@ -35,8 +38,12 @@ def attend(
         s = s - slopes.double()[:, None, None] * distance
     if bias is not None:
         s[:, :, n - m :] += bias.double()
+    if added is not None:
+        s = s + added.double()
     hidden = torch.zeros(m, n, dtype=torch.bool)
-    if tree is not None:
+    if seen is not None:
+        hidden |= ~seen
+    elif tree is not None:
         hidden[:, n - m :] = ~tree
     elif causal:
         hidden |= distance < 0

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from attnc.compat import sdpa
 from tests.compat import torch_grid
 from tests.compat.flash_grid import Case, run
-from tests.compat.pairs import Axes, Values, any_of, covering
 from tests.compat.torch_grid import RUNS
+from tests.pairs import Axes, Values, any_of, covering
 
 BOTH = (False, True)
 SCORES: Axes = {

@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from tests.compat.flash_reference import Meaning, both, judge
-from tests.compat.pairs import Axes, Values
+from tests.pairs import Axes, Values
 
 aten = torch.ops.aten
 BOTH = (False, True)

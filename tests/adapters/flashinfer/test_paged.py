@@ -11,40 +11,11 @@ import torch
 from attnc.adapters.flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
-    dense_tables,
 )
+from attnc.adapters.flashinfer.paged import dense_tables
 from tests.adapters.engines import LARGEST, coded, meant
+from tests.adapters.flashinfer.batches import GROUP, HEADS, PAGE, SIZE, SIZES, compare, csr, stored, workspace
 from tests.adapters.oracle import attend, pages
-
-HEADS, GROUP, SIZE, PAGE = 2, 2, 16, 4
-WORKSPACE = torch.empty(0)
-SIZES: dict[str, Any] = {
-    "num_qo_heads": HEADS * GROUP,
-    "num_kv_heads": HEADS,
-    "page_size": PAGE,
-    "q_data_type": torch.float32,
-}
-
-
-def csr(lengths: list[int], table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(indptr, indices, last_page_len) of a dense table."""
-    counts = torch.tensor([-(-length // PAGE) for length in lengths])
-    indices = torch.cat([row[:count] for row, count in zip(table, counts.tolist(), strict=True)])
-    last = torch.tensor([(length - 1) % PAGE + 1 for length in lengths])
-    return torch.cat([torch.zeros(1).long(), counts.cumsum(0)]).int(), indices, last.int()
-
-
-def stored(k: torch.Tensor, v: torch.Tensor, form: str) -> Any:
-    """The pools in a form that FlashInfer takes: layout, and apart or together."""
-    layout, kind = form.split("-")
-    pair = (k, v) if layout == "NHD" else (k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous())
-    return pair if kind == "apart" else torch.stack(pair, 1)
-
-
-def compare(o: torch.Tensor, lse: torch.Tensor, expected: tuple[torch.Tensor, torch.Tensor]) -> None:
-    torch.testing.assert_close(o.double(), expected[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(lse.double(), expected[1] / math.log(2), rtol=1e-5, atol=1e-5)
-
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -61,7 +32,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_decode(form: str, options: dict[str, Any]) -> None:
     lengths = [9, 4, 0, 17]
     k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, form[:3])
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace(), form[:3])
     wrapper.plan(*csr(lengths, table), head_dim=SIZE, **SIZES | options)
     q = torch.randn(len(lengths), HEADS * GROUP, SIZE)
     o, lse = wrapper.run(q, stored(k, v, form), return_lse=True)
@@ -83,7 +54,7 @@ def test_decode(form: str, options: dict[str, Any]) -> None:
 def test_prefill(causal: bool, window_left: int, layout: str) -> None:
     lengths, queries = [9, 6, 17], [9, 0, 3]
     k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
-    wrapper = BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, layout)
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(), layout)
     indptr = torch.tensor([0, 9, 9, 12], dtype=torch.int32)
     tables = csr(lengths, table)
     wrapper.plan(indptr, *tables, head_dim_qk=SIZE, causal=causal, window_left=window_left, **SIZES)
@@ -118,10 +89,10 @@ def test_caches_of_8_bits(cache: torch.dtype, form: str, scales: dict[str, Any])
     factors = [torch.as_tensor(scales.get(name, 1.0)).float() for name in ("k_scale", "v_scale")]
     sizes = SIZES | {"q_data_type": torch.bfloat16, "kv_data_type": cache}
     tables = csr(lengths, table)
-    prefill = BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, form[:3])
+    prefill = BatchPrefillWithPagedKVCacheWrapper(workspace(), form[:3])
     indptr = torch.tensor([0, 9, 9, 12], dtype=torch.int32)
     prefill.plan(indptr, *tables, head_dim_qk=SIZE, causal=True, logits_soft_cap=3.0, **sizes)
-    decode = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, form[:3])
+    decode = BatchDecodeWithPagedKVCacheWrapper(workspace(), form[:3])
     decode.plan(*tables, head_dim=SIZE, logits_soft_cap=3.0, **sizes)
     for wrapper, counts in ((prefill, queries), (decode, [1, 1, 1])):
         q = torch.randn(sum(counts), HEADS * GROUP, SIZE).bfloat16()
@@ -137,7 +108,7 @@ def test_caches_of_8_bits(cache: torch.dtype, form: str, scales: dict[str, Any])
 
 def test_a_cache_of_8_bits_is_as_planned() -> None:
     k, v, table, *_ = pages([3], PAGE, HEADS, SIZE)
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace())
     sizes = SIZES | {"q_data_type": "float16", "kv_data_type": "float8_e5m2"}
     wrapper.plan(*csr([3], table), head_dim=SIZE, **sizes)
     q, pools = torch.zeros(1, HEADS * GROUP, SIZE).half(), (k.to(torch.float8_e5m2), v.to(torch.float8_e5m2))
@@ -147,13 +118,13 @@ def test_a_cache_of_8_bits_is_as_planned() -> None:
         wrapper.run(q, pools, k_scale=torch.ones(3))
     with pytest.raises(ValueError, match="v_scale: expected a finite number, got inf"):
         wrapper.run(q, pools, v_scale=math.inf)
-    with pytest.raises(ValueError, match=r"q_scale: expected None or 1.0 of queries, got 0.5"):
-        wrapper.run(q, pools, q_scale=0.5)
+    with pytest.raises(TypeError, match="q_scale: expected a number, got 'half'"):
+        wrapper.run(q, pools, q_scale="half")  # type: ignore[arg-type]  # what a program without types might say
 
 
 def test_results_go_where_they_are_asked() -> None:
     k, v, table, *_ = pages([5], PAGE, HEADS, SIZE)
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace())
     wrapper.plan(*csr([5], table), head_dim=SIZE, **SIZES)
     q = torch.randn(1, HEADS * GROUP, SIZE)
     out, lse = torch.empty_like(q), torch.empty(1, HEADS * GROUP)
@@ -169,7 +140,7 @@ def test_a_graph_reads_the_tables_of_a_later_plan() -> None:
     """With fixed buffers `plan` writes to the tensors that the first plan made."""
     buffers = (torch.empty(3), torch.empty(12), torch.empty(2))
     wrapper = BatchDecodeWithPagedKVCacheWrapper(
-        WORKSPACE,
+        workspace(),
         use_cuda_graph=True,
         paged_kv_indptr_buffer=buffers[0],
         paged_kv_indices_buffer=buffers[1],
@@ -181,7 +152,7 @@ def test_a_graph_reads_the_tables_of_a_later_plan() -> None:
         k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
         wrapper.plan(*csr(lengths, table), head_dim=SIZE, **SIZES)
         assert wrapper._planned is not None
-        places.append((wrapper._planned.block_table.data_ptr(), wrapper._planned.kv_len.data_ptr()))
+        places.append([x.data_ptr() for x in wrapper._planned.tables.values()])
         q = torch.randn(2, HEADS * GROUP, SIZE)
         o, lse = wrapper.run(q, (k, v), return_lse=True)
         for b in range(2):
@@ -194,7 +165,9 @@ def test_a_graph_reads_the_tables_of_a_later_plan() -> None:
     with pytest.raises(ValueError, match=r"expected 2 sequences with at most 12 pages, .* got 1 with 2"):
         wrapper.plan(*csr([5], table[:1]), head_dim=SIZE, **SIZES)
     with pytest.raises(ValueError, match="paged_kv_indices_buffer: expected a tensor"):
-        BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, use_cuda_graph=True, paged_kv_indptr_buffer=buffers[0])
+        BatchDecodeWithPagedKVCacheWrapper(
+            workspace(), use_cuda_graph=True, paged_kv_indptr_buffer=buffers[0]
+        )
 
 
 def test_dense_tables() -> None:
@@ -211,7 +184,14 @@ def test_dense_tables() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"pos_encoding_mode": "ROPE_LLAMA"}, "pos_encoding_mode: expected 'NONE', got 'ROPE_LLAMA'"),
+        (
+            {"pos_encoding_mode": "ROPE_LLAMA"},
+            "pos_encoding_mode: expected 'NONE' or 'ALIBI', got 'ROPE_LLAMA'",
+        ),
+        (
+            {"pos_encoding_mode": "ALIBI", "logits_soft_cap": 30.0},
+            "logits_soft_cap: expected 0 beside 'ALIBI', got 30.0",
+        ),
         ({"rope_theta": 1e4}, "rope_theta: expected None, as it is not supported, got 10000.0"),
         ({"kv_data_type": "float8_e4m3fn"}, "kv_data_type: expected torch.float32, like q_data_type, got"),
         ({"q_data_type": "float17"}, "q_data_type: expected a dtype, got 'float17'"),
@@ -220,7 +200,16 @@ def test_dense_tables() -> None:
         ({"page_size": 0}, "page_size: expected at least 1, got 0"),
         ({"sm_scale": "small"}, "sm_scale: expected a number, got 'small'"),
         ({"logits_soft_cap": math.inf}, "logits_soft_cap: expected a finite number, got inf"),
-        ({"q_len_per_req": 2}, "q_len_per_req: expected 1, got 2"),
+        ({"q_len_per_req": 0}, "q_len_per_req: expected at least 1, got 0"),
+        ({"q_len_per_req": 1.0}, "q_len_per_req: expected an integer, got 1.0"),
+        ({"window_right": -1}, "window_right: expected 0, got -1"),
+        ({"num_qo_heads": 3}, "num_qo_heads: expected a multiple of num_kv_heads, 2, got 3"),
+        ({"num_kv_heads": 0}, "num_kv_heads: expected at least 1, got 0"),
+        ({"indptr": torch.tensor([1, 1])}, r"indptr: expected numbers that ascend from 0, got \[1, 1\]"),
+        ({"indptr": torch.tensor([0.0, 1.0])}, "indptr: expected dtype torch.int32, got torch.float32"),
+        ({"indptr": torch.tensor([0, 2])}, "indices: expected at least 2 numbers, got 1"),
+        ({"last_page_len": torch.tensor([5])}, "last_page_len: expected 1 .. 4, got 5"),
+        ({"last_page_len": torch.tensor([0])}, "last_page_len: expected 1 .. 4, got 0"),
         ({"fixed_split_size": 3}, "fixed_split_size: expected a multiple of 16 keys, got 12"),
         ({"seq_lens": torch.ones(1)}, "seq_lens: expected None"),
         ({"block_tables": torch.zeros(1, 1)}, r"block_tables: expected None, .*, got a tensor \[1, 1\]"),
@@ -229,27 +218,36 @@ def test_dense_tables() -> None:
 )
 def test_plans_that_are_refused(changed: dict[str, Any], said: str) -> None:
     table = torch.zeros(1, 1, dtype=torch.int32)
+    tables = dict(zip(("indptr", "indices", "last_page_len"), csr([3], table), strict=True))
     with pytest.raises((TypeError, ValueError), match=said):
-        BatchDecodeWithPagedKVCacheWrapper(WORKSPACE).plan(*csr([3], table), head_dim=SIZE, **SIZES | changed)
+        BatchDecodeWithPagedKVCacheWrapper(workspace()).plan(
+            **{"head_dim": SIZE, **SIZES, **tables, **changed}
+        )
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
+        ({"custom_mask": torch.ones(9)}, r"custom_mask: expected dtype torch.bool, got torch.float32"),
+        ({"custom_mask": [True] * 9}, r"custom_mask: expected a tensor, got list"),
+        ({"custom_mask": torch.ones(8).bool()}, r"custom_mask: expected 9 elements, got \[8\]"),
+        ({"packed_custom_mask": torch.ones(3).byte()}, r"packed_custom_mask: expected 2 elements, got \[3\]"),
+        ({"packed_custom_mask": torch.ones(2).bool()}, "packed_custom_mask: expected dtype torch.uint8, got"),
+        ({"head_dim_vo": 0}, "head_dim_vo: expected at least 1, got 0"),
         (
-            {"custom_mask": torch.ones(9)},
-            r"custom_mask: expected None, as it is not supported, got a tensor \[9\]",
+            {"token_pos_in_items_len": 3},
+            "token_pos_in_items_len: expected None, .* got 3",
         ),
-        ({"head_dim_vo": 8}, "head_dim_vo: expected 16, like head_dim_qk, got 8"),
-        ({"use_fp16_qk_reduction": True}, "use_fp16_qk_reduction: expected None"),
+        ({"prefix_len_ptr": torch.ones(1)}, "prefix_len_ptr: expected None"),
+        ({"block_tables": torch.ones(1, 1)}, "block_tables: expected None"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_prefills_that_are_refused(changed: dict[str, Any], said: str) -> None:
     table = torch.zeros(1, 1, dtype=torch.int32)
     indptr = torch.tensor([0, 3], dtype=torch.int32)
-    with pytest.raises(ValueError, match=said):
-        BatchPrefillWithPagedKVCacheWrapper(WORKSPACE).plan(
+    with pytest.raises((TypeError, ValueError), match=said):
+        BatchPrefillWithPagedKVCacheWrapper(workspace()).plan(
             indptr, *csr([3], table), head_dim_qk=SIZE, **SIZES | changed
         )
 
@@ -257,17 +255,25 @@ def test_prefills_that_are_refused(changed: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"k_scale": 0.5}, r"k_scale: expected None or 1.0 of a cache of 16 bits, got 0.5"),
-        ({"v_scale": torch.ones(1)}, "v_scale: expected None or 1.0"),
-        ({"window_left": 8}, "window_left: expected -1, as planned, got 8"),
-        ({"sinks": torch.zeros(4)}, r"sinks: expected None, as it is not supported, got a tensor \[4\]"),
+        ({"k_scale": math.nan}, r"k_scale: expected a finite number, got nan"),
+        ({"v_scale": torch.ones(3)}, r"v_scale: expected one, or shape \[1, 2\], got \[3\]"),
+        ({"sinks": torch.zeros(3)}, r"sinks: expected shape \[4\], got \[3\]"),
+        ({"out": torch.zeros(1, 4, 8)}, r"out: expected shape \[1, 4, 16\], got \[1, 4, 8\]"),
+        ({"lse": torch.zeros(4)}, r"lse: expected shape \[1, 4\], got \[4\]"),
+        (
+            {"kv_cache_sf": torch.zeros(1)},
+            r"kv_cache_sf: expected None, .* got a tensor",
+        ),
+        ({"q": torch.zeros(2, HEADS * GROUP, SIZE)}, "q: expected 1 rows, as planned, got 2"),
+        ({"q": torch.zeros(1, HEADS * GROUP, 8)}, r"head dimensions \(16, 16, 16\), as planned, got \(8, 16"),
+        ({"paged_kv_cache": torch.zeros(3, 4, 2, 16)}, r"paged_kv_cache: expected shape \[pages, 2, ...\]"),
         ({"q": torch.zeros(1, 2, SIZE)}, r"expected \(4, 2\) heads, as planned, got \(2, 2\)"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_runs_that_are_refused(changed: dict[str, Any], said: str) -> None:
     k, v, table, *_ = pages([3], PAGE, HEADS, SIZE)
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace())
     arguments: dict[str, Any] = {"q": torch.zeros(1, HEADS * GROUP, SIZE), "paged_kv_cache": (k, v)}
     with pytest.raises(RuntimeError, match=r"run: expected a call of plan\(\) before"):
         wrapper.run(**arguments)
@@ -282,19 +288,19 @@ def test_a_refused_plan_leaves_the_tables_of_a_graph_alone() -> None:
     buffers: dict[str, Any] = {
         f"paged_kv_{name}_buffer": torch.zeros(4) for name in ("indptr", "indices", "last_page_len")
     }
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, use_cuda_graph=True, **buffers)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace(), use_cuda_graph=True, **buffers)
     table = torch.arange(4, dtype=torch.int32)[:, None]
     indptr, indices, last = csr([3, 1, 2, 3], table)
     wrapper.plan(indptr, indices, last, head_dim=SIZE, **SIZES)
     assert wrapper._planned is not None
-    before = wrapper._planned.block_table.clone(), wrapper._planned.kv_len.clone()
+    before = {name: x.clone() for name, x in wrapper._planned.tables.items()}
     for wrong, refused in ((indptr[:2], {}), (indptr, {"kv_data_type": "float16"})):
         with pytest.raises(ValueError, match=r"indptr: expected 5 numbers|kv_data_type: expected"):
             wrapper.plan(wrong, indices.flip(0), last, head_dim=SIZE, **SIZES | refused)
-    assert torch.equal(wrapper._planned.block_table, before[0])
-    assert torch.equal(wrapper._planned.kv_len, before[1])
+    for name, x in wrapper._planned.tables.items():
+        assert torch.equal(x, before[name])
 
 
 def test_layouts_have_names() -> None:
     with pytest.raises(ValueError, match="kv_layout: expected 'NHD' or 'HND', got 'DHN'"):
-        BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, "DHN")
+        BatchPrefillWithPagedKVCacheWrapper(workspace(), "DHN")

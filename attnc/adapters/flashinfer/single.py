@@ -1,0 +1,132 @@
+"""One request whose keys and values are ordinary tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from attnc.adapters.flashinfer.arguments import (
+    LOG2E,
+    alibi_slopes,
+    check_layout,
+    has_axes,
+    mask_inputs,
+    mask_of,
+    position_terms,
+    scale_of,
+    scales_at,
+    shape_of,
+    slope_inputs,
+    tile_rows,
+)
+from attnc.adapters.specs import NARROW, Kernel, Wanted, dtype_of, kernel, number_of
+
+#: Queries up to which the keys are split among programs.
+_FEW = 16
+
+
+def attend_alone(
+    function: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    kv_layout: str,
+    pos_encoding_mode: str,
+    sm_scale: float | None,
+    window_left: int,
+    logits_soft_cap: float | None,
+    rope: Mapping[str, object],
+    scales: Mapping[str, Any],
+    causal: bool = False,
+    mask: Mapping[str, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (o: [M, Hq, Dv], lse: f32[M, Hq] in base 2) of q: [M, Hq, D] against k: [N, Hkv, D] and
+    v: [N, Hkv, Dv], or [Hkv, N, ...] where kv_layout is "HND".
+
+    function: whose arguments these are, for messages; mask: what `flat_mask` returns
+    """
+    check_layout(kv_layout)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not has_axes(x, 3):
+            raise ValueError(f"{function}: {name}: expected a tensor of 3 axes, got {shape_of(x)}")
+    if kv_layout == "HND":
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+    dtype = dtype_of(f"{function}: q", q)
+    cache = None if k.dtype == dtype else k.dtype
+    if cache is not None and (cache not in NARROW or dtype is torch.float32):
+        raise TypeError(f"{function}: k: expected dtype {dtype}, like q, or one of 8 bits, got {k.dtype}")
+    if v.dtype != k.dtype:
+        raise TypeError(f"{function}: v: expected dtype {k.dtype}, like k, got {v.dtype}")
+    if v.shape[:2] != k.shape[:2]:
+        raise ValueError(f"{function}: v: expected shape {[*k.shape[:2], 'Dv']}, got {list(v.shape)}")
+    if k.shape[2] != q.shape[2] or not k.shape[1] or q.shape[1] % k.shape[1]:
+        wanted = f"[N, a divisor of {q.shape[1]} heads, {q.shape[2]}]"
+        raise ValueError(f"{function}: k: expected shape {wanted}, got {list(k.shape)}")
+    softcap = number_of(f"{function}: logits_soft_cap", logits_soft_cap, 0.0)
+    terms = position_terms(function, pos_encoding_mode, softcap, **rope)
+    heads = q.shape[1], k.shape[1]
+    given = scales_at(
+        function, (1, heads[1]), torch.ones((), device=q.device), **scales, always=cache is not None
+    )
+    made = _kernel(
+        dtype,
+        cache,
+        q.shape[2],
+        v.shape[2],
+        scale_of(function, sm_scale, q.shape[2]),
+        mask_of(causal, bool(mask), window_left),
+        softcap,
+        terms,
+        bool(mask),
+        frozenset(given),
+        tile_rows(len(q), heads) if 0 < len(q) <= _FEW else 0,
+    )
+    slopes = {"alibi_slopes": alibi_slopes(heads[0], q.device)} if terms else {}
+    named = {"q": q, "k": k, "v": v}
+    o, lse = made(**{name: x[None] for name, x in named.items()}, **(mask or {}), **given, **slopes)
+    return o[0], lse[0] * LOG2E
+
+
+@lru_cache(maxsize=256)
+def _kernel(
+    dtype: torch.dtype,
+    cache: torch.dtype | None,
+    head_dim: int,
+    value_dim: int,
+    scale: float,
+    mask: str,
+    softcap: float,
+    terms: tuple[str, ...],
+    custom: bool,
+    scales: frozenset[str],
+    rows: int,
+) -> Kernel:
+    """Returns the kernel of a form. rows: of a tile where the keys are split among programs, else 0."""
+    return kernel(
+        Wanted(
+            name="single_attention",
+            dtype=dtype,
+            head_dim=head_dim,
+            scale=scale,
+            q="[B, M, Hkv * G, D]",
+            kv="[B, N, Hkv, D]",
+            value="" if value_dim == head_dim else "[B, N, Hkv, Dv]",
+            value_dim=0 if value_dim == head_dim else value_dim,
+            o=f"[B, M, Hkv * G, {'D' if value_dim == head_dim else 'Dv'}]",
+            lse="[B, M, Hkv * G]",
+            inputs=(*mask_inputs(custom), *slope_inputs(terms)),
+            length="",
+            mask=mask,
+            terms=terms,
+            softcap=softcap,
+            decode=rows > 0,
+            rows=rows or 16,
+            cache=cache,
+            k_scale="k_scale" if scales else "",
+            v_scale="v_scale" if scales else "",
+        )
+    )

@@ -1,0 +1,246 @@
+"""What all wrappers share: a plan, the tables that it keeps, and the call of its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import torch
+
+from attnc.adapters.flashinfer.arguments import (
+    LOG2E,
+    alibi_slopes,
+    check_layout,
+    check_shape,
+    mask_of,
+    scales_at,
+)
+from attnc.adapters.flashinfer.masks import flat_mask
+from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel
+
+Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+#: Queries of each request up to which its keys are split among programs.
+_FEW = 16
+
+
+def starts_of(name: str, indptr: torch.Tensor) -> list[int]:
+    """Returns where requests begin and end, on the host. TypeError for what is no tensor of integers,
+    ValueError for one that does not ascend from 0.
+    """
+    if not isinstance(indptr, torch.Tensor):
+        raise TypeError(f"plan: {name}: expected a tensor, got {type(indptr).__name__}")
+    if indptr.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"plan: {name}: expected dtype torch.int32, got {indptr.dtype}")
+    if indptr.dim() != 1 or not len(indptr):
+        raise ValueError(f"plan: {name}: expected shape [requests + 1], got {list(indptr.shape)}")
+    found: list[int] = indptr.tolist()
+    if found[0] or any(a > b for a, b in pairwise(found)):
+        raise ValueError(f"plan: {name}: expected numbers that ascend from 0, got {found}")
+    return found
+
+
+def uniform(starts: list[int]) -> int:
+    """Returns how many queries every request has, where all have as many, and few; else 0."""
+    counts = {b - a for a, b in pairwise(starts)}
+    return counts.pop() if len(counts) == 1 and 0 < max(counts) <= _FEW else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `run` calls. wanted: what its kernel computes, without scales and sinks; mask: (causal, custom),
+    beside which a window may be another one; tokens: queries of every request, 0 where `qo_indptr` says them;
+    rows: queries in all, None where a graph's later plans may have others; heads: of q, and of K and V.
+    tables: by name, those that the kernel reads among them; one: the scale that is none.
+    """
+
+    wanted: Wanted
+    made: Kernel
+    mask: tuple[bool, bool]
+    window_left: int
+    heads: tuple[int, int]
+    sequences: int
+    tokens: int = 0
+    rows: int | None = None
+    tables: Mapping[str, torch.Tensor]
+    read: frozenset[str]
+    one: torch.Tensor
+
+    def variant(self, window_left: int, scales: Mapping[str, Any], sinks: bool) -> Kernel:
+        """Returns the kernel of a call: compiled once for each form that calls have."""
+        changed: dict[str, Any] = {name: name for name in scales} | ({"sink": "sinks"} if sinks else {})
+        if window_left != self.window_left:
+            changed["mask"] = mask_of(*self.mask, window_left)
+        return kernel(replace(self.wanted, **changed)) if changed else self.made
+
+
+class Wrapper:
+    """The device, the layout, the plan, and what a graph reads.
+
+    capacity: names of tables, and how many numbers there are room for, with CUDA graphs; then tables stay
+    where they are.
+    """
+
+    def __init__(
+        self, float_workspace_buffer: torch.Tensor, kv_layout: str, capacity: Mapping[str, int] | None
+    ) -> None:
+        self.device = float_workspace_buffer.device
+        self._layout = check_layout(kv_layout)
+        self._capacity = capacity
+        self._planned: Plan | None = None
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._capacity is not None
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: Any) -> None:
+        """Takes other workspaces, of which nothing is used."""
+
+    def end_forward(self) -> None:
+        """Does nothing, as in FlashInfer."""
+
+    def _keep(
+        self,
+        wanted: Wanted,
+        mask: tuple[bool, bool],
+        window_left: int,
+        heads: tuple[int, int],
+        sequences: int,
+        tables: dict[str, torch.Tensor],
+        *,
+        tokens: int = 0,
+        rows: int | None = None,
+    ) -> None:
+        """Plans the calls that follow; what a captured graph reads changes only if nothing is refused."""
+        wanted = replace(wanted, mask=mask_of(*mask, window_left))
+        made = kernel(wanted)
+        if any("alibi_slopes" in term for term in wanted.terms):
+            tables = tables | {"alibi_slopes": alibi_slopes(heads[0], self.device)}
+        known = self._planned
+        if self._capacity is not None and known is not None:
+            tables = _kept(known, tables, tokens)
+        self._planned = Plan(
+            wanted=wanted,
+            made=made,
+            mask=mask,
+            window_left=window_left,
+            heads=heads,
+            sequences=sequences,
+            tokens=tokens,
+            rows=None if self._capacity is not None else rows,
+            tables=tables,
+            read=frozenset(line.partition(":")[0] for line in wanted.inputs),
+            one=torch.ones((), device=self.device) if known is None else known.one,
+        )
+
+    def _mask_tables(
+        self,
+        starts: list[int],
+        keys: list[int],
+        custom: torch.Tensor | None,
+        packed: torch.Tensor | None,
+    ) -> dict[str, torch.Tensor]:
+        """Returns the tables of a custom mask, in room for the longest with CUDA graphs."""
+        rows = [b - a for a, b in pairwise(starts)]
+        made = flat_mask(rows, keys, custom, packed, self.device)
+        if made and self._capacity is not None:
+            room, used = self._capacity["bits"], len(made["custom_mask"])
+            if used > room:
+                raise ValueError(f"custom_mask_buf: expected room for {used} bits, got {room}")
+            made["custom_mask"] = torch.nn.functional.pad(made["custom_mask"], (0, room - used))
+        return made
+
+    def _plan_of_run(self) -> Plan:
+        if self._planned is None:
+            raise RuntimeError("run: expected a call of plan() before")
+        return self._planned
+
+
+def check_call(
+    plan: Plan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads_at: int, name: str
+) -> None:
+    """Holds the tensors of a call to the plan. heads_at: the axis of heads of K and V; name: theirs."""
+    if dtype_of("q", q) != plan.wanted.dtype:
+        raise TypeError(f"q: expected dtype {plan.wanted.dtype}, as planned, got {q.dtype}")
+    cached = plan.wanted.cache or plan.wanted.dtype
+    for x in (keys, values):
+        if x.dtype != cached:
+            raise TypeError(f"{name}: expected dtype {cached}, as planned, got {x.dtype}")
+    if q.dim() != 3:
+        raise ValueError(f"q: expected shape [queries, heads, head_dim], got {list(q.shape)}")
+    if plan.rows is not None and len(q) != plan.rows:
+        raise ValueError(f"q: expected {plan.rows} rows, as planned, got {len(q)}")
+    found = q.shape[1], keys.shape[heads_at]
+    if found != plan.heads:
+        raise ValueError(f"q, {name}: expected {plan.heads} heads, as planned, got {found}")
+    sizes = q.shape[-1], keys.shape[-1], values.shape[-1]
+    planned = plan.wanted.head_dim, plan.wanted.head_dim, plan.wanted.value_dim or plan.wanted.head_dim
+    if sizes != planned:
+        raise ValueError(f"q, {name}: expected head dimensions {planned}, as planned, got {sizes}")
+
+
+def launch(
+    plan: Plan,
+    tensors: dict[str, torch.Tensor],
+    *,
+    q_scale: float | torch.Tensor | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    window_left: int | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Result:
+    """Runs the kernel of a call and returns o: [T, Hq, Dv], and with return_lse lse: f32[T, Hq] in base 2.
+
+    tensors: q: [T, Hq, D], k and v as the kernel takes them, by name
+    """
+    q = tensors["q"]
+    shape = (plan.sequences, plan.heads[1])
+    scales = scales_at(
+        "run",
+        shape,
+        plan.one,
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        always=plan.wanted.cache is not None,
+    )
+    named = {**{name: x for name, x in plan.tables.items() if name in plan.read}, **tensors, **scales}
+    if sinks is not None:
+        named["sinks"] = check_shape("sinks", sinks, [plan.heads[0]], torch.float32)
+    left = plan.window_left if window_left is None else window_left
+    o_shape = [*q.shape[:2], plan.wanted.value_dim or plan.wanted.head_dim]
+    o = q.new_empty(o_shape) if out is None else check_shape("out", out, o_shape, q.dtype)
+    if lse is not None:
+        check_shape("lse", lse, q.shape[:2], torch.float32)
+    found = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    outputs = o, found
+    if plan.tokens:
+        named["q"], *outputs_ = (x.view(-1, plan.tokens, *x.shape[1:]) for x in (q, o, found))
+        outputs = (outputs_[0], outputs_[1])
+    plan.variant(left, scales, sinks is not None)(**named, out=outputs)
+    return (o, torch.mul(found, LOG2E, out=lse)) if return_lse else o
+
+
+def _kept(known: Plan, tables: dict[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
+    """Writes tables to where a captured graph reads them. ValueError where it would need others."""
+    if tokens != known.tokens:
+        raise ValueError(
+            f"plan: qo_indptr: expected {known.tokens or 'differing numbers of'} queries of each request, as"
+            f" in the first plan, got {tokens or 'differing numbers'}"
+        )
+    if tables.keys() != known.tables.keys():
+        raise ValueError("plan: custom_mask: expected one in every plan of a graph or in none")
+    for name, x in tables.items():
+        old = known.tables[name]
+        if x.shape != old.shape:
+            raise ValueError(
+                f"plan: {name}: expected shape {list(old.shape)}, as in the first plan, got {list(x.shape)}"
+            )
+    for name, x in tables.items():
+        known.tables[name].copy_(x)
+    return dict(known.tables)

@@ -1,0 +1,243 @@
+"""Types of 16 and 8 bits through every wrapper, at the rounding that they have; what is refused of latents,
+packed keys and single requests.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.adapters import flashinfer
+from tests.adapters.engines import LARGEST, coded, meant
+from tests.adapters.flashinfer.batches import GROUP, HEADS, PAGE, SIZE, csr, workspace
+from tests.adapters.oracle import attend, pages
+
+fi: Any = flashinfer  # what a program without types calls
+
+STEP, SCALE = torch.tensor(0.05), 0.75
+CACHES = [None, *LARGEST]
+
+
+def near(o: torch.Tensor, expected: torch.Tensor) -> None:
+    size = expected.abs().max().item() if expected.numel() else 0.0
+    torch.testing.assert_close(o.double(), expected, rtol=2e-2, atol=1e-2 * size)
+
+
+def stored_as(x: torch.Tensor, cache: torch.dtype | None) -> torch.Tensor:
+    return x.bfloat16() if cache is None else coded(x.nan_to_num(), cache, STEP)
+
+
+def read_as(x: torch.Tensor, cache: torch.dtype | None) -> torch.Tensor:
+    return x.bfloat16() if cache is None else meant(coded(x, cache, STEP), torch.tensor(SCALE))
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=str)
+def test_packed_and_single(cache: torch.dtype | None) -> None:
+    torch.manual_seed(0)
+    rows, lengths = [5, 1], [9, 17]
+    q = torch.randn(sum(rows), HEADS * GROUP, SIZE).bfloat16()
+    k, v = (torch.randn(sum(lengths), HEADS, SIZE) for _ in range(2))
+    scales: dict[str, Any] = {} if cache is None else {"k_scale": SCALE, "v_scale": SCALE}
+    wrapper = fi.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    starts, ends = torch.tensor([0, 5, 6]), torch.tensor([0, 9, 26])
+    types: dict[str, Any] = {"q_data_type": "bfloat16", "kv_data_type": cache}
+    wrapper.plan(starts, ends, HEADS * GROUP, HEADS, SIZE, causal=True, **types)
+    packed = wrapper.run_return_lse(q, stored_as(k, cache), stored_as(v, cache), **scales)[0]
+    expected = [
+        attend(q[a:b], read_as(k[c:d], cache), read_as(v[c:d], cache), scale=SIZE**-0.5)[0]
+        for (a, b), (c, d) in zip(pairwise([0, 5, 6]), pairwise([0, 9, 26]), strict=True)
+    ]
+    near(packed, torch.cat(expected))
+    first = (stored_as(k[:9], cache), stored_as(v[:9], cache))
+    near(fi.single_prefill_with_kv_cache_return_lse(q[:5], *first, causal=True, **scales)[0], expected[0])
+    last = (stored_as(k[9:], cache), stored_as(v[9:], cache))
+    one = fi.single_decode_with_kv_cache(q[5], *last, **scales)
+    assert isinstance(one, torch.Tensor)
+    near(one[None], expected[1])
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=str)
+@pytest.mark.parametrize("together", [True, False])
+def test_latents(cache: torch.dtype | None, together: bool) -> None:
+    lengths, rows, width = [9, 4], [2, 3], 32
+    k, _, table, keys, _ = pages(lengths, PAGE, 1, width + 16)
+    pool = stored_as(k, cache)[:, :, 0]
+    ckv, kpe = pool[..., :width], pool[..., width:]
+    if not together:
+        ckv, kpe = ckv.contiguous(), kpe.contiguous()
+    indptr, indices, _ = csr(lengths, table)
+    wrapper = fi.BatchMLAPagedAttentionWrapper(workspace())
+    types = (torch.bfloat16, cache or torch.bfloat16)
+    wrapper.plan(
+        torch.tensor([0, 2, 5]), indptr, indices, torch.tensor(lengths), 4, width, 16, PAGE, True, 0.2, *types
+    )
+    q = torch.randn(5, 4, width + 16).bfloat16()
+    scales: dict[str, Any] = {} if cache is None else {"ckv_scale": SCALE, "kpe_scale": SCALE}
+    o = wrapper.run(q[..., :width], q[..., width:], ckv, kpe, **scales)
+    assert isinstance(o, torch.Tensor)
+    for b, (part, found) in enumerate(zip(torch.split(q, rows), torch.split(o, rows), strict=True)):
+        own = read_as(keys[b], cache)
+        near(found, attend(part, own, own[..., :width], scale=0.2)[0])
+
+
+LATENT: dict[str, Any] = {
+    "qo_indptr": torch.tensor([0, 1]),
+    "kv_indptr": torch.tensor([0, 1]),
+    "kv_indices": torch.tensor([0]),
+    "kv_len_arr": torch.tensor([3]),
+    "num_heads": 4,
+    "head_dim_ckv": 32,
+    "head_dim_kpe": 16,
+    "page_size": 4,
+    "causal": False,
+    "sm_scale": 0.2,
+    "q_data_type": torch.float32,
+    "kv_data_type": torch.float32,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"use_profiler": True}, "use_profiler: expected None"),
+        ({"head_dim_kpe": -1}, "head_dim_kpe: expected at least 0, got -1"),
+        ({"kv_data_type": torch.int8}, "kv_data_type: expected torch.float32, like q_data_type, got"),
+        ({"kv_len_arr": torch.tensor([5])}, "kv_len_arr: expected 0 .. 4 for request 0, got 5"),
+        ({"kv_len_arr": torch.tensor([1, 1])}, "kv_indptr: expected 3 numbers, .* got 2"),
+        ({"qo_indptr": torch.tensor([0])}, "qo_indptr: expected 2 numbers, got 1"),
+        ({"kv_indices": None}, "kv_indices: expected a tensor, got NoneType"),
+        ({"kv_indptr": None}, "cum_seq_lens_q: expected a tensor, got NoneType"),
+        ({"page_size": True}, "page_size: expected an integer, got True"),
+        ({"num_heads": None}, "num_heads: expected an integer, got None"),
+        ({"scale_mode": "bmm-scalar"}, "scale_mode, output_scale: expected 'default' .* got 'bmm-scalar'"),
+        ({"skip_softmax": True}, "skip_softmax: expected None"),
+        ({"kv_indices": torch.zeros(0).int()}, "kv_indices: expected at least 1 numbers, got 0"),
+        ({"sm_scale": None, "head_dim_ckv": 0}, "head_dim_ckv: expected at least 1, got 0"),
+        (
+            {"qo_indptr": torch.tensor([0, -1])},
+            r"qo_indptr: expected numbers that ascend from 0, got \[0, -1\]",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_plans_of_latents_that_are_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        fi.BatchMLAPagedAttentionWrapper(workspace()).plan(**{**LATENT, **changed})
+
+
+def test_runs_of_latents_that_are_refused() -> None:
+    wrapper = fi.BatchMLAPagedAttentionWrapper(workspace())
+    given: dict[str, Any] = {"q_nope": torch.zeros(1, 4, 32), "q_pe": torch.zeros(1, 4, 16)}
+    given |= {"ckv_cache": torch.zeros(2, 4, 32), "kpe_cache": torch.zeros(2, 4, 16)}
+    with pytest.raises(RuntimeError, match=r"run: expected a call of plan\(\) before"):
+        wrapper.run(**given)
+    wrapper.plan(**LATENT)
+    for changed, said in (
+        ({"q_pe": torch.zeros(1, 4, 8)}, r"q_pe: expected shape \[1, 4, 16\], as planned, got \[1, 4, 8\]"),
+        ({"q_nope": torch.zeros(2, 4, 32)}, r"q_nope: expected shape \[1, 4, 32\], as planned, got"),
+        ({"ckv_cache": torch.zeros(2, 4, 1, 32)}, r"ckv_cache: expected shape \[pages, page, 32\], got"),
+        ({"kpe_cache": torch.zeros(3, 4, 16)}, r"kpe_cache: expected shape \[2, 4, 16\], got \[3, 4, 16\]"),
+        ({"ckv_scale": 0.5}, "run with a cache of 16 bits: ckv_scale: expected None"),
+        ({"o_scale": 0.5}, "o_scale: expected None"),
+        ({"page_table": torch.zeros(1, 1)}, "page_table: expected None"),
+        ({"bmm1_scale": 0.5}, "bmm1_scale: expected None"),
+        ({"q_pe": None}, r"q_pe: expected shape \[queries, 4, 16\], got NoneType"),
+        ({"query": torch.zeros(1, 4, 48)}, r"q_nope: expected None beside query, got \[1, 4, 32\]"),
+        ({"query": 3, "q_nope": None, "q_pe": None}, "query: expected a tensor or a pair of them, got int"),
+        ({"kpe_cache": torch.zeros(2, 4, 16).half()}, "kpe_cache: expected dtype torch.float32, as planned"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            wrapper.run(**{**given, **changed})
+    narrow = {"q_data_type": torch.bfloat16, "kv_data_type": torch.float8_e5m2}
+    wrapper.plan(**{**LATENT, **narrow})
+    small = {name: x.bfloat16() if name[0] == "q" else x.to(torch.float8_e5m2) for name, x in given.items()}
+    with pytest.raises(TypeError, match="kpe_scale: expected a number, got None"):
+        wrapper.run(**small, ckv_scale=0.5)
+    with pytest.raises(ValueError, match=r"kpe_scale: expected 0.5, like ckv_scale, got 0.25"):
+        wrapper.run(**small, ckv_scale=0.5, kpe_scale=0.25)
+    for backend in ("cudnn", "fa4"):
+        with pytest.raises(ValueError, match=f"backend: expected .* got '{backend}'"):
+            fi.BatchMLAPagedAttentionWrapper(workspace(), backend=backend)
+
+
+def test_packed_calls_that_are_refused() -> None:
+    wrapper = fi.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    starts, sizes = torch.tensor([0, 3]), (HEADS * GROUP, HEADS, SIZE)
+    for said, ends, options in (
+        ("kv_indptr: expected 2 numbers, like qo_indptr, got 3", torch.tensor([0, 1, 2]), {}),
+        (r"kv_indptr: expected shape \[requests \+ 1\], got \[1, 2\]", torch.tensor([[0, 1]]), {}),
+        ("v_indptr: expected None", starts, {"v_indptr": starts}),
+        ("logits_soft_cap: expected a finite number, got nan", starts, {"logits_soft_cap": torch.nan}),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            wrapper.plan(starts, ends, *sizes, **options)
+    wrapper.plan(starts, torch.tensor([0, 5]), *sizes, q_data_type="float32")
+    q, k = torch.zeros(3, HEADS * GROUP, SIZE), torch.zeros(5, HEADS, SIZE)
+    for said, tensors, given in (
+        ("q: expected 3 rows, as planned, got 2", (q[:2], k, k), {}),
+        ("k, v: expected 5 rows, as planned", (q, k[:4], k[:4]), {}),
+        ("k, v: expected 5 rows, as planned", (q, k, k[:4]), {}),
+        (r"v: expected a tensor of 3 axes, got \[5, 16\]", (q, k, k[:, 0]), {}),
+        ("o_scale: expected None or 1.0, got 0.5", (q, k, k), {"o_scale": 0.5}),
+        ("k, v: expected dtype torch.float32, as planned, got torch.float16", (q, k.half(), k.half()), {}),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            wrapper.run(*tensors, **given)
+
+
+def test_single_calls_that_are_refused() -> None:
+    q, k = torch.zeros(3, HEADS * GROUP, SIZE), torch.zeros(5, HEADS, SIZE)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        (r"k: expected a tensor of 3 axes, got \[5, 16\]", {"k": k[:, 0]}),
+        (r"v: expected shape \[5, 2, 'Dv'\], got \[4, 2, 16\]", {"v": k[:4]}),
+        (
+            r"k: expected shape \[N, a divisor of 4 heads, 16\], got \[5, 3, 16\]",
+            {"k": torch.zeros(5, 3, SIZE), "v": torch.zeros(5, 3, SIZE)},
+        ),
+        ("v: expected dtype torch.float32, like k, got torch.float16", {"v": k.half()}),
+        ("k: expected dtype torch.float32, like q, or one of 8 bits, got torch.float16", {"k": k.half()}),
+        ("kv_layout: expected 'NHD' or 'HND', got 'DHN'", {"kv_layout": "DHN"}),
+        ("backend: expected one of", {"backend": "cudnn"}),
+        ("scale_q: expected None", {"scale_q": torch.ones(4)}),
+        ("scale_k: expected None beside k_scale", {"scale_k": torch.ones(2), "k_scale": 0.5}),
+        ("o_dtype: expected torch.float32, like q, got torch.float16", {"o_dtype": torch.float16}),
+        (r"custom_mask: expected 15 elements, got \[3, 4\]", {"custom_mask": torch.ones(3, 4).bool()}),
+        ("rope_theta: expected None", {"rope_theta": 1e4}),
+    ]
+    for said, changed in cases:
+        with pytest.raises((TypeError, ValueError), match=said):
+            fi.single_prefill_with_kv_cache(**{"q": q, "k": k, "v": k, **changed})
+    with pytest.raises(
+        ValueError, match=r"single_decode_with_kv_cache: q: expected shape \[heads, head_dim\], got \[3"
+    ):
+        fi.single_decode_with_kv_cache(q, k, k)
+
+
+def test_graphs_take_what_their_buffers_hold() -> None:
+    table = pages([9, 4], PAGE, HEADS, SIZE)[2]
+    tables = csr([9, 4], table)
+    decode = fi.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(
+        workspace(), torch.empty(3), torch.empty(4), torch.empty(2)
+    )
+    assert decode.is_cuda_graph_enabled
+    sizes = (HEADS * GROUP, HEADS, SIZE, PAGE)
+    decode.plan(*tables, *sizes, q_data_type="float32")
+    with pytest.raises(ValueError, match=r"qo_indptr: expected 1 queries of each request, .* got 2"):
+        decode.plan(*tables, *sizes, q_data_type="float32", q_len_per_req=2)
+    buffers = tuple(torch.empty(size) for size in (3, 3, 4, 2))
+    prefill = fi.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", True, *buffers)
+    starts = torch.tensor([0, 1, 2])
+    prefill.plan(starts, *tables, *sizes, q_data_type="float32")
+    mask = torch.ones(13, dtype=torch.bool)
+    with pytest.raises(ValueError, match="custom_mask_buf: expected room for 13 bits, got 0"):
+        prefill.plan(starts, *tables, *sizes, q_data_type="float32", custom_mask=mask)
+    masked = fi.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", True, *buffers, torch.empty(4))
+    masked.plan(starts, *tables, *sizes, q_data_type="float32", custom_mask=mask)
+    with pytest.raises(ValueError, match="custom_mask: expected one in every plan of a graph or in none"):
+        masked.plan(starts, *tables, *sizes, q_data_type="float32")
+    ragged = fi.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", True, torch.empty(3), torch.empty(3))
+    with pytest.raises(ValueError, match="qo_indptr: expected 2 requests, as in the buffers, got 1"):
+        ragged.plan(torch.tensor([0, 1]), torch.tensor([0, 1]), *sizes[:3])
