@@ -78,7 +78,7 @@ class _Pieces:
     def add_to(self, found: Mapping[str, Floats]) -> None:
         head, attention = self.head, self.head.attention
         i, j = np.nonzero(head.visible)
-        scores = _Scores(head, i, j)
+        scores = _ScoreSlopes(head, i, j)
         s, d_dot, d_loads = scores.value_and_slopes(attention.grads)
         lse = self._lse(s, i)
         p = np.exp(s - lse[i], where=~np.isneginf(s), out=np.zeros_like(s))
@@ -128,7 +128,7 @@ def _add_rows(into: Floats, to: Array, weights: Floats, of: Array, given: Floats
 
 
 @dataclass(slots=True)
-class _Scores:
+class _ScoreSlopes:
     """The scores of some pairs (i, j) of one head, one by one, for automatic differentiation."""
 
     head: Head
@@ -215,7 +215,7 @@ class _Scores:
 
 def _sink_slopes(head: Head, wanted: tuple[str, ...]) -> dict[str, Floats]:
     assert head.attention.softmax.sink is not None
-    scores = _Scores(head, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    scores = _ScoreSlopes(head, np.zeros(0, np.int64), np.zeros(0, np.int64))
     sink = scores.evaluate(head.attention.softmax.sink)
     leaves = {name: leaf for name, leaf in scores.leaves.items() if name in wanted}
     if not leaves:

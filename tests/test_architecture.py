@@ -101,6 +101,16 @@ NAMES_TARGETS = {
     "attnc.bench.serving": "the same of further cells",
 }
 
+# Names with several classes: a node of the syntax tree beside its meaning, a declaration of generated modules
+# beside its plan, and three more. Any other class gets a name of its own.
+SHARED_NAMES = {
+    "Attention", "Call", "Compare", "Let", "Node", "Not", "Param", "Projection", "Schedule", "When",
+    "Backward", "Gradient", "Kernel", "Program", "Softmax", "Split", "Tensor",
+    "AttncMetadata",  # of vLLM and of SGLang
+    "Plan",  # of FlashInfer's wrappers, and of ranks
+    "Step",  # of a paged cache, and of a kernel
+}  # fmt: skip
+
 GENERATED_MAY_IMPORT = {"torch", "triton", "cupy", "numpy"}
 
 
@@ -166,6 +176,17 @@ def attnc_imports(*, module_level: bool = False) -> Iterator[tuple[str, str, int
         for target, line in imports(path, module_level=module_level):
             if is_in(target, "attnc") and target != module:
                 yield module, target, line
+
+
+def test_a_class_name_has_one_home() -> None:
+    homes: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), set()).add(module)
+    shared = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    assert {name: modules for name, modules in shared.items() if name not in SHARED_NAMES} == {}
+    assert SHARED_NAMES - shared.keys() == set()
 
 
 def test_every_module_has_a_layer() -> None:

@@ -25,7 +25,7 @@ from attnc.model.tensors import Role, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RowPlaces:
     """Rows of a tensor: a slice where they follow each other, else an index. What is done with no rows calls
     nothing: most pairs of ranks have none for each other.
     """
@@ -68,21 +68,21 @@ class Places:
             x.index_add_(axis, self.index, rows)
 
 
-def places(rows: Ints, device: torch.device) -> Places:
+def places(rows: Ints, device: torch.device) -> RowPlaces:
     """Returns the rows of these numbers."""
     count = len(rows)
     first = int(rows[0]) if count else 0
     if not count or int(rows[-1]) - first == count - 1:
-        return Places(first, count, None)
-    return Places(first, count, torch.as_tensor(np.ascontiguousarray(rows), device=device))
+        return RowPlaces(first, count, None)
+    return RowPlaces(first, count, torch.as_tensor(np.ascontiguousarray(rows), device=device))
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """Rows that move: sent[r] of what this rank owns go to rank r, kept[r] is where its own arrive."""
 
-    sent: tuple[Places, ...]
-    kept: tuple[Places, ...]
+    sent: tuple[RowPlaces, ...]
+    kept: tuple[RowPlaces, ...]
 
 
 def key_route(plan: Plan, rank: int, device: torch.device) -> Route:
@@ -130,7 +130,7 @@ def query_route(plan: Plan, rank: int, device: torch.device) -> Route:
 
 
 #: A tensor, the axis of its rows, and which of them are meant.
-Rows: TypeAlias = tuple[torch.Tensor, int, Places]
+Rows: TypeAlias = tuple[torch.Tensor, int, RowPlaces]
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 

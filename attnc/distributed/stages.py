@@ -25,7 +25,7 @@ import torch
 from attnc.distributed.derive import View
 from attnc.distributed.group import Ranks
 from attnc.distributed.kernels import RankKernels
-from attnc.distributed.moves import Moves, Pair, Parcel, Places, axis_of, heads_of, places
+from attnc.distributed.moves import Moves, Pair, Parcel, RowPlaces, axis_of, heads_of, places
 from attnc.distributed.plan import Plan, RowGroup
 from attnc.distributed.spans import Ints
 from attnc.model.attention import Attention
@@ -225,7 +225,7 @@ class Task:
     """A part of the plan: its rows, and the tables that the kernel takes."""
 
     part: RowGroup
-    queries: Places
+    queries: RowPlaces
     tables: Mapping[str, torch.Tensor]
 
 

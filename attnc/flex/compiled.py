@@ -34,7 +34,7 @@ from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CallProgram:
     """A call of `flex_attention` but for its tensors and numbers.
 
     score, mask: the steps of the mods; scaled: whether the first float is the scale
@@ -66,9 +66,9 @@ written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # function
 
 
 @functools.cache
-def read(program: str) -> Program:
+def read(program: str) -> CallProgram:
     """Returns the program of a text."""
-    return Program(*_value_of(ast.literal_eval(program)))
+    return CallProgram(*_value_of(ast.literal_eval(program)))
 
 
 def mod_of(
@@ -341,7 +341,7 @@ def _find_kernel(
     captured: Tensors,
     floats: Sequence[float],
     integers: Sequence[int],
-    said: Program,
+    said: CallProgram,
     grads: Sequence[int],
 ) -> tuple[Trace, FlexKernel]:
     """Returns what the mods do at this call, and its kernel: the same for the forward and the backward."""
@@ -373,7 +373,7 @@ def _find_kernel(
 
 
 def _trace_mods(
-    said: Program,
+    said: CallProgram,
     captured: Tensors,
     floats: Sequence[float],
     integers: Sequence[int],

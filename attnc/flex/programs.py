@@ -112,7 +112,7 @@ class FlexKernel:
 
 
 @dataclass(slots=True)
-class _FlexProgram:
+class _ProgramFamily:
     """Mods that differ in numbers alone. kernels: by the numbers that they have built in; varying: positions
     of numbers that are arguments.
     """
@@ -156,7 +156,7 @@ class _FlexProgram:
         self.kernels.clear()
 
 
-_PROGRAMS: dict[Any, _FlexProgram] = {}
+_PROGRAMS: dict[Any, _ProgramFamily] = {}
 
 
 def kernel_of(traced: Trace, layout: CallLayout, mods: Mods = ()) -> FlexKernel:
@@ -166,7 +166,7 @@ def kernel_of(traced: Trace, layout: CallLayout, mods: Mods = ()) -> FlexKernel:
     identity = (traced.tape.key, traced.score, traced.mask, layout)
     program = _PROGRAMS.get(identity)
     if program is None:
-        program = _PROGRAMS[identity] = _FlexProgram()
+        program = _PROGRAMS[identity] = _ProgramFamily()
     try:
         return program.kernel(traced, layout, mods)
     except SpecError as failure:

@@ -115,7 +115,7 @@ _OF_KEY = ("of_key", "of_key_2", "of_key_3", "of_key_4")
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class HoistedScore:
     """A score without its common parts. value: of an element; keys: values of each key; rows: floats of a
     row at a thread's first key, or of all rows. columns: what tensor cores add to
     `product`; of_row: what is left of a row.
@@ -129,15 +129,15 @@ class Score:
     of_row: Expr | None = None
 
 
-def in_columns(score: Expr, mask: Expr) -> Score:
+def in_columns(score: Expr, mask: Expr) -> HoistedScore:
     """Returns the score of a layout whose tensor cores add what is not of the product."""
     found = columns_of(score, mask)
     assert found is not None
     value = found.product if found.row is None else add(found.product, Ref("of_row", "float", ("q",)))
-    return Score(value, columns=found.terms, product=found.product, of_row=found.row)
+    return HoistedScore(value, columns=found.terms, product=found.product, of_row=found.row)
 
 
-def shared_score(score: Expr, vectors: Iterable[Fetch], elsewhere: Iterable[Expr]) -> Score:
+def shared_score(score: Expr, vectors: Iterable[Fetch], elsewhere: Iterable[Expr]) -> HoistedScore:
     """Returns the score with those parts named. vectors: loads with a value for each key that come through
     shared memory; elsewhere: what reads loads besides.
     """
@@ -148,10 +148,10 @@ def shared_score(score: Expr, vectors: Iterable[Fetch], elsewhere: Iterable[Expr
     if taken & {name for let in parts.keys for name in _names(let.value)} or _share(parts.keys):
         parts, value = _Parts(frozenset(), set()), score  # they would take more room than the loads
     value = parts.name_row_parts(value)
-    return Score(value, tuple(parts.keys), tuple(parts.rows))
+    return HoistedScore(value, tuple(parts.keys), tuple(parts.rows))
 
 
-def product_exponent(score: Score, scale: float | None) -> Expr:
+def product_exponent(score: HoistedScore, scale: float | None) -> Expr:
     """Returns what `exponent` does, where all but the product is of a row, and `base` has both that a row
     subtracts.
     """

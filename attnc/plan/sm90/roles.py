@@ -18,7 +18,7 @@ from attnc.plan.layout import Roles
 from attnc.plan.regions import guard_of, partial_test
 from attnc.plan.sm90.hoisting import (
     Ends,
-    Score,
+    HoistedScore,
     exponent,
     in_columns,
     product_exponent,
@@ -75,7 +75,7 @@ class ScoreRoles:
     pair: what comes there for each query and key.
     """
 
-    score: Score | None
+    score: HoistedScore | None
     exponent: Expr | None
     near: Expr | None
     cap: Cap | None
@@ -233,7 +233,7 @@ class _RolePlanner:
             pair=self._find_pair(of_score, of_mask),
         )
 
-    def _hoist(self, loaded: tuple[Fetch, ...]) -> Score | None:
+    def _hoist(self, loaded: tuple[Fetch, ...]) -> HoistedScore | None:
         step = self.kernel.step
         if step.score is None:
             return None
@@ -241,7 +241,7 @@ class _RolePlanner:
             return in_columns(step.score, self.variant.attention.mask)
         return shared_score(step.score, loaded, () if step.keep is None else (step.keep,))
 
-    def _exponent(self, score: Score | None) -> Expr | None:
+    def _exponent(self, score: HoistedScore | None) -> Expr | None:
         if score is None:
             return None
         scale = self.kernel.softmax.scale
