@@ -43,8 +43,8 @@ constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies
 static int cluster_size;  // blocks of a cluster
 
 // What is known to have happened in a block. Of every warp: its generic writes of shared memory up to an arrival, its generic reads, the
-// groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases completed, and those behind which somebody
-// has said fence.proxy.async.
+// groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases completed, and those followed by a
+// fence.proxy.async of some thread.
 struct Known {
     u32 ticks[MOST_WARPS], reads[MOST_WARPS], groups[MOST_WARPS], bulks[MOST_WARPS], phases[BARRIERS], fenced[BARRIERS];
 };

@@ -1,0 +1,77 @@
+"""The last touch on C++ text: blank lines, wide lines, and lines of templates that print nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from attnc.target.sm80.render import cuda_environment
+from attnc.target.sm80.tidy import WIDTH, tidy_cuda, wrap_code, wrap_lines
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "generated").glob("*/cuda_*/*.cu"))
+HEADERS = sorted((ROOT / "attnc" / "support").glob("*.cuh"))
+
+
+def printed(template: str, **values: object) -> str:
+    return tidy_cuda(cuda_environment().from_string(template).render(values))
+
+
+def test_a_line_that_prints_an_empty_value_is_no_line() -> None:
+    template = "a;\n    [[ first ]]\n[[ second ]]\n\nb;\n"
+    assert printed(template, first="", second="c;") == "a;\nc;\n\nb;\n"
+    assert printed(template, first="x;", second="") == "a;\n    x;\n\nb;\n"
+
+
+def test_an_empty_value_within_a_line_leaves_the_line() -> None:
+    assert printed("a([[ x ]]);\n[[ x ]]b;\n", x="") == "a();\nb;\n"
+
+
+def test_a_macro_that_prints_nothing_is_no_line() -> None:
+    template = "{% macro m() %}\n[[ x ]]\n{% endmacro %}\na;\n    [[ m() | trim | indent(4) ]]\nb;\n"
+    assert printed(template, x="") == "a;\nb;\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        (f"f({'a' * 60}, {'b' * 60});", [f"f({'a' * 60},", f"    {'b' * 60});"]),
+        (f"    x = {'a' * 60} + {'b' * 60};", [f"    x = {'a' * 60}", f"        + {'b' * 60};"]),
+        (f"f(g({'a' * 50}, c), {'b' * 60});", [f"f(g({'a' * 50}, c),", f"    {'b' * 60});"]),
+        (f'"{"a " * 70}"', [f'"{"a " * 70}"']),
+        (f"#define X {'a ' * 70}", [f"#define X {'a ' * 70}"]),
+    ],
+    ids=["comma", "operator", "outer_bracket_first", "string", "directive"],
+)
+def test_wide_lines_break_where_a_person_would(line: str, lines: list[str]) -> None:
+    assert wrap_code(line) == lines
+
+
+def test_a_wide_remark_goes_in_front_and_a_wide_comment_goes_on() -> None:
+    remark = "why " * 20
+    assert list(wrap_lines(f"    x = {'a' * 60};  // {remark}")) == [
+        f"    // {remark.strip()}",
+        f"    x = {'a' * 60};",
+    ]
+    first, second = list(wrap_lines(f"// - {'word ' * 30}\n//   and more"))
+    assert first.startswith("// - word")
+    assert second.startswith("//   word")
+    assert second.endswith("and more")
+
+
+def test_generated_kernels_are_narrow_and_have_no_stray_blank_lines() -> None:
+    for path in (*FILES, *HEADERS):
+        text = path.read_text(encoding="utf-8")
+        assert max(map(len, text.splitlines())) <= WIDTH, path
+        assert "\n\n\n" not in text, path
+    for path in FILES:
+        assert not re.search(r"\{\n\n|\n\n[ \t]*\}", path.read_text(encoding="utf-8")), path
+
+
+def test_kernels_and_headers_speak_of_roles_and_not_of_persons() -> None:
+    texts = (*HEADERS, *(ROOT / "templates").rglob("*.jinja"), *(ROOT / "templates").rglob("*.h"))
+    person = re.compile(r"\b(who|whoever|nobody|somebody|anybody)\b", re.IGNORECASE)
+    found = [str(path) for path in texts if person.search(path.read_text(encoding="utf-8"))]
+    assert found == []
