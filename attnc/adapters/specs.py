@@ -213,7 +213,7 @@ def _function_name(name: str, targets: tuple[str, ...]) -> str:
     """Returns the name in FUNCTIONS of a spec's function for the first of the targets that has kernels."""
     found = _NAMES.get((name, targets))
     if found is None:
-        found = f"{name}_{'_'.join(targets)}"
+        found = f"{name}_{'_'.join(targets)}".replace(".", "_")  # which torch.compile splits at
         wanted = _WANTED[name]
         made, failure = first_made(
             targets,

@@ -226,8 +226,8 @@ def repeat(key: Any, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tens
 
 Window: TypeAlias = tuple[int | None, int | None]
 
-#: The targets of a form that names none.
-_USUAL = ("triton",)
+#: The target of a form that names none.
+_USUAL = "triton"
 #: Up to so many query rows of a sequence its keys are shared out among programs.
 _FEW = 16
 
@@ -404,7 +404,7 @@ class Call:
         """Chooses whose kernels the call runs on, and how fast its gradients are."""
         q, k, v = (self._tensors[name] for name in "qkv")
         targets = targets_of_call(self._name, q, k, v, gradients=bool(self._grads))
-        if targets != _USUAL:
+        if targets[0] != _USUAL:  # torch.compile compares no tuples
             self._form["targets"] = targets
             if self._is_fast and self._grads:
                 self._form["fast"] = True

@@ -81,6 +81,21 @@ def test_latent_attention_decodes_by_wgmma(ran: list[str]) -> None:
     assert ran == ["cuda.sm_90a", "triton"]
 
 
+def test_torch_compile_follows_other_targets(ran: list[str]) -> None:
+    """Of torch 2.11 a name of a function has no dot."""
+    x = torch.zeros(1, 8, 2, 64, dtype=torch.bfloat16)
+    name = specs.kernel_name(PLAIN)
+    torch.compiler.reset()
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        specs.run_kernel(name, x, x, x)
+        return x * 2
+
+    torch.compile(layer, fullgraph=True, backend="eager")(x)
+    assert ran == ["cuda.sm_90a"]
+    assert not any("." in name for name in vars(specs.FUNCTIONS))
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_torch_compile_follows_the_attention_of_transformers(grad: bool) -> None:
     from attnc.adapters.transformers import attention
