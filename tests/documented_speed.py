@@ -35,8 +35,8 @@ def hopper() -> str:
     ahead = (f"{_range(cells, peer)} of {_PEERS[peer]}" for peer in peers)
     behind = (f"{_range(backward, peer)} of {_PEERS[peer]}" for peer in _measured(backward))
     text = (
-        "Over the whole grid (d 64, 128, 256; n 1k, 4k, 16k; full and causal) Hopper's kernels run at"
-        f" {' and '.join(ahead)}, and their gradients at {' and '.join(behind)}."
+        "The whole grid is d 64, 128 and 256, n 1k, 4k and 16k, full and causal. On it Hopper's kernels run at"
+        f" {', '.join(ahead)}; their gradients at {', '.join(behind)}."
     )
     return f"{table(rows)}\n{_filled(text)}"
 
