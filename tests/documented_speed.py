@@ -35,8 +35,8 @@ def hopper() -> str:
     ahead = (f"{_range(cells, peer)} of {_PEERS[peer]}" for peer in peers)
     behind = (f"{_range(backward, peer)} of {_PEERS[peer]}" for peer in _measured(backward))
     text = (
-        "The whole grid is d 64, 128 and 256, n 1k, 4k and 16k, full and causal. On it Hopper's kernels run at"
-        f" {', '.join(ahead)}; their gradients at {', '.join(behind)}."
+        "The whole grid is d 64, 128 and 256, n 1k, 4k and 16k, full and causal. On it Hopper's kernels run"
+        f" at {', '.join(ahead)}; their gradients at {', '.join(behind)}."
     )
     return f"{table(rows)}\n{_filled(text)}"
 
