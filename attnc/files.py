@@ -158,7 +158,6 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def _write_beside(place: Path, text: str, put: Callable[[Path], None]) -> None:
-    """Hands over a temporary file beside a place, in a folder that is locked, and removes it."""
     for left in leftovers(place.parent):
         with suppress(OSError):  # folders stay: `attnc.output` has to see what is in them
             left.unlink()

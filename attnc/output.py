@@ -158,7 +158,6 @@ class _Found:
 
 
 def _look(out: Path, path: str) -> _Found:
-    """Looks at a path below the folder, and follows no link."""
     place = out
     for part in path.split("/")[:-1]:
         place /= part

@@ -91,12 +91,10 @@ class Wanted:
 
     @property
     def text(self) -> str:
-        """The spec; save it to a file to compile it ahead of time, tune or verify it."""
         return f"{self.attention}\n{self._schedule}"
 
     @property
     def attention(self) -> str:
-        """The spec without its schedule, which is for Triton."""
         dtype = DTYPES[self.dtype]
         cached = dtype if self.cache is None else NARROW[self.cache]
         score = f"dot(q, k) * {self.scale!r}"
@@ -210,7 +208,6 @@ def _facts(name: str) -> tuple[str, bool, bool, bool]:
 
 
 def _function_name(name: str, targets: tuple[str, ...]) -> str:
-    """Returns the name in FUNCTIONS of a spec's function for the first of the targets that has kernels."""
     found = _NAMES.get((name, targets))
     if found is None:
         found = f"{name}_{'_'.join(targets)}".replace(".", "_")  # which torch.compile splits at
@@ -235,7 +232,6 @@ _function_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # f
 
 
 def _make(wanted: Wanted, target: str) -> Kernel:
-    """Returns the function of a spec for a target."""
     if target != TRITON:
         family = compile_family(wanted.attention, target=target, warn=False)
         return family.function

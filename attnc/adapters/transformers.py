@@ -201,7 +201,6 @@ def _table(name: str, x: torch.Tensor, lengths: tuple[int, int, int, int]) -> to
 
 
 def _element(name: str, x: torch.Tensor) -> str:
-    """Returns the element type of a mask or bias. TypeError for one that no kernel reads."""
     if x.dtype is torch.bool:
         return "bool"
     return DTYPES[dtype_of(name, x)]
@@ -280,7 +279,6 @@ Offsets: TypeAlias = tuple["int | torch.Tensor", int]
 
 
 def _known_ends(function: MaskFunction | None) -> Ends | None:
-    """Returns the ends of the masks that models have most often, without a look at what they keep."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     if function is bidirectional_mask_function:
@@ -331,7 +329,6 @@ def _ends_of(
 
 
 def _dense(found: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    """Returns a mask that is no band, and warns of what it costs."""
     warnings.warn(
         "attnc: no tile is skipped for a mask of transformers that is no band (packed prompts, holes in"
         " attention_mask): it is looked up element by element",

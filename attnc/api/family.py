@@ -126,7 +126,6 @@ class Family:
 
     @property
     def source(self) -> Shown:
-        """The kernel of the default variant, which is the whole module for Triton."""
         return self.source_of(self.variants[0])
 
     def source_of(self, variant: str) -> Shown:

@@ -78,7 +78,6 @@ class ModelCell:
 
     @property
     def form(self) -> ModelCell:
-        """The cell without what no kernel is compiled for: whose it is, and how much."""
         few = self.queries if self.job in ("drafts", "decoding") else 0
         longest = (1,) if self.lengths else ()
         return replace(self, model="", batch=1, queries=few, keys=0, lengths=longest, heads=1, kv_heads=1)

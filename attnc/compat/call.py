@@ -379,7 +379,6 @@ class Call:
         return out, lse
 
     def _remember(self, key: Any, given: Mapping[str, Any], function: Callable[..., Any]) -> None:
-        """Keeps the plan of a call whose inputs are what is given, and numbers that stay on the device."""
         at = {name: position for position, name in enumerate(given)}
         order = tuple(
             at[name] if name in given and x is given[name] else x for name, x in self._inputs.items()
@@ -401,7 +400,6 @@ class Call:
         return dq, dk, dv
 
     def _choose(self) -> None:
-        """Chooses whose kernels the call runs on, and how fast its gradients are."""
         q, k, v = (self._tensors[name] for name in "qkv")
         targets = targets_of_call(self._name, q, k, v, gradients=bool(self._grads))
         if targets[0] != _USUAL:  # torch.compile compares no tuples
@@ -410,7 +408,6 @@ class Call:
                 self._form["fast"] = True
 
     def _prepare_function(self, which: str = "") -> tuple[Callable[..., Any], list[Any]]:
-        """Returns a function of the form, and its inputs."""
         if self._grads:
             self._form["grads"] = tuple(self._grads)
         function, *names = prepare_form(tuple(sorted(self._form.items())))

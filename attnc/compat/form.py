@@ -55,7 +55,6 @@ class Form:
 
     @property
     def inputs(self) -> tuple[tuple[str, str], ...]:
-        """(name, type) of the function's arguments, in order."""
         dtype, heads = _DTYPES[self.dtype], "Hkv * G"
         q = f"[B, M, {heads}, {self.size}]" if self.q == "dense" else f"[Tq, {heads}, {self.size}]"
         found = [("q", f"{dtype}{q}{' via ragged(cu_seqlens_q)' if self.q == 'ragged' else ''}")]
@@ -83,7 +82,6 @@ class Form:
 
     @property
     def text(self) -> str:
-        """The spec."""
         statements = [*(f"input {name}: {written}" for name, written in self.inputs), *self._statements()]
         body = "\n  ".join(statements)
         return f"attention flash_attention {{\n  {body}\n}}\n{self._schedule()}"

@@ -194,7 +194,6 @@ def _check_new(
     values: tuple[torch.Tensor, torch.Tensor],
     starts: torch.Tensor | None,
 ) -> None:
-    """Holds (new, cache) of keys and values to each other."""
     _check_shapes(name, cache_seqlens=(lengths, [batch]))
     k, k_cache = keys
     v, v_cache = values

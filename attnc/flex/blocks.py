@@ -40,7 +40,6 @@ class Blocks:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The lists, without those of full blocks where there are none."""
         return [x for x in (self.counts, self.indices, self.full_counts, self.full_indices) if x is not None]
 
 

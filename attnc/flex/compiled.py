@@ -108,7 +108,6 @@ def mod_of(
 
 
 def _done(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Returns the result of a step."""
     if name == "__getitem__":
         return args[0][args[1]]
     tape = tape_of((*args, *kwargs.values()))
@@ -129,7 +128,6 @@ _SPELLED = {"__div__": "__truediv__", "__rdiv__": "__rtruediv__", "__idiv__": "_
 
 
 def _plain(value: Any) -> Any:
-    """Returns an argument with a spelling in place of what has no literal."""
     if isinstance(value, tuple | list):
         return tuple(_plain(part) for part in value)
     if isinstance(value, torch.dtype):
@@ -246,7 +244,6 @@ def _operate_fake(
     program: str,
     grads: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapes of the results. FlexError for what no spec can say."""
     said = read(program)
     known = [value if type(value) is int else 1 for value in integers]  # for a torch.SymInt any value will do
     _trace_mods(said, captured, floats, known, grads, {}, torch.device("cpu"), is_seen=False)
@@ -431,7 +428,6 @@ def _find_largest_fake(
 def _find_base(
     tensor: torch.Tensor, gradient: torch.Tensor, traced: Trace
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the captured tensor that this one is a view of, and its gradient."""
     while id(tensor) in traced.tape.views:
         tensor_of, axis, index, _ = traced.tape.views[id(tensor)]
         whole = gradient.new_zeros(tensor_of.shape)

@@ -121,7 +121,6 @@ def loads(tape: Tape, at: int) -> list[Tensor]:
 
 
 def _parts(tape: Tape, at: int) -> list[int]:
-    """Returns the positions of an entry and of all that it depends on, operands first."""
     found, left = set[int](), [at]
     while left:
         position = left.pop()

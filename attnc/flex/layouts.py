@@ -28,7 +28,6 @@ def order_like(shape: Sequence[int], query: torch.Tensor) -> str:
 
 
 def _strides(shape: Sequence[int], order: str) -> list[int]:
-    """Returns the strides of a dense tensor of this shape with its axes in this order."""
     strides, count = [0] * 4, 1
     for axis in reversed(order):
         at = _AXES.index(axis)

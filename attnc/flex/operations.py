@@ -166,7 +166,6 @@ def detach(tape: Tape, x: Any) -> Scalar:
 
 
 def _make_number(tape: Tape, value: Any, dtype: torch.dtype) -> Scalar:
-    """Returns a number as an element of a new tensor of this type."""
     if isinstance(value, bool | int | float):
         kind = bool if dtype is torch.bool else float if dtype.is_floating_point else int
         value = kind(value)
@@ -214,9 +213,6 @@ def _binary(tape: Tape, symbol: str, x: Any, y: Any) -> Scalar:
 
 
 def _between(symbol: str, a: Scalar, b: Scalar) -> tuple[float, float]:
-    """Returns what the result lies between. Only signs matter to anyone, so products of unknowns
-    are unknown.
-    """
     match symbol:
         case "+":
             return a.low + b.low, a.high + b.high

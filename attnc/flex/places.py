@@ -37,7 +37,6 @@ def place_error(
 
 
 def _quote_place(failure: SpecError) -> str:
-    """Returns the part of the generated text that the first diagnostic points at."""
     span = failure.diagnostics[0].primary.span
     return span.source.text[span.start : span.end]
 

@@ -121,7 +121,6 @@ class _ProgramFamily:
     varying: frozenset[int] = frozenset()
 
     def kernel(self, traced: Trace, layout: CallLayout, mods: Mods) -> FlexKernel:
-        """Returns the kernel for the numbers of a trace."""
         numbers = traced.tape.numbers
         found = self.kernels.get(self._built_in(numbers))
         if found is None:
@@ -150,7 +149,6 @@ class _ProgramFamily:
         return tuple(None if at in self.varying else value for at, value in enumerate(numbers))
 
     def _generalise(self, numbers: list[int | float]) -> None:
-        """Makes arguments of the numbers that have differed, too."""
         columns = zip(*self.kernels, self._built_in(numbers), strict=True)
         self.varying |= {at for at, values in enumerate(columns) if len(set(values)) > 1}
         self.kernels.clear()
@@ -188,6 +186,5 @@ def _compile_kernel(traced: Trace, layout: CallLayout, mods: Mods, numbers: Coll
 
 
 def _convert_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Converts a tensor to an element type that specs have."""
     dtype = CONVERTED.get(tensor.dtype)
     return tensor if dtype is None else tensor.to(dtype)

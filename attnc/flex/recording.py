@@ -117,7 +117,6 @@ class _StepRecording(TorchFunctionMode):
         return _position(self.values, value)
 
     def _find_captured(self, tensor: torch.Tensor) -> int:
-        """Returns the position of a tensor of the caller's. RuntimeError for a value of an unseen step."""
         if tensor.device.type == "meta":
             raise RuntimeError(
                 "flex_attention: torch.compile hides what a mod does with a value; write torch.abs(x) for"
@@ -140,7 +139,6 @@ class _StepRecording(TorchFunctionMode):
         return False
 
     def _nowhere(self, value: Any) -> Any:
-        """Returns an argument with the caller's tensors on the device of the values."""
         if isinstance(value, torch.Tensor):
             known = value.device.type == "meta"
             return value if known else torch.empty(value.shape, dtype=value.dtype, device="meta")

@@ -180,7 +180,6 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
 def _split_choice(
     condition: Expr, then: tuple[Expr | None, Expr], other: tuple[Expr | None, Expr]
 ) -> tuple[Expr | None, Expr]:
-    """Splits where(condition, then, other), whose parts are split."""
     (first, first_kept), (second, second_kept) = then, other
     if first is None and second is None:
         return None, FALSE
@@ -272,7 +271,6 @@ class CallLayout:
 
     @property
     def rows(self) -> tuple[str, str]:
-        """The last axes of q and v, as a spec spells them."""
         return str(self.head_dim or "D"), str(self.value_dim or self.head_dim or "D")
 
 
@@ -354,7 +352,6 @@ def shown_entries(
 def _inputs(
     tape: Tape, mods: Sequence[Callable[..., Any] | None], names: _Names
 ) -> tuple[list[str], list[list[str]]]:
-    """Returns the names of the captures, and of their axes."""
     known = {**tape.named, **_names_of(mods)}
     inputs = [names.new(known.get(id(capture.tensor), ""), "captured") for capture in tape.captures]
     axes = [
@@ -403,7 +400,6 @@ def _declare(capture: Capture, name: str, axes: Sequence[str]) -> str:
 
 
 def _fold_line(line: str, width: int = 100) -> str:
-    """Returns a long line broken after its commas, ands and ors, inside parentheses."""
     if len(line) <= width or not line.startswith(("let", "score", "mask")):
         return line
     head, _, value = line.partition(" = ")
@@ -439,7 +435,6 @@ def _is_free(name: str) -> bool:
 
 
 def _title(mods: Sequence[Callable[..., Any] | None]) -> str:
-    """Returns what the attention is called, hence its kernels in a profile."""
     names = (getattr(mod, "__name__", "") for mod in mods if mod is not None)
     plain = [re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") for name in names if name[:1] != "<"]
     title = "_".join(dict.fromkeys(("flex", *filter(None, plain))))[:48]
@@ -492,7 +487,6 @@ def _visible(mod: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _name_shared(exprs: Sequence[Expr], names: _Names) -> tuple[list[tuple[str, Expr]], list[Expr]]:
-    """Returns long expressions that stand in several places, named, and the expressions with their names."""
     counts = Counter(node for expr in exprs for node in walk(expr) if children(node))
     chosen: dict[Expr, str] = {}
     repeated = sorted(

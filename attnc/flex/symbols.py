@@ -178,7 +178,6 @@ class Indexed(Operand):
 
     @property
     def vector(self) -> Vector:
-        """The elements that are left, if they are few. FlexError otherwise."""
         if len(self.shape) != 1 or self.shape[0] > MOST_ELEMENTS:
             raise refuse(
                 "E0903",

@@ -361,7 +361,6 @@ class Elaborator:
 
 
 def _check_window(arguments: tuple[Argument, ...], tree: ast.Name | ast.Call, at: Context) -> None:
-    """Reports a window of the prelude whose last key comes before its first."""
     left, right = (number(argument) if isinstance(argument, Expr) else None for argument in arguments)
     if left is None or right is None or left + right >= 0:
         return

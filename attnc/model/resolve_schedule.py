@@ -153,7 +153,6 @@ def resolve_schedule(
 
 
 def _check_label(label: ast.Name, report: Reporter) -> None:
-    """Reports a label that no module can be called."""
     reason = explain_reserved(label.id, NOT_LABELS, is_file=True)
     if not reason and "backward_" in label.id.lower():
         reason = "files of gradients have 'backward_' in their names"

@@ -54,17 +54,14 @@ class Statistics:
 
     @property
     def held(self) -> int:
-        """Pages that at least one sequence holds."""
         return self.pages - self.free
 
     @property
     def waste(self) -> float:
-        """Share of the held memory without a token in it; only last pages have such rows."""
         return 1 - self.stored / (self.held * self.page) if self.held else 0.0
 
     @property
     def saved(self) -> float:
-        """Share of the pages that sharing saves, as in section 6.3 of the paper."""
         return 1 - self.held / self.alone if self.alone else 0.0
 
 

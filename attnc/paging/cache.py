@@ -283,7 +283,6 @@ class PagedCache:
         return sequence
 
     def _carry_out(self, change: Change) -> None:
-        """Brings the device up to date, then the lists on the host."""
         places, numbers = self._entries(change)
         if places:
             self._publish(*self._upload(places, numbers))

@@ -283,7 +283,6 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         return found
 
     def _scale(self, ckv_scale: float | None, kpe_scale: float | None) -> float | None:
-        """Returns what the caches are multiplied by."""
         plan = self._plan_of_run()
         if plan.wanted.cache is None:
             refuse("run with a cache of 16 bits", ckv_scale=ckv_scale, kpe_scale=kpe_scale)
@@ -305,7 +304,6 @@ def _require(given: Any, *names: str) -> None:
 def _parts(
     whole: tuple[str, Any], first: tuple[str, Any], second: tuple[str, Any], width: int
 ) -> tuple[Any, Any]:
-    """Returns the two parts of a last axis, given as one tensor, as a pair, or by names of their own."""
     name, value = whole
     if value is None:
         return first[1], second[1]
@@ -328,7 +326,6 @@ def _check(
     ckv_cache: Any,
     kpe_cache: Any,
 ) -> None:
-    """Holds the tensors of a call to the plan."""
     width, rotated = wanted.value_dim, wanted.head_dim - wanted.value_dim
     cached: torch.dtype = wanted.cache or wanted.dtype
     for name, x, size in (("q_nope", q_nope, width), ("q_pe", q_pe, rotated)):

@@ -123,7 +123,6 @@ class PagedWrapper(Wrapper):
         return f"[{axes}] via paged(block_table, page = {page})"
 
     def _pools(self, cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes K and V out of one tensor, or of a pair."""
         if isinstance(cache, torch.Tensor):
             if cache.dim() != 5 or cache.shape[1] != 2:
                 raise ValueError(

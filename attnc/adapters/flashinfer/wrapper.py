@@ -142,7 +142,6 @@ class Wrapper:
         custom: torch.Tensor | None,
         packed: torch.Tensor | None,
     ) -> dict[str, torch.Tensor]:
-        """Returns the tables of a custom mask, in room for the longest with CUDA graphs."""
         rows = [b - a for a, b in pairwise(starts)]
         made = flat_mask(rows, keys, custom, packed, self.device)
         if made and self._capacity is not None:

@@ -294,7 +294,6 @@ def _tree(batch: Any, tokens: int) -> torch.Tensor | None:
 
 
 def _reads_latents(layer: Any, keys: torch.Tensor) -> bool:
-    """Returns whether a layer of a model of latent attention attends to the latents of the pool."""
     return bool(layer.tp_k_head_num == 1 and layer.qk_head_dim == keys.shape[-1])
 
 

@@ -72,7 +72,6 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
 
     @property
     def stored_columns(self) -> str:
-        """Columns of o that a warpgroup stores."""
         return self.wgmma.dv_stored if self.stores_half else "COLUMNS"
 
     @property

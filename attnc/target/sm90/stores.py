@@ -33,6 +33,5 @@ class Stores:
 
     @property
     def is_no_box(self) -> str:
-        """Why they may not be, as a remark."""
         reaches = ["would reach into the rows of the next sequence"] if self._is_packed else []
         return ", or ".join([*reaches, *(["has rows that are not written"] if self._may_fail else [])])

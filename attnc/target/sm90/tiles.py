@@ -81,12 +81,10 @@ class WgmmaTiles:
 
     @property
     def copied_columns(self) -> str:
-        """Columns of a tile that are written, where keys come row by row: as many as are multiplied."""
         return f"(COLUMNS + {MMA - 1}) / {MMA} * {MMA}" if self._is_padded else "COLUMNS"
 
     @property
     def is_copied(self) -> str:
-        """Whether a chunk of a row comes from memory, and is not zeros."""
         return f"from != 0{' && column_of(panel) + 8 * chunk < COLUMNS' if self._is_padded else ''}"
 
     def value_products(self, accumulate: str) -> list[str]:

@@ -43,17 +43,14 @@ class Work:
 
     @property
     def scheduler_sizes(self) -> list[str]:
-        """Those that are the same for all tiles; tiles are counted by all rows."""
         return self._sizes(name for name in self._made if name != "M")
 
     @property
     def other_sizes(self) -> list[str]:
-        """Sizes of the call that the work tile does not replace."""
         return self._sizes(self._made)
 
     @property
     def scheduled(self) -> Iterator[str]:
-        """What the scheduler computes first: integers, and all that they, and bounds, are computed from."""
         kernel = self._kernel
         integers = [item for item in kernel.program if is_short_integer(item, self._dtypes)]
         read = self._read_by((*integers, *kernel.regions.statements))
@@ -70,12 +67,10 @@ class Work:
 
     @property
     def consumed(self) -> list[str]:
-        """What a consumer computes once for a tile."""
         return [self._statement(item) for item in self._late]
 
     @property
     def produced(self) -> list[str]:
-        """What a producer computes of that: what guards of tiles read, and the table of pages."""
         regions, rows = self._kernel.regions, self._kernel.rows
         read = self._read_by(regions.tests) if guard_of(regions) is not None else set()
         read |= {rows["k"].table} if "k" in rows else set()
@@ -83,9 +78,6 @@ class Work:
 
     @property
     def walked(self) -> list[str]:
-        """What a walk reads of bounds. Blocks of a cluster walk over the same key tiles: those that all its
-        rows ask for.
-        """
         if not self._clusters:
             return [self._statement(load) for load in self._late_bounds]
         first: dict[Expr, Expr] = {Index("q_lo"): Ref("cluster_lo", "int", natural=True)}
@@ -107,9 +99,6 @@ class Work:
         return statement(item, self._dtypes, tuple(declared))
 
     def _read_by(self, statements: Iterable[Statement]) -> set[str]:
-        """Returns names that loops and these statements read, and what of the program these are computed
-        from.
-        """
         loops, items = self._kernel.regions.loops, (*self._kernel.program, *self._late_bounds)
         read = {name for loop in loops for expr in loop.expressions for name in names_of(expr)}
         read.update(*map(names_in, statements))
