@@ -6,8 +6,10 @@
 `flex_attention` calls a kernel of the mods, `family_of` gives it to be read, `to_spec` prints the spec that
 they mean. `trace` calls the mods with symbols (`symbols`, `operations`, `functions`) and notes what they do
 and what captured integers are (`tape`); `spec` says the same in the language, `programs` keeps the kernels
-and chooses whose they are. Under torch.compile a call is the operator of `compiled`, where mods are recorded
-in a way that torch can follow, and replayed with symbols.
+and chooses whose they are. `blocks` makes the lists of a BlockMask part of the mask, `dense` computes what
+mods give for all pairs, `places` finds the user's line for an error of a spec. Under torch.compile a call is
+the operator of `compiled`, where mods are recorded in a way that torch can follow (`recording`), and replayed
+with symbols.
 """
 
 from attnc.flex.attention import family_of, flex_attention

@@ -67,7 +67,7 @@ def flex_attention(
     mask_mod, blocks = mask_of(block_mask, mask_mod, query, key)
     wanted = Auxiliary(return_lse, return_aux)
     order = order_like((*query.shape[:3], value.shape[3]), query)
-    query, key, value = _made_ready(query, key, value)
+    query, key, value = _made_ready(query, key, value, score_mod)
     if torch.compiler.is_compiling():
         from attnc.flex.compiled import attend
 
@@ -103,7 +103,7 @@ def family_of(
     sizes = check_tensors(query, key, value, enable_gqa)
     mask_mod, blocks = mask_of(block_mask, mask_mod, query, key)
     order = order_like((*query.shape[:3], value.shape[3]), query)
-    query, key, value = _made_ready(query, key, value)
+    query, key, value = _made_ready(query, key, value, score_mod)
     traced = _read(score_mod, mask_mod, blocks, scale, sizes, query)
     layout = _layout(query, key, value, scale, return_lse, order, kernel_options, target)
     return kernel_of(traced, layout, (score_mod, mask_mod)).family
@@ -163,13 +163,14 @@ def _computed_by_torch(
 
 
 def _made_ready(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: ScoreMod | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns q, k and v with as many sequences each and with last axes that are contiguous. Keys and values
     of 8 bits are converted where their kernels cannot take them: beside q of 32 bits, and where gradients
-    are asked for.
+    may be asked for, of q or of what a score_mod reads.
     """
-    if key.dtype != query.dtype and (query.dtype == torch.float32 or query.requires_grad):
+    may_learn = torch.is_grad_enabled() and (query.requires_grad or score_mod is not None)
+    if key.dtype != query.dtype and (query.dtype == torch.float32 or may_learn):
         key, value = key.to(query.dtype), value.to(query.dtype)
     if key.shape[0] != query.shape[0]:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))

@@ -36,7 +36,7 @@ from attnc.expr.nodes import (
     show,
     walk,
 )
-from attnc.flex.errors import refuse
+from attnc.flex.errors import FlexError, refuse
 from attnc.flex.tape import CAPTURED, Capture, Tape, element_of, operands
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 from attnc.model.names import INTERFACE, NOT_FUNCTIONS, RESERVED, explain_reserved
@@ -577,4 +577,10 @@ def to_spec(
         grad=("q", "k", "v") if gradients else (),
         target=target,
     )
-    return Shown(write_spec(traced, layout, mods=(score_mod, mask_mod), name=name).text)
+    mods = (score_mod, mask_mod)
+    try:
+        return Shown(write_spec(traced, layout, mods=mods, name=name).text)
+    except FlexError as failure:
+        from attnc.flex.places import placed
+
+        raise placed(failure, traced, layout, mods) from None

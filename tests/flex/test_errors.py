@@ -143,3 +143,23 @@ def test_a_mod_is_refused_where_the_current_folder_is_gone(
     folder.rmdir()
     with pytest.raises(FlexError, match="'atan' cannot be written"):
         to_spec(arctangent)
+
+
+def test_a_spec_that_is_asked_for_has_the_line_too() -> None:
+    with pytest.raises(FlexError) as caught:
+        to_spec(infinite_product)
+    span = caught.value.diagnostics[0].primary.span
+    assert span.source.text[span.start : span.end] == "score * torch.where(q_idx < kv_idx, 1.0, -torch.inf)"
+
+
+def test_an_error_of_no_mod_points_to_the_call() -> None:
+    q = torch.ones(1, 1, 8, 16)
+    with pytest.raises(FlexError, match="E0") as caught:
+        flex_attention(q, q, q, mask_mod=chained_window, kernel_options={"BLOCK_M": 7})
+    span = caught.value.diagnostics[0].primary.span
+    assert span.source.path.endswith("test_errors.py")
+    assert span.source.text[span.start :].startswith("flex_attention(q, q, q")
+
+
+def chained_window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 4)

@@ -255,6 +255,9 @@ def test_keys_and_values_of_8_bits(dtype: torch.dtype) -> None:
     o = flex_attention(q.clone().requires_grad_(), k, v, mask_mod=causal)
     assert o.requires_grad
     torch.testing.assert_close(o.double(), expected, rtol=1e-2, atol=1e-2)
+    bias = made(2, 21, seed=3).requires_grad_()
+    o = flex_attention(q, k, v, lambda score, b, h, q, kv: score + bias[h, kv])
+    assert gradients(o, [bias])[0] is not None
 
 
 def test_float64_is_computed_by_torch() -> None:

@@ -12,7 +12,7 @@ from attnc.flex import flex_attention
 from tests.flex.oracle import dense_flex, gradients
 from tests.flex.random_mods import Draw, drawn
 
-COUNT = 400 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 12
+COUNT = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 12
 
 
 def check(draw: Draw, within: float = 1e-4) -> None:
