@@ -61,7 +61,7 @@ def import_flex(
         chosen[kind] = mod
     check_target(target)
     with loading():
-        from attnc.flex.spec import SPELLED, to_spec
+        from attnc.flex.conversion import SPELLED, to_spec
     if dtype not in SPELLED:
         raise Mistake(f"there is no dtype '{dtype}'", f"dtypes are {', '.join(SPELLED)}")
     try:

@@ -13,7 +13,7 @@ with symbols.
 """
 
 from attnc.flex.attention import family_of, flex_attention
+from attnc.flex.conversion import to_spec
 from attnc.flex.errors import FlexError
-from attnc.flex.spec import to_spec
 
 __all__ = ["FlexError", "family_of", "flex_attention", "to_spec"]
