@@ -9,6 +9,9 @@ from math import ceil, floor
 from statistics import geometric_mean
 from typing import Any
 
+from attnc.bench.model_peers import DETERMINISTIC
+from attnc.bench.model_peers import OURS as MODEL_OURS
+from attnc.bench.models import summary as summary_of_models
 from attnc.source import Source
 from attnc.tuned.tables import load_tables
 from tests.documentation import ROOT, table
@@ -236,6 +239,49 @@ def host(figure: str = "host_h200") -> str:
     for what, costs in record["us"].items():
         rows.append((what, *(f"{costs[whose]:.1f}" if whose in costs else "" for whose in titles)))
     return table(rows)
+
+
+#: Peers of `attnc bench --models` by name.
+_MODEL_PEERS = {
+    "cudnn": "cuDNN", "sdpa": "PyTorch", "fa3": "FA3", "fa4": "FA4", "flex": "Flex", "flashmla": "FlashMLA",
+}  # fmt: skip
+
+
+def models_summary(record: Mapping[str, Any] | None = None) -> str:
+    """What calls as models make them come to, beside the best peer of each cell."""
+    return "\n".join(summary_of_models((record or _models())["cells"])) + "\n"
+
+
+def models(record: Mapping[str, Any] | None = None) -> str:
+    """Calls as models make them: TFLOP/s, of drafts and single tokens GB/s, and who took part."""
+    cells = (record or _models())["cells"]
+    who = {name: title for name, title in _MODEL_PEERS.items() if any(name in x["results"] for x in cells)}
+    titles = ("call", "shape", "us", "attnc", "the same bits", *who.values(), "to the best", "flushed")
+    rows: list[tuple[str, ...]] = [titles, ("---",) * len(titles)]
+    for cell in cells:
+        found = cell["results"]
+        mine = found.get(MODEL_OURS)
+        times = {name: its["ms"] for name, its in found.items() if name in who}
+        flushed = {name: its["flushed"]["ms"] for name, its in found.items() if name in who}
+        speeds = (
+            f"{its.get('tflops', its.get('gbs')):.0f}" if (its := found.get(name)) else ""
+            for name in (MODEL_OURS, DETERMINISTIC, *who)
+        )
+        ratios = ("", "")
+        if mine and times:
+            ratios = (
+                _ratio(min(times.values()), mine["ms"]),
+                _ratio(min(flushed.values()), mine["flushed"]["ms"]),
+            )
+        us = f"{1e3 * mine['ms']:.0f}" if mine else "n/a"
+        rows.append((cell["name"], cell["shape"], us, *speeds, *ratios))
+    return table(rows)
+
+
+def _models() -> Mapping[str, Any]:
+    path = ROOT / "docs" / "figures" / "models_h200.json"
+    record: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
 
 
 def serving() -> str:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from attnc.bench import models
 from attnc.bench.model_cells import ModelCell, ModelInputs, draw_inputs, model_cells
 from attnc.bench.model_peers import DETERMINISTIC, OURS, PEERS, ours
 from attnc.bench.models import ModelBenchmark, figures_of, summary
 from attnc.bench.peers import options_of_flash3, options_of_flash4
 from attnc.bench.run import Result, Unavailable
 from attnc.runtime.timing import Timing
+from tests import documented_figures
 
 CELL = ModelCell(model="It", job="prompt", batch=2, queries=8, keys=8, heads=4, kv_heads=2, width=16)
 MACHINE = {"device": "NVIDIA H200", "attnc": "0.1.0"}
@@ -206,5 +208,44 @@ def test_the_page_and_the_data() -> None:
     assert cells[0]["results"]["cudnn"]["flushed"]["ms"] == 1.2
 
 
+def test_the_documentation_says_who_took_part() -> None:
+    decoding = replace(CELL, model="Decoded", job="decoding", queries=1)
+    results = [result(CELL, attnc=1.0, cudnn=1.2), result(decoding, attnc=3.0, sdpa=2.7)]
+    record = json.loads(json.dumps(ModelBenchmark(peers=["cudnn", "sdpa"]).page(results, MACHINE).data))
+    head, _, first, second = documented_figures.models(record).splitlines()
+    assert head.startswith("| call | shape | us | attnc | the same bits | cuDNN | PyTorch | to the best |")
+    assert first.startswith("| It prompt b2 n8 | h4/2 d16 causal | 1000 |")
+    assert first.endswith(" |  | 1.20x | 1.20x |")
+    assert second.endswith("| 0.90x | 0.90x |")
+    assert "| forward | 1 | 1.20x (It prompt b2 n8) |" in documented_figures.models_summary(record)
+
+
 def test_a_summary_leaves_out_cells_without_a_peer() -> None:
     assert summary([figures_of(result(CELL, attnc=1.0))]) == []
+
+
+@pytest.mark.parametrize("job", ["training", "prompt", "chunk", "drafts", "decoding"])
+def test_a_cell_is_timed_warm_and_flushed(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: every candidate is called once, as it would be captured."""
+    called: list[int] = []
+
+    def together(launches: Any) -> Any:
+        called.append(len(launches))
+        return lambda: [launch() for launch in launches[:1]]
+
+    def timed(launches: Any, rounds: int, **options: Any) -> dict[str, Timing]:
+        return {name: (launch(), timing(20.0))[1] for name, launch in launches.items()}
+
+    monkeypatch.setattr(models, "capture_calls", together)
+    monkeypatch.setattr(models, "interleave", timed)
+    monkeypatch.setattr(models, "interleave_flushed", timed)
+    monkeypatch.setattr(models, "draw_inputs", drawn)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    cell = replace(CELL, job=job, queries={"drafts": 3, "decoding": 1}.get(job, 8))
+    found = ModelBenchmark(peers=["sdpa", "fa3"]).measure_cell(cell, 3)
+    others = [DETERMINISTIC] if job == "training" else []
+    assert list(found.timings) == list(found.flushed) == [OURS, *others, "sdpa"]
+    assert found.missing == {"fa3": "flash_attn_3 is not installed"}
+    replays = job in ("drafts", "decoding")
+    assert called == ([1, 1, 20, 20] if replays else [])
+    assert found.timings[OURS].median == (1.0 if replays else 20.0)
