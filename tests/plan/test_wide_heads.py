@@ -1,0 +1,56 @@
+"""What is said of heads that are too wide for a schedule leads to one that compiles."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from attnc.build import plan_program
+from attnc.diagnostics import Diagnostic, DiagnosticError
+from attnc.model.resolve import resolve
+from attnc.source import Source
+from attnc.syntax.parser import parse, prelude
+
+
+def spec(width: int, target: str, keys: str, grads: str) -> str:
+    return (
+        f"attention a {{\n  input q: bf16[B, M, H, {width}]\n  input k, v: bf16[B, N, H, {width}]\n"
+        f"  score = dot(q, k) / sqrt(D)\n  mask = causal\n  normalize = softmax\n"
+        f"  output o: bf16[B, M, H, {width}]\n  {grads}\n}}\nschedule a for {target} {{ {keys} }}\n"
+    )
+
+
+def first_error(text: str) -> Diagnostic | None:
+    try:
+        plan_program(resolve(parse(Source("a.attn", text)), prelude()))
+    except DiagnosticError as failure:
+        return failure.diagnostics[0]
+    return None
+
+
+@pytest.mark.parametrize("grads", ["", "grad q, k, v"])
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80", "cuda.sm_90a"])
+@pytest.mark.parametrize("width", [320, 512, 1024])
+def test_hints_lead_to_a_kernel(width: int, target: str, grads: str) -> None:
+    """At most four hints, each followed as it is: keys of a phase, or another target."""
+    keys: dict[str, list[str]] = {"": [], "dq": [], "dkdv": []}
+    error: Diagnostic | None = None
+    for _ in range(5):
+        inner = "".join(f"{phase} {{ {', '.join(keys[phase])} }} " for phase in ("dq", "dkdv") if keys[phase])
+        written = ", ".join(keys[""]) + (f"\n backward {{ {inner} }}" if inner else "")
+        error = first_error(spec(width, target, written, grads))
+        if error is None:
+            return
+        (hint,) = error.hints
+        if (other := re.search(r"schedule (?:a )?for '?(\w+)", hint)) is not None:
+            target, keys = other[1], {"": [], "dq": [], "dkdv": []}
+            continue
+        phase = re.search(r"' for (\w+) fits", error.message)
+        said = re.search(r"'(.+)'", hint)
+        assert said is not None, hint
+        new = said[1].split(", ")
+        names = {key.partition(" =")[0] for key in new}
+        kept = [key for key in keys[phase[1] if phase else ""] if key.partition(" =")[0] not in names]
+        keys[phase[1] if phase else ""] = [*kept, *new]
+    pytest.fail(f"no kernel after five hints: {error}")
