@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from attnc.expr.nodes import Expr, Index, Search, walk
+from attnc.expr.nodes import Expr, Search, walk
 from attnc.model.tensors import Role
-from attnc.plan.ir import Fetch, Let, Module, Statement, fetch_expressions, statement_expressions
+from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import CONSUMER_REGISTERS, LAST_ROUNDS, PRODUCER_REGISTERS, Sm90Backward, Turns
-from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
+from attnc.plan.sm90.backward_work import BackwardWork, plan_backward_work
+from attnc.plan.steps import fetches_for
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText
@@ -123,7 +124,7 @@ class Sm90TileText(CudaBackwardText):
     @property
     def end_of_own(self) -> str:
         size = "M" if self.over_q else "N"
-        return size if size in self._made else ""
+        return size if size in self.work.sizes else ""
 
     @property
     def clears_queries(self) -> bool:
@@ -187,91 +188,26 @@ class Sm90TileText(CudaBackwardText):
     def late_program(self) -> tuple[Statement, ...]:
         return ()
 
-    @property
-    def _statements(self) -> tuple[Statement, ...]:
-        late = self.late_program
-        return tuple(x for x in (*self.kernel.program, *self.kernel.regions.bounds) if x not in late)
-
-    @property
-    def found_program(self) -> list[Statement]:
-        return [item for item in self._found if item not in self.kernel.regions.bounds]
-
-    @property
-    def found_bounds(self) -> list[Statement]:
-        return [item for item in self._found if item in self.kernel.regions.bounds]
-
-    @property
-    def _found(self) -> list[Statement]:
-        return needed_for({x.name for x in self._statements if self._is_integer(x)}, self._statements)
-
-    @property
-    def edge_program(self) -> list[Statement]:
-        """What `edge` is computed from, as far as it varies from kv tile to kv tile."""
-        found: list[Statement] = []
-        for item in needed_for({self.edge}, self._statements):
-            exprs = statement_expressions(item)
-            by_tile = any(Index(name) in walk(expr) for expr in exprs for name in ("kv_lo", "kv_hi"))
-            if by_tile or names_in(item) & {x.name for x in found}:
-                found.append(item)
-        return found
-
-    @property
-    def read_program(self) -> list[Statement]:
-        return needed_for(self._read, self._unpublished)
-
-    @property
-    def copied_program(self) -> list[Statement]:
-        read = {name for test in self.tests for name in names_in(test)}
-        loops = self.kernel.regions.loops
-        read |= {name for loop in loops for expr in loop.expressions for name in names_of(expr)}
-        return needed_for(read, self._unpublished)
-
-    @property
-    def _unpublished(self) -> tuple[Statement, ...]:
-        return tuple(x for x in self._statements if not self._is_integer(x))
-
     @cached_property
-    def published(self) -> list[str]:
-        tensors = self.arguments.tensors
-        firsts = [
-            *(["q_first"] if tensors.packs(Role.QUERY) else []),
-            *(["k_first"] if tensors.packs(Role.KEY) else []),
-        ]
-        before = ["edge"] if self.edge else []
-        sequence = ["sequence"] if self.kernel.grid.sequences is not None and self.over_q else []
-        values = [item.name for item in self._statements if self._is_integer(item)]
-        wanted = self._wanted
-        always = ["b", "h" if self.over_q else self.kv_name, *sequence, *firsts, *before]
-        candidates = dict.fromkeys((*always, *sorted(self._made), *values))
-        return [name for name in candidates if name in (*always, *self._made) or name in wanted]
-
-    @cached_property
-    def _made(self) -> frozenset[str]:
-        names = {item.name for item in self.kernel.program if isinstance(item, Let)} & {"M", "N"}
-        sequences = self.kernel.grid.sequences
-        return frozenset(names | ({"M" if self.over_q else "N"} if sequences is not None else set()))
-
-    def _is_integer(self, item: Statement) -> bool:
-        return is_short_integer(item, self.dtypes)
-
-    @cached_property
-    def _read(self) -> frozenset[str]:
-        kernel, step = self.kernel, self.kernel.step
-        exprs: list[Expr] = [expr for loop in kernel.regions.loops for expr in loop.expressions]
-        statements: list[Statement] = [*kernel.regions.tests, *kernel.outer, *self.late_program]
-        statements += [*step.fetches, *step.masked_fetches]
-        exprs += [x for x in (step.score, step.keep, step.kept, step.kept_inside) if x is not None]
-        if kernel.softmax.dropout is not None:
-            dropout = kernel.softmax.dropout
-            exprs += [dropout.p, dropout.seed, dropout.head]
-        exprs += self.chain.expressions
-        names = {name for expr in exprs for name in names_of(expr)}
-        return frozenset(names.union(*(names_in(item) for item in statements)))
-
-    @cached_property
-    def _wanted(self) -> frozenset[str]:
-        return self._read.union(*(names_in(item) for item in self.read_program))
+    def work(self) -> BackwardWork:
+        tensors, is_packed = self.arguments.tensors, self.kernel.grid.sequences is not None
+        place = {
+            "b": True,
+            "h" if self.over_q else self.kv_name: True,
+            "sequence": is_packed and self.over_q,
+            "q_first": tensors.packs(Role.QUERY),
+            "k_first": tensors.packs(Role.KEY),
+            "edge": bool(self.edge),
+        }
+        return plan_backward_work(
+            self.kernel,
+            self.dtypes,
+            late=self.late_program,
+            edge=self.edge,
+            place=[name for name, exists in place.items() if exists],
+            over_q=self.over_q,
+        )
 
     @property
     def read_sizes(self) -> Iterator[str]:
-        yield from sizes_of_call(name for name in self.kernel.dims if name not in self._made)
+        yield from sizes_of_call(name for name in self.kernel.dims if name not in self.work.sizes)
