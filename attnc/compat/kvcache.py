@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attnc.compat.call import Call, Window, are_left_out, check, key_of, one_of, refuse, repeat, window
-from attnc.compat.rotary import rotate_new, rows_of
+from attnc.compat.rotary import find_rows, rotate_new
 
 
 def flash_attn_with_kvcache(
@@ -169,7 +169,7 @@ def append(
         last sequence are written nowhere
     """
     with torch.no_grad():
-        sequences, at = rows_of(new, starts, len(lengths))
+        sequences, at = find_rows(new, starts, len(lengths))
         new = new.flatten(0, 1) if starts is None else new
         at = lengths[sequences] + at
         if (

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-def rows_of(
+def find_rows(
     x: torch.Tensor, starts: torch.Tensor | None, sequences: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns which sequence each row of x is of, and which of its rows, i64[T]: of [B, rows, ...], or with
@@ -60,13 +60,13 @@ def rotate_new(
     """Returns q and k rotated: row i of sequence b by its position, lengths[b] + i.
 
     walks: whether rows of q do so too; else all are at position lengths[b], as flash-attention has it where
-    no mask tells them apart. The rest as of `rotate` and `rows_of`. TypeError and ValueError name the
+    no mask tells them apart. The rest as of `rotate` and `find_rows`. TypeError and ValueError name the
     argument.
     """
     _check_angles(name, q, k, rotary_cos=cos, rotary_sin=sin)
     made = []
     for x, starts, is_turned in ((q, starts_q, walks), (k, starts_k, True)):
-        sequence, row = rows_of(x, starts, len(lengths))
+        sequence, row = find_rows(x, starts, len(lengths))
         positions = lengths[sequence] + row if is_turned else lengths[sequence]
         made.append(rotate(x, cos, sin, positions, interleaved))
     return made[0], made[1]

@@ -69,7 +69,7 @@ BUGS = (
     ),
     Bug(
         name="pages of chosen rows are those of the first",
-        place="kvcache._chosen",
+        place="kvcache._choose_caches",
         old="batch.int()[:, None] * count",
         new="torch.arange(len(batch), dtype=torch.int32, device=batch.device)[:, None] * count",
     ),
@@ -162,8 +162,8 @@ BUGS = (
     Bug(
         name="used keys of packed tensors are all",
         place="sdpa._laid_out",
-        old="call.packed(cum_seq_k)\n        if seqused_k is not None:",
-        new="call.packed(cum_seq_k)\n        if False:",
+        old="call.set_packed(cum_seq_k)\n        if seqused_k is not None:",
+        new="call.set_packed(cum_seq_k)\n        if False:",
         call="varlen_attn",
     ),
 )

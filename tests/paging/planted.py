@@ -166,7 +166,7 @@ BUGS = (
     ),
     Bug(
         name="nowhere is the last page of HND",
-        place="cache.PagedCache._bounded",
+        place="cache.PagedCache._bound_slots",
         old="return slots.clamp(-1, last)",
         new="return slots.clamp(-1, last) % (last + 1 - (self.page if self.layout == 'HND' else 0))",
     ),

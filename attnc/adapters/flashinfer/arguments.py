@@ -47,7 +47,7 @@ def check_layout(kv_layout: str) -> str:
     return kv_layout
 
 
-def integer_of(name: str, value: Any, least: int) -> int:
+def check_integer(name: str, value: Any, least: int) -> int:
     """Returns an integer. TypeError for what is none, ValueError below `least`."""
     try:
         found = None if isinstance(value, bool) else index(value)
@@ -60,16 +60,16 @@ def integer_of(name: str, value: Any, least: int) -> int:
     return found
 
 
-def heads_of(num_qo_heads: Any, num_kv_heads: Any) -> tuple[int, int]:
+def check_heads(num_qo_heads: Any, num_kv_heads: Any) -> tuple[int, int]:
     """Returns the heads of q and of K and V. ValueError where these do not divide those."""
-    heads = integer_of("plan: num_qo_heads", num_qo_heads, 1)
-    shared = integer_of("plan: num_kv_heads", num_kv_heads, 1)
+    heads = check_integer("plan: num_qo_heads", num_qo_heads, 1)
+    shared = check_integer("plan: num_kv_heads", num_kv_heads, 1)
     if heads % shared:
         raise ValueError(f"plan: num_qo_heads: expected a multiple of num_kv_heads, {shared}, got {heads}")
     return heads, shared
 
 
-def dtypes_planned(
+def choose_dtypes(
     planned: DType, kv: DType | None, o: DType | None
 ) -> tuple[torch.dtype, torch.dtype | None]:
     """Returns the dtype of q and o, and that of K and V where it has 8 bits. TypeError for one that no kernel
@@ -88,12 +88,12 @@ def dtypes_planned(
     return found, cache
 
 
-def scale_of(function: str, sm_scale: float | None, head_dim: int) -> float:
+def choose_scale(function: str, sm_scale: float | None, head_dim: int) -> float:
     """Returns the scale of the score, 1 / sqrt(head_dim) for None."""
     return number_of(f"{function}: sm_scale", sm_scale, head_dim**-0.5)
 
 
-def scales_at(
+def combine_scales(
     function: str,
     shape: tuple[int, int],
     one: torch.Tensor,
@@ -118,7 +118,7 @@ def scales_at(
     return {"k_scale": k if q_scale is None else k * q, "v_scale": v}
 
 
-def position_terms(function: str, mode: str, softcap: float, **rope: object) -> tuple[str, ...]:
+def write_position_terms(function: str, mode: str, softcap: float, **rope: object) -> tuple[str, ...]:
     """Returns what positions add to the score: nothing, or ALiBi's slopes, as FlashInfer counts them from the
     first query and the first key. ValueError where q and K are to be rotated inside of attention.
     """
@@ -132,7 +132,7 @@ def position_terms(function: str, mode: str, softcap: float, **rope: object) -> 
     return ("alibi_slopes[h] * (kv_idx - q_idx)",)
 
 
-def alibi_slopes(heads: int, device: torch.device) -> torch.Tensor:
+def compute_alibi_slopes(heads: int, device: torch.device) -> torch.Tensor:
     """Returns f32[H]: powers of 2^(-8 / n) for the largest power of two n, then every other power of
     2^(-4 / n) (ALiBi; Press et al. 2022, arXiv 2108.12409).
     """
@@ -142,35 +142,35 @@ def alibi_slopes(heads: int, device: torch.device) -> torch.Tensor:
     return torch.tensor(first + rest, dtype=torch.float32, device=device)
 
 
-def slope_inputs(terms: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the declaration of what `position_terms` reads."""
+def declare_slopes(terms: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the declaration of what `write_position_terms` reads."""
     return ("alibi_slopes: f32[Hkv * G]",) if terms else ()
 
 
-def mask_inputs(custom: bool) -> tuple[str, ...]:
+def declare_mask(custom: bool) -> tuple[str, ...]:
     """Returns the declarations of what a custom mask is read from."""
     return ("custom_mask: bool[Z]", "mask_start: i64[B]") if custom else ()
 
 
-def split_size(fixed_split_size: int | None, page: int) -> int:
+def check_split_size(fixed_split_size: int | None, page: int) -> int:
     """Returns the keys that a program takes, from a number of pages; 0 for the device's choice. ValueError
     for what is no multiple of 16 keys.
     """
     if fixed_split_size is None:
         return 0
-    keys = integer_of("plan: fixed_split_size", fixed_split_size, 0) * page
+    keys = check_integer("plan: fixed_split_size", fixed_split_size, 0) * page
     if keys % 16:
         raise ValueError(f"plan: fixed_split_size: expected a multiple of 16 keys, got {keys}")
     return keys
 
 
-def tile_rows(tokens: int, heads: tuple[int, int]) -> int:
+def choose_tile_rows(tokens: int, heads: tuple[int, int]) -> int:
     """Returns the rows of a tile of few queries and the heads of a group: 16, 32 or 64."""
     wanted = tokens * heads[0] // heads[1]
     return 16 if wanted <= 16 else 32 if wanted <= 32 else 64
 
 
-def buffer_sizes(buffers: dict[str, torch.Tensor | None]) -> list[int]:
+def measure_buffers(buffers: dict[str, torch.Tensor | None]) -> list[int]:
     """Returns the lengths of buffers for CUDA graphs. ValueError for one that is missing."""
     for name, buffer in buffers.items():
         if not isinstance(buffer, torch.Tensor):
@@ -178,7 +178,7 @@ def buffer_sizes(buffers: dict[str, torch.Tensor | None]) -> list[int]:
     return [len(buffer) for buffer in buffers.values() if buffer is not None]
 
 
-def mask_of(causal: bool, custom: bool, window_left: int) -> str:
+def write_mask(causal: bool, custom: bool, window_left: int) -> str:
     """Writes the mask in the language; a window bounds the keys before a query alone, and a custom mask
     stands in the place of the causal one.
     """
@@ -203,18 +203,18 @@ def has_axes(x: Any, axes: int) -> bool:
     return isinstance(x, torch.Tensor) and x.dim() == axes
 
 
-def shape_of(x: Any) -> Any:
+def describe_shape(x: Any) -> Any:
     """Returns the shape of a tensor for a message, or the type of what is none."""
     return list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
 
 
-def value_dim_of(qk: int, vo: int | None) -> int:
+def choose_value_dim(qk: int, vo: int | None) -> int:
     """Returns the head dimension of V where it is not that of K, else 0."""
-    integer_of("plan: head_dim_qk", qk, 1)
-    return 0 if vo in (None, qk) else integer_of("plan: head_dim_vo", vo, 1)
+    check_integer("plan: head_dim_qk", qk, 1)
+    return 0 if vo in (None, qk) else check_integer("plan: head_dim_vo", vo, 1)
 
 
-def of_items(prefix: torch.Tensor | None, positions: torch.Tensor | None, length: int) -> dict[str, object]:
+def name_items(prefix: torch.Tensor | None, positions: torch.Tensor | None, length: int) -> dict[str, object]:
     """Names what scores several items of a prompt at once."""
     return {
         "prefix_len_ptr": prefix,

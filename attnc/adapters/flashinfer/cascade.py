@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attnc.adapters.flashinfer.arguments import LN2, LOG2E, DType, integer_of
+from attnc.adapters.flashinfer.arguments import LN2, LOG2E, DType, check_integer
 from attnc.adapters.flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 from attnc.adapters.flashinfer.paged import Cache
 from attnc.adapters.flashinfer.prefill import (
@@ -81,7 +81,7 @@ class MultiLevelCascadeAttentionWrapper:
         paged_kv_indices_buf_arr: Sequence[torch.Tensor] | None = None,
         paged_kv_last_page_len_buf_arr: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        levels = integer_of("num_levels", num_levels, 1)
+        levels = check_integer("num_levels", num_levels, 1)
         buffers: dict[str, Sequence[Any]] = {
             "qo_indptr_buf_arr": qo_indptr_buf_arr or [None] * levels,
             "paged_kv_indptr_buf_arr": paged_kv_indptr_buf_arr or [None] * levels,

@@ -6,18 +6,18 @@ import torch
 
 from attnc.adapters.flashinfer.arguments import (
     DType,
-    buffer_sizes,
     check_backend,
-    dtypes_planned,
+    check_heads,
+    check_integer,
+    check_split_size,
+    choose_dtypes,
+    choose_scale,
+    choose_tile_rows,
+    declare_slopes,
+    describe_shape,
     has_axes,
-    heads_of,
-    integer_of,
-    position_terms,
-    scale_of,
-    shape_of,
-    slope_inputs,
-    split_size,
-    tile_rows,
+    measure_buffers,
+    write_position_terms,
 )
 from attnc.adapters.flashinfer.paged import PagedWrapper
 from attnc.adapters.flashinfer.single import attend_alone
@@ -54,7 +54,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
                 "paged_kv_indices_buffer": paged_kv_indices_buffer,
                 "paged_kv_last_page_len_buffer": paged_kv_last_page_len_buffer,
             }
-            sizes = buffer_sizes(given)
+            sizes = measure_buffers(given)
             capacity = {"requests": sizes[2], "pages": sizes[1]}
         super().__init__(float_workspace_buffer, kv_layout, capacity)
 
@@ -97,31 +97,31 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         refuse("plan", block_tables=block_tables, seq_lens=seq_lens)
         if window_right != 0:
             raise ValueError(f"plan: window_right: expected 0, got {window_right!r}")
-        heads = heads_of(num_qo_heads, num_kv_heads)
-        tokens = integer_of("plan: q_len_per_req", q_len_per_req, 1)
-        page = integer_of("plan: page_size", page_size, 1)
-        dtype, cache = dtypes_planned(data_type or q_data_type or "float16", kv_data_type, o_data_type)
+        heads = check_heads(num_qo_heads, num_kv_heads)
+        tokens = check_integer("plan: q_len_per_req", q_len_per_req, 1)
+        page = check_integer("plan: page_size", page_size, 1)
+        dtype, cache = choose_dtypes(data_type or q_data_type or "float16", kv_data_type, o_data_type)
         softcap = number_of("plan: logits_soft_cap", logits_soft_cap, 0.0)
-        terms = position_terms(
+        terms = write_position_terms(
             "plan", pos_encoding_mode, softcap, rope_scale=rope_scale, rope_theta=rope_theta
         )
         wanted = Wanted(
             name="batch_decode",
             dtype=dtype,
             head_dim=head_dim,
-            scale=scale_of("plan", sm_scale, head_dim),
+            scale=choose_scale("plan", sm_scale, head_dim),
             q="[B, M, Hkv * G, D]",
             kv=self._kv_storage(page),
             o="[B, M, Hkv * G, D]",
             lse="[B, M, Hkv * G]",
-            inputs=("block_table: i32[B, P]", "kv_len: i32[B]", *slope_inputs(terms)),
+            inputs=("block_table: i32[B, P]", "kv_len: i32[B]", *declare_slopes(terms)),
             length="kv_len",
             terms=terms,
             softcap=softcap,
             decode=True,
-            rows=tile_rows(tokens, heads),
+            rows=choose_tile_rows(tokens, heads),
             split=not disable_split_kv,
-            split_size=split_size(fixed_split_size, page),
+            split_size=check_split_size(fixed_split_size, page),
             cache=cache,
         )
         names = ("indptr", "indices", "last_page_len")
@@ -186,7 +186,7 @@ def single_decode_with_kv_cache(
     """
     function = "single_decode_with_kv_cache"
     if not has_axes(q, 2):
-        raise ValueError(f"{function}: q: expected shape [heads, head_dim], got {shape_of(q)}")
+        raise ValueError(f"{function}: q: expected shape [heads, head_dim], got {describe_shape(q)}")
     o, lse = attend_alone(
         function,
         q[None],

@@ -35,7 +35,7 @@ def _check_order(bitorder: str) -> None:
         raise ValueError(f"bitorder: expected 'big' or 'little', got {bitorder!r}")
 
 
-def flat_mask(
+def flatten_mask(
     rows: list[int],
     keys: list[int],
     custom: torch.Tensor | None,

@@ -14,17 +14,17 @@ import torch
 from attnc.adapters.flashinfer.arguments import (
     LN2,
     DType,
-    buffer_sizes,
     check_backend,
-    dtypes_planned,
+    check_integer,
+    choose_dtypes,
+    choose_scale,
+    choose_tile_rows,
+    describe_shape,
     has_axes,
-    integer_of,
-    scale_of,
-    shape_of,
-    tile_rows,
+    measure_buffers,
 )
-from attnc.adapters.flashinfer.paged import dense_pages, room_of
-from attnc.adapters.flashinfer.wrapper import Result, Wrapper, launch, starts_of, uniform
+from attnc.adapters.flashinfer.paged import check_room, make_block_table
+from attnc.adapters.flashinfer.wrapper import Result, Wrapper, count_uniform, launch, read_starts
 from attnc.adapters.specs import Wanted, dtype_of, number_of, refuse
 
 Parts: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -81,7 +81,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         capacity = None
         if use_cuda_graph:
             buffers = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_indices": kv_indices}
-            sizes = buffer_sizes({**buffers, "kv_len_arr": kv_len_arr})
+            sizes = measure_buffers({**buffers, "kv_len_arr": kv_len_arr})
             capacity = {"requests": sizes[3], "pages": sizes[2]}
         super().__init__(float_workspace_buffer, "NHD", capacity)
 
@@ -133,15 +133,15 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         given = MLAPlanMetadata.csr(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
         given = replace(given, cum_seq_lens_q=cum_seq_lens_q, block_tables=block_tables, seq_lens=seq_lens)
         starts_of_q, tables, requests = self._tables_given(given if metadata is None else metadata, page_size)
-        heads = integer_of("plan: num_heads", num_heads, 1), 1
-        page = integer_of("plan: page_size", page_size, 1)
-        width = integer_of("plan: head_dim_ckv", head_dim_ckv, 1)
-        rotated = integer_of("plan: head_dim_kpe", head_dim_kpe, 0)
-        dtype, cache = dtypes_planned(q_data_type or "bfloat16", kv_data_type, output_dtype or q_data_type)
-        starts = starts_of("qo_indptr", starts_of_q)
+        heads = check_integer("plan: num_heads", num_heads, 1), 1
+        page = check_integer("plan: page_size", page_size, 1)
+        width = check_integer("plan: head_dim_ckv", head_dim_ckv, 1)
+        rotated = check_integer("plan: head_dim_kpe", head_dim_kpe, 0)
+        dtype, cache = choose_dtypes(q_data_type or "bfloat16", kv_data_type, output_dtype or q_data_type)
+        starts = read_starts("qo_indptr", starts_of_q)
         if len(starts) != requests + 1:
             raise ValueError(f"qo_indptr: expected {requests + 1} numbers, got {len(starts)}")
-        tokens = uniform(starts)
+        tokens = count_uniform(starts)
         if not tokens:
             tables["qo_indptr"] = starts_of_q.to(self.device, torch.int32)
         rows = "B, M" if tokens else "T"
@@ -149,7 +149,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             name="latent_attention",
             dtype=dtype,
             head_dim=width + rotated,
-            scale=scale_of("plan", sm_scale, width),
+            scale=choose_scale("plan", sm_scale, width),
             q=f"[{rows}, Hkv * G, D]" + ("" if tokens else " via ragged(qo_indptr)"),
             kv=f"[B, N, Hkv, D] via paged(block_table, page = {page})",
             value="[B, N, Hkv, Dv] via prefix(k)",
@@ -163,7 +163,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             ),
             length="kv_len",
             decode=tokens > 0,
-            rows=tile_rows(tokens, heads),
+            rows=choose_tile_rows(tokens, heads),
             cache=cache,
         )
         mask = (bool(causal), False)
@@ -171,7 +171,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
 
     def _tables_given(self, given: Any, page_size: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
         """Returns where queries begin, the tables that kernels read, and how many requests there are."""
-        page = integer_of("plan: page_size", page_size, 1)
+        page = check_integer("plan: page_size", page_size, 1)
         if given.kv_indptr is not None:
             _require(given, "qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
             requests = len(given.kv_len_arr)
@@ -194,7 +194,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         `kv_indices`: what the table is where these pages have to be brought together.
         """
         if self._capacity is None:
-            starts = starts_of("kv_indptr", indptr)
+            starts = read_starts("kv_indptr", indptr)
             if len(indices) < starts[-1]:
                 raise ValueError(f"kv_indices: expected at least {starts[-1]} numbers, got {len(indices)}")
             for b, length in enumerate(lengths.tolist()):
@@ -203,16 +203,16 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
                     raise ValueError(f"kv_len_arr: expected 0 .. {room} for request {b}, got {length}")
             width = max((b - a for a, b in pairwise(starts)), default=0)
         else:
-            width = room_of(self._capacity, "kv_indices", len(lengths), len(indices))
+            width = check_room(self._capacity, "kv_indices", len(lengths), len(indices))
             indices = torch.nn.functional.pad(indices, (0, width - len(indices)))
         width = max(width, 1)
         indptr, indices = indptr.to(self.device), indices.to(self.device)
         places = torch.arange(max(len(indices), 1), device=self.device)
         return {
-            "block_table": dense_pages(width, indptr, indices),
+            "block_table": make_block_table(width, indptr, indices),
             "kv_len": lengths.to(self.device, torch.int32),
             "pages_in_use": indices if len(indices) else places,
-            "places": dense_pages(width, indptr, places),
+            "places": make_block_table(width, indptr, places),
         }
 
     def run(
@@ -309,7 +309,7 @@ def _parts(
         return first[1], second[1]
     for other, x in (first, second):
         if x is not None:
-            raise ValueError(f"run: {other}: expected None beside {name}, got {shape_of(x)}")
+            raise ValueError(f"run: {other}: expected None beside {name}, got {describe_shape(x)}")
     if isinstance(value, torch.Tensor):
         return value[..., :width], value[..., width:]
     if not isinstance(value, tuple | list) or len(value) != 2:
@@ -330,7 +330,7 @@ def _check(
     cached: torch.dtype = wanted.cache or wanted.dtype
     for name, x, size in (("q_nope", q_nope, width), ("q_pe", q_pe, rotated)):
         if not has_axes(x, 3):
-            raise ValueError(f"{name}: expected shape [queries, {heads}, {size}], got {shape_of(x)}")
+            raise ValueError(f"{name}: expected shape [queries, {heads}, {size}], got {describe_shape(x)}")
         if dtype_of(name, x) != wanted.dtype:
             raise TypeError(f"{name}: expected dtype {wanted.dtype}, as planned, got {x.dtype}")
         count = len(q_nope) if rows is None else rows
@@ -340,7 +340,7 @@ def _check(
             )
     for name, x, size in (("ckv_cache", ckv_cache, width), ("kpe_cache", kpe_cache, rotated)):
         if not has_axes(x, 3) or x.shape[2] != size:
-            raise ValueError(f"{name}: expected shape [pages, page, {size}], got {shape_of(x)}")
+            raise ValueError(f"{name}: expected shape [pages, page, {size}], got {describe_shape(x)}")
         if x.dtype != cached:
             raise TypeError(f"{name}: expected dtype {cached}, as planned, got {x.dtype}")
     if kpe_cache.shape[:2] != ckv_cache.shape[:2]:

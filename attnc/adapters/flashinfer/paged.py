@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.adapters.flashinfer.wrapper import Result, Wrapper, check_call, launch, starts_of
+from attnc.adapters.flashinfer.wrapper import Result, Wrapper, check_call, launch, read_starts
 from attnc.adapters.specs import refuse
 
 Cache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-def dense_tables(
+def make_tables(
     page: int, width: int, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns block_table: i32[B, width] and kv_len: i32[B] of CSR tables, computed where those are.
@@ -24,17 +24,17 @@ def dense_tables(
     """
     counts = indptr.diff()
     kv_len = torch.where(counts > 0, (counts - 1) * page + last_page_len, 0)
-    return dense_pages(width, indptr, indices), kv_len.int()
+    return make_block_table(width, indptr, indices), kv_len.int()
 
 
-def dense_pages(width: int, indptr: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Returns the block table alone, as `dense_tables` does."""
+def make_block_table(width: int, indptr: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Returns the block table alone, as `make_tables` does."""
     at = indptr[:-1, None] + torch.arange(width, device=indptr.device)
     table = indices[at.clamp(max=len(indices) - 1)] if len(indices) else torch.zeros_like(at)
     return table.int().contiguous()
 
 
-def room_of(capacity: Mapping[str, int], name: str, requests: int, pages: int) -> int:
+def check_room(capacity: Mapping[str, int], name: str, requests: int, pages: int) -> int:
     """Returns the pages that the buffers of a graph have room for. ValueError for more, or for another number
     of requests.
     """
@@ -111,11 +111,11 @@ class PagedWrapper(Wrapper):
             raise ValueError(f"{names[0]}: expected {wanted}, got {len(indptr)}")
         keys = None
         if self._capacity is None or indptr.device.type == last_page_len.device.type == "cpu":
-            keys = _keys_of(names, page, indptr, indices, last_page_len)
+            keys = _count_keys(names, page, indptr, indices, last_page_len)
         width = max((-(-n // page) for n in keys or ()), default=0)
         if self._capacity is not None:
-            width = room_of(self._capacity, names[1], requests, len(indices))
-        made = dense_tables(page, max(width, 1), *(table.to(self.device) for table in csr))
+            width = check_room(self._capacity, names[1], requests, len(indices))
+        made = make_tables(page, max(width, 1), *(table.to(self.device) for table in csr))
         return {"block_table": made[0], "kv_len": made[1]}, requests, keys
 
     def _kv_storage(self, page: int, width: str = "D") -> str:
@@ -135,7 +135,7 @@ class PagedWrapper(Wrapper):
         return pair[0], pair[1]
 
 
-def _keys_of(
+def _count_keys(
     names: tuple[str, str, str],
     page: int,
     indptr: torch.Tensor,
@@ -143,7 +143,7 @@ def _keys_of(
     last_page_len: torch.Tensor,
 ) -> list[int]:
     """Returns how many keys each request has. ValueError for tables that do not fit together."""
-    starts = starts_of(names[0], indptr)
+    starts = read_starts(names[0], indptr)
     if len(indices) < starts[-1]:
         raise ValueError(f"{names[1]}: expected at least {starts[-1]} numbers, got {len(indices)}")
     keys = []

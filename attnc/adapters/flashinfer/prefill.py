@@ -10,27 +10,27 @@ import torch
 
 from attnc.adapters.flashinfer.arguments import (
     DType,
-    buffer_sizes,
     check_backend,
-    dtypes_planned,
-    heads_of,
-    integer_of,
-    mask_inputs,
-    of_items,
-    position_terms,
-    scale_of,
-    slope_inputs,
-    split_size,
-    tile_rows,
-    value_dim_of,
+    check_heads,
+    check_integer,
+    check_split_size,
+    choose_dtypes,
+    choose_scale,
+    choose_tile_rows,
+    choose_value_dim,
+    declare_mask,
+    declare_slopes,
+    measure_buffers,
+    name_items,
+    write_position_terms,
 )
-from attnc.adapters.flashinfer.masks import flat_mask
+from attnc.adapters.flashinfer.masks import flatten_mask
 from attnc.adapters.flashinfer.paged import PagedWrapper
 from attnc.adapters.flashinfer.ragged import (
     BatchPrefillWithRaggedKVCacheWrapper as BatchPrefillWithRaggedKVCacheWrapper,
 )
 from attnc.adapters.flashinfer.single import attend_alone
-from attnc.adapters.flashinfer.wrapper import Result, starts_of, uniform
+from attnc.adapters.flashinfer.wrapper import Result, count_uniform, read_starts
 from attnc.adapters.specs import Wanted, number_of, refuse
 
 
@@ -62,7 +62,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         check_backend("BatchPrefillWithPagedKVCacheWrapper", backend)
         capacity = None
         if use_cuda_graph:
-            sizes = buffer_sizes(
+            sizes = measure_buffers(
                 {
                     "qo_indptr_buf": qo_indptr_buf,
                     "paged_kv_indptr_buf": paged_kv_indptr_buf,
@@ -120,17 +120,17 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         use_fp16_qk_reduction, the longest lengths and uniform_q_len change nothing. ValueError names what is
         not supported.
         """
-        refuse("plan", **of_items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len))
+        refuse("plan", **name_items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len))
         refuse("plan", max_item_len_ptr=max_item_len_ptr, block_tables=block_tables)
         refuse("plan", seq_lens=seq_lens, seq_lens_q=seq_lens_q)
-        heads = heads_of(num_qo_heads, num_kv_heads)
-        page = integer_of("plan: page_size", page_size, 1)
-        dtype, cache = dtypes_planned(q_data_type, kv_data_type, o_data_type)
+        heads = check_heads(num_qo_heads, num_kv_heads)
+        page = check_integer("plan: page_size", page_size, 1)
+        dtype, cache = choose_dtypes(q_data_type, kv_data_type, o_data_type)
         softcap = number_of("plan: logits_soft_cap", logits_soft_cap, 0.0)
-        terms = position_terms(
+        terms = write_position_terms(
             "plan", pos_encoding_mode, softcap, rope_scale=rope_scale, rope_theta=rope_theta
         )
-        starts = starts_of("qo_indptr", qo_indptr)
+        starts = read_starts("qo_indptr", qo_indptr)
         if len(starts) != len(paged_kv_last_page_len) + 1:
             raise ValueError(
                 f"qo_indptr: expected {len(paged_kv_last_page_len) + 1} numbers, one more than"
@@ -143,16 +143,16 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         if is_masked:
             keys = tables["kv_len"].tolist() if keys is None else keys
             tables |= self._mask_tables(starts, keys, custom_mask, packed_custom_mask)
-        tokens = 0 if self.is_cuda_graph_enabled else uniform(starts)
+        tokens = 0 if self.is_cuda_graph_enabled else count_uniform(starts)
         if not tokens:
             tables["qo_indptr"] = qo_indptr.to(self.device, torch.int32)
-        value_dim = value_dim_of(head_dim_qk, head_dim_vo)
+        value_dim = choose_value_dim(head_dim_qk, head_dim_vo)
         rows = "B, M" if tokens else "T"
         wanted = Wanted(
             name="batch_prefill",
             dtype=dtype,
             head_dim=head_dim_qk,
-            scale=scale_of("plan", sm_scale, head_dim_qk),
+            scale=choose_scale("plan", sm_scale, head_dim_qk),
             q=f"[{rows}, Hkv * G, D]" + ("" if tokens else " via ragged(qo_indptr)"),
             kv=self._kv_storage(page),
             value=self._kv_storage(page, "Dv") if value_dim else "",
@@ -163,16 +163,16 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
                 *(() if tokens else ("qo_indptr: i32[B + 1]",)),
                 "block_table: i32[B, P]",
                 "kv_len: i32[B]",
-                *mask_inputs(is_masked),
-                *slope_inputs(terms),
+                *declare_mask(is_masked),
+                *declare_slopes(terms),
             ),
             length="kv_len",
             terms=terms,
             softcap=softcap,
             decode=tokens > 0,
-            rows=tile_rows(tokens, heads),
+            rows=choose_tile_rows(tokens, heads),
             split=not disable_split_kv,
-            split_size=split_size(fixed_split_size, page) if tokens else 0,
+            split_size=check_split_size(fixed_split_size, page) if tokens else 0,
             cache=cache,
         )
         self._keep(
@@ -233,7 +233,7 @@ def single_prefill_with_kv_cache(
     mask = {}
     if custom_mask is not None or packed_custom_mask is not None:
         keys = k.shape[0 if kv_layout == "NHD" else 1]
-        mask = flat_mask([len(q)], [keys], custom_mask, packed_custom_mask, q.device)
+        mask = flatten_mask([len(q)], [keys], custom_mask, packed_custom_mask, q.device)
     o, lse = attend_alone(
         function,
         q,

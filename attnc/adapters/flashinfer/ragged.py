@@ -9,20 +9,20 @@ import torch
 
 from attnc.adapters.flashinfer.arguments import (
     DType,
-    buffer_sizes,
     check_backend,
-    dtypes_planned,
+    check_heads,
+    choose_dtypes,
+    choose_scale,
+    choose_value_dim,
+    declare_mask,
+    declare_slopes,
+    describe_shape,
     has_axes,
-    heads_of,
-    mask_inputs,
-    of_items,
-    position_terms,
-    scale_of,
-    shape_of,
-    slope_inputs,
-    value_dim_of,
+    measure_buffers,
+    name_items,
+    write_position_terms,
 )
-from attnc.adapters.flashinfer.wrapper import Result, Wrapper, check_call, launch, starts_of
+from attnc.adapters.flashinfer.wrapper import Result, Wrapper, check_call, launch, read_starts
 from attnc.adapters.specs import Wanted, number_of, refuse
 
 
@@ -54,7 +54,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         if use_cuda_graph:
             buffers = {"qo_indptr_buf": qo_indptr_buf, "kv_indptr_buf": kv_indptr_buf}
             bits = 0 if custom_mask_buf is None else 8 * len(custom_mask_buf)
-            capacity = {"requests": buffer_sizes(buffers)[0] - 1, "bits": bits}
+            capacity = {"requests": measure_buffers(buffers)[0] - 1, "bits": bits}
         super().__init__(float_workspace_buffer, kv_layout, capacity)
 
     def plan(
@@ -99,16 +99,16 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         it. Latent attention without absorption has head_dim_qk = 192 and head_dim_vo = 128. ValueError names
         what is not supported.
         """
-        refuse("plan", **of_items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len))
+        refuse("plan", **name_items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len))
         refuse("plan", max_item_len_ptr=max_item_len_ptr, v_indptr=v_indptr, o_indptr=o_indptr)
         refuse("plan", seq_lens=seq_lens, seq_lens_q=seq_lens_q)
-        heads = heads_of(num_qo_heads, num_kv_heads)
-        dtype, cache = dtypes_planned(q_data_type, kv_data_type, o_data_type)
+        heads = check_heads(num_qo_heads, num_kv_heads)
+        dtype, cache = choose_dtypes(q_data_type, kv_data_type, o_data_type)
         softcap = number_of("plan: logits_soft_cap", logits_soft_cap, 0.0)
-        terms = position_terms(
+        terms = write_position_terms(
             "plan", pos_encoding_mode, softcap, rope_scale=rope_scale, rope_theta=rope_theta
         )
-        starts, keys = starts_of("qo_indptr", qo_indptr), starts_of("kv_indptr", kv_indptr)
+        starts, keys = read_starts("qo_indptr", qo_indptr), read_starts("kv_indptr", kv_indptr)
         requests = len(starts) - 1
         if len(keys) != len(starts):
             raise ValueError(f"kv_indptr: expected {len(starts)} numbers, like qo_indptr, got {len(keys)}")
@@ -123,12 +123,12 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         if is_masked:
             lengths = [b - a for a, b in pairwise(keys)]
             tables |= self._mask_tables(starts, lengths, custom_mask, packed_custom_mask)
-        value_dim = value_dim_of(head_dim_qk, head_dim_vo)
+        value_dim = choose_value_dim(head_dim_qk, head_dim_vo)
         wanted = Wanted(
             name="ragged_prefill",
             dtype=dtype,
             head_dim=head_dim_qk,
-            scale=scale_of("plan", sm_scale, head_dim_qk),
+            scale=choose_scale("plan", sm_scale, head_dim_qk),
             q="[T, Hkv * G, D] via ragged(qo_indptr)",
             kv="[S, Hkv, D] via ragged(kv_indptr)",
             value="[S, Hkv, Dv] via ragged(kv_indptr)" if value_dim else "",
@@ -138,8 +138,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             inputs=(
                 "qo_indptr: i32[B + 1]",
                 "kv_indptr: i32[B + 1]",
-                *mask_inputs(is_masked),
-                *slope_inputs(terms),
+                *declare_mask(is_masked),
+                *declare_slopes(terms),
             ),
             length="",
             terms=terms,
@@ -178,7 +178,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             raise ValueError(f"run: o_scale: expected None or 1.0, got {o_scale!r}")
         for name, x in (("k", k), ("v", v)):
             if not has_axes(x, 3):
-                raise ValueError(f"{name}: expected a tensor of 3 axes, got {shape_of(x)}")
+                raise ValueError(f"{name}: expected a tensor of 3 axes, got {describe_shape(x)}")
         if self._layout == "HND":
             k, v = k.transpose(0, 1), v.transpose(0, 1)
         check_call(plan, q, k, v, 1, "k, v")

@@ -10,17 +10,17 @@ import torch
 
 from attnc.adapters.flashinfer.arguments import (
     LOG2E,
-    alibi_slopes,
     check_layout,
+    choose_scale,
+    choose_tile_rows,
+    combine_scales,
+    compute_alibi_slopes,
+    declare_mask,
+    declare_slopes,
+    describe_shape,
     has_axes,
-    mask_inputs,
-    mask_of,
-    position_terms,
-    scale_of,
-    scales_at,
-    shape_of,
-    slope_inputs,
-    tile_rows,
+    write_mask,
+    write_position_terms,
 )
 from attnc.adapters.specs import NARROW, Kernel, Wanted, dtype_of, kernel, number_of
 
@@ -47,12 +47,12 @@ def attend_alone(
     """Returns (o: [M, Hq, Dv], lse: f32[M, Hq] in base 2) of q: [M, Hq, D] against k: [N, Hkv, D] and
     v: [N, Hkv, Dv], or [Hkv, N, ...] where kv_layout is "HND".
 
-    function: whose arguments these are, for messages; mask: what `flat_mask` returns
+    function: whose arguments these are, for messages; mask: what `flatten_mask` returns
     """
     check_layout(kv_layout)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not has_axes(x, 3):
-            raise ValueError(f"{function}: {name}: expected a tensor of 3 axes, got {shape_of(x)}")
+            raise ValueError(f"{function}: {name}: expected a tensor of 3 axes, got {describe_shape(x)}")
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     dtype = dtype_of(f"{function}: q", q)
@@ -67,9 +67,9 @@ def attend_alone(
         wanted = f"[N, a divisor of {q.shape[1]} heads, {q.shape[2]}]"
         raise ValueError(f"{function}: k: expected shape {wanted}, got {list(k.shape)}")
     softcap = number_of(f"{function}: logits_soft_cap", logits_soft_cap, 0.0)
-    terms = position_terms(function, pos_encoding_mode, softcap, **rope)
+    terms = write_position_terms(function, pos_encoding_mode, softcap, **rope)
     heads = q.shape[1], k.shape[1]
-    given = scales_at(
+    given = combine_scales(
         function, (1, heads[1]), torch.ones((), device=q.device), **scales, always=cache is not None
     )
     made = _kernel(
@@ -77,15 +77,15 @@ def attend_alone(
         cache,
         q.shape[2],
         v.shape[2],
-        scale_of(function, sm_scale, q.shape[2]),
-        mask_of(causal, bool(mask), window_left),
+        choose_scale(function, sm_scale, q.shape[2]),
+        write_mask(causal, bool(mask), window_left),
         softcap,
         terms,
         bool(mask),
         frozenset(given),
-        tile_rows(len(q), heads) if 0 < len(q) <= _FEW else 0,
+        choose_tile_rows(len(q), heads) if 0 < len(q) <= _FEW else 0,
     )
-    slopes = {"alibi_slopes": alibi_slopes(heads[0], q.device)} if terms else {}
+    slopes = {"alibi_slopes": compute_alibi_slopes(heads[0], q.device)} if terms else {}
     named = {"q": q, "k": k, "v": v}
     o, lse = made(**{name: x[None] for name, x in named.items()}, **(mask or {}), **given, **slopes)
     return o[0], lse[0] * LOG2E
@@ -118,7 +118,7 @@ def _kernel(
             value_dim=0 if value_dim == head_dim else value_dim,
             o=f"[B, M, Hkv * G, {'D' if value_dim == head_dim else 'Dv'}]",
             lse="[B, M, Hkv * G]",
-            inputs=(*mask_inputs(custom), *slope_inputs(terms)),
+            inputs=(*declare_mask(custom), *declare_slopes(terms)),
             length="",
             mask=mask,
             terms=terms,

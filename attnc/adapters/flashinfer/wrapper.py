@@ -11,13 +11,13 @@ import torch
 
 from attnc.adapters.flashinfer.arguments import (
     LOG2E,
-    alibi_slopes,
     check_layout,
     check_shape,
-    mask_of,
-    scales_at,
+    combine_scales,
+    compute_alibi_slopes,
+    write_mask,
 )
-from attnc.adapters.flashinfer.masks import flat_mask
+from attnc.adapters.flashinfer.masks import flatten_mask
 from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -26,7 +26,7 @@ Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 _FEW = 16
 
 
-def starts_of(name: str, indptr: torch.Tensor) -> list[int]:
+def read_starts(name: str, indptr: torch.Tensor) -> list[int]:
     """Returns where requests begin and end, on the host. TypeError for what is no tensor of integers,
     ValueError for one that does not ascend from 0.
     """
@@ -42,7 +42,7 @@ def starts_of(name: str, indptr: torch.Tensor) -> list[int]:
     return found
 
 
-def uniform(starts: list[int]) -> int:
+def count_uniform(starts: list[int]) -> int:
     """Returns how many queries every request has, where all have as many, and few; else 0."""
     counts = {b - a for a, b in pairwise(starts)}
     return counts.pop() if len(counts) == 1 and 0 < max(counts) <= _FEW else 0
@@ -72,7 +72,7 @@ class Plan:
         """Returns the kernel of a call: compiled once for each form that calls have."""
         changed: dict[str, Any] = {name: name for name in scales} | ({"sink": "sinks"} if sinks else {})
         if window_left != self.window_left:
-            changed["mask"] = mask_of(*self.mask, window_left)
+            changed["mask"] = write_mask(*self.mask, window_left)
         return kernel(replace(self.wanted, **changed)) if changed else self.made
 
 
@@ -114,13 +114,13 @@ class Wrapper:
         rows: int | None = None,
     ) -> None:
         """Plans the calls that follow; what a captured graph reads changes only if nothing is refused."""
-        wanted = replace(wanted, mask=mask_of(*mask, window_left))
+        wanted = replace(wanted, mask=write_mask(*mask, window_left))
         made = kernel(wanted)
         if any("alibi_slopes" in term for term in wanted.terms):
-            tables = tables | {"alibi_slopes": alibi_slopes(heads[0], self.device)}
+            tables = tables | {"alibi_slopes": compute_alibi_slopes(heads[0], self.device)}
         known = self._planned
         if self._capacity is not None and known is not None:
-            tables = _kept(known, tables, tokens)
+            tables = _write_kept(known, tables, tokens)
         self._planned = Plan(
             wanted=wanted,
             made=made,
@@ -143,7 +143,7 @@ class Wrapper:
         packed: torch.Tensor | None,
     ) -> dict[str, torch.Tensor]:
         rows = [b - a for a, b in pairwise(starts)]
-        made = flat_mask(rows, keys, custom, packed, self.device)
+        made = flatten_mask(rows, keys, custom, packed, self.device)
         if made and self._capacity is not None:
             room, used = self._capacity["bits"], len(made["custom_mask"])
             if used > room:
@@ -199,7 +199,7 @@ def launch(
     """
     q = tensors["q"]
     shape = (plan.sequences, plan.heads[1])
-    scales = scales_at(
+    scales = combine_scales(
         "run",
         shape,
         plan.one,
@@ -225,7 +225,7 @@ def launch(
     return (o, torch.mul(found, LOG2E, out=lse)) if return_lse else o
 
 
-def _kept(known: Plan, tables: dict[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
+def _write_kept(known: Plan, tables: dict[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
     """Writes tables to where a captured graph reads them. ValueError where it would need others."""
     if tokens != known.tokens:
         raise ValueError(

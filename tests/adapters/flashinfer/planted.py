@@ -27,54 +27,54 @@ BUGS = (
     ),
     Bug(
         name="masks of all requests begin at the first",
-        place="wrapper.mask_of",
+        place="wrapper.write_mask",
         old="mask_start[b] + ",
         new="mask_start[0] + ",
     ),
     Bug(
         name="masks of requests are as long as the longest",
         place="ragged.BatchPrefillWithRaggedKVCacheWrapper._mask_tables",
-        old="made = flat_mask(rows, keys, custom, packed, self.device)",
-        new="""made = flat_mask(rows, keys, custom, packed, self.device)
+        old="made = flatten_mask(rows, keys, custom, packed, self.device)",
+        new="""made = flatten_mask(rows, keys, custom, packed, self.device)
     longest = max(m * n for m, n in zip(rows, keys))
     made["mask_start"] = longest * torch.arange(len(rows))""",
         call="ragged",
     ),
     Bug(
         name="bits of a mask go from the highest",
-        place="wrapper.flat_mask",
+        place="wrapper.flatten_mask",
         old=">> torch.arange(8,",
         new=">> torch.arange(7, -1, -1,",
     ),
     Bug(
         name="bits of all requests follow each other",
-        place="wrapper.flat_mask",
+        place="wrapper.flatten_mask",
         old="[8 * width for width in widths]",
         new="sizes",
     ),
     Bug(
         name="a window stands beside no custom mask",
-        place="wrapper.mask_of",
+        place="wrapper.write_mask",
         old="if window_left >= 0 else []",
         new="if window_left >= 0 and not custom else []",
     ),
     Bug(
         name="slopes count from the last key",
-        place="decode.position_terms",
+        place="decode.write_position_terms",
         old="(kv_idx - q_idx)",
         new="(kv_idx - q_pos)",
         call="decode",
     ),
     Bug(
         name="slopes are those of the power of two above",
-        place="wrapper.alibi_slopes",
+        place="wrapper.compute_alibi_slopes",
         old="2 ** (-8 * (i + 1) / n)",
         new="2 ** (-4 * (i + 1) / n)",
         call="ragged",
     ),
     Bug(
         name="a scale of queries is forgotten",
-        place="wrapper.scales_at",
+        place="wrapper.combine_scales",
         old="k if q_scale is None else k * q",
         new="k",
         call="decode",
@@ -101,14 +101,14 @@ BUGS = (
     ),
     Bug(
         name="a graph keeps the tables of its first plan",
-        place="wrapper._kept",
+        place="wrapper._write_kept",
         old="known.tables[name].copy_(x)",
         new="known.tables[name].copy_(known.tables[name])",
         call="decode",
     ),
     Bug(
         name="a last page is full",
-        place="paged.dense_tables",
+        place="paged.make_tables",
         old="(counts - 1) * page + last_page_len",
         new="counts * page",
         call="decode",
@@ -144,8 +144,8 @@ BUGS = (
     Bug(
         name="one request has no window beside a mask",
         place="prefill.attend_alone",
-        old="mask_of(causal, bool(mask), window_left)",
-        new="mask_of(causal, bool(mask), -1 if mask else window_left)",
+        old="write_mask(causal, bool(mask), window_left)",
+        new="write_mask(causal, bool(mask), -1 if mask else window_left)",
         call="single",
     ),
 )

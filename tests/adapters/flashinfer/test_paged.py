@@ -12,7 +12,7 @@ from attnc.adapters.flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
 )
-from attnc.adapters.flashinfer.paged import dense_tables
+from attnc.adapters.flashinfer.paged import make_tables
 from tests.adapters.engines import LARGEST, coded, meant
 from tests.adapters.flashinfer.batches import GROUP, HEADS, PAGE, SIZE, SIZES, compare, csr, stored, workspace
 from tests.adapters.oracle import attend, pages
@@ -172,12 +172,12 @@ def test_a_graph_reads_the_tables_of_a_later_plan() -> None:
 
 def test_dense_tables() -> None:
     indptr, indices = torch.tensor([0, 2, 2, 5]), torch.tensor([7, 3, 0, 9, 4])
-    table, kv_len = dense_tables(4, 3, indptr, indices, torch.tensor([1, 4, 3]))
+    table, kv_len = make_tables(4, 3, indptr, indices, torch.tensor([1, 4, 3]))
     assert kv_len.tolist() == [5, 0, 11]
     assert table[0, :2].tolist() == [7, 3]
     assert table[2].tolist() == [0, 9, 4]
     assert (table.dtype, kv_len.dtype) == (torch.int32, torch.int32)
-    nothing, none = dense_tables(4, 1, torch.tensor([0, 0]), torch.tensor([]).long(), torch.tensor([0]))
+    nothing, none = make_tables(4, 1, torch.tensor([0, 0]), torch.tensor([]).long(), torch.tensor([0]))
     assert (nothing.shape, none.tolist()) == ((1, 1), [0])
 
 
