@@ -33,6 +33,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 EXCLUDED = Path(__file__).with_suffix(".toml")
+#: Makes a class of tests for each device, in files of torch 2.8 and later.
+_DEVICES = "instantiate_device_type_tests"
 _MODULE, _FUNCTION = "torch.nn.attention.flex_attention", "flex_attention"
 
 
@@ -92,13 +94,14 @@ def read_outcomes(report: Path) -> dict[str, tuple[str, str]]:
 
 def run(path: Path, processes: int, chosen: str) -> dict[str, tuple[str, str]]:
     """Runs a file's tests in so many processes. chosen: an expression for pytest's -k, "" for all."""
-    import torch
-
-    device = "CUDA" if torch.cuda.is_available() else "CPU"
+    text = path.read_text(encoding="utf-8")
+    conditions = [f"({chosen})"] if chosen else []
+    if _DEVICES in text:
+        conditions.append(_device())
     with tempfile.TemporaryDirectory() as folder:
         copy, report = Path(folder, path.name), Path(folder, "report.xml")
-        copy.write_text(use_attnc(path.read_text(encoding="utf-8")), encoding="utf-8")
-        wanted = f"{device} and ({chosen})" if chosen else device
+        copy.write_text(use_attnc(text), encoding="utf-8")
+        wanted = " and ".join(conditions)
         command = [sys.executable, "-m", "pytest", "-q", str(copy), f"--junitxml={report}", "-k", wanted]
         command += ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={folder}"]
         command += ["-n", str(processes)] if processes > 1 else []
@@ -111,6 +114,13 @@ def run(path: Path, processes: int, chosen: str) -> dict[str, tuple[str, str]]:
         if not report.exists():
             raise RuntimeError(f"{path.name}: pytest wrote no report")
         return read_outcomes(report)
+
+
+def _device() -> str:
+    """Returns what the names of the classes end in that run on this machine."""
+    import torch
+
+    return "CUDA" if torch.cuda.is_available() else "CPU"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
