@@ -20,7 +20,7 @@ _READ = {
     "grammar": ("*.lark", "*.attn"),
     "specs": ("**/*.attn",),
     "templates": ("**/*.jinja", "**/*.h"),
-    "tools": ("*.py",),
+    "tools": ("**/*.py", "**/*.attn"),
 }
 #: Files that a user writes in an example.
 _WRITTEN_BY_READERS = {f"specs/{name}.attn" for name in ("my", "stream", "near", "step")} | {
