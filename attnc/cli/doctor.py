@@ -280,16 +280,16 @@ def _choices(label: str, gpu: TargetGpu) -> Iterator[Finding]:
 
 
 #: Functions that choose whose kernels a call runs on, and which of these calls they have besides prompts and
-#: training: of a few tokens against a cache, and of latent attention.
+#: training of 16 bits: of f32, of a few tokens against a cache, and of latent attention.
 _FUNCTIONS: Mapping[str, Sequence[str]] = {
-    "attnc.compile": ("latent",),
-    "attnc.flex.flex_attention": (),
-    "attnc.compat.flash_attn": ("decoding",),
+    "attnc.compile": ("f32", "latent"),
+    "attnc.flex.flex_attention": ("f32",),
+    "attnc.compat.flash_attn": ("f32", "decoding"),
     "attnc.compat.sdpa": (),
-    "attnc.adapters.transformers": ("decoding",),
-    "attnc.adapters.vllm": ("decoding", "latent"),
-    "attnc.adapters.sglang": ("decoding", "latent"),
-    "attnc.adapters.flashinfer": ("decoding", "latent"),
+    "attnc.adapters.transformers": ("f32", "decoding"),
+    "attnc.adapters.vllm": ("f32", "decoding", "latent"),
+    "attnc.adapters.sglang": ("f32", "decoding", "latent"),
+    "attnc.adapters.flashinfer": ("f32", "decoding", "latent"),
     "attnc export --hf-kernel": ("decoding",),
 }
 
@@ -329,7 +329,8 @@ def _choices_of_functions(label: str, gpu: TargetGpu) -> Iterator[Finding]:
     lost = ranked["16 bits"][0]
     fix = "" if lost == half or not gpu.could_run(lost) else install(toolchain_of(lost).package)
     for function, more in _FUNCTIONS.items():
-        detail = f"f16 and bf16 {half}; f32 {single}"
+        detail = f"f16 and bf16 {half}"
+        detail += f"; f32 {single}" if "f32" in more else ""
         detail += f"; up to 16 tokens against a cache {few}" if "decoding" in more else ""
         detail += f"; latent attention {half}" if "latent" in more and half != few else ""
         yield Finding(name=f"{function} {label}", state="ok", detail=detail, fix=fix)

@@ -272,7 +272,9 @@ def test_what_a_missing_package_costs_is_said_once(machine: Callable[..., None])
 
 
 def test_functions_of_a_gpu_that_is_not_here() -> None:
-    assert said(_functions("sm_80"))["attnc.compat.sdpa sm_80"] == KNOWN.format(half="triton")
+    found = said(_functions("sm_80"))
+    assert found["attnc.flex.flex_attention sm_80"] == KNOWN.format(half="triton")
+    assert found["attnc.compat.sdpa sm_80"] == "f16 and bf16 triton"  # PyTorch asks it for no others
     assert list(_functions("sm_75")) == []
 
 
