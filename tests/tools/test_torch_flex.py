@@ -10,7 +10,7 @@ import pytest
 from tools.torch_flex import EXCLUDED, judge, main, read_exclusions, use_attnc
 
 #: A file of the kind of PyTorch's, whose classes are made for each device.
-FILE = """import unittest
+FILE = """import unittest  # whose classes are those of instantiate_device_type_tests
 
 import torch
 from torch.nn.attention.flex_attention import (
