@@ -26,6 +26,7 @@ class _PageForm(NamedTuple):
     scale: float
     left: int
     softcap: float
+    causal: bool
     inputs: frozenset[str]
     split: bool
     rows: int
@@ -45,12 +46,13 @@ def attend(
     softcap: float,
     by_head: dict[str, torch.Tensor | None],
     tokens: int,
+    causal: bool = True,
     tree: torch.Tensor | None = None,
     qq_bias: torch.Tensor | None = None,
     k_descale: torch.Tensor | float | None = None,
     v_descale: torch.Tensor | float | None = None,
 ) -> None:
-    """Writes the attention of every token to `out`: causal, a sequence's last token at its last key.
+    """Writes the attention of every token to `out`, a sequence's last token at its last key.
 
     q: [T, Hq, D]; k: [pages, page, Hkv, D]; v: [pages, page, Hkv, Dv], both of any strides but a contiguous
         last axis, or None: the first Dv columns of k are the values, as in latent attention
@@ -60,6 +62,7 @@ def attend(
     by_head: "alibi_slopes" and "sinks", f32[Hq] or None
     tokens: of every sequence, T = B * tokens: those of a sequence follow each other, and its keys are split
         among programs; cu_seqlens_q is not looked at. 0: cu_seqlens_q says how many each has
+    causal: a token sees keys up to its own; else all keys of its sequence, of which `left` leaves some out
     tree: bool[B, tokens, tokens], new token i sees new token j, in place of all up to its own; wants `tokens`
     qq_bias: [X, X], added to the score of new token i and new token j of a sequence, 0 beyond X
     k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], or a number,
@@ -93,6 +96,7 @@ def attend(
             scale=float(scale),
             left=left,
             softcap=float(softcap),
+            causal=causal,
             inputs=frozenset(given),
             split=tokens > 0,
             rows=_rows(tokens * (q.shape[1] // max(heads, 1))),
@@ -170,7 +174,7 @@ def _kernel(form: _PageForm) -> Kernel:
                 *(("qq_bias: f32[X, X]",) if "qq_bias" in form.inputs else ()),
             ),
             length="seqused_k",
-            mask=_mask(form.left, "tree" in form.inputs),
+            mask=_mask(form.left, form.causal, "tree" in form.inputs),
             terms=("qq_bias[q_idx, kv_idx - (N - M)]",) if "qq_bias" in form.inputs else (),
             softcap=form.softcap,
             slopes="alibi_slopes" if "alibi_slopes" in form.inputs else "",
@@ -184,12 +188,12 @@ def _kernel(form: _PageForm) -> Kernel:
     )
 
 
-def _mask(left: int, tree: bool) -> str:
+def _mask(left: int, causal: bool, tree: bool) -> str:
     """Returns the mask: keys before the new tokens, and of these what a tree says, or all up to its own."""
-    if not tree:
+    if causal and not tree:
         return "causal" if left < 0 else f"window({left}, 0)"
-    seen = "(kv_idx < N - M or tree[b, q_idx, kv_idx - (N - M)])"
-    return seen if left < 0 else f"q_pos - kv_idx <= {left} and {seen}"
+    seen = ["(kv_idx < N - M or tree[b, q_idx, kv_idx - (N - M)])"] if tree else []
+    return " and ".join(([] if left < 0 else [f"q_pos - kv_idx <= {left}"]) + seen)
 
 
 # --- packed tokens against packed keys ----------------------------------------------------------------------

@@ -59,6 +59,7 @@ def check(queries: list[int], lengths: list[int], *, page: int = PAGE, **changed
             slopes=arguments.get("alibi_slopes"),
             sinks=arguments.get("sinks"),
             bias=bias if bias is None else bias[: len(q), : len(q)],
+            causal=arguments["causal"],
         )
         torch.testing.assert_close(o.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -90,6 +91,13 @@ def test_drafts_of_every_sequence(variant: dict[str, Any]) -> None:
     """As many new tokens of each share a tile of queries, and the keys are split."""
     check([4, 4, 4], [20, 4, 33], **variant)
     check([7, 7], [9, 40], **variant)
+
+
+@pytest.mark.parametrize("queries", [[4, 4], [1, 9, 0]], ids=str)
+def test_tokens_that_see_all_keys(queries: list[int]) -> None:
+    check(
+        queries, [new + old for new, old in zip(queries, [20, 0, 5], strict=False)], causal=False, softcap=2.0
+    )
 
 
 BRANCHES = torch.tensor([[0, 9, 9, 9], [0.5, 0, 9, 9], [1, 9, 0, 9], [0, -2, 9, 0]]).float()
@@ -146,7 +154,11 @@ def test_an_unquantised_cache_ignores_descales() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"causal": False}, "causal: expected True, got False"),
+        ({"causal": torch.ones(1)}, r"causal: expected True or False, got tensor"),
+        (
+            {"causal": False, "window_size": (4, 0)},
+            r"window_size: expected \(-1, -1\), as causal is False, got \(4, 0\)",
+        ),
         ({"softmax_scale": None}, "softmax_scale: expected a number, got None"),
         ({"softmax_scale": float("nan")}, "softmax_scale: expected a finite number, got nan"),
         ({"softcap": "high"}, "softcap: expected a number, got 'high'"),

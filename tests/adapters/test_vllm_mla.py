@@ -90,8 +90,8 @@ def impl_of(backend: ModuleType, **changed: Any) -> Any:
 
 
 @pytest.mark.parametrize("cache", ["auto", "fp8", "fp8_e4m3"])
-@pytest.mark.parametrize("tokens", [1, 3])
-def test_latents_are_written_and_decoded(backend: ModuleType, tokens: int, cache: str) -> None:
+@pytest.mark.parametrize(("tokens", "causal"), [(1, True), (3, True), (3, False)])
+def test_latents_are_written_and_decoded(backend: ModuleType, tokens: int, causal: bool, cache: str) -> None:
     """Single tokens, or as many drafts of each sequence; queries as one tensor or in two parts."""
     torch.manual_seed(0)
     impl, quantised = impl_of(backend, kv_cache_dtype=cache), cache != "auto"
@@ -118,6 +118,7 @@ def test_latents_are_written_and_decoded(backend: ModuleType, tokens: int, cache
         table[b, : len(request.pages)] = torch.tensor(request.pages)
     lengths = torch.tensor([request.length for request in requests], dtype=torch.int32)
     metadata = SimpleNamespace(
+        causal=causal,
         query_start_loc=torch.arange(3, dtype=torch.int32) * tokens,
         decode=SimpleNamespace(block_table=table, seq_lens=lengths),
     )
@@ -129,7 +130,7 @@ def test_latents_are_written_and_decoded(backend: ModuleType, tokens: int, cache
     assert lse is None
     assert torch.equal(whole, parts)
     for request, own, o in zip(requests, torch.split(q, tokens), torch.split(whole, tokens), strict=True):
-        check(o, own, request, scale=0.3)
+        check(o, own, request, scale=0.3, causal=causal)
 
 
 def test_an_empty_cache_is_not_written(backend: ModuleType) -> None:

@@ -130,6 +130,7 @@ class Runner:
                 softcap=self.layer.get("logits_soft_cap", 0.0),
                 slopes=None if slopes is None else torch.tensor(slopes),
                 sinks=self.layer.get("sinks"),
+                causal=common.get("causal", True),
             )
 
 
@@ -170,6 +171,15 @@ def test_caches_of_8_bits_are_written_and_read(backend: ModuleType, cache: str, 
         runner.step([(first, 35), (second, 5)])
         runner.step([(first, 1), (second, 14)], padding=0)
         runner.step([(first, 1), (second, 1)], padding=0)
+
+
+def test_drafts_in_blocks_see_each_other(backend: ModuleType) -> None:
+    """A step that is not causal: all keys of a request, with all of its new tokens."""
+    runner = Runner(backend)
+    first, second = Request(), Request()
+    runner.step([(first, 20), (second, 5)])
+    runner.step([(first, 4), (second, 4)], padding=0, causal=False)
+    runner.step([(first, 7), (second, 2)], causal=False)
 
 
 def test_a_step_may_pad_its_requests(backend: ModuleType) -> None:
@@ -230,7 +240,7 @@ def test_context_parallelism_is_refused(backend: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("common", "said"),
     [
-        ({"causal": False}, "causal: expected True, as other masks are not supported, got False"),
+        ({"causal": torch.ones(1)}, "causal: expected True or False of all sequences, got tensor"),
         ({"mm_req_doc_ranges": {0: [(1, 4)]}}, "mm_req_doc_ranges: expected None"),
         ({"rswa_prefix_lens": torch.ones(1)}, "rswa_prefix_lens: expected None"),
         ({"dcp_local_seq_lens": torch.ones(1)}, "dcp_local_seq_lens: expected None"),

@@ -62,6 +62,7 @@ def unified_attention(
     k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], a number or
         None; other caches are taken as they are, whatever their scales, as vLLM's kernels do
     cu_seqlens_q: i32[B + 1]; seqused_k: i32[B], with the new tokens; block_table: i32[B, P]
+    causal: True, or False for tokens that see all keys of their sequence, without a window
     softmax_scale, window_size (left, right; -1 for none), softcap (0 for none): part of the kernel, so a new
     value of one compiles once. alibi_slopes, sinks: [Hq], or None.
     qq_bias: [X, X], added to the scores of new tokens with each other, for trees of drafts, or None; minus
@@ -86,6 +87,7 @@ def unified_attention(
         block_table=block_table,
         scale=number_of("softmax_scale", softmax_scale),
         left=_count_keys_before(causal, window_size),
+        causal=causal,
         softcap=number_of("softcap", softcap, 0.0),
         by_head={"alibi_slopes": alibi_slopes, "sinks": sinks},
         tokens=uniform(len(q), max_seqlen_q, len(seqused_k)),
@@ -96,9 +98,9 @@ def unified_attention(
 
 
 def _count_keys_before(causal: bool, window_size: tuple[int, int]) -> int:
-    """Returns how many keys before its own a query sees. Raises ValueError where it sees some behind it."""
-    if not causal:
-        raise ValueError(f"unified_attention: causal: expected True, got {causal!r}")
+    """Returns how many keys before its own a query sees. ValueError where it sees some behind it."""
+    if not isinstance(causal, bool):
+        raise ValueError(f"unified_attention: causal: expected True or False, got {causal!r}")
     try:
         left, right = map(index, window_size)
     except (TypeError, ValueError):
@@ -107,6 +109,8 @@ def _count_keys_before(causal: bool, window_size: tuple[int, int]) -> int:
         ) from None
     if right > 0:
         raise ValueError(f"window_size: expected at most 0 keys on the right, got {right}")
+    if not causal and (left, right) != (-1, -1):
+        raise ValueError(f"window_size: expected (-1, -1), as causal is False, got {window_size!r}")
     return left
 
 

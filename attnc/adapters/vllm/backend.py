@@ -69,6 +69,10 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
         return True
 
     @classmethod
+    def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         return bool(capability.major >= 8)
 
@@ -101,6 +105,7 @@ class AttncMetadata:
     """A step of several sequences, the same for all layers of a group.
 
     num_actual_tokens: without padding; max_query_len: new tokens of a sequence
+    causal: a token sees keys up to its own; else all of its sequence
     query_start_loc: i32[B + 1]; seq_lens: i32[B], with the new tokens; block_table: i32[B, P]
     slot_mapping: i64[T], where the keys of new tokens go, -1 for none
     """
@@ -112,6 +117,7 @@ class AttncMetadata:
     max_seq_len: int
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+    causal: bool = True
 
 
 class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ignore[misc]  # as above
@@ -132,10 +138,8 @@ class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ig
         compute.
         """
         common = common_attn_metadata
-        if common.causal is not True:
-            raise ValueError(
-                f"causal: expected True, as other masks are not supported, got {common.causal!r}"
-            )
+        if not isinstance(common.causal, bool):
+            raise ValueError(f"causal: expected True or False of all sequences, got {common.causal!r}")
         refuse(
             "attnc's attention backend",
             mm_req_doc_ranges=common.mm_req_doc_ranges,
@@ -151,6 +155,7 @@ class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ig
             max_seq_len=common.max_seq_len,
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
+            causal=common.causal,
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> AttncMetadata:
@@ -249,7 +254,7 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
             attn_metadata.seq_lens,
             attn_metadata.max_seq_len,
             self.scale,
-            True,
+            attn_metadata.causal,
             self.window,
             attn_metadata.block_table,
             self.logits_soft_cap,

@@ -56,6 +56,10 @@ class AttncMLABackend(MLACommonBackend):  # type: ignore[misc]  # vLLM need not 
         return head_size % 8 == 0 and 16 <= head_size <= 576
 
     @classmethod
+    def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         return bool(capability.major >= 8)
 
@@ -88,6 +92,7 @@ class AttncMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]  
 
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[Any] = QueryLenSupport.UNIFORM
+    supports_non_causal_multi_token_decode: ClassVar[bool] = True
 
 
 class AttncMLAImpl(MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # as above
@@ -171,6 +176,7 @@ class AttncMLAImpl(MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # a
             softcap=0.0,
             by_head={},
             tokens=len(whole) // max(len(decode.seq_lens), 1),
+            causal=attn_metadata.causal,
             k_descale=scale,
             v_descale=scale,
         )
