@@ -51,16 +51,26 @@ def keep(engine: str, version: str, device: str, outcomes: list[Outcome], *, wri
     if write:
         path = FOLDER / f"{engine}.json"
         kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        kept[device] = {
-            "version": version,
-            "on": on,
-            **{
-                result: {outcome.name: outcome.why for outcome in outcomes if outcome.result == result}
-                if result != "passed"
-                else [outcome.name for outcome in outcomes if outcome.result == result]
-                for result in counts
-            },
+        kept[device] = {"version": version, "on": on} | {
+            result: found for result in counts if (found := _listed(outcomes, result))
         }
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return int(counts["failed"] > 0)
+
+
+def _listed(outcomes: list[Outcome], result: str) -> Any:
+    """Names with this result, or reasons and the names that have them, with how many where a name stands for
+    several.
+    """
+    names = [outcome.name for outcome in outcomes if outcome.result == result]
+    if result == "passed":
+        return names
+    found: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.result == result:
+            count = sum(name == outcome.name for name in names)
+            named = outcome.name if count == 1 else f"{outcome.name}, {count} cases"
+            if named not in found.setdefault(outcome.why, []):
+                found[outcome.why].append(named)
+    return found

@@ -1,0 +1,309 @@
+"""vLLM's own tests of attention backends, run with attnc's in the place of its own.
+
+    python -m tests.engines.vllm_backends --source FOLDER
+
+FOLDER is vLLM's source of the version that is installed (its sdist on PyPI has it); vLLM itself is imported
+from where Python finds it. The files run as they are but for their lists of backends. What does not fit a
+machine has a stand-in: configurations of models that would be downloaded, the platform where there is no GPU,
+and two compiled operations on a cache where they are not loaded. `--write` keeps outcomes in
+`outcomes/vllm.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engines.outcomes import Outcome, keep
+
+#: Sizes of the models whose configurations the tests ask for, as published.
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-0.6B": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "vocab_size": 151936,
+        "torch_dtype": "bfloat16",
+    },
+    # Its heads and window, as a model without experts.
+    "microsoft/Phi-tiny-MoE-instruct": {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_size": 2048,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "sliding_window": 2047,
+        "max_position_embeddings": 4096,
+        "vocab_size": 32064,
+        "torch_dtype": "bfloat16",
+    },
+    "deepseek-ai/DeepSeek-R1": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 163840,
+        "vocab_size": 129280,
+        "torch_dtype": "bfloat16",
+    },
+}
+_LIST = r"^( *)(\w*BACKENDS_TO_TEST)(?:: [^=]+)? = (?:\[[^\]]*\]|\([^)]*\)|[^\n]+)$"
+_TESTS = "tests/v1/attention"
+DENSE, LATENT = "test_attention_backends.py", "test_mla_backends.py"
+#: Tests of each file that ask any backend, and why the rest of the file is not run.
+ABOUT = {
+    DENSE: ("test_causal_backend", "test_sliding_window_backend", "test_non_causal_backend"),
+    LATENT: ("test_backend_correctness", "test_chunked_context_backend"),
+}
+#: Cases that are run where kernels are interpreted.
+_SMALL = {
+    DENSE: r"((auto|fp8)-4-.*-(small_|mixed_small)|2-.*-small_|Qwen.*small)",
+    LATENT: r"(deepseek-.*-(1.0-1.0-auto|2.0-3.0-fp8)-16-.*-(small_|mixed_small|spec_decode_small)"
+    r"|False-trtllm-gen-auto-deepseek-)",
+}
+
+
+class Listed(list[Any]):
+    """A list of backends that stays as it is."""
+
+    def remove(self, value: Any) -> None: ...
+
+    def append(self, value: Any) -> None: ...
+
+    def extend(self, values: Any) -> None: ...
+
+
+def changed(text: str, name: str) -> str:
+    """The text of a test file with attnc's backends in its lists, and in theirs of larger blocks none."""
+    head = "from tests_engines_vllm_backends import Listed as _Listed\n"
+    ours = "AttentionBackendEnum.CUSTOM" if name == DENSE else 'AttentionBackendEnum["ATTNC_MLA"]'
+
+    def listed(found: re.Match[str]) -> str:
+        kept = "MLAPrefillBackendEnum.CUSTOM" if found[2].startswith("PREFILL") else ours
+        return f"{found[1]}{found[2]} = _Listed([{kept}])"
+
+    text = re.sub(_LIST, listed, text, flags=re.MULTILINE)
+    text = re.sub(r"LARGE_BLOCK_BACKENDS = \(.*?\n    \)", "LARGE_BLOCK_BACKENDS = []", text, flags=re.DOTALL)
+    at = text.index("\nimport ") if "\nimport " in text else text.index("\nfrom ")
+    return f"{text[: at + 1]}{head}{text[at + 1 :]}"
+
+
+@contextmanager
+def folder(source: Path) -> Iterator[Path]:
+    """A folder to run in: vLLM's tests, with ours in their lists, and configurations of models."""
+    with tempfile.TemporaryDirectory() as name:
+        made = Path(name)
+        for package in ("tests", "tests/v1", _TESTS):
+            (made / package).mkdir()
+            (made / package / "__init__.py").touch()
+        for file in ("utils.py", DENSE, LATENT):
+            text = (source / _TESTS / file).read_text(encoding="utf-8")
+            kept = text if file == "utils.py" else changed(text, file)
+            (made / _TESTS / file).write_text(kept, encoding="utf-8")
+        for model, sizes in MODELS.items():
+            (made / model).mkdir(parents=True)
+            (made / model / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+        yield made
+
+
+def prepare(device: str) -> None:
+    """Loads the plug-in, and stands in for what this machine does not have."""
+    if device == "cpu":
+        import vllm.platforms as platforms
+        from vllm.platforms.cpu import CpuPlatform
+
+        platforms._current_platform = CpuPlatform()
+        from vllm.model_executor.layers import linear, utils
+
+        # Layers of these tests are not loaded, which is when vLLM chooses a product on a CPU.
+        linear.dispatch_unquantized_gemm = lambda backend=None: utils.default_unquantized_gemm
+    from attnc.adapters.vllm import register
+
+    register()
+    from vllm import _custom_ops as ops
+
+    if not hasattr(torch.ops._C_cache_ops, "concat_and_cache_mla"):
+        ops.concat_and_cache_mla = concat_and_cache_mla
+        ops.gather_and_maybe_dequant_cache = gather_and_maybe_dequant_cache
+
+
+def concat_and_cache_mla(
+    kv_c: torch.Tensor,
+    k_pe: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_cache_dtype: str,
+    scale: torch.Tensor,
+    skip_scale: bool = False,
+) -> None:
+    """Stands in for vLLM's compiled operation of this name."""
+    rows, kept = torch.cat([kv_c, k_pe], -1), slot_mapping >= 0
+    if kv_cache_dtype.startswith("fp8"):
+        rows = (rows.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8)
+    kv_cache.view(-1, kv_cache.shape[-1])[slot_mapping[kept]] = rows[: len(kept)][kept]
+
+
+def gather_and_maybe_dequant_cache(
+    src_cache: torch.Tensor,
+    dst: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seq_lens: torch.Tensor,
+    token_to_seq: torch.Tensor,
+    num_tokens: int,
+    kv_cache_dtype: str,
+    scale: torch.Tensor,
+    seq_starts: torch.Tensor | None = None,
+) -> None:
+    """Stands in for vLLM's compiled operation of this name."""
+    sequence = token_to_seq[:num_tokens].long()
+    at = torch.arange(num_tokens, device=dst.device) - cu_seq_lens[sequence]
+    at = at if seq_starts is None else at + seq_starts[sequence]
+    page = src_cache.shape[1]
+    rows = src_cache[block_table[sequence, at // page].long(), at % page]
+    if kv_cache_dtype.startswith("fp8"):
+        rows = rows.view(torch.float8_e4m3fn).float() * scale
+    dst[:num_tokens] = rows.to(dst.dtype)
+
+
+class Fixtures:
+    """What the tests want of vLLM's conftest, which imports much more."""
+
+    @pytest.fixture
+    def default_vllm_config(self) -> Iterator[Any]:
+        from vllm.config import VllmConfig, set_current_vllm_config
+
+        config = VllmConfig()
+        with set_current_vllm_config(config):
+            yield config
+
+    @pytest.fixture
+    def dist_init(self, default_vllm_config: Any, tmp_path: Path) -> Iterator[None]:
+        from vllm.distributed import parallel_state as state
+
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        state.init_distributed_environment(1, 0, f"file://{tmp_path / 'store'}", 0, backend)
+        state.initialize_model_parallel(1, 1)
+        yield
+        state.cleanup_dist_env_and_memory()
+
+    @pytest.fixture
+    def workspace_init(self) -> Iterator[None]:
+        from vllm.v1.worker.workspace import init_workspace_manager, reset_workspace_manager
+
+        if torch.cuda.is_available():
+            init_workspace_manager(torch.device(0))
+        yield
+        reset_workspace_manager()
+
+
+class Chosen:
+    """A plug-in of pytest that keeps tests of any backend, and notes how they end."""
+
+    def __init__(self, device: str, only: str) -> None:
+        self.device, self.only = device, only
+        self.outcomes: list[Outcome] = []
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        kept = []
+        for item in items:
+            name = f"{item.path.name}::{item.name}"
+            if self.only not in name:
+                continue
+            why = _why_not(item.path.name, item.name, self.device)
+            if why:
+                self.outcomes.append(
+                    Outcome(f"{item.path.name}::{item.name.partition('[')[0]}", "excluded", why)
+                )
+            else:
+                kept.append(item)
+        items[:] = kept
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.rpartition("/")[2]
+        if report.failed:
+            self.outcomes.append(Outcome(name, "failed", str(report.longrepr).strip().splitlines()[-1]))
+        elif report.skipped:
+            self.outcomes.append(
+                Outcome(
+                    name,
+                    "skipped",
+                    str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr),
+                )
+            )
+        elif report.when == "call":
+            self.outcomes.append(Outcome(name, "passed"))
+
+
+def _why_not(file: str, test: str, device: str) -> str:
+    """Returns why a test is not run, "" if it is."""
+    name, _, case = test.partition("[")
+    if not name.startswith(ABOUT[file]):
+        return "asks another backend, or none"
+    if device == "cpu" and not re.match(_SMALL[file], case):
+        return "takes hours interpreted, and minutes on a GPU"
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--source", type=Path, required=True, help="of vLLM, with its tests")
+    parser.add_argument("--only", default="", help="tests whose names have this")
+    parser.add_argument("--write", action="store_true", help="keep the outcomes")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        from attnc.verify.interpreter import ensure_interpreter
+
+        ensure_interpreter()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    chosen = Chosen(device, options.only)
+    with folder(options.source.resolve()) as place:
+        prepare(device)
+        sys.modules["tests_engines_vllm_backends"] = sys.modules[__name__]
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]  # vLLM's package has the same name
+        sys.path.insert(0, str(place))
+        os.chdir(place)
+        files = [f"{_TESTS}/{file}" for file in (DENSE, LATENT)]
+        pytest.main(
+            ["-v", "-p", "no:cacheprovider", "--rootdir", str(place), *files], plugins=[chosen, Fixtures()]
+        )
+    return keep("vllm", version("vllm"), device, chosen.outcomes, write=options.write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
