@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -158,7 +159,7 @@ def slot_mapping(
     """Stands in for vLLM's compiled operation: where the keys of tokens go, -1 behind the last."""
     slots.fill_(-1)
     ends = starts.tolist()
-    for request, (first, last) in enumerate(zip(ends, ends[1:], strict=False)):
+    for request, (first, last) in enumerate(pairwise(ends)):
         at = positions[first:last]
         slots[first:last] = table[request, at // block].long() * block + at % block
 
