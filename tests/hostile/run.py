@@ -173,7 +173,7 @@ DIRECTIVE = re.compile(
     r"# (pragma unroll( \d+)?|ifn?def ATTNC_SHIM|ifndef BLOCK_M|if ALIGNED|ifdef MAXNREG|else|endif"
     r"|include \"(simt\.h|(device|sm80|sm90(_cluster|_turns)?)\.cuh)\""
     r"|define (BLOCK_M|BLOCK_N|WARPS|STAGES|ALIGNED|Q_TILES|O_TILES|OVERLAP|CLUSTER|PINGPONG"
-    r"|(COPY|MULTIPLY)_REGISTERS) \d+"
+    r"|(PRODUCER|CONSUMER)_REGISTERS|BLOCK_D) \d+"
     r"|define (ELEMENT (bf16|f16|float)|ELEMENT_IS_F32|LANES_SEARCH (32|\( 32 / \( BLOCK_M / 64 \) \)))"
     r"|define BOUNDS (__maxnreg__|__launch_bounds__)\(\w+\))"
 )
