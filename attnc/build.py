@@ -295,7 +295,7 @@ def tuned_source(path: Path) -> Source | None:
 
 
 def tuned_of(path: Path) -> tuple[TunedChoice, ...]:
-    """Reads the tuned choices of a spec file, none where nobody has measured. Raises OSError, and
+    """Reads the tuned choices of a spec file, none without measurements. Raises OSError, and
     DiagnosticError (E0603) for a malformed file.
     """
     source = tuned_source(path)

@@ -17,7 +17,7 @@ class SavedMeanwhile(Exception):
 
 
 def write_text(path: Path, text: str, *, instead_of: bytes | None = None) -> None:
-    """Writes a file in one step: nobody sees half of it. Raises OSError, which names the file, and
+    """Writes a file atomically. Raises OSError, which names the file, and
     SavedMeanwhile.
 
     A file that was there keeps its permissions, and one that is read-only stays as it is: PermissionError.
@@ -143,7 +143,7 @@ _TEMPORARY = re.compile(r"\.attnc-[0-9a-f]{16}\.tmp")
 
 
 def temporary_name(folder: Path) -> Path:
-    """Returns the path of a temporary file or folder in a folder, with a name that nobody else has."""
+    """Returns the path of a temporary file or folder in a folder, with a unique name."""
     return folder / f".attnc-{secrets.token_hex(8)}.tmp"
 
 

@@ -137,7 +137,7 @@ def family_of(
 
 
 def _is_named(cache: Cache) -> bool:
-    """Returns whether somebody said where packages are kept, and gets an error where that cannot be."""
+    """Returns whether the user named the folder of packages, and so gets an error if it cannot be used."""
     return cache is not True or bool(os.environ.get("ATTNC_CACHE_DIR"))
 
 

@@ -44,7 +44,7 @@ CEILING = Peer(name="matmul", title="matmul", make=_matmul)
 
 
 def known_peers(target: str = "cuda.sm_80") -> dict[str, Peer]:
-    """Returns all whom attnc's kernels for a target can be timed beside, by name."""
+    """Returns all peers of attnc's kernels for a target, by name."""
     return {**PEERS, TRITON.name: TRITON, **{peer.name: peer for peer in same_bits(target)}}
 
 

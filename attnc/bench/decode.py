@@ -214,7 +214,7 @@ NAMES = frozenset({"triton", NARROW, *PAGED.values(), *(peer.name for peer in PE
 
 def decoders(names: Collection[str], target: str = "triton") -> tuple[Decoder, ...]:
     """Returns attnc's kernels for a target, those for Triton beside them where `triton` is named, and the
-    peers of these names. Names that nobody has are left to the caller.
+    peers of these names. Unknown names are left to the caller.
     """
     is_beside = "triton" in names and target != "triton"
     beside = _ours("triton", names, "triton_", " on Triton") if is_beside else ()

@@ -152,7 +152,7 @@ def bench(
         _run(benchmark, chosen, rounds, out, target)
 
 
-#: Whom attnc is compared with where nobody says.
+#: The peers by default.
 _PEERS = "cudnn,fa2,flex,eager"
 _TOGETHER = (["--f32", "--backward"], ["--quick", "--backward"], ["--flex", "--quick"])
 
@@ -250,7 +250,7 @@ def _import_research(name: str) -> ModuleType:
 
 
 def _known_names(peers: str, known: Collection[str], offered: Collection[str]) -> list[str]:
-    """Returns the peers that are named. Raises Mistake for a name that nobody has."""
+    """Returns the peers that are named. Raises Mistake for an unknown name."""
     wanted = split_commas(peers)
     for name in wanted:
         if name not in known:

@@ -327,7 +327,7 @@ def _list_changed(hunk: str) -> list[str]:
     return [line for line in hunk.splitlines() if line.startswith(("+", "-"))]
 
 
-# --- files that change while somebody watches ---------------------------------------------------------------
+# --- files that change under --watch ---------------------------------------------------------------
 
 
 #: What is compared of a file: it is another text if one of these differs.

@@ -98,7 +98,7 @@ def complain(message: str, hint: str = "") -> None:
 
 
 def ask(question: str) -> bool:
-    """Returns whether the user says yes; no where there is nobody to ask."""
+    """Returns whether the user says yes; no without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     sys.stderr.write(f"{visible(question)} [y/N] ")

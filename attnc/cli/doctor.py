@@ -295,7 +295,7 @@ _FUNCTIONS: Mapping[str, Sequence[str]] = {
 
 
 def _functions(device: str | None) -> Iterator[Finding]:
-    """Yields whose kernels each function of attnc runs on where nobody says, on the GPUs here, or on one of
+    """Yields the kernels that each function of attnc takes by default, on the GPUs here, or on one of
     an architecture.
     """
     try:

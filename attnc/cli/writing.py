@@ -1,4 +1,4 @@
-"""Writing to output folders: what attnc would have to take from somebody is named, and stays."""
+"""Writing to output folders: files that attnc does not own are named and kept."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ class ContextParallel:
     place of the estimate's choice; groups: parts that the heads of a rank are computed in. rows: "planned"
     where the plan says who has which, "slices" where those of a rank follow those of the one before, as many
     on each, as DTensors lie. rates: of the machine and its kernels, for the estimate. sums: whether gradients
-    of inputs that are whole on every rank are added up over the ranks; False where whoever owns them does so
-    (DDP, FSDP). symmetric: keys move by copy engines, out of symmetric memory. params: of the spec, where its
-    types and sizes do not say (`cap = 30.0`).
+    of inputs that are whole on every rank are added up over the ranks; False if DDP or FSDP does so.
+    symmetric: keys move by copy engines, out of symmetric memory. params: of the spec, where its types and
+    sizes do not say (`cap = 30.0`).
 
     Every rank makes it, and calls it, alike.
     """

@@ -24,7 +24,7 @@ from attnc.verify.interpreter import ensure_interpreter
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 #: How long a rank waits for others to come to symmetric memory; then its GPU gives up with an error. As long
-#: as NCCL waits, if nobody says otherwise.
+#: as NCCL waits, by default.
 _WAIT_MS = 600_000
 
 

@@ -2,7 +2,7 @@
 
 All ranks get as many rows and as much work. Three ways are tried, and the estimate of the whole call decides
 (`plan`): one run of rows for each rank, which moves the fewest keys; that, with chunks exchanged until the
-work is even; and chunks longest first to whoever has least, which under a causal mask is the zigzag of ring
+work is even; chunks longest first to the rank with the least, which under a causal mask is the zigzag of ring
 attention.
 
 They are looked at together: arrays have an axis of ways in front, and nothing loops over chunks, tiles or

@@ -50,7 +50,7 @@ class ProjectionModule:
     configs: what can be chosen from, by implementation and best for ascending M, the default of each first;
     shared: bytes of shared memory that a block of each needs; ragged_n, ragged_k: by implementation, whether
     some tile reaches past the end of the axis; is_split: whether some config splits K among programs; guess:
-    (largest M, implementation) for a device that nobody has measured, the last open.
+    (largest M, implementation) for a device without measurements, the last open.
     """
 
     variant: ProjectionVariant

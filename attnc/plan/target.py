@@ -102,7 +102,7 @@ class Target(ABC):
         return iter(())
 
     def sum_of_dq(self, variant: Variant, *, deterministic: bool) -> Summation:
-        """Returns how a schedule that nobody wrote sums dq: in the fastest way, of those that give the same
+        """Returns how a default schedule sums dq: in the fastest way, of those that give the same
         bits in every run where it is to be deterministic.
         """
         return "two_pass"

@@ -1,4 +1,4 @@
-"""Generated text -> imported module. A copy of the text is kept in the cache, for whoever wants to read where
+"""Generated text -> imported module. A copy of the text is kept in the cache, to be read where
 a traceback points; nothing is run from there.
 """
 

@@ -294,9 +294,9 @@ def build_cubins(
     """Compiles every config of a generated CUDA module (its `.py` file) for e.g. "sm_90"; returns what goes
     into `cubin/` beside it, by name.
 
-    files: the texts of the module and of its `.cu` files by name, so that no file is read that somebody else
-    may have changed. Rows that are not 16-byte aligned get a kernel of their own. Raises CompilationError,
-    and FileNotFoundError without NVRTC.
+    files: the texts of the module and of its `.cu` files by name, so that no file is read that another
+    process may have changed. Rows that are not 16-byte aligned get a kernel of their own. Raises
+    CompilationError, and FileNotFoundError without NVRTC.
     """
     program: Any = program_of(load_file(module) if files is None else load_files(files))
     made = {}

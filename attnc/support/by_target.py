@@ -45,7 +45,7 @@ class ByTarget:
     of the first that runs on the device.
 
     package, name: where the folders of the targets are, and the function in them; targets: what each needs,
-    as `Needs` has it; variants: those that have a variant, the first where nobody has measured; tuned: by
+    as `Needs` has it; variants: those that have a variant, the first without a measurement; tuned: by
     device and variant the rows of its table, of which the first that admits the sizes decides.
     """
 

@@ -217,7 +217,7 @@ _NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
 
 
 def store_bytes(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Writes a file in one step: nobody reads half of it, and what was there under its name, a link, a folder
+    """Writes a file atomically; what was there under its name, a link, a folder
     or somebody else's file, is replaced. Raises OSError. mode: of the file, less the process's umask.
     """
     temporary = _temporary(path.parent)
@@ -250,7 +250,7 @@ _STALE_SECONDS = 24 * 3600
 
 
 def _temporary(folder: Path) -> Path:
-    """Returns a name that nobody else has."""
+    """Returns a unique name."""
     return folder / f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}"
 
 

@@ -1,4 +1,4 @@
-"""Folders that nobody but the user can change. What is run or loaded as code lies in such ones alone."""
+"""Folders that only the user can change. Code is run or loaded from such folders only."""
 
 import functools
 import os

@@ -310,7 +310,7 @@ def literal_of(value: DType | bool | int | float) -> str:
     return f"torch.{value.facts.torch}" if isinstance(value, DType) else repr(value)
 
 
-#: Families of targets, the fastest first where nobody has measured, and the package that launches kernels.
+#: Families of targets, the fastest first without a measurement, and the package that launches kernels.
 _PACKAGES: Mapping[str, str] = {"sm90": "cupy", "triton": "triton", "sm80": "cupy"}
 #: The family whose kernels the package runs on the CPU too.
 _INTERPRETED = "triton"
@@ -352,7 +352,7 @@ _ANY_NEWER = 1000
 
 
 def fastest_first(targets: Iterable[str]) -> list[str]:
-    """Returns names of targets, each once, in the order in which they are tried where nobody has measured."""
+    """Returns names of targets, each once, in the order in which they are tried without a measurement."""
     newest = sorted(dict.fromkeys(targets), key=lambda name: (needs_of(name)[1], name), reverse=True)
     return sorted(newest, key=lambda name: list(_PACKAGES).index(target_of(name).family))
 

@@ -183,7 +183,7 @@ def target_rows(
 
 
 def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
-    """Returns rows for a device that nobody has measured: decode kernels up to as many rows as a tile has,
+    """Returns rows for a device without measurements: decode kernels up to as many rows as a tile has,
     then the first other schedule.
     """
     labels = {module.label: module.kernel.structure == "decode" for module in family}

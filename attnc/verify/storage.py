@@ -1,8 +1,8 @@
 """Cases in pages and in packed sequences: lengths, block tables and pools that have broken serving engines.
 
 Every sequence has a length of its own, the first the case's. Pages are permuted, some are shared by sequences
-with a common beginning, some belong to nobody; table entries past the end of a sequence are garbage, as are
-rows past the end in its last page and rows that follow the last packed sequence.
+with a common beginning, some belong to no sequence; table entries past the end of a sequence are garbage, as
+are rows past the end in its last page and rows that follow the last packed sequence.
 """
 
 from __future__ import annotations
