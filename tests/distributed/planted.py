@@ -84,7 +84,7 @@ BUGS = (
     ),
     Bug(
         name="the gradient of a sink is that of one rank",
-        place="engine._Attention.backward",
+        place="engine._ContextAttention.backward",
         old="total += part",
         new="total = part",
         shown_by="sink gradient",
@@ -99,16 +99,18 @@ BUGS = (
     Bug(
         name="the lse of partial results counts as base 2",
         place="decode.SpreadKeys._join_partial_results",
-        old="joined(every,",
-        new="joined(every * torch.where(torch.arange(every.shape[-1]) == every.shape[-1] - 4, 0.6931, 1.0),",
+        old="    o, lse = join_ranks(every,",
+        new="""    every = every.clone()
+    every[..., every.shape[-1] - _PADDING] *= 0.6931
+    o, lse = join_ranks(every,""",
         shown_by="decode",
         in_systems="sglang #33926",
     ),
     Bug(
         name="a partial result is joined twice",
         place="decode.SpreadKeys._join_partial_results",
-        old="joined(every,",
-        new="joined(torch.cat((every, every[1:2])),",
+        old="join_ranks(every,",
+        new="join_ranks(torch.cat((every, every[1:2])),",
         shown_by="decode",
     ),
     Bug(
