@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from attnc.diagnostics import DiagnosticError
 from attnc.plan.fitting import TileShape
-from attnc.plan.ir import Module
+from attnc.plan.ir import Forward, Module
 from attnc.plan.sm90 import SM90A, layout_of
 from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
@@ -19,6 +19,7 @@ from attnc.plan.sm90.layout import (
     registers_left,
     widest_product,
 )
+from attnc.plan.sm90.roles import plan_roles
 from attnc.support.sizes import evaluate
 from attnc.target.files import render_files
 from tests.plan import planning
@@ -99,9 +100,9 @@ def test_a_load_with_an_end_of_its_own_has_room_of_its_own() -> None:
     kernel = module.kernel
     assert layout_of(kernel).vectors == len(kernel.step.masked_fetches) == 2
     assert render_files(module, path="a.attn", sha256="")
-    small = replace(kernel, layout=replace(layout_of(kernel), vectors=1))
-    with pytest.raises(ValueError, match="room for 1 of"):
-        render_files(replace(module, kernel=small), path="a.attn", sha256="")
+    small, forward = replace(layout_of(kernel), vectors=1), cast(Forward, kernel)
+    with pytest.raises(ValueError, match="laid out for 1 values of keys and 0 columns"):
+        plan_roles(forward, small, module.variant)
 
 
 def test_buffers_are_doubled_as_far_as_they_fit() -> None:

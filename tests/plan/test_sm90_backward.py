@@ -31,7 +31,7 @@ def is_by_wgmma(module: Module, kernel: KernelName = "dkdv") -> bool:
     text = render_files(module, path="a.attn", sha256="")[f"default_backward_{kernel}.cu"]
     layout = module.backward.layout
     found = isinstance(layout, Sm90Backward) and kernel in layout.by_wgmma
-    assert ("wgmma.mma_async" in text, '"sm80.cuh"' in text) == (found, not found)
+    assert ("WGMMA_SS(" in text, '"sm80.cuh"' in text) == (found, not found)
     return found
 
 

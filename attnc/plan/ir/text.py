@@ -446,6 +446,8 @@ def _value(value: Any) -> str:
             return show(cast(Expr, value))
         case tuple():
             return f"[{', '.join(map(_value, value))}]"
+        case frozenset():  # whose order is another in every process
+            return f"[{', '.join(sorted(map(_value, value)))}]"
         case _ if is_dataclass(value):
             return f"{type(value).__name__}({', '.join(_fields(value))})"
         case _:

@@ -118,6 +118,7 @@ class _RolePlanner:
     def plan(self) -> Sm90Roles:
         kernel = self.kernel
         softmax = self._plan_softmax()
+        self._verify_room(softmax)
         own_ranges = self._has_own_ranges(softmax)
         late = kernel.grid.longest_first and kernel.grid.sequences is None
         return Sm90Roles(
@@ -206,6 +207,14 @@ class _RolePlanner:
         exprs.append(kernel.stored)
         nodes = (node for expr in exprs for node in walk(expr))
         return frozenset(node.name for node in nodes if isinstance(node, Ref | Dim | Index))
+
+    def _verify_room(self, softmax: ScoreRoles) -> None:
+        """Raises ValueError where the layout, which counts on the spec, has too little for the kernel."""
+        layout, columns = self.layout, () if softmax.score is None else softmax.score.columns
+        found = (len(columns), sum(column.of_key is not None for column in columns))
+        if len(softmax.vectors) > layout.vectors or found != (layout.columns, layout.key_columns):
+            room = f"{layout.vectors} values of keys and {layout.columns} columns"
+            raise ValueError(f"{self.kernel.name}: shared memory is laid out for {room}")
 
     # -- the consumers --------------------------------------------------------------------------------------
 
