@@ -89,9 +89,8 @@ ABOUT = {
 }
 #: Cases that are run where kernels are interpreted.
 _SMALL = {
-    DENSE: r"((auto|fp8)-4-.*-(small_|mixed_small)|2-.*-small_|Qwen.*small)",
-    LATENT: r"(deepseek-.*-(1.0-1.0-auto|2.0-3.0-fp8)-16-.*-(small_|mixed_small|spec_decode_small)"
-    r"|False-trtllm-gen-auto-deepseek-)",
+    DENSE: r"(auto-4-.*-(small_|mixed_small)|fp8-4-.*-small_decode|2-.*-small_prefill|Qwen.*mixed_small)",
+    LATENT: r"deepseek-.*-(1.0-1.0-auto-16-.*-(small_|spec_decode_small)|2.0-3.0-fp8-16-.*-small_decode)",
 }
 
 
@@ -251,7 +250,7 @@ class Chosen:
         items[:] = kept
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = report.nodeid.rpartition("/")[2]
+        name = report.nodeid.removeprefix(f"{_TESTS}/")
         if report.failed:
             self.outcomes.append(Outcome(name, "failed", str(report.longrepr).strip().splitlines()[-1]))
         elif report.skipped:
