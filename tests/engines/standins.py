@@ -14,6 +14,10 @@ from types import ModuleType
 from typing import Any
 
 
+#: What vLLM imports and its attention does not ask.
+VLLM = ("llguidance", "openai", "openai_harmony", "xgrammar")
+
+
 class _Anything(type):
     """A class of which every attribute is another."""
 

@@ -27,6 +27,7 @@ import pytest
 import torch
 
 from tests.engines.outcomes import Outcome, keep
+from tests.engines.standins import VLLM, stand_in
 
 #: Sizes of the models whose configurations the tests ask for, as published.
 MODELS: dict[str, dict[str, Any]] = {
@@ -139,6 +140,7 @@ def folder(source: Path) -> Iterator[Path]:
 
 def prepare(device: str) -> None:
     """Loads the plug-in, and stands in for what this machine does not have."""
+    stand_in(VLLM)
     if device == "cpu":
         import vllm.platforms as platforms
         from vllm.platforms.cpu import CpuPlatform

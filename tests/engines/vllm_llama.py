@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from tests.engines.standins import VLLM, stand_in
+
 _SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -97,6 +99,7 @@ def generate(model: str, backend: str) -> list[list[int]]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
+    stand_in(VLLM)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         _stand_in_for_a_platform(backend)
