@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-
 #: What vLLM imports and its attention does not ask.
 VLLM = ("llguidance", "openai", "openai_harmony", "xgrammar")
 
