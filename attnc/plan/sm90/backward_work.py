@@ -50,18 +50,24 @@ def plan_backward_work(
     read = _read_by_steps(kernel, late)
     consumed = needed_for(read, unpublished)
     wanted = read.union(*map(names_in, consumed))
-    made = {item.name for item in kernel.program if isinstance(item, Let)} & {"M", "N"}
-    made |= {"M" if over_q else "N"} if kernel.grid.sequences is not None else set()
+    made = find_sizes_of_tile(kernel, over_q=over_q)
     candidates = dict.fromkeys((*place, *sorted(made), *(x.name for x in integers)))
     return BackwardWork(
         published=tuple(name for name in candidates if name in (*place, *made) or name in wanted),
-        sizes=frozenset(made),
+        sizes=made,
         scheduled=tuple(x for x in found if x not in kernel.regions.bounds),
         bounds=tuple(x for x in found if x in kernel.regions.bounds),
         edge=_varying(needed_for({edge}, own)) if edge else (),
         consumed=tuple(consumed),
         produced=tuple(needed_for(_read_by_walks(kernel), unpublished)),
     )
+
+
+def find_sizes_of_tile(kernel: BackwardKernel, *, over_q: bool) -> frozenset[str]:
+    """Returns sizes that are found on the device, for each tile."""
+    made = {item.name for item in kernel.program if isinstance(item, Let)} & {"M", "N"}
+    made |= {"M" if over_q else "N"} if kernel.grid.sequences is not None else set()
+    return frozenset(made)
 
 
 def _read_by_steps(kernel: BackwardKernel, late: Sequence[Statement]) -> frozenset[str]:

@@ -81,7 +81,7 @@ class Sm90RowsText(Sm90TileText):
     @property
     def clears_values(self) -> bool:
         """Whether rows of k in a partial tile have to be made zero: TMA does so behind the tensor alone."""
-        return self.kernel.step.kept is not None or "N" in self.work.sizes
+        return self.kernel.step.kept is not None or "N" in self.sizes_of_tile
 
 
 def finish_pitch(layout: CudaLayout) -> int:

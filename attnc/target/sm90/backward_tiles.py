@@ -12,7 +12,7 @@ from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions, statement
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import CONSUMER_REGISTERS, LAST_ROUNDS, PRODUCER_REGISTERS, Sm90Backward, Turns
-from attnc.plan.sm90.backward_work import BackwardWork, plan_backward_work
+from attnc.plan.sm90.backward_work import BackwardWork, find_sizes_of_tile, plan_backward_work
 from attnc.plan.steps import fetches_for
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import ArgumentText
@@ -124,7 +124,7 @@ class Sm90TileText(CudaBackwardText):
     @property
     def end_of_own(self) -> str:
         size = "M" if self.over_q else "N"
-        return size if size in self.work.sizes else ""
+        return size if size in self.sizes_of_tile else ""
 
     @property
     def clears_queries(self) -> bool:
@@ -188,6 +188,10 @@ class Sm90TileText(CudaBackwardText):
     def late_program(self) -> tuple[Statement, ...]:
         return ()
 
+    @property
+    def sizes_of_tile(self) -> frozenset[str]:
+        return find_sizes_of_tile(self.kernel, over_q=self.over_q)
+
     @cached_property
     def work(self) -> BackwardWork:
         tensors, is_packed = self.arguments.tensors, self.kernel.grid.sequences is not None
@@ -210,4 +214,4 @@ class Sm90TileText(CudaBackwardText):
 
     @property
     def read_sizes(self) -> Iterator[str]:
-        yield from sizes_of_call(name for name in self.kernel.dims if name not in self.work.sizes)
+        yield from sizes_of_call(name for name in self.kernel.dims if name not in self.sizes_of_tile)
