@@ -219,7 +219,7 @@ def test_tables_are_written_as_they_are_measured(
             projections,
             projections.tune_projections,
             {
-                "_fixed": lambda path: plans_of("llama_7b").projections[:2],
+                "_list_fixed": lambda path: plans_of("llama_7b").projections[:2],
                 "_compile_all": lambda path: None,
                 "_tune": after_one(found),
             },
