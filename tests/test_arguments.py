@@ -17,9 +17,12 @@ from attnc.flex import flex_attention
 from tests.adapters.engines import engine
 
 DOCS = Path(__file__).parent.parent / "docs"
-DECODE, PREFILL = (
+WRAPPERS = (
     flashinfer.BatchDecodeWithPagedKVCacheWrapper,
     flashinfer.BatchPrefillWithPagedKVCacheWrapper,
+    flashinfer.BatchPrefillWithRaggedKVCacheWrapper,
+    flashinfer.BatchMLAPagedAttentionWrapper,
+    flashinfer.MultiLevelCascadeAttentionWrapper,
 )
 SURFACES: dict[str, list[Callable[..., Any]]] = {
     "python": [attnc.compile],
@@ -31,11 +34,13 @@ SURFACES: dict[str, list[Callable[..., Any]]] = {
     ],
     "serving": [
         vllm.unified_attention,
-        *(
-            method
-            for wrapper in (DECODE, PREFILL)
-            for method in (wrapper.__init__, wrapper.plan, wrapper.run)
-        ),
+        *(method for wrapper in WRAPPERS for method in (wrapper.__init__, wrapper.plan, wrapper.run)),
+        flashinfer.single_prefill_with_kv_cache,
+        flashinfer.single_decode_with_kv_cache,
+        flashinfer.merge_state,
+        flashinfer.merge_state_in_place,
+        flashinfer.merge_states,
+        flashinfer.packbits,
         transformers.attention,
         transformers.mask,
     ],
