@@ -53,3 +53,12 @@ def errors_of(text: str) -> list[Diagnostic]:
 
 def codes_of(text: str) -> list[str]:
     return [d.code for d in errors_of(text)]
+
+
+def only(path: Path) -> Attention:
+    [attention] = resolve_path(path).attentions
+    return attention
+
+
+def spec(name: str) -> Attention:
+    return only(next(path for path in (*SPECS, *EXAMPLES) if path.stem == name))

@@ -36,23 +36,6 @@ def test_what_follows_from_a_mistake_is_silent(text: str) -> None:
     assert len(codes_of(text)) == 1 + text.count("kv_indx") // 2
 
 
-def test_a_mistake_in_a_def_is_reported_once() -> None:
-    [error] = errors_of("def f(x) = x and lost\n" + plain(mask="f(causal) or f(kv_idx > 3)"))
-    assert error.primary.span.text == "lost"
-
-
-def test_a_type_error_in_a_def_points_at_the_call() -> None:
-    [error] = errors_of("def f(x) = x + 1\n" + plain(score="dot(q, k) + f(causal)"))
-    assert error.primary.span.text == "f(causal)"
-    assert [label.span.text for label in error.related] == ["x"]
-
-
-def test_defs_see_no_names_of_the_attention() -> None:
-    [error] = errors_of("def f = kv_idx < W\n" + plain("param W in {4}", mask="f and kv_idx < W"))
-    assert error.code == "E0203"
-    assert "does not see" in error.notes[0]
-
-
 def test_schedules_of_an_attention_with_mistakes_are_still_checked() -> None:
     text = plain(mask="lost") + "schedule plain for triton {\n  where lst < 3\n}\n"
     assert codes_of(text) == ["E0203", "E0203"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
-from attnc.expr.nodes import Compare, Index, show
+from attnc.expr.nodes import show
 from attnc.plan import ir
 from attnc.plan.regions import kept_by_some
-from attnc.plan.verify import verify_module
+from tests.plan.excluding import inputs
 from tests.plan.planning import planned
 from tests.targets import TARGETS
 
@@ -33,18 +32,6 @@ KEPT = {
     "doc[b, q_pos] == doc[b, kv_idx]": None,  # it would take another search
     "causal and end[b] > 3": None,  # says nothing of a single key
 }
-INPUTS = (
-    "first: i32[B]",
-    "end: i32[B]",
-    "reach: i32[H]",
-    "valid: bool[B, N]",
-    "doc: i32[B, N] is sorted",
-    "sorted: i32[N] is sorted",
-)
-
-
-def inputs(mask: str) -> tuple[str, ...]:
-    return tuple(line for line in INPUTS if f"{line.split(':')[0]}[" in mask)
 
 
 @pytest.mark.parametrize(("mask", "expected"), KEPT.items())
@@ -112,27 +99,3 @@ def test_a_mask_that_is_always_true_excludes_nothing() -> None:
     assert module.backward is not None
     by_name = {item.kind: item.step.kept for item in module.backward.kernels}
     assert by_name["dkdv"] is None
-
-
-def test_what_is_known_of_a_head_or_a_query_alone_is_refused() -> None:
-    module = planned("kv_idx < end[b]", inputs=inputs("end["), grads="q, k, v")
-    forward = module.kernel
-    for name in ("h", "q_idx"):
-        kept = Compare("<", Index("kv_idx"), Index(name))
-        wrong = replace(forward, step=replace(forward.step, kept=kept))
-        with pytest.raises(ValueError, match=f"'{name}' has no value here"):
-            verify_module(replace(module, kernel=wrong))
-    unmasked = replace(forward, step=replace(forward.step, keep=None))
-    with pytest.raises(ValueError, match="no tile is masked"):
-        verify_module(replace(module, kernel=unmasked))
-
-
-def test_a_row_of_a_head_is_refused() -> None:
-    """Rows of v are the same for all heads that share them, a pointer to a head's numbers is not."""
-    made = planned("valid[b, kv_idx]", inputs=inputs("valid["))
-    forward = made.kernel
-    program = tuple(
-        replace(item, indices=(Index("h"),)) if isinstance(item, ir.Row) else item for item in forward.program
-    )
-    with pytest.raises(ValueError, match="changes with the head"):
-        verify_module(replace(made, kernel=replace(forward, program=program)))

@@ -112,3 +112,18 @@ def test_a_size_that_is_fixed_and_one_more_than_a_size() -> None:
         Sizes("q", {}, None).check((Tensor("ends", "f32[B + 1]"),), [torch.zeros(0)])
     with pytest.raises(ValueError, match=r"x: expected shape \[n, n\], got \[3, 2\]"):
         Sizes("x", {}, None).check((Tensor("x", "f32[n, n]"),), [x])
+
+
+@pytest.mark.parametrize(
+    ("text", "heads"),
+    [
+        ("section(32, 100, 1000)", 10),
+        ("section(8, 100, 1000)", 8),
+        ("section(32, 10000, 1000)", 1),
+        ("section(32, 10000, 1000, 4, 16)", 4),
+        ("section(32, 1, 1000, 4, 16)", 16),
+        ("section(2, 0, 1000, 4, 16)", 2),
+    ],
+)
+def test_how_many_heads_are_worked_at_together(text: str, heads: int) -> None:
+    assert evaluate(text, {}) == heads

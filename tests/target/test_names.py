@@ -17,7 +17,6 @@ from attnc.model.names import DIMS, GLOBALS, INPUTS, INTERFACE, OUTPUTS, PYTHON,
 from attnc.plan import ir
 from attnc.plan.names import (
     cannot_be_passed,
-    own_name,
     own_sizes,
     words,
 )
@@ -212,31 +211,6 @@ def test_no_name_of_a_module_is_defined_twice(target: str, grads: str) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else ()
         names += [target.id for target in targets if isinstance(target, ast.Name)]
     assert sorted(names) == sorted(set(names))
-
-
-def test_clashing_names() -> None:
-    assert own_name("doc") == "doc"
-    assert own_name("tile") == "tile_value"
-    assert own_name("doc_ptr") == "doc_ptr_value"
-    assert own_name("unsigned") == "unsigned_value"
-
-
-@pytest.mark.parametrize(
-    ("schedule", "grads", "refused"),
-    [
-        ("", "", set()),
-        ("", "q", {"delta", "do", "dq", "dk", "backward_config"}),
-        ("  loops = [kv, q]", "", {"acc", "l", "m"}),
-        ("  loops = [kv]\n  split.kv = 4", "", {"splits", "lse_splits", "fallbacks"}),
-    ],
-)
-def test_inputs_are_refused_where_they_clash(schedule: str, grads: str, refused: set[str]) -> None:
-    names = {"delta", "do", "dq", "dk", "acc", "l", "m", "splits", "lse_splits", "fallbacks"}
-    names |= {"backward_config"}
-    variant, chosen = resolved(schedule=schedule, grads=grads)
-    assert {name for name in names if cannot_be_passed(name, variant.attention, chosen)} == refused
-    assert cannot_be_passed("next", variant.attention, chosen)
-    assert not cannot_be_passed("half", variant.attention, chosen)
 
 
 @pytest.mark.parametrize("name", ["causal_gqa", "local_sink", "extend"])

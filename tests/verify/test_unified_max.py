@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.expr.nodes import Binary, Call, Const, Dot, Neg
-from attnc.model.dtypes import DType
-from attnc.plan.softmax import safe_range, score_range
 from attnc.verify.case import Case
 from attnc.verify.data import LOGITS
 from attnc.verify.problem import FILLS
@@ -100,25 +97,6 @@ def test_a_softcap_within_the_bounds_needs_no_fallback() -> None:
     for logits in ("huge", "very_negative", "rising"):
         right(made, Case(dims=DIMS, seed=1, logits=logits), fills=tuple(FILLS))
     assert "fallbacks" in subject(score="softcap(dot(q, k) / sqrt(D), 61)").module.a.__kwdefaults__
-
-
-def test_score_range() -> None:
-    capped = Binary("*", Const(50.0), Call("tanh", (Dot(),)))
-    assert score_range(Dot()) == (-math.inf, math.inf)
-    assert score_range(capped) == (-50.0, 50.0)
-    assert score_range(Binary("-", Neg(capped), Const(2))) == (-52.0, 48.0)
-    assert score_range(Binary("/", capped, Const(-2.0))) == (-25.0, 25.0)
-    assert score_range(Call("max", (Const(1.0), capped))) == (1.0, 50.0)
-    assert score_range(Binary("+", capped, Dot())) == (-math.inf, math.inf)
-    assert score_range(Binary("*", Const(0.0), Dot())) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
-def test_safe_range(dtype: DType) -> None:
-    low, high = safe_range(dtype)
-    kind = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}[dtype]
-    assert torch.tensor(math.exp(high), dtype=torch.float64).to(kind).isfinite()
-    assert math.exp(low) / 2**8 >= torch.finfo(kind).tiny * 0.999
 
 
 def test_the_counter_is_held_to_the_scores() -> None:

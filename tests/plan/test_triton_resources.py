@@ -1,68 +1,16 @@
-"""Shared memory and registers: estimates by hand, pruning, and the message when nothing fits."""
+"""Shared memory and registers of Triton kernels: estimates by hand, and pruning."""
 
 from dataclasses import replace
-from types import MappingProxyType
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnc.diagnostics import DiagnosticError, render
-from attnc.expr.nodes import TRUE, Const, Dim, Dot
-from attnc.model.attention import Attention, Softmax, Variant
+from attnc.expr.nodes import Const
+from attnc.model.attention import Softmax
 from attnc.model.dtypes import DType
-from attnc.model.knobs import keys_of
-from attnc.model.schedule import ForwardConfig, Knob, Schedule
-from attnc.model.tensors import Role, Tensor
 from attnc.plan.device import DEVICES
-from attnc.plan.fitting import Tiles
-from attnc.plan.layout import KernelName
-from attnc.plan.signature import has_descriptors
 from attnc.plan.triton.resources import count_staged_bytes, estimate, misfit, room
-from attnc.plan.triton.target import portable, triton_backward_configs
-from attnc.source import Source
-
-SPEC = Source("specs/huge.attn", "schedule huge for triton {\n  tile.q = 128, tile.kv = 256, stages = 4\n}\n")
-HEAD = (Role.BATCH, Role.HEAD)
-
-
-def variant(d: int, dv: int | None = None, dtype: DType = DType.BF16) -> Variant:
-    def tensor(name: str, role: Role, length: str, width: int) -> Tensor:
-        shape = (Dim("B"), Dim("H"), Dim(length), Const(width))
-        return Tensor(name=name, dtype=dtype, shape=shape, roles=(*HEAD, role, Role.FEATURE))
-
-    attention = Attention(
-        name="huge",
-        params=(),
-        inputs=(
-            tensor("q", Role.QUERY, "M", d),
-            tensor("k", Role.KEY, "N", d),
-            tensor("v", Role.KEY, "N", dv or d),
-        ),
-        outputs=(tensor("o", Role.QUERY, "M", dv or d),),
-        lengths=MappingProxyType({}),
-        score=Dot(),
-        mask=TRUE,
-        softmax=Softmax(),
-        grads=(),
-    )
-    return Variant(source=SPEC, attention=attention, params=MappingProxyType({}), name="default")
-
-
-def config(q: int, kv: int, stages: int, warps: int = 4) -> ForwardConfig:
-    defaults = {key: of.default for key, of in keys_of("forward").items() if not of.target}
-    return Tiles(q, kv, warps, stages).of(ForwardConfig.of(defaults))
-
-
-def schedule() -> Schedule:
-    def knob(text: str, key: str) -> Knob:
-        start = SPEC.text.index(text)
-        return Knob(key=key, choices=(0,), span=SPEC.span(start, start + len(text)))
-
-    texts = (("tile.q", "tile.q = 128"), ("tile.kv", "tile.kv = 256"), ("stages", "stages = 4"))
-    knobs = {key: knob(text, key) for key, text in texts}
-    whole = SPEC.span(0, len(SPEC.text))
-    return Schedule(name="huge", target="triton", knobs={"forward": knobs}, where={}, span=whole)
+from tests.plan.wide_attention import config, variant
 
 
 def test_hopper_keeps_q_beside_the_stages_of_k_and_v() -> None:
@@ -95,21 +43,6 @@ def test_a_tile_of_f32_is_split_while_it_is_at_hand() -> None:
     }
 
 
-@pytest.mark.parametrize(("d", "dtype"), [(64, DType.F32), (128, DType.F32), (256, DType.BF16)])
-def test_wide_tiles_of_f32_come_by_pointers(d: int, dtype: DType) -> None:
-    assert has_descriptors(variant(d, dtype=dtype).attention) == (dtype is DType.BF16 or d == 64)
-
-
-@pytest.mark.parametrize("d", [64, 128])
-def test_gradients_of_f32_fit_every_device(d: int) -> None:
-    schedule = Schedule(name="huge", target="triton", knobs={}, where={})
-    kernels: tuple[KernelName, ...] = ("dq", "dkdv")
-    for kernel in kernels:
-        found = triton_backward_configs(variant(d, dtype=DType.F32), schedule, kernel)
-        needs = [room(config, variant(d, dtype=DType.F32), kernel) for config in found]
-        assert all(min(needs) <= device.shared_per_block for device in DEVICES.values())
-
-
 def test_k_and_v_may_differ_in_width_and_are_padded_to_powers_of_two() -> None:
     needs = estimate(config(64, 32, 2), variant(192, 80), DEVICES["sm_90"])
     assert {b.name: b.bytes for b in needs.buffers} == {
@@ -130,27 +63,6 @@ def test_too_large_an_accumulator_is_rejected() -> None:
     rejection = misfit(config(128, 64, 1, warps=4), variant(256), DEVICES["sm_80"])
     assert rejection is not None
     assert str(rejection) == "needs 320 words of a thread's registers for acc and s; the limit is 255 words"
-
-
-def test_portable_keeps_what_runs_on_some_device() -> None:
-    only_large = config(64, 128, 3)
-    configs = [only_large, config(64, 32, 2), config(128, 256, 4)]
-    assert portable(configs, variant(128), schedule()) == tuple(configs[:2])
-    assert misfit(only_large, variant(128), DEVICES["sm_86"]) is not None
-
-
-def test_nothing_fits() -> None:
-    with pytest.raises(DiagnosticError) as caught:
-        portable([config(128, 256, 4)], variant(128), schedule())
-    assert render(caught.value.diagnostics) == (
-        "error[E0601]: no config of schedule 'huge' fits any GPU\n"
-        "  --> specs/huge.attn:2:3\n"
-        " 2 |   tile.q = 128, tile.kv = 256, stages = 4\n"
-        "   |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^"
-        " needs 558080 B of shared memory; the limit is 232448 B\n"
-        "   = note: q 128x128 + k 4 x 256x128 + v 4 x 256x128 + barriers and alignment, bf16, default\n"
-        "   = help: 'tile.kv = 64' needs 164864 B and about 264 registers\n"
-    )
 
 
 def test_large_tiles_stay_where_tensor_cores_read_them() -> None:

@@ -7,12 +7,9 @@ from dataclasses import replace
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.model.schedule import Schedule
 from attnc.model.targets import TARGETS as NAMES
 from attnc.plan.device import DEVICES
-from attnc.plan.differentiable import check_differentiable
 from attnc.plan.targets import TARGETS, target_of
-from attnc.plan.triton import Triton
 from attnc.runtime.toolchains import toolchain_of
 from attnc.target.files import render_files
 from attnc.verify.runners import runner_of
@@ -33,15 +30,6 @@ def test_a_target_has_a_toolchain_a_runner_and_text(name: str) -> None:
     first, *others = render_files(module, path="a.attn", sha256="0")
     assert first == f"{module.variant.name}.py"
     assert all(other.startswith(module.variant.name) for other in others)
-
-
-def test_a_target_without_backward_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Triton, "has_backward", False)
-    module = planned(grads="q, k, v")
-    schedule = Schedule(name="under_test", target="triton", knobs={}, where={})
-    assert module.backward is None
-    (warning,) = check_differentiable(module.variant, schedule)
-    assert (warning.code, warning.primary.text) == ("W0802", "triton has no backward kernels yet")
 
 
 def test_a_block_may_take_what_the_devices_of_its_target_allow() -> None:

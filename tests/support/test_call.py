@@ -14,10 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
 from attnc.runtime.loader import load_text
-from attnc.support.arguments import scalar_tensor
 from attnc.support.configs import choose_config
 from attnc.support.devices import Gpu
 from attnc.verify.interpreter import ensure_interpreter
+
+pytestmark = pytest.mark.quick
 
 GENERATED = Path(__file__).parents[2] / "generated"
 
@@ -191,20 +192,6 @@ def test_a_transform_of_torch_func_is_refused_unless_it_is_of_other_tensors(
     assert torch.equal(scaled[1], full.full(q, k, v)[0])
 
 
-@pytest.mark.parametrize("number", [1e39, -(10**400), 3.5e38])
-def test_a_number_beyond_the_type_is_refused_by_name(number: float) -> None:
-    like = torch.zeros(1)
-    with pytest.raises(ValueError, match=r"^cap: expected a number that fits torch.float32, got -?[13]"):
-        scalar_tensor("cap", number, torch.float32, like, "q")
-
-
-@pytest.mark.parametrize("number", [math.inf, -math.inf, 3.4e38, True])
-def test_a_number_of_the_type_is_taken(number: float) -> None:
-    assert scalar_tensor("cap", number, torch.float32, torch.zeros(1), "q").item() == pytest.approx(
-        float(number)
-    )
-
-
 # --- packages -----------------------------------------------------------------------------------------------
 
 
@@ -349,27 +336,3 @@ def test_q_is_looked_at_before_lse_is_kept_for_gradients(target: str) -> None:
     k = torch.zeros(1, 16, 2, 64, dtype=torch.bfloat16, requires_grad=True)
     with pytest.raises(TypeError, match="q: expected a tensor, got NoneType"):
         module.alibi(None, k, k, torch.zeros(2))
-
-
-def test_a_thread_without_a_context_gets_one_where_descriptors_are_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Triton refuses to make one there; a launch of torch's brings the context."""
-    ensure_interpreter()
-    from attnc.support.triton_call import in_context
-
-    brought: list[object] = []
-
-    def make(problem: str, *, size: int) -> int:
-        if problem and not brought:
-            raise RuntimeError(problem)
-        return size
-
-    monkeypatch.setattr(torch, "zeros", lambda shape, device: brought.append(device))
-    assert in_context(make, "", size=3) == 3
-    assert brought == []
-    with pytest.raises(RuntimeError, match="out of memory"):
-        in_context(make, "out of memory", size=3)
-    assert brought == []
-    assert in_context(make, "Failed to create it: invalid device context", size=3) == 3
-    assert brought == ["cuda"]

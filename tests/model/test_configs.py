@@ -1,54 +1,13 @@
-"""Schedules as data, and the configs that they span."""
+"""Configs that a schedule spans."""
 
 import pytest
 
 from attnc.model.configs import configs
-from attnc.model.schedule import Choice, Config, Phase, Value
+from attnc.model.schedule import Phase, Value
 from attnc.model.variants import variants
-from tests.model.resolving import codes_of, plain, resolve_text
+from tests.model.resolving import resolve_text
+from tests.model.schedules import configs_of, values
 from tests.refusals import refused
-
-ONLINE = Choice(name="online", args={"rescale": "deferred"})
-
-
-def configs_of(
-    body: str, phase: Phase = "forward", *, extra: str = "", grads: str = ""
-) -> tuple[Config, ...]:
-    """The configs of the default variant under a schedule with this body."""
-    text = plain(extra).removesuffix("}\n") + f"  {grads}\n}}\nschedule plain for triton {{\n{body}\n}}\n"
-    program = resolve_text(text)
-    return configs(program.schedules[0], phase, variants(program, program.attentions[0])[0])
-
-
-def values(body: str, key: str, phase: Phase = "forward") -> list[Value]:
-    return [config.value(key) for config in configs_of(body, phase)]
-
-
-def test_absent_keys_have_defaults() -> None:
-    [config] = configs_of("")
-    assert config.values() == {
-        "loops": ("q", "kv"),
-        "tile.q": 64,
-        "tile.kv": 64,
-        "tile.d": 64,
-        "warps": 4,
-        "warp_split": "q",
-        "stages": 2,
-        "split.kv": 1,
-        "pack": "none",
-        "softmax": ONLINE,
-        "persistent": False,
-        "order": "default",
-    }
-
-
-def test_backward_has_its_own_keys_and_defaults() -> None:
-    [config] = configs_of("tile.q = 32", "backward", grads="grad q, v")
-    assert config.value("loops") == ("kv", "q")
-    assert config.value("tile.q") == 64
-    assert config.value("accumulate.dq") == config.value("accumulate.dv") == "two_pass"
-    assert "accumulate.dk" not in config.values()
-    assert "softmax" not in config.values()
 
 
 def test_the_first_choices_are_the_default() -> None:
@@ -59,58 +18,6 @@ def test_the_first_choices_are_the_default() -> None:
         (64, 3),
         (64, 2),
     ]
-
-
-@pytest.mark.parametrize(
-    ("written", "value"),
-    [
-        ("online", ONLINE),
-        ("online(rescale = every_step)", Choice(name="online", args={"rescale": "every_step"})),
-        (
-            "online(rescale = lazy(8))",
-            Choice(name="online", args={"rescale": Choice(name="lazy", args={"threshold": 8.0})}),
-        ),
-        ("two_pass", Choice(name="two_pass", args={})),
-        (
-            "unified_max(phi = -1, bounds = [-60, 60.5])",
-            Choice(name="unified_max", args={"phi": -1.0, "bounds": (-60.0, 60.5), "fallback": ONLINE}),
-        ),
-    ],
-)
-def test_softmax_values(written: str, value: Choice) -> None:
-    assert values(f"softmax = {written}", "softmax") == [value]
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "softmax = online(rescale = lazy(0))",
-        "softmax = online(8)",
-        "softmax = online(scale = deferred)",
-        "softmax = unified_max(phi = 0)",
-        "softmax = unified_max(phi = 0, bounds = [60, -60])",
-        "softmax = unified_max(phi = 0, bounds = [1, 2, 3])",
-        "softmax = unified_max(phi = 0, phi = 1, bounds = [1, 2])",
-        "softmax = unified_max(phi = 0, bounds = [1, 2], fallback = unified_max(phi = 0, bounds = [1, 2]))",
-        "loops = q",
-        "loops = [q]",
-        "loops = [kv, kv]",
-        "tile.q = 0",
-        "tile.q = 48.0",
-        "tile.q = -16",
-        "tile.q = 2048",
-        "split.kv = 0",
-        "persistent = yes",
-        "warps in {4, 5}",
-    ],
-)
-def test_values_outside_of_the_domain(setting: str) -> None:
-    assert codes_of(plain() + f"schedule plain for triton {{\n{setting}\n}}") == ["E0403"]
-
-
-@pytest.mark.parametrize("tile", [1, 8, 16, 80, 176, 1024])
-def test_tiles(tile: int) -> None:
-    assert values(f"tile.kv = {tile}", "tile.kv") == [tile]
 
 
 @pytest.mark.parametrize(
@@ -171,24 +78,6 @@ def test_their_own_keys_and_conditions_come_on_top() -> None:
     assert [(c.value("stages"), c.value("dp")) for c in found] == [(2, "early"), (3, "late"), (3, "early")]
     assert {(c.value("tile.q"), c.value("warps")) for c in found} == {(64, 8)}
     assert "order" not in found[0].values() or found[0].value("order") == "default"
-
-
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ("dq { stages = 2 }", "E0406"),
-        ("backward { forward { stages = 2 } }", "E0406"),
-        ("backward { dq { dp = late } }", "E0404"),
-        ("backward { dkdv { order = longest_first } }", "E0404"),
-        ("maxnreg = 168", "E0404"),
-        ("backward { maxnreg = 100 }", "E0403"),
-        ("backward { dkdv { accumulate.dq = atomic } }", "E0404"),
-        ("backward { accumulate.dk = sequential }", "E0403"),
-    ],
-)
-def test_what_a_kernel_of_the_backward_cannot_be_told(body: str, code: str) -> None:
-    head = plain("").removesuffix("}\n") + "  grad q, k\n}\n"
-    assert codes_of(f"{head}schedule plain for triton {{\n{body}\n}}\n") == [code]
 
 
 BY_SIZE = """\

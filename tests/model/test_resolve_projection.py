@@ -5,46 +5,17 @@ import pytest
 from attnc.build import plan_program
 from attnc.diagnostics import DiagnosticError
 from attnc.model.configs import projection_configs
-from attnc.model.program import Program
-from attnc.model.resolve import resolve
 from attnc.model.variants import projection_variants
-from attnc.plan.projection import ProjectionModule
 from attnc.source import Source
 from attnc.syntax.format import format_file
-from attnc.syntax.parser import parse, prelude
-
-LAYER = """\
-projection layer {
-  param T in {bf16, f16}, K in {64, 128}
-  input x: T[M, K]
-  input w: T[N, K]
-  output y: T[M, N]
-  y = dot(x, w)
-}
-"""
-SCHEDULE = """
-schedule layer for triton {
-  impl in {flat, gemv}
-  flat {
-    tile.n in {64, 32}, tile.k = 64, stages in {2, 3}
-    where tile.n == 64 or stages == 2
-  }
-}
-"""
-
-
-def program(text: str) -> Program:
-    return resolve(parse(Source("layer.attn", text)), prelude())
+from attnc.syntax.parser import parse
+from tests.model.projections import LAYER, SCHEDULE, program
 
 
 def codes(text: str) -> set[str]:
     with pytest.raises(DiagnosticError) as failure:
         plan_program(program(text))
     return {diagnostic.code for diagnostic in failure.value.diagnostics}
-
-
-def modules(text: str) -> tuple[ProjectionModule, ...]:
-    return plan_program(program(text)).projections
 
 
 def test_variants_fix_types_and_sizes() -> None:
@@ -89,22 +60,6 @@ schedule layer for triton {
     }
     assert found["bf16_k128"] == [(32, 3), (16, 2), (16, 3)]
     assert found["bf16_k64"] == found["f16_k128"] == [(64, 4)]
-
-
-def test_tiles_are_ragged_where_the_size_says_so() -> None:
-    first, second, *_ = modules(LAYER + SCHEDULE)
-    assert first.ragged_n == {"gemv", "flat"}
-    assert first.ragged_k == {"gemv"} == second.ragged_k
-    assert not first.is_split
-
-
-def test_the_guess_is_in_the_order_of_m() -> None:
-    assert modules(LAYER + "schedule layer for triton {\n}\n")[0].guess == (
-        (1, "gemv"),
-        (64, "flat"),
-        (None, "conventional"),
-    )
-    assert modules(LAYER + "schedule layer for triton {\n impl = flat\n}\n")[0].guess == ((None, "flat"),)
 
 
 @pytest.mark.parametrize(

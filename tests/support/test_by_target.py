@@ -15,13 +15,12 @@ import torch
 from attnc.build import compile_program, support_outputs
 from attnc.model.resolve import resolve
 from attnc.output import write
-from attnc.plan.targets import TARGETS
 from attnc.source import Source
 from attnc.support import by_target
 from attnc.support.by_target import ByTarget
 from attnc.support.devices import Gpu
 from attnc.syntax.parser import parse, prelude
-from attnc.target.dispatch import fastest_first, needs_of
+from attnc.target.dispatch import needs_of
 from attnc.tuned.tables import ANY_TARGET, TARGET_SIZES, ChoiceTable, TableRow, dump_tables
 from attnc.verify.interpreter import ensure_interpreter
 
@@ -175,13 +174,6 @@ def test_which_targets_run(
     monkeypatch.setattr(by_target, "gpu_of", lambda index: H200._replace(capability=capability))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert by_target.runs.__wrapped__(by_target.Needs(*needs_of(target)), 0) is does
-
-
-def test_all_targets_have_a_place_in_the_order() -> None:
-    assert fastest_first(TARGETS)[:2] == ["cuda.sm_90a", "triton"]
-    some = ["cuda.sm_80", "cuda.sm_100", "cuda.sm_90"]
-    assert fastest_first(some) == ["cuda.sm_100", "cuda.sm_90", "cuda.sm_80"]
-    assert sorted(fastest_first(TARGETS)) == sorted(TARGETS)
 
 
 @pytest.mark.parametrize("target", [None, "triton"])

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from attnc.expr.nodes import Binary, Dim
 from attnc.target.sm80.printer import local, settle, sizes_of_call
+from attnc.target.sm80.printer import scalar as cuda_scalar
 
 GENERATED = Path(__file__).parents[2] / "generated"
 
@@ -68,3 +70,11 @@ def test_committed_kernels_read_what_they_declare() -> None:
         for line in re.findall(r"^ +const int (.*);$", code, re.M):
             for name in re.findall(r"(\w+) = ", line):
                 assert words.count(name) > 1, f"{path}: {name}"
+
+
+def test_sizes_of_sequences_may_be_0_as_divisors() -> None:
+    """A sequence may be empty: on a CPU the processor would stop."""
+    for divisor in (Dim("M"), Binary("+", Dim("N"), Dim("M"))):
+        assert cuda_scalar(Binary("%", Dim("B"), divisor)).startswith("floor_mod(")
+        assert cuda_scalar(Binary("//", Dim("B"), divisor)).startswith("floor_div(")
+    assert cuda_scalar(Binary("%", Dim("B"), Dim("H"))) == "B % H"

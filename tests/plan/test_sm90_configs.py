@@ -1,36 +1,26 @@
-"""What the Hopper target decides: layouts, legality, refusals."""
+"""What the Hopper target decides: which specs it takes, and which configs run."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from attnc.diagnostics import DiagnosticError
-from attnc.plan.fitting import TileShape
-from attnc.plan.ir import Forward, Module
+from attnc.plan.ir import Module
 from attnc.plan.sm90 import SM90A, layout_of
 from attnc.plan.sm90.layout import (
-    FEWEST_REGISTERS,
-    entry_registers,
     hopper,
-    registers_left,
-    widest_product,
 )
-from attnc.plan.sm90.roles import plan_roles
 from attnc.support.sizes import evaluate
 from attnc.target.files import render_files
-from tests.plan import planning
+from tests.plan.hopper import planned
 from tests.refusals import refusal, refused
 from tests.verify.judging import modules_of, spec
 
 ROOM = 232448
-
-
-def planned(schedule: str = "", **options: Any) -> Module:
-    return planning.planned(schedule=f"  {schedule}", target="cuda.sm_90a", **options)
 
 
 @pytest.mark.parametrize("d", range(8, 256, 16))
@@ -54,25 +44,6 @@ def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int) -> None:
     assert layout.qk.width % 64 == 0
 
 
-@pytest.mark.parametrize(("d", "line"), [(72, "80 columns of q and k, of which 72 are stored"), (80, "")])
-def test_what_is_multiplied_besides_what_is_stored_is_said(d: int, line: str) -> None:
-    kernel = planned(d=d).kernel
-    said = [text for text in SM90A.roles(kernel, kernel.configs[0]) if "columns of q and k" in text]
-    assert said == ([f"  products have {line}, and 80 of v, of which 72 are"] if line else [])
-
-
-@pytest.mark.parametrize("consumers", [2, 3, 4])
-def test_registers_of_both_roles_are_those_that_the_launch_holds(consumers: int) -> None:
-    """setmaxnreg would wait for ever for more."""
-    held = entry_registers(consumers)
-    assert held * 128 * (consumers + 1) <= 65536
-    for registers in range(held // 8 * 8, 241, 8):
-        left = registers_left(consumers, registers)
-        if left >= FEWEST_REGISTERS:
-            assert left + consumers * registers <= held * (consumers + 1)
-            assert left % 8 == 0
-
-
 def test_tiles_that_nobody_chose_leave_room_for_what_dropout_keeps() -> None:
     drops: dict[str, Any] = {
         "softmax": "softmax(dropout = p, seed = seed)",
@@ -80,52 +51,6 @@ def test_tiles_that_nobody_chose_leave_room_for_what_dropout_keeps() -> None:
     }
     assert [planned(d=256, **more).kernel.configs[0].tile_kv for more in ({}, drops)] == [80, 64]
     assert "B of shared memory" in refusal(planned, "tile.kv = 80", d=256, **drops)
-
-
-@pytest.mark.parametrize(
-    ("consumers", "other_warpgroups", "widest"),
-    [(2, 1, 256), (3, 1, 192), (4, 1, 128), (2, 2, 192), (4, 2, 96)],
-)
-def test_the_result_of_a_product_fits_what_a_thread_starts_with(
-    consumers: int, other_warpgroups: int, widest: int
-) -> None:
-    """ptxas says so (C7602) of one that is 16 columns wider."""
-    assert widest_product(entry_registers(consumers, other_warpgroups)) == widest
-
-
-def test_a_load_with_an_end_of_its_own_has_room_of_its_own() -> None:
-    """One comparison wants the number brought near, the other as it is: two values of each key."""
-    mask = "q_idx <= at[kv_idx, b] + 3 and at[kv_idx, b] <= 4 * q_idx * H"
-    module = planned("consumers = 2, tile.kv = 32", mask=mask, inputs=("at: i32[N, B]",))
-    kernel = module.kernel
-    assert layout_of(kernel).vectors == len(kernel.step.masked_fetches) == 2
-    assert render_files(module, path="a.attn", sha256="")
-    small, forward = replace(layout_of(kernel), vectors=1), cast(Forward, kernel)
-    with pytest.raises(ValueError, match="laid out for 1 values of keys and 0 columns"):
-        plan_roles(forward, small, module.variant)
-
-
-def test_buffers_are_doubled_as_far_as_they_fit() -> None:
-    def shape(schedule: str, **options: Any) -> tuple[int, int]:
-        kernel = planned(schedule, **options).kernel
-        found = layout_of(kernel).shape(kernel.configs[0])
-        return found.q_tiles, found.o_tiles
-
-    assert shape("tile.kv = 128", d=128) == (2, 1)
-    assert shape("tile.kv = 144", d=128) == (2, 0)
-    assert shape("tile.kv = 80", d=256) == (1, 0)
-
-
-def test_o_leaves_through_q_or_v_where_it_has_no_room() -> None:
-    def way(schedule: str, **options: Any) -> str:
-        kernel = planned(schedule, **options).kernel
-        return layout_of(kernel).way_out(kernel.configs[0])
-
-    assert way("tile.kv = 128", d=128) == "tile"
-    assert way("tile.kv = 144", d=128) == "q"
-    assert way("consumers = 3, tile.kv = 64, stages = 4", d=128) == "q"
-    assert way("tile.kv = 80", d=256) == "v"
-    assert way("tile.kv = 16, stages = 8", d=256) == ""
 
 
 def test_warpgroups_have_key_tiles_of_their_own_where_one_may_not_see_a_tile() -> None:
@@ -154,21 +79,6 @@ def test_turns_are_one_more_field_of_configs_where_some_config_has_them() -> Non
     assert "PINGPONG" not in text("pingpong = false") == text("consumers = 3, tile.kv = 64, stages = 4")
     assert '#include "sm90_turns.cuh"' in text("pingpong = true")
     assert "int last_tile[CONSUMERS];" in text("pingpong = true")
-
-
-@pytest.mark.parametrize("consumers", [2, 3, 4])
-def test_barriers_of_turns_are_among_those_that_a_block_has(consumers: int) -> None:
-    """Named barriers are 0 to 15; lower ones are of all threads, all consumers, each one."""
-    module = planned(f"consumers = {consumers}, tile.kv = 32, pingpong = true")
-    text = render_files(module, path="a.attn", sha256="")["default.cu"]
-    found = re.search(r"TURN_BARRIER = 2 \+ CONSUMERS, TURN_THREADS = (\d+)", text)
-    assert found is not None
-    assert int(found[1]) == 2 * 128
-    assert 2 + 2 * consumers <= 15
-    roles = list(SM90A.roles(module.kernel, module.kernel.configs[0]))
-    assert f"  {consumers} warpgroups  " in roles[2]
-    assert roles[2].endswith("multiply 64 rows each, q k^T beside the softmax, in turns")
-    assert roles[-1] == f"  {consumers} named barriers: the turn of a warpgroup each, 256 threads"
 
 
 def test_turns_of_a_decode_kernel_or_a_backward_are_refused_where_they_stand() -> None:
@@ -267,23 +177,6 @@ def test_what_cannot_run_is_refused_with_the_reason(
     assert said in refusal(planned, schedule, **options)
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
-@pytest.mark.parametrize(
-    ("schedule", "said"),
-    [
-        ("consumers = 2", "'consumers' is no key of"),
-        ("overlap = false", "'overlap' is no key of"),
-        ("cluster = 2", "'cluster' is no key of"),
-        ("pingpong = true", "'pingpong' is no key of"),
-        ("registers = 232", "'registers' is no key of"),
-        ("softmax = online(maximum = lazy(20))", "a lazy maximum is not lowered to this target"),
-    ],
-)
-def test_other_targets_refuse_what_is_hoppers(schedule: str, said: str, target: str) -> None:
-    found = refused(planning.planned, schedule=f"  {schedule}", target=target)
-    assert (found.code, found.message.startswith(said)) == ("E0602", True)
-
-
 @pytest.mark.parametrize(("dtype", "headroom", "top"), [("bf16", 20.0, "0.0"), ("f16", 12.0, "14.0")])
 def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float, top: str) -> None:
     module = planned("softmax = online(maximum = lazy(20))", dtype=dtype)
@@ -294,11 +187,6 @@ def test_a_lazy_maximum_has_the_headroom_of_its_type(dtype: str, headroom: float
     text = render_files(module, path="a.attn", sha256="")["default.cu"]
     assert f"constexpr float HEADROOM = {headroom}f" in text
     assert f"constexpr float P_TOP = {top}f" in text
-
-
-def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule() -> None:
-    lines = "\n  ".join(SM90A.default_schedule(TileShape("bf16", 128, gradients=False, masked=True)))
-    assert planned(lines, d=128).kernel.grid.longest_first
 
 
 #: What stands after the shapes of keys and values, and of queries; further inputs.
@@ -335,17 +223,6 @@ schedule a for cuda.sm_90a {{
     found = refused(modules_of, text)
     assert (found.code, found.message) == ("E0602", f"tiles of {storage} are not shared by a cluster")
     assert found.hints == ("write 'cluster = 1', or remove it",)
-
-
-def test_what_blocks_share_is_explained() -> None:
-    kernel = planned("cluster = 2, tile.kv = 96, stages = 2, consumers = 3", d=64).kernel
-    lines = list(SM90A.roles(kernel, kernel.configs[0]))
-    assert lines[3:6] == [
-        "  clusters of 2 blocks, of 384 queries of a head, walk over the keys that any sees",
-        "    a block copies 48 of a tile's 96 keys, to all of them: it reads 12288 B a tile, not 24576",
-        "    a stage is free when 2 x 12 warps have given it back",
-    ]
-    assert lines[6].endswith(", cluster 1")
 
 
 def test_a_grid_is_whole_clusters_of_the_multiprocessors_that_there_are() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnc.expr.construct import conj, disj, in_float32
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Binary, BinaryOp, Call, Compare, CompareOp, Const, Dim, Dot, Expr, Index, Not
+from attnc.expr.nodes import Binary, BinaryOp, Call, Compare, CompareOp, Const, Dot, Expr, Index, Not
 from attnc.target.sm80.printer import scalar as cuda_scalar
 from attnc.target.triton.printer import scalar, tiled
 from tests.expr.spell import spell
@@ -117,11 +117,3 @@ WIDE = {
 @pytest.mark.parametrize("text", WIDE)
 def test_what_may_leave_32_bits_is_computed_in_64(text: str) -> None:
     assert scalar(spell(text)) == WIDE[text]
-
-
-def test_sizes_of_sequences_may_be_0_as_divisors() -> None:
-    """A sequence may be empty: on a CPU the processor would stop."""
-    for divisor in (Dim("M"), Binary("+", Dim("N"), Dim("M"))):
-        assert cuda_scalar(Binary("%", Dim("B"), divisor)).startswith("floor_mod(")
-        assert cuda_scalar(Binary("//", Dim("B"), divisor)).startswith("floor_div(")
-    assert cuda_scalar(Binary("%", Dim("B"), Dim("H"))) == "B % H"

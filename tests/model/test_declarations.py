@@ -1,0 +1,104 @@
+"""What an attention declares: params, sizes, and the roles of axes."""
+
+import pytest
+
+from attnc.expr.nodes import Call, Const, Dim, Expr, Param, show, walk
+from attnc.model.declarations import DEFAULT_HEAD_DIMS
+from attnc.model.tensors import Role
+from tests.model.resolving import attention_of, plain, spec
+
+BATCH, QUERY, KEY, HEAD, FEATURE = Role.BATCH, Role.QUERY, Role.KEY, Role.HEAD, Role.FEATURE
+
+
+@pytest.mark.parametrize(
+    ("name", "q", "k", "lse"),
+    [
+        ("fa1", (BATCH, HEAD, QUERY, FEATURE), (BATCH, HEAD, KEY, FEATURE), (BATCH, HEAD, QUERY)),
+        ("causal_gqa", (BATCH, QUERY, HEAD, FEATURE), (BATCH, KEY, HEAD, FEATURE), (BATCH, HEAD, QUERY)),
+        ("odd_dims", (BATCH, QUERY, HEAD, FEATURE), (BATCH, KEY, HEAD, FEATURE), (BATCH, QUERY, HEAD)),
+        ("varlen", (QUERY, HEAD, FEATURE), (KEY, HEAD, FEATURE), (QUERY, HEAD)),
+    ],
+)
+def test_roles_are_read_off_the_shape(
+    name: str, q: tuple[Role, ...], k: tuple[Role, ...], lse: tuple[Role, ...] | None
+) -> None:
+    attention = spec(name)
+    assert attention.q.roles == q
+    assert attention.o.roles == q
+    assert attention.k.roles == attention.v.roles == k
+    assert (attention.lse.roles if attention.lse else None) == lse
+
+
+@pytest.mark.parametrize(
+    ("heads_q", "heads_kv", "meaning"),
+    [
+        ("H", "H", ("H", "H", "1")),
+        ("Hkv * G", "Hkv", ("Hkv * G", "Hkv", "G")),
+        ("G * Hkv", "Hkv", ("G * Hkv", "Hkv", "G")),
+        ("G", "1", ("G", "1", "G")),
+        ("32", "8", ("32", "8", "4")),
+        ("Hkv * 3", "Hkv", ("Hkv * 3", "Hkv", "3")),
+    ],
+)
+def test_heads_dimensions_mean_the_same_in_every_spec(
+    heads_q: str, heads_kv: str, meaning: tuple[str, str, str]
+) -> None:
+    attention = attention_of(
+        f"""attention a {{
+          input q: f16[B, M, {heads_q}, D]
+          input k, v: f16[B, N, {heads_kv}, D]
+          input a: f32[H, Hkv, G]
+          score = dot(q, k) + a[h, 0, 0]
+          normalize = softmax
+          output o: f16[B, M, H, D]
+        }}"""
+    )
+    assert tuple(show(size) for size in attention.tensor("a").shape) == meaning
+    assert show(attention.group) == meaning[2]
+
+
+@pytest.mark.parametrize(
+    ("last", "meaning", "params"),
+    [
+        ("D", Param("D", "int"), ["D"]),
+        ("80", Const(80), []),
+    ],
+)
+def test_head_dimension_is_the_last_axis_of_q(last: str, meaning: Expr, params: list[str]) -> None:
+    attention = attention_of(
+        f"""attention a {{
+          input q: f16[B, M, H, {last}]
+          input k, v: f16[B, N, H, {last}]
+          score = dot(q, k) / sqrt(D) + Dv
+          normalize = softmax
+          output o: f16[B, M, H, Dv]
+        }}"""
+    )
+    assert Call("sqrt", (meaning,)) in tuple(walk(attention.score))
+    assert attention.o.shape[-1] == attention.v.shape[-1] == meaning
+    assert [param.name for param in attention.params] == params
+    assert all(param.choices == DEFAULT_HEAD_DIMS for param in attention.params)
+
+
+def test_sizes_that_are_left_open_become_params() -> None:
+    attention = attention_of(plain())
+    [param] = attention.params
+    assert param.choices == (64, 128)
+    assert not any(isinstance(axis, Dim) and axis.name == "D" for axis in attention.q.shape)
+
+
+def test_params_of_every_kind() -> None:
+    attention = attention_of(
+        plain(
+            "param W in {8, 16}, is_causal in {true, false}, scale in {1, 0.5}",
+            score="dot(q, k) * scale",
+            mask="q_pos - kv_idx < W and (causal or not is_causal)",
+        )
+    )
+    types = {
+        node.name: node.type
+        for expr in (attention.score, attention.mask)
+        for node in walk(expr)
+        if isinstance(node, Param)
+    }
+    assert types == {"W": "int", "is_causal": "bool", "scale": "float"}

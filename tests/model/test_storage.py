@@ -1,0 +1,15 @@
+"""Storage adjectives: pages, packed sequences, prefixes."""
+
+from attnc.expr.nodes import show
+from attnc.model.tensors import Paged, Prefix, Ragged
+from tests.model.resolving import spec
+
+
+def test_storage() -> None:
+    varlen, paged, mla = spec("varlen"), spec("paged_decode"), spec("mla_decode")
+    assert varlen.q.storage == varlen.o.storage == Ragged(cu_seqlens="cu_q")
+    assert varlen.k.storage == varlen.v.storage == Ragged(cu_seqlens="cu_k")
+    assert paged.k.storage == paged.v.storage == Paged(block_table="block_table", page=16)
+    assert mla.k.storage == Paged(block_table="block_table", page=64)
+    assert mla.v.storage == Prefix(of="k")
+    assert {name: show(length) for name, length in paged.lengths.items()} == {"N": "kv_len[b]"}

@@ -1,0 +1,50 @@
+"""The Hopper target: what it says of its roles, and the schedules that it writes itself."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from attnc.plan.fitting import TileShape
+from attnc.plan.sm90 import SM90A
+from attnc.target.files import render_files
+from tests.plan.hopper import planned
+
+
+@pytest.mark.parametrize(("d", "line"), [(72, "80 columns of q and k, of which 72 are stored"), (80, "")])
+def test_what_is_multiplied_besides_what_is_stored_is_said(d: int, line: str) -> None:
+    kernel = planned(d=d).kernel
+    said = [text for text in SM90A.roles(kernel, kernel.configs[0]) if "columns of q and k" in text]
+    assert said == ([f"  products have {line}, and 80 of v, of which 72 are"] if line else [])
+
+
+@pytest.mark.parametrize("consumers", [2, 3, 4])
+def test_barriers_of_turns_are_among_those_that_a_block_has(consumers: int) -> None:
+    """Named barriers are 0 to 15; lower ones are of all threads, all consumers, each one."""
+    module = planned(f"consumers = {consumers}, tile.kv = 32, pingpong = true")
+    text = render_files(module, path="a.attn", sha256="")["default.cu"]
+    found = re.search(r"TURN_BARRIER = 2 \+ CONSUMERS, TURN_THREADS = (\d+)", text)
+    assert found is not None
+    assert int(found[1]) == 2 * 128
+    assert 2 + 2 * consumers <= 15
+    roles = list(SM90A.roles(module.kernel, module.kernel.configs[0]))
+    assert f"  {consumers} warpgroups  " in roles[2]
+    assert roles[2].endswith("multiply 64 rows each, q k^T beside the softmax, in turns")
+    assert roles[-1] == f"  {consumers} named barriers: the turn of a warpgroup each, 256 threads"
+
+
+def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule() -> None:
+    lines = "\n  ".join(SM90A.default_schedule(TileShape("bf16", 128, gradients=False, masked=True)))
+    assert planned(lines, d=128).kernel.grid.longest_first
+
+
+def test_what_blocks_share_is_explained() -> None:
+    kernel = planned("cluster = 2, tile.kv = 96, stages = 2, consumers = 3", d=64).kernel
+    lines = list(SM90A.roles(kernel, kernel.configs[0]))
+    assert lines[3:6] == [
+        "  clusters of 2 blocks, of 384 queries of a head, walk over the keys that any sees",
+        "    a block copies 48 of a tile's 96 keys, to all of them: it reads 12288 B a tile, not 24576",
+        "    a stage is free when 2 x 12 warps have given it back",
+    ]
+    assert lines[6].endswith(", cluster 1")

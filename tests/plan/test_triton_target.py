@@ -1,0 +1,54 @@
+"""Which configs of Triton kernels some device can run."""
+
+import pytest
+
+from attnc.diagnostics import DiagnosticError, render
+from attnc.model.dtypes import DType
+from attnc.model.schedule import Knob, Schedule
+from attnc.plan.device import DEVICES
+from attnc.plan.layout import KernelName
+from attnc.plan.triton.resources import misfit, room
+from attnc.plan.triton.target import portable, triton_backward_configs
+from tests.plan.wide_attention import SPEC, config, variant
+
+
+def schedule() -> Schedule:
+    def knob(text: str, key: str) -> Knob:
+        start = SPEC.text.index(text)
+        return Knob(key=key, choices=(0,), span=SPEC.span(start, start + len(text)))
+
+    texts = (("tile.q", "tile.q = 128"), ("tile.kv", "tile.kv = 256"), ("stages", "stages = 4"))
+    knobs = {key: knob(text, key) for key, text in texts}
+    whole = SPEC.span(0, len(SPEC.text))
+    return Schedule(name="huge", target="triton", knobs={"forward": knobs}, where={}, span=whole)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_gradients_of_f32_fit_every_device(d: int) -> None:
+    schedule = Schedule(name="huge", target="triton", knobs={}, where={})
+    kernels: tuple[KernelName, ...] = ("dq", "dkdv")
+    for kernel in kernels:
+        found = triton_backward_configs(variant(d, dtype=DType.F32), schedule, kernel)
+        needs = [room(config, variant(d, dtype=DType.F32), kernel) for config in found]
+        assert all(min(needs) <= device.shared_per_block for device in DEVICES.values())
+
+
+def test_portable_keeps_what_runs_on_some_device() -> None:
+    only_large = config(64, 128, 3)
+    configs = [only_large, config(64, 32, 2), config(128, 256, 4)]
+    assert portable(configs, variant(128), schedule()) == tuple(configs[:2])
+    assert misfit(only_large, variant(128), DEVICES["sm_86"]) is not None
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        portable([config(128, 256, 4)], variant(128), schedule())
+    assert render(caught.value.diagnostics) == (
+        "error[E0601]: no config of schedule 'huge' fits any GPU\n"
+        "  --> specs/huge.attn:2:3\n"
+        " 2 |   tile.q = 128, tile.kv = 256, stages = 4\n"
+        "   |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^"
+        " needs 558080 B of shared memory; the limit is 232448 B\n"
+        "   = note: q 128x128 + k 4 x 256x128 + v 4 x 256x128 + barriers and alignment, bf16, default\n"
+        "   = help: 'tile.kv = 64' needs 164864 B and about 264 registers\n"
+    )

@@ -1,0 +1,50 @@
+"""Sources, constants and loading of compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attnc.support.binaries import Compiled, Program, inline_headers, list_defines, suspend_capture
+from tests.support.configs import CONFIGS
+
+
+def test_a_source_has_its_header_in_place(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text(
+        '#define N 1\n#include "x.cuh"\n#include "simt.h"\nint a;\n', encoding="utf-8"
+    )
+    (tmp_path / "x.cuh").write_text("int x;\n", encoding="utf-8")
+    program = Program(str(tmp_path / "a.py"), (Compiled("f", "a.cu", CONFIGS),), None)
+    assert program.source("f") == '#define N 1\nint x;\n#include "simt.h"\nint a;\n'
+    assert inline_headers("int y;", str) == "int y;"
+    before = program.cubin_name("f", CONFIGS[1], True, "sm_90")
+    (tmp_path / "x.cuh").write_text("int z;\n", encoding="utf-8")
+    program.forget()
+    assert program.cubin_name("f", CONFIGS[1], True, "sm_90") != before
+    inline = Program("", (Compiled("f", "a.cu", CONFIGS),), {"a.cu": "int b;\n"})
+    assert inline.source("f") == "int b;\n"
+
+
+def test_kernels_are_compiled_with_their_config() -> None:
+    config = CONFIGS[1]
+    assert list_defines(config, True) == {"BLOCK_M": 64, "BLOCK_N": 64, "WARPS": 4, "STAGES": 2, "ALIGNED": 1}
+    assert list_defines(config._replace(maxnreg=128), False)["MAXNREG"] == 128
+
+
+def test_code_is_loaded_outside_of_a_graph_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's mode is relaxed for the while, and then what it was."""
+    modes = [0]
+
+    def exchange(mode: Any) -> None:
+        modes.append(mode._obj.value)
+        mode._obj.value = modes[-2]
+
+    library = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    with suspend_capture():
+        assert modes[-1] == 2
+    assert modes == [0, 2, 0]

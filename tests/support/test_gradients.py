@@ -1,0 +1,25 @@
+"""Gradients of parts, summed to that of an input."""
+
+from __future__ import annotations
+
+import torch
+
+from attnc.support.gradients import Part
+
+
+def test_parts_are_summed_over_what_an_input_lacks() -> None:
+    names = {"M": 3, "N": 5}
+    pair = torch.arange(2.0 * 4 * 8 * 5).reshape(2, 4, 8, 5)  # rows padded to 8
+    over_batch = Part("x", ("q", "kv"), ("h", "q_idx", "kv_idx")).summing((4, 3, 5), names)(pair)
+    assert torch.equal(over_batch, pair[:, :, :3].sum(0))
+    turned = Part("x", ("q", "kv"), ("kv_idx", "h")).summing((5, 4), names)(pair)
+    assert torch.equal(turned, pair[:, :, :3].sum((0, 2)).T)
+    tiles = torch.arange(2.0 * 4 * 6).reshape(2, 4, 6)
+    assert torch.equal(Part("x", (), ("h",)).summing((4,), names)(tiles), tiles.sum((0, 2)))
+    row = pair[..., 0]
+    shifted = Part("x", ("q",), ("q_pos",)).summing((5,), names)(row)
+    assert torch.equal(shifted, torch.cat([torch.zeros(2), row[:, :, :3].sum((0, 1))]))
+    placed = Part("x", (), ("h", 1)).summing((4, 3), names)(tiles)
+    assert torch.equal(placed[:, 1], tiles.sum((0, 2)))
+    assert placed[:, 0].abs().sum() == 0
+    assert Part("x", atomic=True).summing(row.shape, names)(row) is row

@@ -1,0 +1,53 @@
+"""How many programs share the keys of a sequence in decoding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from attnc.support.configs import choose_config
+from attnc.support.splits import Split, count_splits
+from tests.support.configs import CONFIGS, H200
+
+
+def test_splits_fill_the_device_and_no_more() -> None:
+    def count(tiles: int, key_tiles: int) -> int:
+        return count_splits(tiles, key_tiles, 64 * 512, 4 * 129 * tiles, 90000, H200, 1.2, 128)
+
+    assert count(1, 1) == 1
+    assert count(10_000, 64) == 1
+    assert 16 <= count(8, 1024) <= 128
+    assert count(0, 8) == 1
+
+
+def test_splits_of_a_fixed_size() -> None:
+    split = Split("B", "cdiv(N, BLOCK_N)", 512, 129, most=4)
+    names = {"B": 2, "H": 4, "M": 1, "N": 1000, "BLOCK_N": 64}
+    assert split.sizes(names, CONFIGS[1]._replace(splits=3), H200) == {
+        "tiles": 2, "rows": 8, "SPLITS": 3, "SPLIT_ROWS": 24
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="at most 4 splits, of 250 keys at least, got 5"):
+        split.sizes(names, CONFIGS[1]._replace(splits=5), H200)
+
+
+def test_blocks_share_the_columns_of_a_result_where_tiles_are_few() -> None:
+    class Shared(NamedTuple):
+        BLOCK_M: int
+        BLOCK_N: int
+        BLOCK_D: int
+        shared: int = 230480
+        splits: int = 0
+
+    configs = whole, half = Shared(64, 64, 512), Shared(64, 64, 256)
+    split = Split("cdiv(H, BLOCK_M) * B", "cdiv(N, BLOCK_N)", 1152, 513, columns=512, few=4)
+    for batch, first in ((1, half), (4, whole)):
+        names = {"B": batch, "H": 128, "M": 1, "N": 8192}
+        assert split.in_order(configs, names, H200)[0] == first
+        assert choose_config(None, H200, 8192, configs, {}, split.in_order(configs, names, H200)) == first
+        assert choose_config(whole, H200, 8192, configs, {}, split.in_order(configs, names, H200)) == whole
+    names = {"B": 1, "H": 128, "M": 1, "N": 8192, "BLOCK_M": 64, "BLOCK_N": 64}
+    blocks = [split.sizes(names, config, H200)["SPLITS"] * 1024 // config.BLOCK_D for config in configs]
+    assert all(count <= 132 for count in blocks)
+    assert blocks[1] > blocks[0] / 2
+    assert Split("B", "1", 512, 129).in_order(configs, names, H200) == configs
