@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from attnc.plan import ir
+from tests.plan.planning import planned
+
 INPUTS = (
     "first: i32[B]",
     "end: i32[B]",
@@ -14,3 +17,7 @@ INPUTS = (
 
 def inputs(mask: str) -> tuple[str, ...]:
     return tuple(line for line in INPUTS if f"{line.split(':')[0]}[" in mask)
+
+
+def kernel(mask: str, target: str = "triton") -> ir.Kernel:
+    return planned(mask, inputs=inputs(mask), target=target).kernel

@@ -11,21 +11,12 @@ from typing import Any, Literal, cast
 import pytest
 
 from attnc.expr.nodes import Dim, Index
-from attnc.model.resolve import resolve
-from attnc.model.variants import variants
 from attnc.plan.access import Sequences, TileWalk
-from attnc.plan.ir import Decode, Module
-from attnc.plan.lower import plan
-from attnc.plan.sm80 import layout_of
-from attnc.source import Source
-from attnc.syntax.parser import parse, prelude
-from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.printer import CudaWalk, settle
 from attnc.target.templates import python_environment
-from attnc.target.triton.decode import DecodeText
 from attnc.target.triton.kernel import ProgramText
+from tests.target.walks import Place, as_python
 
-Place = tuple[int, int, int]
 SIZES = {"B": 2, "H": 6, "Hkv": 3, "M": 70, "M_padded": 96, "N": 50, "BLOCK_M": 32, "BLOCK_N": 16}
 
 
@@ -102,7 +93,7 @@ def test_heads_in_turn_and_the_last_ones_together(rounds: int, blocks: int, *, l
     lines = [f"const int {walked.tiles} = {text.tiles};", *text.place, "use(b);"]
     printed = settle("{\n" + "\n".join(lines) + "\n}").splitlines()[1:-2]
     code = (line.replace("(int)", "") for line in printed if not line.strip().startswith("//"))
-    python = "\n".join(map(_python, code))
+    python = "\n".join(map(as_python, code))
     starts = range(0, SIZES["M"], SIZES[walked.size])
     heads = [(b, h) for b in range(SIZES["B"]) for h in range(SIZES["H"])]
     last = min(-(-rounds * blocks // len(starts)), len(heads))
@@ -145,8 +136,8 @@ def test_each_packed_row_has_one_tile(
     text = CudaWalk(walk=walked, of_call=of_call)
     lines = [f"const int {walked.tiles} = {text.tiles};", *text.place, "use(b);"]
     printed = settle("{\n" + "\n".join(lines) + "\n}").splitlines()[1:-2]
-    python = [_python(line) for line in printed if not line.startswith("//")]
-    tiles = eval(_python(text.tiles), dict(sizes), {"args": args})
+    python = [as_python(line) for line in printed if not line.startswith("//")]
+    tiles = eval(as_python(text.tiles), dict(sizes), {"args": args})
     covered: list[tuple[int, int, int]] = []
     for tile in range(tiles * sizes["H"]):
         values: dict[str, Any] = {}
@@ -163,79 +154,3 @@ def test_each_packed_row_has_one_tile(
     lengths = [end - first for first, end in pairwise(ends)]
     wanted = [(b, h, row) for b, length in enumerate(lengths) for h in range(2) for row in range(length)]
     assert sorted(covered) == wanted
-
-
-def _python(line: str) -> str:
-    """A declaration of C++ with sizes that are not negative."""
-    code = line.split("  //")[0].removeprefix("const ").removeprefix("int ").rstrip(";").replace("/", "//")
-    code = re.sub(r", (?=\w+ = )", "; ", code)
-    return re.sub(r"= ([^;?]*) \? ([^;:]*) : ([^;]*)", r"= (\2) if (\1) else (\3)", code)
-
-
-DECODING = """attention steps {{
-  input q: bf16[B, {h}, M, 64]
-  input k, v: bf16[B, {kv}, N, 64]
-  score = dot(q, k) / sqrt(D)
-  mask = causal
-  normalize = softmax
-  output o: bf16[B, {h}, M, 64]
-}}
-schedule steps for {target} {{
-  loops = [kv], tile.q = 16, tile.kv = 64, split.kv = auto{more}
-}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("h", "kv", "pack"),
-    [("H", "H", ""), ("Hkv * G", "Hkv", ""), ("Hkv * G", "Hkv", ", pack = gqa"), ("H", 1, ", pack = gqa")],
-    ids=["a head", "a head of a group", "groups", "all heads"],
-)
-def test_each_row_of_a_decode_kernel_is_in_one_tile(h: str, kv: str | int, pack: str) -> None:
-    sizes = {"B": 2, "H": 6, "Hkv": 3 if kv == "Hkv" else 1, "M": 5, "BLOCK_M": 4}
-    sizes["G"] = sizes["H"] // sizes["Hkv"]
-    found = []
-    for target, more in (("triton", ""), ("cuda.sm_80", ", warp_split = kv")):
-        text = DECODING.format(h=h, kv=kv, target=target, more=pack + more)
-        program = resolve(parse(Source("steps.attn", text)), prelude())
-        (variant,) = variants(program, program.attentions[0])
-        module = plan(variant, program.schedules[0])
-        assert isinstance(module.kernel, Decode)
-        found.append(_rows_of(module, module.kernel, sizes))
-    places = [(b, h, q) for b in range(2) for h in range(6) for q in range(5)]
-    assert sorted(row for tile in found[0] for row in tile) == places
-    assert found[0] == found[1]
-
-
-def _rows_of(module: Module, kernel: Decode, sizes: dict[str, int]) -> list[list[Place]]:
-    """Batch entry, head and query of every row, tile by tile, as the text of a target says it."""
-    triton = module.target == "triton"
-    text = DecodeText(module, kernel) if triton else CudaDecodeText(module, kernel, layout_of(kernel))
-    rows = text.all_rows if isinstance(text, DecodeText) else text.all_rows("M")
-    tl = SimpleNamespace(minimum=min)
-    count = eval(rows, dict(sizes))
-    row_tiles = -(-count // sizes["BLOCK_M"])
-    heads = kernel.walk.heads if kernel.walk.head else ""
-    found = []
-    for tile in range(sizes["B"] * sizes.get(heads, 1) * row_tiles):
-        row_lo = tile % row_tiles * sizes["BLOCK_M"]
-        names = {**sizes, "tl": tl, "min": min, "row_tiles": row_tiles, "row_lo": row_lo, "tile": tile}
-        if isinstance(text, DecodeText):
-            lines = text.heads
-        else:
-            block = [*text.heads, *text.last_row, "use(b, h, h_kv, q_lo, q_hi);"]
-            printed = settle("{\n" + "\n".join(block) + "\n}").splitlines()[1:-2]
-            lines = [_python(line) for line in printed]
-        values: dict[str, Any] = dict(names)
-        exec("\n".join(lines), values)  # lines that this compiler printed
-        own: list[Place] = []
-        for row in range(row_lo, min(row_lo + sizes["BLOCK_M"], count)):
-            values["row"] = row
-            if isinstance(text, DecodeText):
-                exec("\n".join(line for line in text.rows_of_tile if "exists" not in line), values)
-            else:
-                values["q_idx"] = eval(text.query_of("row").replace("/", "//"), values)
-                values["h"] = eval(text.head_of("row").replace("/", "//"), values)
-            own.append((values["b"], values["h"], values["q_idx"]))
-        found.append(own)
-    return found

@@ -8,29 +8,13 @@ from attnc.plan.ir import Module
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.sm80.backward import cuda_backward_estimate
 from attnc.plan.sm80.layout import CudaBackwardLayout
-from tests.plan.planning import planned
+from tests.plan.cuda_gradients import module_of
 from tests.refusals import refusal
-
-
-def module_of(backward: str = "", *, d: int = 64, dtype: str = "bf16", grads: str = "q, k, v") -> Module:
-    schedule = "  tile.q = 64" + (f"\n  backward {{\n    {backward}\n  }}" if backward else "")
-    return planned(schedule=schedule, d=d, dtype=dtype, grads=grads, target="cuda.sm_80")
 
 
 def layout_of(module: Module) -> CudaBackwardLayout:
     assert module.backward is not None
     return backward_layout_of(module.backward)
-
-
-def test_dq_has_a_kernel_of_its_own_unless_it_is_added_atomically() -> None:
-    assert list(module_of().backward_kernels) == ["dq", "dkdv"]
-    assert list(module_of("accumulate.dq = atomic").backward_kernels) == ["dkdv"]
-    assert list(module_of(d=256).backward_kernels) == ["dq", "dkdv"]  # one kernel, however wide
-
-
-def test_a_sequential_dq_has_one_block_for_each_head() -> None:
-    kernels = module_of("accumulate.dq = sequential").backward_kernels
-    assert [(name, planned.grid.over) for name, planned in kernels.items()] == [("dkdv", "head")]
 
 
 @pytest.mark.parametrize(("d", "exchange"), [(64, False), (72, True), (128, True), (256, True)])

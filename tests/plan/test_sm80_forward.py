@@ -4,47 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.model.resolve import resolve
-from attnc.model.variants import variants
-from attnc.plan import ir
-from attnc.plan.lower import plan
 from attnc.plan.sm80 import layout_of
 from attnc.plan.sm80.forward import cuda_estimate
-from attnc.source import Source
-from attnc.syntax.parser import parse, prelude
+from tests.plan.cuda import planned
 from tests.refusals import refusal, refused
-from tests.targets import TARGETS
-
-SPEC = """
-attention plain {{
-  param D in {{{d}}}
-  input q: {dtype}[B, M, H, D]
-  input k, v: {dtype}[B, N, H, D]
-  score = dot(q, k) / sqrt(D)
-  normalize = softmax
-  output o: {dtype}[B, M, H, D]
-}}
-schedule plain for {target} {{
-  {knobs}
-}}
-"""
-
-
-def planned(knobs: str, *, d: int = 64, dtype: str = "bf16", target: str = "cuda.sm_80") -> ir.Module:
-    source = Source("plain.attn", SPEC.format(knobs=knobs, d=d, dtype=dtype, target=target))
-    program = resolve(parse(source), prelude())
-    (variant,) = variants(program, program.attentions[0])
-    return plan(variant, program.schedules[0])
-
-
-@pytest.mark.parametrize("target", [name for name in TARGETS if name != "cuda.sm_90a"])
-def test_flash_attention_1_renormalises_in_every_step(target: str) -> None:
-    knobs = "loops = [kv, q], tile.q = 64, tile.kv = 64, warps = 4"
-    implied = planned(knobs, target=target).kernel
-    said = planned(f"{knobs}, softmax = online(rescale = every_step)", target=target).kernel
-    assert implied.softmax == said.softmax
-    assert implied.bound == said.bound
-    assert implied.bound.renormalised
 
 
 def test_shared_memory_is_counted_by_buffer() -> None:

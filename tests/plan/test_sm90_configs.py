@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from attnc.plan.sm90 import SM90A, layout_of
 from attnc.plan.sm90.layout import (
     hopper,
 )
-from attnc.support.sizes import evaluate
 from attnc.target.files import render_files
 from tests.plan.hopper import planned
 from tests.refusals import refusal, refused
@@ -51,18 +49,6 @@ def test_tiles_that_nobody_chose_leave_room_for_what_dropout_keeps() -> None:
     }
     assert [planned(d=256, **more).kernel.configs[0].tile_kv for more in ({}, drops)] == [80, 64]
     assert "B of shared memory" in refusal(planned, "tile.kv = 80", d=256, **drops)
-
-
-def test_warpgroups_have_key_tiles_of_their_own_where_one_may_not_see_a_tile() -> None:
-    def kernel(schedule: str, mask: str) -> str:
-        module = planned(schedule, mask=mask, d=64)
-        return render_files(module, path="a.attn", sha256="")["default.cu"]
-
-    apart = "int last_tile[CONSUMERS];"
-    assert apart in kernel("consumers = 2, tile.kv = 64", "window(100, 0)")
-    assert apart in kernel("consumers = 3, tile.kv = 128", "causal")
-    assert apart not in kernel("consumers = 2, tile.kv = 128", "causal")
-    assert apart not in kernel("consumers = 2, tile.kv = 64", "kv_idx < 100")
 
 
 def test_turns_are_one_more_field_of_configs_where_some_config_has_them() -> None:
@@ -223,23 +209,6 @@ schedule a for cuda.sm_90a {{
     found = refused(modules_of, text)
     assert (found.code, found.message) == ("E0602", f"tiles of {storage} are not shared by a cluster")
     assert found.hints == ("write 'cluster = 1', or remove it",)
-
-
-def test_a_grid_is_whole_clusters_of_the_multiprocessors_that_there_are() -> None:
-    module = planned("cluster in {2, 1}, tile.kv = 64", d=64)
-    text = render_files(module, path="a.attn", sha256="")["default.py"]
-    (blocks,) = re.findall(r'"(CLUSTER \* .*)"', text)
-    sizes = {"M": 300, "B": 1, "H": 40, "BLOCK_M": 128}
-
-    def count(cluster: int, multiprocessors: int, **more: int) -> int:
-        names = {**sizes, **more, "CLUSTER": cluster, "multiprocessors()": lambda: multiprocessors}
-        found = evaluate(blocks, names)
-        assert isinstance(found, int)
-        return found
-
-    assert [count(2, n) for n in (132, 131, 7, 1)] == [132, 130, 6, 2]
-    assert [count(1, n) for n in (132, 131, 1)] == [120, 120, 1]
-    assert [count(2, 132, H=1, M=m) for m in (0, 1, 256, 257)] == [0, 2, 2, 4]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,12 @@ import pytest
 
 from attnc.expr.nodes import Compare, Index
 from attnc.plan import ir
+from attnc.plan.ir import Decode, Forward, Let, Loop
 from attnc.plan.verify import verify_module
 from tests.plan.excluding import inputs
 from tests.plan.planning import planned
+from tests.plan.sorted_masks import MASKS, text_of
+from tests.verify.judging import modules_of
 
 
 def test_what_is_known_of_a_head_or_a_query_alone_is_refused() -> None:
@@ -35,3 +38,35 @@ def test_a_row_of_a_head_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="changes with the head"):
         verify_module(replace(made, kernel=replace(forward, program=program)))
+
+
+@pytest.mark.parametrize("name", ["kv_lo", "kv_hi", "q_hi", "kv_idx"])
+def test_a_name_before_it_exists_is_refused(name: str) -> None:
+    """In the order of the kernel's text: bounds of the loop over keys come before any tile of them."""
+    module = planned("kv_idx <= q_pos")
+    kernel = module.kernel
+    bad = Compare("<", Index(name), Index("b"))
+    if name == "q_hi":  # known to the loops, but not to what a program does first
+        program = Let(name="x", value=bad)
+        broken = replace(kernel, program=(*kernel.program, program))
+    else:
+        broken = _with_loops(kernel, replace(kernel.regions.loops[0], start=Index(name)))
+    with pytest.raises(ValueError, match=f"'{name}' has no value here"):
+        verify_module(replace(module, kernel=broken))
+
+
+def test_a_value_of_a_tile_is_not_known_outside_of_it() -> None:
+    (module,) = modules_of(text_of(MASKS[0], "rows", "triton"))
+    kernel = module.kernel
+    (loop,) = (loop for loop in kernel.regions.loops if loop.tests)
+    hoisted = replace(
+        kernel.regions,
+        bounds=(*kernel.regions.bounds, *loop.tests),
+        loops=tuple(replace(loop, tests=()) for loop in kernel.regions.loops),
+    )
+    with pytest.raises(ValueError, match="has no value here"):
+        verify_module(replace(module, kernel=replace(kernel, regions=hoisted)))
+
+
+def _with_loops(kernel: Forward | Decode, first: Loop) -> Forward | Decode:
+    return replace(kernel, regions=replace(kernel.regions, loops=(first, *kernel.regions.loops[1:])))

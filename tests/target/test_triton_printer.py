@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from attnc.expr.construct import conj, disj, in_float32
-from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Binary, BinaryOp, Call, Compare, CompareOp, Const, Dot, Expr, Index, Not
+from attnc.expr.nodes import Binary, Call, Const, Dot
 from attnc.target.sm80.printer import scalar as cuda_scalar
 from attnc.target.triton.printer import scalar, tiled
 from tests.expr.spell import spell
@@ -33,30 +28,6 @@ def test_a_tile_expression_broadcasts_its_vectors(text: str) -> None:
     assert tiled(spell(text)) == TEXTS[text]
 
 
-#: A constant, as CUDA and Triton print it.
-CONSTANTS = {
-    0.1: ("0.1f", "0.1"),
-    -1e30: ("-1e+30f", "-1e+30"),
-    2.0**-126: ("1.1754943508222875e-38f", "1.1754943508222875e-38"),
-    2.0**-140: ("7.174648137343064e-43f", "tl.full([], 7.174648137343064e-43, tl.float32)"),
-    1.1 * 2.0**-149: ("1.401298464324817e-45f", "tl.full([], 1.401298464324817e-45, tl.float32)"),
-    1e-60: ("0.0f", "0.0"),
-    -1e-60: ("-0.0f", "-0.0"),
-    3.4028234663852886e38: ("3.4028234663852886e+38f", "3.4028234663852886e+38"),
-    3.5e38: ("INF", 'float("inf")'),
-    -1e300: ("-INF", '-float("inf")'),
-}
-
-
-@pytest.mark.parametrize("value", CONSTANTS)
-def test_constants_are_those_of_float32(value: float) -> None:
-    assert (cuda_scalar(Const(value)), scalar(Const(value))) == CONSTANTS[value]
-    with np.errstate(over="ignore"):
-        nearest = float(np.float32(value))
-    normal = 2.0**-126 <= abs(value) <= 3.4028234663852886e38
-    assert in_float32(value) == (value if normal else nearest)
-
-
 @pytest.mark.parametrize("value", [1, 0.5, -0.5])
 def test_a_constant_is_no_addend_of_a_product_of_triton(value: float) -> None:
     """As an addend it would be what the product begins with, and then be taken for the product."""
@@ -66,38 +37,6 @@ def test_a_constant_is_no_addend_of_a_product_of_triton(value: float) -> None:
     assert tiled(Binary("+", least, Const(value))) == tiled(least) + shown.removeprefix("s")
     assert tiled(Binary("*", Const(2.0), Binary("+", Dot(), Const(value)))) == f"2.0 * ({shown})"
     assert cuda_scalar(Binary("+", Dot(), Const(0.5))) == "s + 0.5f"
-
-
-INDICES = ("q_idx", "kv_idx", "b")
-OPERATORS: tuple[BinaryOp, ...] = ("+", "-", "*")
-COMPARISONS: tuple[CompareOp, ...] = ("==", "!=", "<", "<=", ">", ">=")
-
-
-def integers() -> st.SearchStrategy[Expr]:
-    leaves = st.one_of(st.sampled_from([Index(name) for name in INDICES]), st.integers(-5, 5).map(Const))
-    return st.recursive(
-        leaves,
-        lambda inner: st.builds(Binary, st.sampled_from(OPERATORS), inner, inner),
-        max_leaves=6,
-    )
-
-
-def conditions() -> st.SearchStrategy[Expr]:
-    return st.recursive(
-        st.builds(Compare, st.sampled_from(COMPARISONS), integers(), integers()),
-        lambda inner: st.one_of(inner.map(Not), st.builds(conj, inner, inner), st.builds(disj, inner, inner)),
-        max_leaves=5,
-    )
-
-
-@given(conditions(), st.integers(0, 9), st.integers(0, 9), st.integers(0, 3))
-def test_printed_conditions_keep_their_meaning(expr: Expr, q: int, kv: int, b: int) -> None:
-    values = {"q_idx": np.int64(q), "kv_idx": np.int64(kv), "b": np.int64(b)}
-    want = bool(evaluate(expr, Env(indices={name: int(value) for name, value in values.items()})))
-    arrays = {name: np.asarray([value]) for name, value in values.items()}
-    text = scalar(expr).replace(".to(tl.int64)", "")
-    got = eval(text, {}, {**arrays, "True": np.True_, "False": np.False_})
-    assert bool(np.all(got)) == want
 
 
 WIDE = {

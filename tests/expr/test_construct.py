@@ -1,0 +1,34 @@
+"""Constants as float32 holds them, and as they are printed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attnc.expr.construct import in_float32
+from attnc.expr.nodes import Const
+from attnc.target.sm80.printer import scalar as cuda_scalar
+from attnc.target.triton.printer import scalar
+
+#: A constant, as CUDA and Triton print it.
+CONSTANTS = {
+    0.1: ("0.1f", "0.1"),
+    -1e30: ("-1e+30f", "-1e+30"),
+    2.0**-126: ("1.1754943508222875e-38f", "1.1754943508222875e-38"),
+    2.0**-140: ("7.174648137343064e-43f", "tl.full([], 7.174648137343064e-43, tl.float32)"),
+    1.1 * 2.0**-149: ("1.401298464324817e-45f", "tl.full([], 1.401298464324817e-45, tl.float32)"),
+    1e-60: ("0.0f", "0.0"),
+    -1e-60: ("-0.0f", "-0.0"),
+    3.4028234663852886e38: ("3.4028234663852886e+38f", "3.4028234663852886e+38"),
+    3.5e38: ("INF", 'float("inf")'),
+    -1e300: ("-INF", '-float("inf")'),
+}
+
+
+@pytest.mark.parametrize("value", CONSTANTS)
+def test_constants_are_those_of_float32(value: float) -> None:
+    assert (cuda_scalar(Const(value)), scalar(Const(value))) == CONSTANTS[value]
+    with np.errstate(over="ignore"):
+        nearest = float(np.float32(value))
+    normal = 2.0**-126 <= abs(value) <= 3.4028234663852886e38
+    assert in_float32(value) == (value if normal else nearest)

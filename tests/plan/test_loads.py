@@ -1,0 +1,23 @@
+"""What is loaded where: once in a program, or with each tile."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.expr.nodes import Index
+from attnc.plan.ir import Statement
+from tests.plan.sorted_masks import MASKS, nodes, text_of
+from tests.verify.judging import modules_of
+
+
+@pytest.mark.parametrize(("mask", "order"), [(MASKS[0], "rows"), (MASKS[0], "keys"), (MASKS[4], "rows")])
+def test_what_a_tile_test_reads_is_loaded_with_the_tile(mask: str, order: str) -> None:
+    (module,) = modules_of(text_of(mask, order, "cuda.sm_80"))
+    kernel = module.kernel
+    inner = {"q_lo", "q_hi"} if order == "keys" else {"kv_lo", "kv_hi"}
+    assert any(_indices(test) & inner for test in kernel.regions.tests)
+    assert not any(_indices(item) & inner for item in (*kernel.program, *kernel.regions.bounds))
+
+
+def _indices(item: Statement) -> set[str]:
+    return {node.name for node in nodes(item) if isinstance(node, Index)}
