@@ -32,7 +32,7 @@ test: $(INSTALLED)  ## everything CI checks: lint, types, generated/ up to date,
 
 # Folders and files that hold quick tests; collecting the others would take as long as these.
 QUICK := $(addprefix tests/,syntax model expr plan target test_diagnostics.py test_source.py test_build.py \
-	support/test_arguments.py support/test_call.py support/test_triton_call.py verify/test_one_of_each.py)
+	support/test_arguments.py support/test_call.py support/test_triton_call.py kernels/test_one_of_each.py)
 
 quick: $(INSTALLED)  ## what to run on save, within a minute: ruff, plans, printed text, one case of each kernel
 	$(BIN)/ruff check -q .

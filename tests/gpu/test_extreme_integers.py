@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attnc.verify.case import Case
+from tests.kernels.extreme_integers import DECODE, KV_Q, MASKS, PAGED, choices, right_at, subject
 from tests.targets import TARGETS, skip_without_launcher
-from tests.verify.extreme_integers import DECODE, KV_Q, MASKS, PAGED, choices, right_at, subject
 
 TILES = "tile.q = 64, tile.kv = 64, warps = 4"
 DECODE_TILES = "tile.q = 16, tile.kv = 64, warps = 1"

@@ -13,9 +13,9 @@ from attnc.expr.nodes import Call, Dot
 from attnc.plan.error_bound import INTRINSICS
 from attnc.runtime.loader import load_text
 from attnc.target.triton.printer import SYNTAX
+from tests.kernels.test_functions import SCORES, STYLES, scored, small
 from tests.targets import TARGETS
 from tests.verify.judging import right
-from tests.verify.test_functions import SCORES, STYLES, scored, small
 
 COUNT = 1 << 20
 #: Arguments at which a function is a normal number.

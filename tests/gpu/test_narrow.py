@@ -9,8 +9,8 @@ import torch
 
 from attnc.model.dtypes import DType
 from attnc.verify.subject import Subject
+from tests.kernels.test_narrow import KINDS, NARROW, case, numbers, same_numbers, subject, types_of
 from tests.verify.judging import right
-from tests.verify.test_narrow import KINDS, NARROW, case, numbers, same_numbers, subject, types_of
 
 
 def skip_what_is_not_read(*dtypes: str) -> None:

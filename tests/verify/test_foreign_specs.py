@@ -17,10 +17,10 @@ from attnc.verify.case import Case
 from attnc.verify.check import check, keeps
 from attnc.verify.properties import PROPERTIES, violations
 from attnc.verify.subject import Subject, subject_of
+from tests.kernels.test_random_specs import drawn
 from tests.targets import TARGETS, needs_gxx
 from tests.verify.foreign_specs import foreign_specs
 from tests.verify.judging import modules_of, subject_of_text
-from tests.verify.test_random_specs import drawn
 
 _TEXT = """attention a {{
   input q: bf16[B, M, H, 16]

@@ -9,8 +9,8 @@ import torch
 
 from attnc.plan import ir
 from attnc.runtime.loader import load_module
+from tests.kernels.test_backward import ALIBI, LENGTHS, SLOPE, draw, written
 from tests.plans import module_of
-from tests.verify.test_backward import ALIBI, LENGTHS, SLOPE, draw, written
 
 
 def call(module: ir.Module, **changes: Any) -> Any:

@@ -11,10 +11,10 @@ import torch
 
 from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
+from tests.kernels import test_packed_gradients as packed
+from tests.kernels.test_packed_gradients import KEYS, LENGTHS, PACKED, PLAIN, QUERIES, SELF, case
 from tests.targets import needs_gxx
-from tests.verify import test_packed_gradients as packed
 from tests.verify.judging import right
-from tests.verify.test_packed_gradients import KEYS, LENGTHS, PACKED, PLAIN, QUERIES, SELF, case
 
 pytestmark = [
     pytest.mark.slow,

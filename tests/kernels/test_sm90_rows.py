@@ -8,8 +8,8 @@ import torch
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.rerun import FinishedRun
+from tests.kernels.test_sm90 import LAZY, SCORE, subject, text_of
 from tests.targets import needs_gxx
-from tests.verify.test_sm90 import LAZY, SCORE, subject, text_of
 
 pytestmark = needs_gxx
 

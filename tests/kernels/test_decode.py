@@ -11,8 +11,8 @@ from attnc.verify.case import Case
 from attnc.verify.problem import FILLS, build
 from attnc.verify.subject import Subject
 from tests.by_day import some_by_day
+from tests.kernels.test_storage import paged, subject
 from tests.verify.judging import for_every_target, right, transposed
-from tests.verify.test_storage import paged, subject
 
 MASKS = ("true", "causal", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx", "kv_idx % 3 != 1 and causal")
 DIMS = {"B": 2, "M": 3, "N": 150, "Hkv": 2, "G": 3}

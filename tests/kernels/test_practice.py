@@ -12,9 +12,9 @@ from attnc.model.attention import Attention
 from attnc.reference import reference
 from attnc.verify.case import Case
 from attnc.verify.problem import build
+from tests.kernels.practice import PRACTICE, Array, Practice, Scores
 from tests.targets import EACH, skip_without_compiler, small_tiles
 from tests.verify.judging import modules_of, right_by_day, subject_of_text
-from tests.verify.practice import PRACTICE, Array, Practice, Scores
 from tests.verify.random_specs import HOPPER
 
 SIZES = ({"B": 2, "M": 9, "N": 9}, {"B": 1, "M": 5, "N": 37}, {"B": 2, "M": 12, "N": 7})

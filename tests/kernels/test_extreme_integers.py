@@ -14,8 +14,8 @@ from attnc.plan.ir import statement_expressions
 from attnc.plan.width import is_wide
 from attnc.verify.case import Case
 from attnc.verify.problem import build
+from tests.kernels.extreme_integers import DECODE, KV_Q, MASKS, PAGED, choices, right_at, subject, text
 from tests.targets import TARGETS, skip_without_compiler
-from tests.verify.extreme_integers import DECODE, KV_Q, MASKS, PAGED, choices, right_at, subject, text
 from tests.verify.judging import modules_of
 
 CASE = Case(dims={"B": 1, "M": 21, "N": 37, "H": 1}, seed=4)

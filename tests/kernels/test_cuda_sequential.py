@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from attnc.verify.properties import violations
+from tests.kernels import test_packed_gradients as packed
+from tests.kernels.test_packed_gradients import PLAIN, case
 from tests.targets import needs_gxx
-from tests.verify import test_packed_gradients as packed
 from tests.verify.judging import right
-from tests.verify.test_packed_gradients import PLAIN, case
 
 pytestmark = [
     pytest.mark.slow,

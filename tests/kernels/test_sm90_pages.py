@@ -11,9 +11,9 @@ import pytest
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.check import check
 from attnc.verify.subject import Subject
+from tests.kernels.test_sm90_decode import text_of as decode_text
 from tests.targets import needs_gxx
 from tests.verify.judging import spec, subject_of_text
-from tests.verify.test_sm90_decode import text_of as decode_text
 
 pytestmark = [needs_gxx, pytest.mark.slow]
 

@@ -10,9 +10,9 @@ import torch
 from attnc.verify.case import Case
 from attnc.verify.problem import FILLS
 from attnc.verify.subject import Subject
+from tests.kernels import test_storage as storage
 from tests.targets import needs_gxx
 from tests.verify import judging
-from tests.verify import test_storage as storage
 
 pytestmark = [
     pytest.mark.slow,

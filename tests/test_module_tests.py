@@ -1,0 +1,80 @@
+"""Every module of five packages has a test file of its name: `attnc/plan/sm90/roles.py` is tested in
+`tests/plan/test_sm90_roles.py`. Those that have none are listed, with the file that tests them.
+"""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("expr", "model", "plan", "target", "support")
+
+#: Modules without a file of their own, and where they are tested: most print parts of kernels, and are judged
+#: by what the kernels compute.
+TESTED_ELSEWHERE = {
+    "model/normalization": "test_diagnostics",
+    "model/program": "model/test_resolve",
+    "plan/gradients": "plan/test_ir_backward",
+    "plan/ir/kernel": "plan/test_ir_text",
+    "plan/ir/module": "plan/test_ir_text",
+    "plan/layout": "plan/test_sm80_layout",
+    "plan/lower": "plan/test_ir_text",
+    "plan/sm90/backward_work": "target/test_sm90_backward",
+    "target/call_signature": "target/test_names",
+    "target/declaration": "support/test_call",
+    "target/kernel_view": "target/test_template_needs",
+    "target/projection": "kernels/test_projection",
+    "target/sm80/arguments": "runtime/test_cuda_launches",
+    "target/sm80/backward": "kernels/test_cuda_packed_gradients",
+    "target/sm80/declaration": "runtime/test_cuda_launches",
+    "target/sm80/kernel": "kernels/test_cuda_storage",
+    "target/sm80/render": "runtime/test_nvrtc",
+    "target/sm80/tiles": "kernels/test_cuda_storage",
+    "target/sm90/backward_tiles": "target/test_sm90_backward",
+    "target/sm90/decode": "kernels/test_sm90_decode",
+    "target/sm90/places": "kernels/test_sm90",
+    "target/sm90/render": "runtime/test_nvrtc",
+    "target/sm90/score": "kernels/test_sm90",
+    "target/sm90/stores": "kernels/test_sm90_widths",
+    "target/sm90/tiles": "kernels/test_sm90_pages",
+    "target/sm90/work": "kernels/test_sm90",
+    "target/triton/backward": "kernels/test_backward",
+    "target/triton/kernel": "plan/test_access",
+    "target/triton/parameters": "kernels/test_packed_gradients",
+}
+MODULES = sorted(
+    str(path.relative_to(ROOT / "attnc").with_suffix(""))
+    for package in PACKAGES
+    for path in (ROOT / "attnc" / package).rglob("*.py")
+    if path.name != "__init__.py"
+)
+
+
+def own_file(module: str) -> Path:
+    """`tests/plan/test_sm90_roles.py` for `plan/sm90/roles`."""
+    package, *names = module.split("/")
+    return ROOT / "tests" / package / f"test_{'_'.join(names)}.py"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_a_test_file_of_its_name(module: str) -> None:
+    """Or one place where it is tested, and never both."""
+    own = own_file(module)
+    elsewhere = TESTED_ELSEWHERE.get(module)
+    if elsewhere is None:
+        assert own.is_file(), f"tests of attnc/{module}.py belong in {own.relative_to(ROOT)}"
+    else:
+        assert not own.exists(), f"{own.relative_to(ROOT)} is there: take {module} off the list"
+        assert (ROOT / "tests" / f"{elsewhere}.py").is_file()
+
+
+def test_exceptions_are_few_and_name_modules() -> None:
+    assert TESTED_ELSEWHERE.keys() <= set(MODULES)
+    assert len(TESTED_ELSEWHERE) <= 30
+
+
+def test_tests_of_verify_are_named_after_its_modules() -> None:
+    """What tests kernels, and no module of attnc/verify, is in tests/kernels."""
+    modules = {path.stem for path in (ROOT / "attnc" / "verify").glob("*.py")}
+    files = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "verify").glob("test_*.py")}
+    assert files - modules == {"foreign_specs", "simt_hopper"}  # of `properties`, and of `simt`
