@@ -10,7 +10,7 @@ import torch
 from attnc.model.dtypes import DType
 from attnc.verify.subject import Subject
 from tests.kernels.test_narrow import KINDS, NARROW, case, numbers, same_numbers, subject, types_of
-from tests.verify.judging import right
+from tests.verify.judging import assert_within_bound
 
 
 def skip_what_is_not_read(*dtypes: str) -> None:
@@ -39,4 +39,4 @@ def test_outputs_are_within_the_bound(kind: str, pair: tuple[str, str]) -> None:
     skip_what_is_not_read(*types)
     made = subject(kind, *types)
     for number in range(len(made.configs)):
-        right(made, replace(case(made, seed=number, config=number), dims=large(made)))
+        assert_within_bound(made, replace(case(made, seed=number, config=number), dims=large(made)))

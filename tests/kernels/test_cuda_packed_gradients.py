@@ -14,7 +14,7 @@ from attnc.verify.properties import violations
 from tests.kernels import test_packed_gradients as packed
 from tests.kernels.test_packed_gradients import KEYS, LENGTHS, PACKED, PLAIN, QUERIES, SELF, case
 from tests.targets import needs_gxx
-from tests.verify.judging import right
+from tests.verify.judging import assert_within_bound
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,7 +44,7 @@ subject = partial(packed.subject, schedule=SCHEDULE)
 def test_every_storage(storage: tuple[str, str, str]) -> None:
     made = subject(storage)
     for seed in range(4):
-        right(made, case(made, seed), fills=tuple(FILLS))
+        assert_within_bound(made, case(made, seed), fills=tuple(FILLS))
 
 
 @STORAGES
@@ -57,7 +57,7 @@ def test_properties(storage: tuple[str, str, str]) -> None:
 def test_every_feature(spec: dict[str, Any]) -> None:
     made = subject(**spec)
     for seed in (3, 4):
-        right(made, case(made, seed, R=15), fills=("nan",))
+        assert_within_bound(made, case(made, seed, R=15), fills=("nan",))
 
 
 @pytest.mark.parametrize("backward", ["", "accumulate.dq = atomic", "accumulate.dq = sequential"])
@@ -65,18 +65,18 @@ def test_every_feature(spec: dict[str, Any]) -> None:
 def test_lengths_of_ordinary_tensors(spec: dict[str, Any], backward: str) -> None:
     made = subject(PLAIN, **spec, backward=backward)
     for seed in (0, 3):
-        right(made, case(made, seed), fills=("nan",))
+        assert_within_bound(made, case(made, seed), fills=("nan",))
 
 
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
 def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
     made = subject()
-    right(made, case(made, 1, **sizes), fills=tuple(FILLS))
+    assert_within_bound(made, case(made, 1, **sizes), fills=tuple(FILLS))
 
 
 def test_many_sequences() -> None:
     made = subject()
-    right(made, case(made, 3, B=150, M=3, N=5, G=1))
+    assert_within_bound(made, case(made, 3, B=150, M=3, N=5, G=1))
 
 
 def test_packed_equals_one_by_one_bitwise() -> None:

@@ -29,26 +29,26 @@ def scheduled(knobs: str = "") -> str:
 
 subject = partial(storage.subject, schedule=scheduled())
 paged = partial(storage.paged, schedule=scheduled())
-right = partial(judging.right, fills=tuple(FILLS))
+assert_within_bound = partial(judging.assert_within_bound, fills=tuple(FILLS))
 
 
 @pytest.mark.parametrize("page", [1, 3, 16, 48, 256])
 def test_every_page_size(page: int) -> None:
-    right(paged(page), Case(dims=DIMS, seed=page))
+    assert_within_bound(paged(page), Case(dims=DIMS, seed=page))
 
 
 @pytest.mark.parametrize("layout", ["[B, Hkv, N, 16]", "[N, B, Hkv, 16]"])
 def test_pages_of_any_layout(layout: str) -> None:
     made = paged(16, layout)
     for layouts in ({}, judging.transposed(made.variant.attention)):
-        right(made, Case(dims=DIMS, seed=5, layouts=layouts))
+        assert_within_bound(made, Case(dims=DIMS, seed=5, layouts=layouts))
 
 
 @pytest.mark.parametrize("mask", ["true", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx"])
 def test_masks_over_pages(mask: str) -> None:
     made = paged(16, mask=mask)
     for dims in ({"M": 1}, {"M": 17}, {"N": 0}, {"N": 1, "M": 2}):
-        right(made, Case(dims={**DIMS, **dims}, seed=1))
+        assert_within_bound(made, Case(dims={**DIMS, **dims}, seed=1))
 
 
 def packed(shared: bool, knobs: str = "", **named: str) -> Subject:
@@ -62,17 +62,17 @@ def test_packed_sequences(shared: bool, knobs: str) -> None:
     dims = {"B": 3, "M": 40, "N": 37, "Hkv": 1, "G": 2}
     dims = {name: size for name, size in dims.items() if name != "N" or not shared}
     for seed in range(4):
-        right(made, Case(dims=dims, seed=seed))
+        assert_within_bound(made, Case(dims=dims, seed=seed))
 
 
 def test_many_packed_sequences() -> None:
-    right(packed(False), Case(dims={"B": 150, "M": 3, "N": 5, "Hkv": 1, "G": 1}, seed=3))
+    assert_within_bound(packed(False), Case(dims={"B": 150, "M": 3, "N": 5, "Hkv": 1, "G": 1}, seed=3))
 
 
 def test_rows_behind_the_last_sequence_have_no_sink() -> None:
     made = packed(False, softmax="(sink = sink[h])", extras="input sink: f32[Hkv * G]")
     for seed in range(4):
-        right(made, Case(dims={"B": 2, "M": 5, "N": 9, "Hkv": 1, "G": 2}, seed=seed))
+        assert_within_bound(made, Case(dims={"B": 2, "M": 5, "N": 9, "Hkv": 1, "G": 2}, seed=seed))
 
 
 def test_no_sequences() -> None:
@@ -106,7 +106,7 @@ def test_values_that_are_a_prefix_of_the_keys() -> None:
         "[B, M, G, 32]",
     )
     for seed in (0, 1):
-        right(made, Case(dims={"B": 2, "M": 2, "N": 90, "G": 3}, seed=seed))
+        assert_within_bound(made, Case(dims={"B": 2, "M": 2, "N": 90, "G": 3}, seed=seed))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_rows_past_a_length_are_empty(knobs: str) -> None:
         schedule=scheduled(knobs),
     )
     for seed in range(3):
-        right(made, Case(dims={"B": 2, "M": 40, "N": 40, "H": 1}, seed=seed))
+        assert_within_bound(made, Case(dims={"B": 2, "M": 40, "N": 40, "H": 1}, seed=seed))
 
 
 @pytest.mark.parametrize("page", [5, 64])
@@ -157,7 +157,9 @@ def test_two_passes(mask: str, stages: int) -> None:
     )
     made = paged(16, mask=mask, schedule=schedule)
     for seed, dims in enumerate(({}, {"N": 200, "M": 70}, {"N": 0})):
-        right(made, Case(dims={**DIMS, **dims}, seed=seed, logits="spike" if seed else "random"))
+        assert_within_bound(
+            made, Case(dims={**DIMS, **dims}, seed=seed, logits="spike" if seed else "random")
+        )
 
 
 def test_chunks_of_a_prompt_equal_all_of_it() -> None:

@@ -12,7 +12,7 @@ from attnc.verify.problem import FILLS, build
 from attnc.verify.subject import Subject
 from tests.by_day import some_by_day
 from tests.kernels.test_storage import paged, subject
-from tests.verify.judging import for_every_target, right, transposed
+from tests.verify.judging import assert_within_bound, for_every_target, transposed
 
 MASKS = ("true", "causal", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx", "kv_idx % 3 != 1 and causal")
 DIMS = {"B": 2, "M": 3, "N": 150, "Hkv": 2, "G": 3}
@@ -37,14 +37,14 @@ def decode(splits: str, mask: str = "causal", pack: str = "gqa") -> Subject:
 def test_every_mask_and_split(mask: str, splits: str) -> None:
     made = decode(splits, mask)
     for dims in ({}, {"M": 1}, {"M": 9, "G": 2}, {"N": 1}):
-        right(made, Case(dims={**DIMS, **dims}, seed=len(mask)), fills=("nan", "large"))
+        assert_within_bound(made, Case(dims={**DIMS, **dims}, seed=len(mask)), fills=("nan", "large"))
 
 
 @pytest.mark.parametrize("page", [1, 5, 8, 24, 64])
 def test_every_page_size(page: int) -> None:
     made = paged(page, schedule=schedule("3"))
     for dims in (DIMS, {**DIMS, "M": 1, "N": 200}):
-        right(made, Case(dims=dims, seed=page), fills=("nan", "large"))
+        assert_within_bound(made, Case(dims=dims, seed=page), fills=("nan", "large"))
 
 
 @pytest.mark.parametrize("page", [1, 7, 16, 48])
@@ -97,17 +97,19 @@ def test_groups(pack: str, dims: dict[str, int]) -> None:
     made = decode("3", pack=pack)
     for layouts in ({}, transposed(made.variant.attention)):
         case = Case(dims={**DIMS, **dims}, seed=7, layouts=layouts)
-        right(made, case, fills=tuple(FILLS))
+        assert_within_bound(made, case, fills=tuple(FILLS))
 
 
 def test_more_shares_than_tiles() -> None:
     """Most splits are empty; the combine kernel reads nothing of them."""
-    right(decode("100"), Case(dims={**DIMS, "N": 40}, seed=2), fills=tuple(FILLS))
+    assert_within_bound(decode("100"), Case(dims={**DIMS, "N": 40}, seed=2), fills=tuple(FILLS))
 
 
 def test_many_more_queries_than_keys() -> None:
     """Shares of no keys at all: the table has no page for them, and none before its first."""
-    right(decode("4"), Case(dims={"B": 2, "M": 400, "N": 3, "Hkv": 1, "G": 1}, seed=1), fills=("nan",))
+    assert_within_bound(
+        decode("4"), Case(dims={"B": 2, "M": 400, "N": 3, "Hkv": 1, "G": 1}, seed=1), fills=("nan",)
+    )
 
 
 @pytest.mark.parametrize("splits", ["1", "4"])
@@ -122,7 +124,7 @@ def test_the_sink_counts_once(splits: str) -> None:
         schedule=schedule(splits),
     )
     for seed in range(2):
-        right(made, Case(dims=DIMS, seed=seed), fills=("nan", "large"))
+        assert_within_bound(made, Case(dims=DIMS, seed=seed), fills=("nan", "large"))
 
 
 @pytest.mark.parametrize("heads", ["H", "1"])
@@ -135,7 +137,9 @@ def test_one_head_for_each_and_one_for_all(heads: str) -> None:
         f"[B, M, {queries}, 16]",
         schedule=schedule("3"),
     )
-    right(made, Case(dims={"B": 2, "M": 5, "N": 70, queries: 3}, seed=1), fills=("nan", "large"))
+    assert_within_bound(
+        made, Case(dims={"B": 2, "M": 5, "N": 70, queries: 3}, seed=1), fills=("nan", "large")
+    )
 
 
 @pytest.mark.parametrize("splits", ["1", "3"])
@@ -148,7 +152,7 @@ def test_values_that_are_part_of_the_keys(splits: str) -> None:
         "[B, M, G, 32]",
         schedule=schedule(splits),
     )
-    right(made, Case(dims={"B": 2, "M": 2, "N": 50, "G": 11}, seed=3), fills=tuple(FILLS))
+    assert_within_bound(made, Case(dims={"B": 2, "M": 2, "N": 50, "G": 11}, seed=3), fills=tuple(FILLS))
 
 
 def test_head_dimensions_that_are_no_power_of_two() -> None:
@@ -159,7 +163,7 @@ def test_head_dimensions_that_are_no_power_of_two() -> None:
         "[B, M, Hkv * G, 24]",
         schedule=schedule("3"),
     )
-    right(made, Case(dims=DIMS, seed=3), fills=tuple(FILLS))
+    assert_within_bound(made, Case(dims=DIMS, seed=3), fills=tuple(FILLS))
 
 
 @pytest.mark.parametrize("splits", ["1", "2"])
@@ -173,7 +177,7 @@ def test_rows_past_a_length_are_empty(splits: str) -> None:
         schedule=schedule(splits),
     )
     for seed in range(3):
-        right(made, Case(dims={**DIMS, "M": 11}, seed=seed))
+        assert_within_bound(made, Case(dims={**DIMS, "M": 11}, seed=seed))
 
 
 @pytest.mark.parametrize("storage", ["", " via paged(block_table, page = 16)"])
@@ -189,7 +193,7 @@ def test_tiles_past_a_length_look_at_no_key(splits: str, storage: str) -> None:
         schedule=schedule(splits),
     )
     for dims in ({"M": 150, "N": 16}, {"M": 97, "N": 33}):
-        right(
+        assert_within_bound(
             made,
             Case(dims={"B": 2, "H": 2, **dims, "P": -(-dims["N"] // 16)}, seed=1),
             fills=("nan", "large"),
@@ -266,7 +270,7 @@ def test_tiles_of_many_pages(splits: str, softmax: str) -> None:
     softmax = softmax if splits == "1" else "online"
     made = paged(16, schedule=schedule(splits, kv=64, softmax=softmax))
     for dims in ({"M": 21, "N": 21}, {"M": 33, "N": 17}, {"M": 7, "N": 150}):
-        right(made, Case(dims={**DIMS, **dims, "B": 1}, seed=1), fills=("nan", "large"))
+        assert_within_bound(made, Case(dims={**DIMS, **dims, "B": 1}, seed=1), fills=("nan", "large"))
 
 
 def test_more_shares_than_a_grid_has_are_refused() -> None:

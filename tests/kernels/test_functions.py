@@ -9,7 +9,7 @@ import pytest
 from attnc.verify.case import Case
 from attnc.verify.subject import Subject
 from tests.targets import TARGETS, needs_gxx, skip_without_compiler, small_tiles
-from tests.verify.judging import right, spec, subject_of_text
+from tests.verify.judging import assert_within_bound, spec, subject_of_text
 
 #: Scores with gradients of q, k, v and `x`, where it occurs.
 SCORES = {
@@ -66,7 +66,7 @@ def small(**style: Any) -> Case:
 def test_scores(name: str) -> None:
     made = scored(SCORES[name], "triton", "f16" if name == "clamped" else "f32")
     for style in STYLES:
-        right(made, small(**style))
+        assert_within_bound(made, small(**style))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -85,7 +85,7 @@ def test_sorted_integers_beside_a_number(target: str) -> None:
     )
     made = subject_of_text(spec(lines, small_tiles(target), target=target))
     for seed in range(3):
-        right(made, Case(dims={"B": 3, "M": 21, "N": 97, "H": 1}, seed=seed))
+        assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 97, "H": 1}, seed=seed))
 
 
 @needs_gxx
@@ -93,4 +93,4 @@ def test_sorted_integers_beside_a_number(target: str) -> None:
 def test_scores_on_cuda(name: str) -> None:
     made = scored(TOGETHER[name], "cuda.sm_80", "f16")
     for style in STYLES:
-        right(made, small(**style))
+        assert_within_bound(made, small(**style))

@@ -28,7 +28,7 @@ from attnc.verify.rerun import FinishedRun
 from attnc.verify.storage import alter, convert
 from attnc.verify.subject import Subject
 from tests.by_day import some_by_day
-from tests.verify.judging import modules_of, right, spec, subject_of_text
+from tests.verify.judging import assert_within_bound, modules_of, spec, subject_of_text
 
 NARROW = tuple(dtype for dtype in DType if dtype.is_narrow)
 DECODE = "loops = [kv], pack = gqa\n  tile.q = 16, tile.kv = 32\n  split.kv = 3"
@@ -134,7 +134,7 @@ def test_outputs_are_within_the_bound(kind: str, pair: tuple[str, str]) -> None:
     for number, (values, special) in enumerate(
         (("random", "none"), ("cancelling", "nan_v"), ("ones", "inf_k"))
     ):
-        right(made, case(made, seed=number, values=values, special=special), fills=tuple(FILLS))
+        assert_within_bound(made, case(made, seed=number, values=values, special=special), fills=tuple(FILLS))
 
 
 KERNEL = """import triton
@@ -210,7 +210,7 @@ def test_a_scale_of_v_may_depend_on_the_query(kind: str, scale: str) -> None:
     made = subject_of_text(text.replace("normalize = softmax\n", f"normalize = softmax(v_scale = {scale})\n"))
     dims = {**case(made).dims, **({"X": 4, "Y": 70} if also else {})}
     for seed in range(2):
-        right(made, case(made, dims=dims, seed=seed), fills=tuple(FILLS))
+        assert_within_bound(made, case(made, dims=dims, seed=seed), fills=tuple(FILLS))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
-from tests.verify.judging import right, subject_of_text
+from tests.verify.judging import assert_within_bound, subject_of_text
 
 PACKED = "[T, Hkv * G, 16] via ragged(cu_q)", "[S, Hkv, 16] via ragged(cu_k)", "cu_q, cu_k: i32[B + 1]"
 SELF = "[T, Hkv * G, 16] via ragged(cu)", "[T, Hkv, 16] via ragged(cu)", "cu: i32[B + 1]"
@@ -77,7 +77,7 @@ def case(made: Subject, seed: int, **changes: int) -> Case:
 @pytest.mark.parametrize("seed", range(2))
 def test_every_storage(storage: tuple[str, str, str], seed: int) -> None:
     made = subject(storage)
-    right(made, case(made, seed), fills=tuple(FILLS))
+    assert_within_bound(made, case(made, seed), fills=tuple(FILLS))
 
 
 @pytest.mark.parametrize("storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"])
@@ -127,7 +127,7 @@ FEATURES = pytest.mark.parametrize(
 @FEATURES
 def test_every_feature(spec: dict[str, Any]) -> None:
     made = subject(**spec)
-    right(made, case(made, 3, R=15), fills=("nan",))
+    assert_within_bound(made, case(made, 3, R=15), fills=("nan",))
 
 
 LENGTHS = (
@@ -145,7 +145,7 @@ LENGTHS = (
 @pytest.mark.parametrize("spec", LENGTHS, ids=["keys", "queries", "column"])
 def test_lengths_of_ordinary_tensors(spec: dict[str, Any]) -> None:
     made = subject(PLAIN, **spec)
-    right(made, case(made, 3), fills=("nan",))
+    assert_within_bound(made, case(made, 3), fills=("nan",))
     assert list(violations(made, case(made, 0))) == []
 
 
@@ -168,14 +168,14 @@ def test_the_reference_takes_sequences_one_by_one() -> None:
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
 def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
     made = subject()
-    right(made, case(made, 1, **sizes), fills=tuple(FILLS))
+    assert_within_bound(made, case(made, 1, **sizes), fills=tuple(FILLS))
 
 
 @pytest.mark.slow
 def test_many_sequences() -> None:
     """More than one round of the search looks at."""
     made = subject()
-    right(made, case(made, 4, B=130, M=3, N=5, G=1))
+    assert_within_bound(made, case(made, 4, B=130, M=3, N=5, G=1))
 
 
 def test_sums_in_memory_are_refused() -> None:

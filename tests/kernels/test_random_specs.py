@@ -13,7 +13,7 @@ from attnc.verify.strategies import cases
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.trials import across
 from tests.targets import TARGETS, needs_gxx
-from tests.verify.judging import modules_of, right, subject_of_text
+from tests.verify.judging import assert_within_bound, modules_of, subject_of_text
 from tests.verify.random_specs import HOPPER, specs
 
 
@@ -30,7 +30,7 @@ def drawn(data: st.DataObject, made: Subject) -> Case:
 def test_kernels_agree_with_the_reference(text: str, data: st.DataObject) -> None:
     note(text)
     made = subject_of_text(text)
-    right(made, drawn(data, made))
+    assert_within_bound(made, drawn(data, made))
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_targets_agree(text: str, data: st.DataObject) -> None:
     triton, cuda = made["triton"], made["cuda.sm_80"]
     case = drawn(data, cuda)
     for subject_ in (triton, cuda):
-        right(subject_, replace(case, config=case.config % len(subject_.configs)))
+        assert_within_bound(subject_, replace(case, config=case.config % len(subject_.configs)))
     assert not list(across({"triton": triton})(cuda, case))
 
 
@@ -59,4 +59,4 @@ def test_hopper_agrees_with_the_reference(with_gradients: bool, data: st.DataObj
     text = data.draw(drawn_specs.filter(lambda text: HOPPER in text))
     note(text)
     made = subject_of_text(text)
-    right(made, drawn(data, made))
+    assert_within_bound(made, drawn(data, made))

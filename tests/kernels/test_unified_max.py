@@ -16,7 +16,7 @@ from attnc.verify.problem import FILLS
 from attnc.verify.properties import fallback_violations
 from attnc.verify.subject import Subject
 from tests.targets import small_decode_tiles
-from tests.verify.judging import for_every_target, right, subject_of_text
+from tests.verify.judging import assert_within_bound, for_every_target, subject_of_text
 
 DIMS = {"B": 2, "M": 2, "N": 90, "Hkv": 2, "G": 3}
 TARGET = "triton"
@@ -54,17 +54,19 @@ schedule a for {TARGET} {{
 @pytest.mark.parametrize("logits", sorted(LOGITS))
 def test_any_scores(logits: str, splits: str) -> None:
     """Those far outside the bounds too: the fallback makes the result as good as the online softmax's."""
-    right(subject(splits=splits), Case(dims=DIMS, seed=1, logits=logits), fills=("nan", "large"))
+    assert_within_bound(
+        subject(splits=splits), Case(dims=DIMS, seed=1, logits=logits), fills=("nan", "large")
+    )
 
 
 @pytest.mark.parametrize("special", ["nan_k", "inf_k", "nan_v", "inf_v", "nan_q"])
 def test_special_values(special: str) -> None:
-    right(subject(), Case(dims=DIMS, seed=2, special=special))
+    assert_within_bound(subject(), Case(dims=DIMS, seed=2, special=special))
 
 
 @pytest.mark.parametrize("phi", ["-20", "0", "20"])
 def test_a_sink(phi: str) -> None:
-    right(subject(sink=True, phi=phi), Case(dims=DIMS, seed=2), fills=tuple(FILLS))
+    assert_within_bound(subject(sink=True, phi=phi), Case(dims=DIMS, seed=2), fills=tuple(FILLS))
 
 
 def test_shares_that_are_done_again_are_counted() -> None:
@@ -95,7 +97,7 @@ def test_a_softcap_within_the_bounds_needs_no_fallback() -> None:
     made = subject(score="softcap(dot(q, k) / sqrt(D), 50)")
     assert "fallbacks" not in made.module.a.__kwdefaults__
     for logits in ("huge", "very_negative", "rising"):
-        right(made, Case(dims=DIMS, seed=1, logits=logits), fills=tuple(FILLS))
+        assert_within_bound(made, Case(dims=DIMS, seed=1, logits=logits), fills=tuple(FILLS))
     assert "fallbacks" in subject(score="softcap(dot(q, k) / sqrt(D), 61)").module.a.__kwdefaults__
 
 

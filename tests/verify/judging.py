@@ -84,7 +84,7 @@ def fuzz(made: Subject, *, rules: Rules | None = None, **options: Any) -> Report
     return search(AttentionTrial(made, rules, spares_gradients=False), **options)
 
 
-def right(made: Subject, case: Case, fills: Iterable[str] = ("nan",)) -> None:
+def assert_within_bound(made: Subject, case: Case, fills: Iterable[str] = ("nan",)) -> None:
     verdict = check(made, case, fills=fills)
     assert verdict.ok, verdict.message
 

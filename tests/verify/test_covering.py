@@ -21,7 +21,7 @@ from attnc.verify.strategies import fit_of
 from attnc.verify.subject import subject_of
 from tests.plans import module_of
 from tests.targets import TARGETS
-from tests.verify.judging import right, spec, subject_of_text
+from tests.verify.judging import assert_within_bound, spec, subject_of_text
 
 
 def named(name: str, target: str = "triton") -> dict[str, set[int]]:
@@ -180,11 +180,15 @@ def test_styles_of_other_inputs() -> None:
 
 
 def test_gradients_of_rows_that_a_bias_masks_are_right() -> None:
-    right(subject_of(module_of("bias")), Case(dims={"B": 1, "H": 1, "M": 40, "N": 20}, extras="masked"))
+    assert_within_bound(
+        subject_of(module_of("bias")), Case(dims={"B": 1, "H": 1, "M": 40, "N": 20}, extras="masked")
+    )
 
 
 def test_dropout_may_drop_everything() -> None:
-    right(subject_of(module_of("dropout")), Case(dims={"B": 1, "H": 1, "M": 5, "N": 20}, extras="one"))
+    assert_within_bound(
+        subject_of(module_of("dropout")), Case(dims={"B": 1, "H": 1, "M": 5, "N": 20}, extras="one")
+    )
 
 
 def test_results_of_the_module_s_own_are_judged_too() -> None:
@@ -199,12 +203,12 @@ def test_results_of_the_module_s_own_are_judged_too() -> None:
             )
         )
     )
-    right(made, Case(dims={"B": 1, "M": 3, "H": 1, "N": 4}, call="new"))
+    assert_within_bound(made, Case(dims={"B": 1, "M": 3, "H": 1, "N": 4}, call="new"))
     module: Any = made.module
     real = module.spec
     module.spec = lambda *given, **named: real(*given, **named) + (1 if named["out"] is None else 0)
     assert not check(made, Case(dims={"B": 1, "M": 3, "H": 1, "N": 4}, call="new")).ok
-    right(made, Case(dims={"B": 1, "M": 3, "H": 1, "N": 4}))
+    assert_within_bound(made, Case(dims={"B": 1, "M": 3, "H": 1, "N": 4}))
 
 
 def test_thin_cases_are_affordable_and_long() -> None:
