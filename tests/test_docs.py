@@ -1,7 +1,7 @@
 """The documentation is true: specs compile, programs run, links lead somewhere, commands exist, tables agree.
 
 `pytest tests/test_docs.py --update-golden` writes the parts that are computed from the program; see
-tests/documentation.py for how blocks are marked.
+tools/documentation.py for how blocks are marked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from attnc.model.variants import variants
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import parse
-from tests import (
+from tests.processes import run_program
+from tools import (
     documented,
     documented_commands,
     documented_figures,
@@ -39,7 +40,7 @@ from tests import (
     documented_gallery,
     documented_speed,
 )
-from tests.documentation import (
+from tools.documentation import (
     PAGES,
     ROOT,
     Block,
@@ -53,7 +54,6 @@ from tests.documentation import (
     whole,
     with_region,
 )
-from tests.processes import run_program
 
 LANGUAGE = ROOT / "docs" / "language.md"
 REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {

@@ -16,7 +16,7 @@ from attnc.bench.models import ModelBenchmark, figures_of, summary
 from attnc.bench.peers import options_of_flash3, options_of_flash4
 from attnc.bench.run import Result, Unavailable
 from attnc.runtime.timing import Timing
-from tests import documented_figures
+from tools import documented_figures
 
 CELL = ModelCell(model="It", job="prompt", batch=2, queries=8, keys=8, heads=4, kv_heads=2, width=16)
 MACHINE = {"device": "NVIDIA H200", "attnc": "0.1.0"}

@@ -13,7 +13,7 @@ from attnc.verify.strategies import free_dims
 from attnc.verify.subject import subject_of
 from tests.plans import plans_of
 from tests.targets import skip_without_compiler
-from tests.template_branches import SPECS, TELLING, described, render, watched
+from tools.template_branches import SPECS, TELLING, described, render, watched
 
 SUBJECTS = [
     pytest.param(
@@ -54,7 +54,7 @@ def test_whoever_watches_sees_the_templates_of_every_target() -> None:
 
 @pytest.mark.nightly
 def test_every_branch_of_a_template_is_taken() -> None:
-    """`python -m tests.template_branches` lists those that are not, with their lines."""
+    """`python -m tools.template_branches` lists those that are not, with their lines."""
     with watched() as branches:
         render(SPECS)
     untaken = sorted(map(described, branches.unmet()))

@@ -8,8 +8,8 @@ from typing import Any
 from typer.main import get_command
 
 from attnc.cli.app import app
-from tests.documentation import ROOT, table
-from tests.documented import escaped
+from tools.documentation import ROOT, table
+from tools.documented import escaped
 
 
 def group() -> Any:

@@ -18,8 +18,8 @@ from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import load, parse, prelude
 from attnc.target.files import render_files
-from tests import documented_flex
-from tests.documentation import ROOT, blocks
+from tools import documented_flex
+from tools.documentation import ROOT, blocks
 
 #: spec, attention, title, and the program of docs/figures/flex_h200.json that is such a mask
 SHOWN = (

@@ -1,7 +1,7 @@
 """Which branches of the templates no spec renders.
 
-    python -m tests.template_branches             # of committed specs, those of tests, and telling ones
-    python -m tests.template_branches --random 300
+    python -m tools.template_branches             # of committed specs, those of tests, and telling ones
+    python -m tools.template_branches --random 300
 
 Every condition of `{% if %}` and of `a if b else c` is asked how it came out. One that was always true, or
 always false, is code that nobody has seen: it wants a telling spec in tests/telling_specs, or to be deleted.
@@ -32,12 +32,12 @@ from attnc.target.sm80 import render as cuda
 from attnc.target.triton import render as triton
 
 ROOT = Path(__file__).parent.parent
-TELLING = Path(__file__).parent / "telling_specs"
+TELLING = ROOT / "tests/telling_specs"
 SPECS = (
     *sorted((ROOT / "specs").glob("*.attn")),
     *sorted((ROOT / "templates/new").glob("*.attn")),
-    *sorted((Path(__file__).parent / "planted/specs").glob("*.attn")),
-    *sorted((Path(__file__).parent / "gpu/found_specs").glob("*.attn")),
+    *sorted((ROOT / "tests/planted/specs").glob("*.attn")),
+    *sorted((ROOT / "tests/gpu/found_specs").glob("*.attn")),
     *sorted(TELLING.glob("*.attn")),
 )
 

@@ -14,10 +14,10 @@ from attnc.bench.model_peers import OURS as MODEL_OURS
 from attnc.bench.models import summary as summary_of_models
 from attnc.source import Source
 from attnc.tuned.tables import load_tables
-from tests.documentation import ROOT, table
 from tests.tables import choice
 from tools.bench import ranks_report
 from tools.bench.papers import Bytes, Row, markdown
+from tools.documentation import ROOT, table
 
 #: The cells of the plain grid, and those beside it, by their names.
 _GRID = r"^d(64|128|256) h\d+ n(1024|4096|16384) (full|causal)$"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import floor
 from typing import Any
 
-from tests.documentation import ROOT, table
+from tools.documentation import ROOT, table
 
 #: Names of peers.
 _PEERS = {

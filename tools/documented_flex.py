@@ -12,7 +12,7 @@ from math import ceil, floor
 from typing import Any
 
 from attnc.bench.flex_programs import OURS, TORCH, TRITON
-from tests.documentation import ROOT, table
+from tools.documentation import ROOT, table
 
 #: What targets are called in tables.
 _NAMES = {"cuda.sm_90a": "`sm_90a`", "triton": "Triton"}

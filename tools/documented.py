@@ -26,7 +26,7 @@ from attnc.model.storage import MAX_PAGE
 from attnc.model.variants import MAX_VARIANTS
 from attnc.source import Source
 from attnc.syntax.parser import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, MAX_NAME, MAX_TOKENS, parse, prelude
-from tests.documentation import ROOT, cells, region, table
+from tools.documentation import ROOT, cells, region, table
 
 #: Columns of the tables of what is compiled.
 TARGETS = {"triton": "Triton", "cuda.sm_80": "CUDA sm_80", "cuda.sm_90a": "CUDA sm_90a"}
