@@ -13,7 +13,7 @@ PACKAGES = ("expr", "model", "plan", "target", "support")
 #: by what the kernels compute.
 TESTED_ELSEWHERE = {
     "model/normalization": "test_diagnostics",
-    "model/program": "model/test_resolve",
+    "model/program": "model/test_resolve_projection",
     "plan/gradients": "plan/test_ir_backward",
     "plan/ir/kernel": "plan/test_ir_text",
     "plan/ir/module": "plan/test_ir_text",
@@ -21,7 +21,7 @@ TESTED_ELSEWHERE = {
     "plan/lower": "plan/test_ir_text",
     "plan/sm90/backward_work": "target/test_sm90_backward",
     "target/call_signature": "target/test_names",
-    "target/declaration": "support/test_call",
+    "target/declaration": "target/test_quote",
     "target/kernel_view": "target/test_template_needs",
     "target/projection": "kernels/test_projection",
     "target/sm80/arguments": "runtime/test_cuda_launches",
