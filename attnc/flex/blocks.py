@@ -95,10 +95,13 @@ def _tables(blocks: Blocks, keeps_all: bool) -> _Tables:
 
 
 def _table(counts: Tensor, indices: Tensor) -> Tensor:
-    """Returns which blocks are listed. Indices behind a row's count may be anything."""
+    """Returns which blocks are listed. Indices behind a row's count may be anything; those of no block list
+    nothing, such as the -1 of a page that is not there.
+    """
     columns = indices.shape[-1]
     counted = torch.arange(columns, device=indices.device) < counts[..., None]
-    at = torch.where(counted, indices.long(), columns)
+    is_block = (indices >= 0) & (indices < columns)
+    at = torch.where(counted & is_block, indices.long(), columns)
     table = indices.new_zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool)
     return table.scatter_(-1, at, True)[..., :columns].contiguous()
 

@@ -77,6 +77,24 @@ def test_what_lies_behind_a_count_may_be_anything() -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
+@pytest.mark.parametrize("nothing", [-1, 3, 2**31 - 1])
+def test_indices_of_no_block_list_nothing(nothing: int) -> None:
+    partial, _ = tables(1, 1)
+    counts, indices = lists(partial)
+    longer = torch.cat([torch.full_like(indices[..., :1], nothing), indices], -1)[..., :3]
+    is_short = counts[..., None] < 3  # a row that lists all blocks has no room for one more
+    mask = BlockMask.from_kv_blocks(
+        torch.where(is_short[..., 0], counts + 1, counts),
+        torch.where(is_short, longer, indices),
+        BLOCK_SIZE=SIZE,
+        mask_mod=causal,
+        seq_lengths=(S, S),
+        compute_q_blocks=False,
+    )
+    expected = flex_attention(Q, K, V, block_mask=listed(partial))
+    assert torch.equal(flex_attention(Q, K, V, block_mask=mask), expected)
+
+
 def test_a_mask_of_create_block_mask_is_its_mask_mod() -> None:
     document = torch.arange(S) // 9
 
