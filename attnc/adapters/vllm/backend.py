@@ -20,11 +20,11 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from attnc.adapters.specs import readable, refuse
+from attnc.adapters.specs import refuse
 from attnc.adapters.vllm import unified_attention
+from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit
 from attnc.runtime.slots import store
 
-_UNQUANTISED = ("auto", "float16", "bfloat16")
 #: By vLLM's names of a cache of 8 bits the type of its elements.
 _QUANTISED = {
     "fp8": torch.float8_e4m3fn,
@@ -37,7 +37,7 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
     """attnc to vLLM, as the backend CUSTOM."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = [*_UNQUANTISED, *_QUANTISED]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = [*UNQUANTISED, *_QUANTISED]
     forward_includes_kv_cache_update: bool = False
 
     @staticmethod
@@ -89,15 +89,8 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Returns why not, or None. A cache has the type of the model, or 8 bits beside one of 16."""
-        if kv_cache_dtype in _QUANTISED and dtype in (torch.float16, torch.bfloat16):
-            if device_capability is None:
-                return None
-            here = (int(device_capability.major), int(device_capability.minor))
-            return readable(_QUANTISED[kv_cache_dtype], here) or None
-        if kv_cache_dtype in (None, "auto") or kv_cache_dtype == str(dtype).removeprefix("torch."):
-            return None
-        return f"kv_cache_dtype {kv_cache_dtype} with a model of {dtype}"
+        """Returns why not, or None."""
+        return find_misfit(kv_cache_dtype, dtype, _QUANTISED, device_capability)
 
 
 @dataclass(slots=True)
@@ -198,8 +191,8 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
         """
         if attn_type != AttentionType.DECODER:
             raise ValueError(f"attn_type: expected a decoder's self-attention, got {attn_type!r}")
-        if kv_cache_dtype not in (*_UNQUANTISED, *_QUANTISED):
-            known = ", ".join((*_UNQUANTISED, *_QUANTISED))
+        if kv_cache_dtype not in (*UNQUANTISED, *_QUANTISED):
+            known = ", ".join((*UNQUANTISED, *_QUANTISED))
             raise ValueError(f"kv_cache_dtype: expected one of {known}, got {kv_cache_dtype!r}")
         if chunk_lookback != -1:
             raise ValueError(

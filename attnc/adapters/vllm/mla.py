@@ -21,10 +21,10 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, Multipl
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 
 from attnc.adapters.pages import attend, attend_packed
-from attnc.adapters.specs import readable, refuse
+from attnc.adapters.specs import refuse
+from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit
 from attnc.runtime.slots import store
 
-_UNQUANTISED = ("auto", "float16", "bfloat16")
 #: vLLM's common layer hands latents of 8 bits over as this type.
 _QUANTISED = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
 
@@ -33,7 +33,7 @@ class AttncMLABackend(MLACommonBackend):  # type: ignore[misc]  # vLLM need not 
     """attnc to vLLM, as the backend ATTNC_MLA."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = [*_UNQUANTISED, *_QUANTISED]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = [*UNQUANTISED, *_QUANTISED]
 
     @staticmethod
     def get_name() -> str:
@@ -76,15 +76,8 @@ class AttncMLABackend(MLACommonBackend):  # type: ignore[misc]  # vLLM need not 
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Returns why not, or None. A cache has the type of the model, or 8 bits."""
-        if kv_cache_dtype in _QUANTISED:
-            if device_capability is None:
-                return None
-            here = (int(device_capability.major), int(device_capability.minor))
-            return readable(_QUANTISED[kv_cache_dtype], here) or None
-        if kv_cache_dtype in (None, "auto") or kv_cache_dtype == str(dtype).removeprefix("torch."):
-            return None
-        return f"kv_cache_dtype {kv_cache_dtype} with a model of {dtype}"
+        """Returns why not, or None."""
+        return find_misfit(kv_cache_dtype, dtype, _QUANTISED, device_capability)
 
 
 class AttncMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]  # as above
@@ -125,8 +118,8 @@ class AttncMLAImpl(MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # a
         )
         if attn_type != AttentionType.DECODER:
             raise ValueError(f"attn_type: expected a decoder's self-attention, got {attn_type!r}")
-        if kv_cache_dtype not in (*_UNQUANTISED, *_QUANTISED):
-            known = ", ".join((*_UNQUANTISED, *_QUANTISED))
+        if kv_cache_dtype not in (*UNQUANTISED, *_QUANTISED):
+            known = ", ".join((*UNQUANTISED, *_QUANTISED))
             raise ValueError(f"kv_cache_dtype: expected one of {known}, got {kv_cache_dtype!r}")
         super().__init__(
             num_heads,
