@@ -10,7 +10,10 @@ not excluded, or if one passes that is.
 
 outcomes.json: torch's version; of each file its name, SHA-256 and the outcomes of its tests by name
 ("passed", "failed", "skipped", "excluded"); reasons of those that are excluded, and what those that failed
-say.
+say. A run that is cut short, by `--seconds` or by hand, keeps the outcomes it has and ends with status 1;
+`--resume` reads `--out` and runs only the tests without an outcome and those that failed.
+
+The module is a plugin of the pytest that it starts, too: every outcome is written when it is there.
 """
 
 from __future__ import annotations
@@ -21,20 +24,25 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import tomllib
-import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 EXCLUDED = Path(__file__).with_suffix(".toml")
 #: Makes a class of tests for each device, in files of torch 2.8 and later.
 _DEVICES = "instantiate_device_type_tests"
+#: The variable that holds the folder in which a run and its plugin meet.
+_FOLDER = "ATTNC_TORCH_FLEX"
+_NONE_LEFT = pytest.ExitCode.NO_TESTS_COLLECTED
 _MODULE, _FUNCTION = "torch.nn.attention.flex_attention", "flex_attention"
 
 
@@ -76,44 +84,78 @@ def _is_of(name: str, method: str) -> bool:
     return re.fullmatch(rf"{method}(_.*)?", name.rpartition("::")[2]) is not None
 
 
-def read_outcomes(report: Path) -> dict[str, tuple[str, str]]:
-    """Returns the outcomes that a report of pytest's has (JUnit's XML)."""
-    found = {}
-    for case in ET.parse(report).getroot().iter("testcase"):
-        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-        failure = next((child for child in case if child.tag in ("failure", "error")), None)
-        skipped = case.find("skipped")
-        if failure is not None:
-            found[name] = ("failed", (failure.get("message") or "").strip().splitlines()[0][:300])
-        elif skipped is not None:
-            found[name] = ("skipped", (skipped.get("message") or "")[:300])
-        else:
-            found[name] = ("passed", "")
+def read_outcomes(lines: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Returns the outcomes that the plugin wrote, by name: the worst of what was said of each test."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in lines:
+        name, outcome, said = json.loads(line)
+        if name not in found or outcome != "passed":
+            found[name] = (outcome, said)
     return found
 
 
-def run(path: Path, processes: int, chosen: str) -> dict[str, tuple[str, str]]:
-    """Runs a file's tests in so many processes. chosen: an expression for pytest's -k, "" for all."""
+def _name(nodeid: str) -> str:
+    """Returns a test's name: its class and method."""
+    return nodeid.partition("::")[2]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out the tests that have an outcome."""
+    done = set(json.loads(Path(os.environ[_FOLDER], "done.json").read_text(encoding="utf-8")))
+    items[:] = [item for item in items if _name(item.nodeid) not in done]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Writes an outcome; only the process does that which the others report to."""
+    if "PYTEST_XDIST_WORKER" in os.environ or (report.passed and report.when != "call"):
+        return
+    crash = getattr(report.longrepr, "reprcrash", None)
+    said = str(crash.message) if crash is not None else report.longreprtext
+    if isinstance(report.longrepr, tuple):
+        said = report.longrepr[2]
+    line = json.dumps([_name(report.nodeid), report.outcome, said.strip().partition("\n")[0][:300]])
+    with Path(os.environ[_FOLDER], "outcomes").open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+
+
+def run(
+    path: Path, processes: int, chosen: str, done: Iterable[str], seconds: float | None
+) -> tuple[dict[str, tuple[str, str]], bool]:
+    """Runs a file's tests in so many processes, but for those that are done. Returns outcomes, and whether
+    all tests have one. chosen: an expression for pytest's -k, "" for all; seconds: after which it is ended.
+    """
     text = path.read_text(encoding="utf-8")
     conditions = [f"({chosen})"] if chosen else []
     if _DEVICES in text:
         conditions.append(_device())
     with tempfile.TemporaryDirectory() as folder:
-        copy, report = Path(folder, path.name), Path(folder, "report.xml")
+        copy, outcomes = Path(folder, path.name), Path(folder, "outcomes")
         copy.write_text(use_attnc(text), encoding="utf-8")
+        outcomes.touch()
+        Path(folder, "done.json").write_text(json.dumps(list(done)), encoding="utf-8")
         wanted = " and ".join(conditions)
-        command = [sys.executable, "-m", "pytest", "-q", str(copy), f"--junitxml={report}", "-k", wanted]
+        command = [sys.executable, "-m", "pytest", "-q", str(copy), "-k", wanted, "-p", "tools.torch_flex"]
         command += ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={folder}"]
         command += ["-n", str(processes)] if processes > 1 else []
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
             "PYTORCH_TEST_WITH_SLOW": "1",
+            _FOLDER: folder,
         }
-        subprocess.run(command, env=environment, check=False)
-        if not report.exists():
-            raise RuntimeError(f"{path.name}: pytest wrote no report")
-        return read_outcomes(report)
+        status = _status(command, environment, seconds)
+        found = read_outcomes(outcomes.read_text(encoding="utf-8").splitlines())
+        return found, status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, _NONE_LEFT)
+
+
+def _status(command: Sequence[str], environment: Mapping[str, str], seconds: float | None) -> int | None:
+    """Returns the exit status of a command, None for one that was ended before it came."""
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+        try:
+            return process.wait(seconds)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            os.killpg(process.pid, signal.SIGKILL)
+            return None
 
 
 def _device() -> str:
@@ -133,15 +175,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-k", default="", dest="chosen", help="which tests, as pytest's -k")
     parser.add_argument("--out", type=Path, help="where the outcomes are written, as JSON")
+    parser.add_argument("--resume", action="store_true", help="go on from the outcomes in --out")
+    parser.add_argument("--seconds", type=float, help="for a file, after which its run is ended")
     options = parser.parse_args(arguments)
+    if options.resume and not options.out:
+        parser.error("--resume needs --out")
     import torch
 
     exclusions = read_exclusions(EXCLUDED.read_text(encoding="utf-8"))
+    earlier = _earlier(options.out) if options.resume else {}
     record: dict[str, Any] = {"torch": torch.__version__, "files": []}
+    whole = True
     for path in options.files:
-        judged = judge(run(path, options.processes, options.chosen), exclusions)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        record["files"].append({"name": path.name, "sha256": digest, "tests": judged})
+        done = {name: test for name, test in earlier.get(digest, {}).items() if test["outcome"] != "failed"}
+        found, is_whole = run(path, options.processes, options.chosen, done, options.seconds)
+        tests = dict(sorted({**done, **judge(found, exclusions)}.items()))
+        record["files"].append({"name": path.name, "sha256": digest, "tests": tests})
+        whole = whole and is_whole
+        if not is_whole:
+            print(f"{path.name}: cut short: tests without an outcome are left")
     if options.out:
         options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     tests = {name: test for file in record["files"] for name, test in file["tests"].items()}
@@ -154,7 +207,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     for name, test in wrong.items():
         print(f"{name}: {test['outcome']}: {test.get('reason', '')}")
-    return 1 if wrong else 0
+    return 1 if wrong or not whole else 0
+
+
+def _earlier(out: Path) -> dict[str, dict[str, dict[str, str]]]:
+    """Returns the outcomes of an earlier run, by the SHA-256 of the file."""
+    if not out.exists():
+        return {}
+    record = json.loads(out.read_text(encoding="utf-8"))
+    return {file["sha256"]: file["tests"] for file in record["files"]}
 
 
 if __name__ == "__main__":

@@ -81,3 +81,30 @@ def test_a_file_of_torchs_kind_runs(tmp_path: Path, capfd: pytest.CaptureFixture
     file.write_text(FILE.replace("assert torch.equal", "assert not torch.equal"), encoding="utf-8")
     assert main([str(file)]) == 1
     assert "test_identity" in capfd.readouterr().out
+
+
+#: Ends its process, the first time that it runs.
+_ENDS = """
+    def test_zero(self):
+        import os, pathlib
+        with open("FOLDER/runs", "a") as file:
+            file.write("zero ")
+        if pathlib.Path("FOLDER/runs").read_text() == "identity zero ":
+            os._exit(9)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cut_short_goes_on_later(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "test_small.py", tmp_path / "out.json"
+    runs = "    def test_identity(self):\n        open('FOLDER/runs', 'a').write('identity ')\n"
+    text = FILE.replace("    def test_identity(self):\n", runs)
+    text = text.replace("\n\nclass TestFlexAttentionCPU", f"{_ENDS}\n\nclass TestFlexAttentionCPU")
+    file.write_text(text.replace("FOLDER", str(tmp_path)), encoding="utf-8")
+    assert main([str(file), "--out", str(out)]) == 1
+    assert "cut short" in capfd.readouterr().out
+    assert main([str(file), "--out", str(out), "--resume"]) == 0
+    (record,) = json.loads(out.read_text(encoding="utf-8"))["files"]
+    assert len(record["tests"]) == 4
+    assert (tmp_path / "runs").read_text(encoding="utf-8") == "identity zero zero "
+    assert main([str(file), "--out", str(out), "--resume"]) == 0  # nothing is left
