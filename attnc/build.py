@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attnc.diagnostics import LIFT, MAX_DIAGNOSTICS, Diagnostic, DiagnosticError, error, warning
@@ -23,7 +23,14 @@ from attnc.model.elaborate import report_limit
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
-from attnc.model.variants import MAX_VARIANTS, add_label, count_variants, projection_variants, variants
+from attnc.model.variants import (
+    MAX_VARIANTS,
+    add_label,
+    count_variants,
+    own_kernels,
+    projection_variants,
+    variants,
+)
 from attnc.output import OutputFile
 from attnc.plan import ir
 from attnc.plan.differentiable import check_differentiable
@@ -180,16 +187,19 @@ def compile_program(
     tables = () if dispatch is None else load_tables(dispatch)
     sha256 = digest(program.source)
     families: dict[str, list[ir.Module]] = {}
-    outputs: list[OutputFile] = []
-    for module in planned.modules:
-        folder = folder_of(module)
-        families.setdefault(folder, []).append(module)
-        attention = module.variant.attention
+
+    def render(module: ir.Module) -> dict[str, str]:
+        attention, folder = module.variant.attention, folder_of(module)
         with report_limit(f"the text of '{attention.name}'", attention.span or program.source.span(0, 0)):
             files = render_files(module, path=name, sha256=sha256, tuned=tuned_choices(module, choices))
             spend(sum(map(len, files.values())) * _STEPS_PER_CHARACTER)
         finish(f"{folder} {module.variant.name}")
-        outputs += (OutputFile(path=f"{folder}/{file}", text=text) for file, text in files.items())
+        return {f"{folder}/{file}": text for file, text in files.items()}
+
+    for module in planned.modules:
+        families.setdefault(folder_of(module), []).append(module)
+    texts = _render_modules(planned.modules, render)
+    outputs = [OutputFile(path=path, text=text) for path, text in texts.items()]
     for folder, family in families.items():
         attention = program.attention(family[0].variant.attention.name)
         text = render_dispatch(attention, family, name, schedule_rows(family, tables))
@@ -200,6 +210,24 @@ def compile_program(
     outputs += _projection_outputs(program, planned.projections, name, tables)
     ordered = tuple(sorted(outputs, key=lambda output: output.path))
     return CompiledSpec(outputs=ordered, warnings=planned.warnings)
+
+
+def _render_modules(
+    modules: Iterable[ir.Module], render: Callable[[ir.Module], dict[str, str]]
+) -> dict[str, str]:
+    """Returns the files of modules by path. Variants that differ in the element type alone share kernels, but
+    those whose schedules make these differ, which have kernels of their own.
+    """
+    rendered = [(module, render(module)) for module in modules]
+    first: dict[str, str] = {}
+    texts = (item for _, files in rendered for item in files.items())
+    different = {path for path, text in texts if first.setdefault(path, text) != text}
+    made: dict[str, str] = {}
+    for module, files in rendered:
+        if not different.isdisjoint(files):
+            files = render(replace(module, variant=own_kernels(module.variant)))
+        made |= files
+    return made
 
 
 def _by_attention(modules: Iterable[ir.Module]) -> dict[str, list[ir.Module]]:

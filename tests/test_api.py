@@ -75,7 +75,7 @@ def test_a_schedule_that_the_spec_lacks_is_added_for_the_target() -> None:
     cuda = attnc.compile(attnc.compile(SPEC).spec, target="cuda.sm_80")
     assert cuda.spec.count("schedule tiny for") == 2
     assert "__global__" in cuda.source
-    assert cuda.folder.joinpath("f16.cu").read_text() == cuda.source
+    assert cuda.folder.joinpath("default.cu").read_text() == cuda.source
 
 
 def test_other_processes_find_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

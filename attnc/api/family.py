@@ -131,10 +131,11 @@ class Family:
     def source_of(self, variant: str) -> Shown:
         """Returns the kernel of a variant. Raises ValueError where there is none of this name."""
         self._module(variant)
-        kernel = f"{variant}.cu"
-        if kernel in self.files:
-            return Shown(self.files[kernel], "cuda")
-        return Shown(self.files[f"{variant}.py"], "python")
+        from attnc.target.support import kernel_files
+
+        module = self.files[f"{variant}.py"]
+        kernels = kernel_files(module, self.files)
+        return Shown(self.files[kernels[0]], "cuda") if kernels else Shown(module, "python")
 
     def explain(self, variant: str | None = None, *, config: int = 0, arch: str | None = None) -> Shown:
         """Returns what the kernel does and why, as `attnc explain` says it: tiles, loops, shared memory,

@@ -107,9 +107,7 @@ def compile_(
         raise typer.Exit(1)
     if aot:
         texts = {out / output.path: output.text for output in outputs}
-        # The forward kernel is called like its module, which knows the kernels of its gradients.
-        modules = (path.with_suffix(".py") for path in sorted(texts) if path.suffix == ".cu")
-        _ahead_of_time([module for module in modules if module in texts], aot, texts, out, force=force)
+        _ahead_of_time(aot, texts, out, force=force)
 
 
 def _check_modes(asked: dict[str, bool]) -> None:
@@ -139,9 +137,7 @@ def _check_architectures(archs: list[str]) -> None:
             raise Mistake(f"there is no architecture '{arch}'", hint)
 
 
-def _ahead_of_time(
-    modules: list[Path], archs: list[str], texts: Mapping[Path, str], out: Path, *, force: bool
-) -> None:
+def _ahead_of_time(archs: list[str], texts: Mapping[Path, str], out: Path, *, force: bool) -> None:
     """Puts the machine code of CUDA kernels beside their modules, for those of the architectures that each is
     for. texts: of all files that were written. Raises Mistake where that cannot be.
     """
@@ -149,13 +145,13 @@ def _ahead_of_time(
     from attnc.runtime.toolchains import build_cubins
 
     devices = {target.folder: {device.arch for device in target.devices} for target in TARGETS.values()}
+    modules = {path: found for path, found in sorted(_find_kernels(texts).items()) if found}
     made: dict[str, dict[str, bytes]] = {}
     try:
         with progress("aot", len(modules)) as bar:
-            for module in modules:
+            for module, found in modules.items():
                 bar.advance(module.stem)
-                beside = {p.name: text for p, text in texts.items() if p.parent == module.parent}
-                files = {n: text for n, text in beside.items() if n == module.name or n.endswith(".cu")}
+                files = {module.name: texts[module], **found}
                 known = [arch for arch in archs if arch in devices[module.parent.name]]
                 folder = (module.parent / "cubin").relative_to(out).as_posix()
                 made.setdefault(folder, {}).update(build_cubins(module, known, files))
@@ -224,22 +220,29 @@ def _alone(outputs: tuple[OutputFile, ...]) -> tuple[OutputFile, ...]:
     """
     from attnc.target.support import FOLDER, standalone
 
-    texts = {output.path: output.text for output in outputs}
+    texts = {Path(output.path): output.text for output in outputs if not output.path.startswith(FOLDER)}
     found = []
-    for path, text in texts.items():
-        if not path.endswith(".py") or path.startswith(FOLDER):
-            continue
-        stem, folder = path.removesuffix(".py"), path.rpartition("/")[0]
-        sources = {
-            other.rpartition("/")[2]: source
-            for other, source in texts.items()
-            if other == f"{stem}.cu" or (other.startswith(f"{stem}_backward_") and other.endswith(".cu"))
-        }
+    for path, kernels in _find_kernels(texts).items():
         try:
-            found.append(OutputFile(path=path, text=standalone(text, sources)))
+            alone = standalone(texts[path], kernels)
         except ValueError as problem:
-            raise Mistake(f"{folder}: {problem}", "rename the attention") from None
+            raise Mistake(f"{path.parent.as_posix()}: {problem}", "rename the attention") from None
+        found.append(OutputFile(path=path.as_posix(), text=alone))
     return tuple(found)
+
+
+def _find_kernels(texts: Mapping[Path, str]) -> dict[Path, dict[str, str]]:
+    """Returns for each module among these files those with its kernels, by name; none for Triton."""
+    from attnc.target.support import kernel_files
+
+    beside: dict[Path, list[str]] = {}
+    for path in texts:
+        beside.setdefault(path.parent, []).append(path.name)
+    return {
+        path: {name: texts[path.with_name(name)] for name in kernel_files(text, beside[path.parent])}
+        for path, text in texts.items()
+        if path.suffix == ".py"
+    }
 
 
 def _check_all(paths: Iterable[Path]) -> tuple[Diagnostic, ...]:

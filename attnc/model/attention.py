@@ -156,9 +156,15 @@ class Variant:
     """An attention at one point of its params: no Param node and no dtype name is left in it.
 
     `name` is the module name in generated/, e.g. "bf16_d128", or "default" when the spec has no params.
+
+    element_param: the param that is the type of q, such as "T", where that has 16 bits: a macro of CUDA
+    kernels, so that variants that differ in it alone share them. kernels: the name of those, such as "d128";
+    `name` without such a param.
     """
 
     source: Source
     attention: Attention
     params: Mapping[str, ParamValue]
     name: str
+    kernels: str
+    element_param: str = ""

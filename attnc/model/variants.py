@@ -44,8 +44,15 @@ def variants(program: Program, attention: Attention, most: int | None = None) ->
         params = {param.name: value for param, value in zip(attention.params, point, strict=True)}
         with report_limit(f"variant '{variant_name(params)}'", attention.span or program.source.span(0, 0)):
             fixed = _fix(attention, params)
+            element_param = _find_element_param(attention, params)
+            shared = {param: value for param, value in params.items() if param != element_param}
             variant = Variant(
-                source=program.source, attention=fixed, params=params, name=variant_name(params)
+                source=program.source,
+                attention=fixed,
+                params=params,
+                name=variant_name(params),
+                kernels=variant_name(shared),
+                element_param=element_param,
             )
             made.append(variant)
             if not report.errors:
@@ -100,11 +107,27 @@ def variant_name(params: Mapping[str, ParamValue]) -> str:
     return "_".join(parts) or "default"
 
 
+def _find_element_param(attention: Attention, params: Mapping[str, ParamValue]) -> str:
+    """Returns the param that is the type of q, "" where that is no param, or not of 16 bits here."""
+    param = attention.q.dtype
+    if isinstance(param, DType):
+        return ""
+    return param if DType(str(params[param])).bytes == 2 else ""
+
+
 def add_label(variant: Variant, label: str) -> Variant:
     """Returns the variant under one of several schedules: `d128_prefill`."""
     if not label:
         return variant
-    return replace(variant, name=label if variant.name == "default" else f"{variant.name}_{label}")
+    name, kernels = (
+        label if name == "default" else f"{name}_{label}" for name in (variant.name, variant.kernels)
+    )
+    return replace(variant, name=name, kernels=kernels)
+
+
+def own_kernels(variant: Variant) -> Variant:
+    """Returns the variant with kernels of its own, which no other element type shares."""
+    return replace(variant, element_param="", kernels=variant.name)
 
 
 def _spell(value: ParamValue) -> str:

@@ -105,15 +105,11 @@ def plan_softmax(
     if config.loops == ("kv", "q"):
         rescale = "every_step"  # o lies in memory, normalised, between two visits
     threshold = 0.0
-    least, most = (end * LOG2E for end in safe_range(attention.element))
+    _, most = safe_range(attention.element)
     if isinstance(rescale, Choice):
         (value,) = rescale.args.values()
-        rescale, threshold = rescale.name, min(float(value), most) if isinstance(value, int | float) else 0.0
-    headroom = 0.0
-    if isinstance(maximum := choice.args.get("maximum"), Choice):
-        (value,) = maximum.args.values()
-        most = _F16_HEADROOM if attention.element is DType.F16 else -least - _SUM_OF_TILE
-        headroom = min(value, most) if isinstance(value, float) else 0.0
+        rescale = rescale.name
+        threshold = min(float(value), most * LOG2E) if isinstance(value, int | float) else 0.0
     wanted = attention.softmax
     softmax = Softmax(
         kind="two_pass" if choice.name == "two_pass" else "online",
@@ -123,7 +119,7 @@ def plan_softmax(
         safe_everywhere=may_exclude(raw),
         sink=None if wanted.sink is None else scale_by(names.replace(wanted.sink), LOG2E),
         dropout=plan_dropout(attention, names),
-        headroom=headroom,
+        headroom=headroom_of(choice, attention.element),
         v_scale=None if wanted.v_scale is None else names.replace(wanted.v_scale),
     )
     return softmax, None if isinstance(raw, Dot) else names.replace(raw)
@@ -164,6 +160,16 @@ def shift_of(softmax: Softmax, unified: UnifiedMax | None, p: DType) -> Shift:
         off = softmax.headroom + _SUM_OF_TILE
         return Shift(largest=off, least_probability=2.0 ** (top_of(p) - off))
     return Shift()
+
+
+def headroom_of(softmax: Choice, p: DType) -> float:
+    """Returns `ir.Softmax.headroom` under a choice of a schedule, with probabilities of this type."""
+    maximum = softmax.args.get("maximum")
+    if not isinstance(maximum, Choice):
+        return 0.0
+    (value,) = maximum.args.values()
+    most = _F16_HEADROOM if p is DType.F16 else -safe_range(p)[0] * LOG2E - _SUM_OF_TILE
+    return min(value, most) if isinstance(value, float) else 0.0
 
 
 def top_of(p: DType) -> int:

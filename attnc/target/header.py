@@ -5,15 +5,19 @@ named constants.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from textwrap import wrap
 from typing import TypeAlias
 
 from attnc.expr.construct import in_float32
 from attnc.expr.nodes import Call, walk
-from attnc.model.attention import Attention
+from attnc.model.attention import Attention, Variant
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Tensor
 from attnc.plan.ir import Kernel, Module, unified_of
-from attnc.plan.softmax import LOG2E, top_of
+from attnc.plan.softmax import LOG2E, headroom_of, top_of
 from attnc.target.call_signature import signature
 from attnc.target.quote import command, comment, statement
 from attnc.version import __version__
@@ -39,14 +43,34 @@ def header(module: Module, target: str, what: str, path: str, sha256: str) -> di
     """
     attention = module.variant.attention
     order = ORDERS[module.kernel.structure]
-    title = f"{title_of(attention.name, module.variant.params)} for {target}: {order}{what}."
     tensors = (*attention.inputs, *attention.outputs)
+    title = f"{title_of(attention.name, module.variant.params)} for {target}: {order}{what}."
     return {
         "title": comment(title),
         "signature": [comment(f"{tensor.name}: {signature(tensor)}") for tensor in tensors],
         "mathematics": list(mathematics(attention)),
         **origin(path, sha256),
     }
+
+
+def generalize_element(module: Module) -> Module:
+    """Returns a module as the header of its kernels shows it: with the param of the element type in the place
+    of its value, where variants share them.
+    """
+    variant, param = module.variant, module.variant.element_param
+    if not param:
+        return module
+
+    def generalize(tensor: Tensor) -> Tensor:
+        return replace(tensor, dtype=param) if tensor.dtype is variant.attention.element else tensor
+
+    attention = replace(
+        variant.attention,
+        inputs=tuple(map(generalize, variant.attention.inputs)),
+        outputs=tuple(map(generalize, variant.attention.outputs)),
+    )
+    params = {name: value for name, value in variant.params.items() if name != param}
+    return replace(module, variant=replace(variant, attention=attention, params=params))
 
 
 def title_of(name: str, params: Mapping[str, object]) -> str:
@@ -82,6 +106,13 @@ def _text(value: float) -> str:
     return repr(in_float32(value))
 
 
+def _choose_by_type(variant: Variant, of: Callable[[DType], float]) -> str:
+    """Returns a number that depends on the type of probabilities, for all types that share the kernel."""
+    if not variant.element_param:
+        return _text(float(of(variant.attention.element)))
+    return f"IS_F16 ? {_text(float(of(DType.F16)))}f : {_text(float(of(DType.BF16)))}"
+
+
 def score_numbers(kernel: Kernel) -> Iterator[Number]:
     """Yields what turns scores into exponents, in a forward and in a backward kernel."""
     if kernel.softmax.scale is not None:
@@ -98,9 +129,10 @@ def forward_numbers(module: Module) -> Iterator[Number]:
         yield "LAZY", _text(softmax.threshold), what
     if softmax.headroom:
         grown = "growth of a row's maximum, in base-2 units, under which m serves on"
-        yield "HEADROOM", _text(softmax.headroom), grown
-        top = top_of(kernel.bound.p_dtype)
-        yield "P_TOP", _text(float(top)), "log2 of the largest p and sum of p in a tile until then"
+        choice = kernel.configs[0].softmax
+        yield "HEADROOM", _choose_by_type(module.variant, partial(headroom_of, choice)), grown
+        top = "log2 of the largest p and sum of p in a tile until then"
+        yield "P_TOP", _choose_by_type(module.variant, top_of), top
     if unified is not None:
         yield "PHI", _text(unified.phi), "the maximum that every row subtracts, in base-2 units"
         if unified.fallback:

@@ -30,6 +30,7 @@ _PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 _HEADER = re.compile(r'^#include "(\w+\.cuh)"\n', re.M)
+_FILE = re.compile(r'^    file="(\w+)",$', re.M)
 _IMPORT = re.compile(r"^from \.+_support\.(\w+) import .*\n", re.M)
 
 
@@ -68,6 +69,19 @@ def with_headers(source: str, folder: Path | None = None) -> str:
         return with_headers(_files()[match[1]], folder)
 
     return _HEADER.sub(read, source)
+
+
+def kernel_files(module: str, beside: Iterable[str]) -> list[str]:
+    """Names the files with the kernels of a module, that of the forward first; none of a Triton module.
+
+    module: its text; beside: names of the files in its folder.
+    """
+    declared = _FILE.search(module)
+    if declared is None:
+        return []
+    forward, backward = f"{declared[1]}.cu", re.compile(rf"{declared[1]}_backward_\w+\.cu")
+    found = [name for name in beside if name == forward or backward.fullmatch(name)]
+    return sorted(found, key=lambda name: (name != forward, name))
 
 
 def standalone(text: str, sources: Mapping[str, str] | None = None) -> str:

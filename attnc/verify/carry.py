@@ -32,8 +32,9 @@ _ARCHITECTURES: Mapping[str, str] = {
 }
 
 
-#: What a declaration may call otherwise: the kernels' file, and torch's operator, which has a hash of texts.
-_NAMES = ("file", "operator")
+#: Fields of a declaration that machine code answers for: the kernels' file, the type that it is compiled for,
+#: and the name of torch's operator, which has a hash of texts.
+_COMPILED = ("file", "element", "operator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +190,9 @@ def compare_declarations(before: str, after: str) -> str:
     it was.
     """
     old, new = _Declaration(before), _Declaration(after)
-    if old.rest != new.rest:
-        return "its declaration has changed"
+    for place in {**old.rest, **new.rest}:
+        if old.rest.get(place) != new.rest.get(place):
+            return f"{place} has changed"
     if [len(configs) for configs in old.configs] != [len(configs) for configs in new.configs]:
         return "it has other configs"
     common = set(old.fields) & set(new.fields)
@@ -206,17 +208,17 @@ def compare_declarations(before: str, after: str) -> str:
 class _Declaration(ast.NodeTransformer):
     """A module's text without comments and docstrings, its configs by name apart.
 
-    fields: of the class Config; configs: of each tuple of them; rest: all else, as text; words: of that.
+    fields: of the class Config; configs: of each tuple of them; rest: all else, as text by its place; words:
+    of that.
     """
 
     def __init__(self, text: str) -> None:
         self.fields: dict[str, object] = {}
         self.configs: list[list[dict[str, object]]] = []
         tree = ast.parse(text)
-        body = [self._read(node) for node in tree.body]
-        tree.body = [node for node in body if node is not None]
-        self.rest = ast.dump(tree)
-        self.words = set(re.findall(r"\w+", self.rest))
+        kept = [node for node in map(self._read, tree.body) if node is not None]
+        self.rest = {place: text for node in kept for place, text in _list_places(node)}
+        self.words = set(re.findall(r"\w+", " ".join(self.rest.values())))
 
     def _read(self, node: ast.stmt) -> ast.stmt | None:
         """Returns a statement without what is looked at apart; None where nothing is left."""
@@ -239,7 +241,7 @@ class _Declaration(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        node.keywords = [keyword for keyword in node.keywords if keyword.arg not in _NAMES]
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg not in _COMPILED]
         return self.generic_visit(node)
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
@@ -253,6 +255,28 @@ class _Declaration(ast.NodeTransformer):
         given = dict(zip(self.fields, map(ast.literal_eval, call.args), strict=False))
         named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
         return {**self.fields, **given, **named}
+
+
+def _list_places(node: ast.AST, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the parts of a statement as text, with a name for each: `CALL.launches[0].maps`."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            yield from _list_places(value, name)
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name, ast.dump(node)
+        case ast.Call(func=func, args=args, keywords=keywords):
+            yield place, ast.dump(func)
+            for position, value in enumerate(args):
+                yield from _list_places(value, f"{place}[{position}]")
+            for keyword in keywords:
+                yield from _list_places(keyword.value, f"{place}.{keyword.arg}")
+        case ast.Tuple(elts=values):
+            yield place, f"{len(values)} values"
+            for position, value in enumerate(values):
+                yield from _list_places(value, f"{place}[{position}]")
+        case _:
+            text = ast.dump(node)
+            yield place or text, text
 
 
 def _name_of(call: ast.Call) -> str:

@@ -14,7 +14,6 @@ verified on a GPU again.
 from __future__ import annotations
 
 import ast
-import glob
 import hashlib
 import io
 import json
@@ -24,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from attnc.target.support import FOLDER, with_headers
+from attnc.target.support import FOLDER, kernel_files, with_headers
 
 NAME = "verified.json"
 #: Comments of C++, or a string, which may hold what looks like one.
@@ -143,18 +142,14 @@ def hash_of(module: Path) -> str:
     """Returns SHA-256 of the code of a module, of the .cu files of its kernels and of the headers that these
     include, comments and docstrings apart. Headers are those of the support package beside the modules.
     """
-    texts = [_code_of(module.read_text(encoding="utf-8"))]
+    code = module.read_text(encoding="utf-8")
+    texts = [_code_of(code)]
     support = module.resolve().parents[2] / FOLDER
-    for path in _kernel_files(module):
-        source = with_headers(path.read_text(encoding="utf-8"), support if support.is_dir() else None)
-        texts += [path.name, " ".join(_COMMENTS.sub(r"\1", source).split())]
+    for name in kernel_files(code, (path.name for path in module.parent.glob("*.cu"))):
+        text = module.with_name(name).read_text(encoding="utf-8")
+        source = with_headers(text, support if support.is_dir() else None)
+        texts += [name, " ".join(_COMMENTS.sub(r"\1", source).split())]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
-
-
-def _kernel_files(module: Path) -> list[Path]:
-    forward = module.with_suffix(".cu")
-    backward = module.parent.glob(f"{glob.escape(module.stem)}_backward_*.cu")
-    return [*([forward] if forward.is_file() else []), *sorted(backward)]
 
 
 def _code_of(text: str) -> str:

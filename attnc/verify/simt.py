@@ -32,7 +32,7 @@ _KERNEL = re.compile(
     r'extern "C" __global__ void (?:__launch_bounds__\(\w+(?:, (?P<resident>\w+))?\)|BOUNDS)'
     r"(?:\s+__cluster_dims__\((?P<cluster>\w+), 1, 1\))?\s+(?P<name>\w+)\("
 )
-_DEFINE = re.compile(r"-D(\w+)=(\d+)")
+_DEFINE = re.compile(r"-D(\w+)=(\w+)")
 #: Bytes for stacks and state of a launch, at most.
 _MEMORY = 1 << 30
 _held: list[mmap.mmap] = []

@@ -23,12 +23,21 @@ class Compiled(NamedTuple):
 
 
 class Program:
-    """The kernels of a module, and their sources by name: texts, or files beside the module."""
+    """The kernels of a module, and their sources by name: texts, or files beside the module.
 
-    def __init__(self, module: str, kernels: tuple[Compiled, ...], sources: Mapping[str, str] | None) -> None:
+    element: the type that they are compiled for, "" where their text says it.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        kernels: tuple[Compiled, ...],
+        sources: Mapping[str, str] | None,
+        element: str = "",
+    ) -> None:
         self.module = Path(module)
         self.kernels = {kernel.name: kernel for kernel in kernels}
-        self.sources = sources
+        self.sources, self.element = sources, element
         self._texts: dict[str, str] = {}
         self._functions: dict[object, Any] = {}
 
@@ -46,8 +55,12 @@ class Program:
 
     def options(self, config: KernelConfig, aligned: bool, arch: str) -> tuple[str, ...]:
         """Returns what NVRTC is told. aligned: rows start at multiples of 16 bytes; arch: such as "sm_90"."""
-        defines = (f"-D{name}={value}" for name, value in list_defines(config, aligned).items())
-        return (f"-arch={arch}", "-std=c++17", *defines)
+        return (f"-arch={arch}", "-std=c++17", *self.list_flags(list_defines(config, aligned)))
+
+    def list_flags(self, numbers: Mapping[str, int]) -> list[str]:
+        """Returns these macros and that of the element type, as NVRTC is told of them."""
+        macros = {**({"ELEMENT": self.element} if self.element else {}), **numbers}
+        return [f"-D{name}={value}" for name, value in macros.items()]
 
     def cubin_name(self, name: str, config: KernelConfig, aligned: bool, arch: str) -> str:
         """Returns a hash of all that the machine code is made from."""

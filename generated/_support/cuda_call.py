@@ -191,11 +191,13 @@ class CudaAttention(Attention):
     """The callable of a module whose kernels are in .cu files beside it.
 
     module: its path; file: what the names of those files begin with; sources: their texts, where they are
-    not beside it. chunk: elements of 16 bytes.
+    not beside it; element: the type that they are compiled for, where their text does not say it. chunk:
+    elements of 16 bytes.
     """
 
     module: str
     file: str
+    element: str = ""
     chunk: int = 8
     sources: Mapping[str, str] | None = None
     program_type: ClassVar[type[Program]] = Program
@@ -203,7 +205,8 @@ class CudaAttention(Attention):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.launch_type: type[CudaLaunch] = CudaLaunch
-        self.program = self.program_type(self.module, tuple(self._list_compiled()), self.sources)
+        compiled = tuple(self._list_compiled())
+        self.program = self.program_type(self.module, compiled, self.sources, self.element)
 
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
         return tuple(self._launch(kernels, place) for kernels in launches)

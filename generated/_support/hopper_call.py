@@ -185,7 +185,7 @@ class HopperProgram(Program):
             defines = list_defines(config, aligned)
         # lambdas of many types are no host code
         flags = ("-arch=sm_90a", "-std=c++17", "-default-device")
-        return (*flags, *(f"-D{name}={value}" for name, value in defines.items()))
+        return (*flags, *self.list_flags(defines))
 
 
 class LaunchAttribute(ctypes.Structure):

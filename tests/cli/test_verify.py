@@ -113,7 +113,7 @@ def test_verify_carries_records_to_other_names(run: Run, folder: Path) -> None:
     for arguments in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "all"]):
         subprocess.run(["git", *arguments], cwd=folder, check=True)
     for name, change in ((first, ("q_lo", "first_row")), (second, ("float SCALE = 0.", "float SCALE = 1."))):
-        kernel = (generated / name).with_suffix(".cu")
+        kernel = (generated / name).with_name(name.rpartition("_")[2].replace(".py", ".cu"))
         text = kernel.read_text()
         assert change[0] in text
         kernel.write_text(text.replace(*change))

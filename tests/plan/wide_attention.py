@@ -36,7 +36,9 @@ def variant(d: int, dv: int | None = None, dtype: DType = DType.BF16) -> Variant
         softmax=Softmax(),
         grads=(),
     )
-    return Variant(source=SPEC, attention=attention, params=MappingProxyType({}), name="default")
+    return Variant(
+        source=SPEC, attention=attention, params=MappingProxyType({}), name="default", kernels="default"
+    )
 
 
 def config(q: int, kv: int, stages: int, warps: int = 4) -> ForwardConfig:

@@ -100,7 +100,7 @@ def plant(text: str, place: Place) -> str:
 
 
 #: The first line of code, after a header that speaks of the code too.
-_HEADER = re.compile(r"^(import torch|#define ELEMENT \w+)$", re.M)
+_HEADER = re.compile(r"^(import torch|#ifndef BLOCK_M)$", re.M)
 _BACKWARD = re.compile(r"^def \w*_backward_\w*", re.M)
 
 

@@ -149,8 +149,9 @@ def files_with(bug: Bug) -> dict[str, str]:
     for place in bug.places:
         name = next(iter(files))
         if bug.target.startswith("cuda."):
-            ending = {"": ".cu", "host": ".py"}.get(place.file, f"_{place.file}.cu")
-            name = f"{module_of(bug.attention, bug.target).variant.name}{ending}"
+            variant = module_of(bug.attention, bug.target).variant
+            ending = f"_{place.file}.cu" if place.file else ".cu"
+            name = f"{variant.name}.py" if place.file == "host" else f"{variant.kernels}{ending}"
         try:
             found[name] = plant(found.get(name, files[name]), place)
         except ValueError as failure:

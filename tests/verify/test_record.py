@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from attnc.runtime.loader import load_file
-from attnc.target.support import with_headers
+from attnc.target.support import kernel_files, with_headers
 from attnc.verify.record import (
     Record,
     Records,
@@ -27,6 +27,8 @@ from attnc.verify.record import (
 )
 
 GENERATED = Path(__file__).parents[2] / "generated"
+#: What names the file of a module's kernels.
+DECLARED = 'CALL = f(\n    file="a",\n)\n'
 
 
 def modules() -> list[str]:
@@ -50,7 +52,12 @@ def without_sanitizer(folder: Path, modules: Iterable[str], records: Records) ->
     """Lists modules of kernels that compute-sanitizer has not watched in their text, and no entry
     `unsanitized`.
     """
-    kernels = [name for name in modules if (folder / name).with_suffix(".cu").is_file()]
+    found = {name: folder / name for name in modules}
+    kernels = [
+        name
+        for name, path in found.items()
+        if kernel_files(path.read_text(encoding="utf-8"), (beside.name for beside in path.parent.iterdir()))
+    ]
     return [
         name for name in list_lapsed(folder, kernels, records.sanitized) if name not in records.unsanitized
     ]
@@ -109,7 +116,7 @@ def test_nothing_is_recorded_of_modules_that_are_gone() -> None:
 
 
 def test_what_the_sanitizer_saw_lapses_with_the_text(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("1\n", encoding="utf-8")
+    (tmp_path / "a.py").write_text(f"1\n{DECLARED}", encoding="utf-8")
     assert without_sanitizer(tmp_path, ["a.py"], Records()) == []  # not a module of CUDA kernels
     (tmp_path / "a.cu").touch()
     assert without_sanitizer(tmp_path, ["a.py"], Records()) == ["a.py"]
@@ -119,7 +126,7 @@ def test_what_the_sanitizer_saw_lapses_with_the_text(tmp_path: Path) -> None:
     records = left.with_sanitized({"a.py": seen})
     assert not records.unsanitized
     assert without_sanitizer(tmp_path, ["a.py"], records) == []
-    (tmp_path / "a.py").write_text("2\n", encoding="utf-8")
+    (tmp_path / "a.py").write_text(f"2\n{DECLARED}", encoding="utf-8")
     assert without_sanitizer(tmp_path, ["a.py"], records) == ["a.py"]
 
 
@@ -148,6 +155,7 @@ def test_comments_and_docstrings_are_no_part_of_what_is_recorded(tmp_path: Path)
         return hash_of(module)
 
     python = '"""Spec sha256: 1."""\n\n\ndef f(x):\n    """Adds."""\n    # one\n    return x + 1, "a.cu"\n'
+    python += DECLARED
     cuda = '// one\nint f(int x) { return x + 1; /* two\nlines */ }\nasm("// kept");\n'
     first = hashed(python, cuda)
     same = python.replace(": 1.", ": 2.").replace("Adds", "Adds one").replace("# one", "# two")
@@ -158,9 +166,9 @@ def test_comments_and_docstrings_are_no_part_of_what_is_recorded(tmp_path: Path)
         assert hashed(python, cuda.replace(*change)) != first
 
 
-def test_a_record_holds_the_kernels_that_no_string_of_the_module_names(tmp_path: Path) -> None:
-    module, other = tmp_path / "a.py", tmp_path / "b.cu"
-    module.write_text('CALL = f("a")\n', encoding="utf-8")
+def test_a_record_holds_the_kernels_whose_name_the_declaration_begins(tmp_path: Path) -> None:
+    module, other = tmp_path / "bf16_a.py", tmp_path / "b.cu"
+    module.write_text(DECLARED, encoding="utf-8")
     kernels = [tmp_path / "a.cu", tmp_path / "a_backward_dq.cu"]
     for path in (*kernels, other):
         path.write_text("int f();\n", encoding="utf-8")
@@ -218,8 +226,7 @@ def test_a_cuda_module_names_all_its_kernels_by_hash(path: Path) -> None:
     program: Any = load_file(path).CALL.program
     files = list(dict.fromkeys(kernel.file for kernel in program.kernels.values()))
     beside = (found.name for found in path.parent.glob("*.cu"))
-    own = re.compile(rf"{re.escape(path.stem)}(_backward_\w+)?\.cu")
-    assert sorted(files) == sorted(name for name in beside if own.fullmatch(name))
+    assert sorted(files) == sorted(kernel_files(text, beside))
     forward, *backward = (with_headers(path.with_name(name).read_text(encoding="utf-8")) for name in files)
     hashes = re.findall(r"^(?:Kernel sha256|Those of the backward): (\w+)$", text, re.M)
     assert hashes == [sha256(part.encode()).hexdigest() for part in (forward, "".join(backward)) if part]

@@ -35,7 +35,7 @@ def test_targets_agree_and_a_bug_in_one_shows() -> None:
     same = across({"cuda.sm_80": subject_of(cuda)})
     assert not list(same(subject_of(triton), case))
     bug = BUGS["cuda serving: warps joined without their maxima"]
-    name = f"{cuda.variant.name}.cu"
+    name = f"{cuda.variant.kernels}.cu"
     text = plant(render_files(cuda, path="paged_decode.attn", sha256="0")[name], bug)
     wrong = across({"cuda.sm_80": subject_of(cuda, {name: text})})
     (message,) = wrong(subject_of(triton), case)

@@ -11,7 +11,7 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Module
 from attnc.plan.ir.backward import Adjoint
 from attnc.target.kernel_view import Tensors
-from attnc.target.sm80.printer import STORED
+from attnc.target.sm80.printer import stored_type
 
 
 class ArgumentText:
@@ -54,13 +54,16 @@ class ArgumentText:
 
     @property
     def pointers(self) -> list[tuple[str, str]]:
-        element = STORED[self.dtypes["q"]]
-        found = [(f"const {STORED[self.dtypes[name]]}", name) for name in self.inputs]
-        found += [(f"const {STORED[self.dtypes['o']]}", name) for name in ("o", "do")]
+        def stored(dtype: DType) -> str:
+            return stored_type(dtype, self.module.variant)
+
+        element = stored(self.dtypes["q"])
+        found = [(f"const {stored(self.dtypes[name])}", name) for name in self.inputs]
+        found += [(f"const {stored(self.dtypes['o'])}", name) for name in ("o", "do")]
         found += [("const float", name) for name in ("lse", *(["dlse"] if self.has_dlse else []))]
         found += [(element if name in ("dq", *self.as_elements) else "float", name) for name in self.made]
         found += [("float", name) for name in ("lse2", "delta", *(["dq_sum"] if self.adds_dq else []))]
-        found += [(STORED[self.adjoint_dtype(adjoint)], adjoint.name) for adjoint in self.adjoints]
+        found += [(stored(self.adjoint_dtype(adjoint)), adjoint.name) for adjoint in self.adjoints]
         return found
 
     @property

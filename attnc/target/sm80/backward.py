@@ -71,7 +71,7 @@ class CudaFileText(ElementText):
         self.module, self.arguments, self.name, self.launch = module, arguments, name, default
         self.plan = backward_layout_of(module.backward)
         self.layout = self.plan.layout
-        self.element = self.ptx = STORED[self.layout.element]
+        self.element, self.element_param = STORED[self.layout.element], module.variant.element_param
         self.padded = self.layout.is_padded
         self.d_tile, self.dv_tile = ("D_TILE", "DV_TILE") if self.padded else ("D", "DV")
         self.dtypes = arguments.dtypes

@@ -28,6 +28,7 @@ from attnc.target.declaration import (
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import ROWS_WARPS, finish_name
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
+from attnc.target.sm80.printer import STORED
 
 #: What blocks take tiles from; the support package adds its address to the others.
 COUNTER = "counter"
@@ -75,8 +76,14 @@ def cuda_declaration(
 
 
 def cuda_files(module: Module) -> dict[str, Value]:
-    """Returns where the kernels' files are, and what their names begin with."""
-    return {"module": "__file__", "file": quote_word(module.variant.name)}
+    """Returns where the kernels' files are, what their names begin with, and the element type of kernels that
+    are compiled for several.
+    """
+    variant = module.variant
+    found: dict[str, Value] = {"module": "__file__", "file": quote_word(variant.kernels)}
+    if variant.element_param:
+        found["element"] = quote_word(STORED[variant.attention.element])
+    return found
 
 
 def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:

@@ -34,6 +34,7 @@ from attnc.target.sm80.printer import (
     scalar,
     sizes_of_call,
     statement,
+    stored_type,
     value_type,
 )
 from attnc.target.sm80.tiles import PLACES, TileText
@@ -131,8 +132,7 @@ class CudaText(CudaLoopText, TileText):
     def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:
         super().__init__(module, kernel, layout)
         self.default = kernel.configs[0]
-        self.element = STORED[layout.element]
-        self.ptx = self.element
+        self.element, self.element_param = STORED[layout.element], module.variant.element_param
         self.split = layout.warp_split
         self.wants_lse = "args.lse_ptr != nullptr && " if module.kept else ""
         self.scalar, self.expression = scalar, at_row
@@ -145,7 +145,8 @@ class CudaText(CudaLoopText, TileText):
     def fields(self) -> Iterator[str]:
         for arg in self.arguments:
             const = "const " if arg in self.module.args else ""
-            yield f"{const}{STORED[self.dtypes[arg.tensor.name]]}* {arg.tensor.name}_ptr;"
+            stored = stored_type(self.dtypes[arg.tensor.name], self.module.variant)
+            yield f"{const}{stored}* {arg.tensor.name}_ptr;"
         if self.kernel.grid.over == "head":
             yield "float *acc_ptr, *l_ptr, *m_ptr;"
         yield from self.more_pointers

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from attnc.expr.construct import conj
 from attnc.expr.nodes import TRUE, Const, Expr, Index, Search
+from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
 from attnc.plan.access import Sequences, TileWalk
 from attnc.plan.ir import Fetch, Let, Row, Statement
@@ -87,6 +88,12 @@ def _words_of_block(text: str, at: int) -> Iterator[str]:
 
 #: How elements lie in memory. 16-bit floats are bit patterns: arithmetic on them happens in float.
 STORED = {dtype: dtype.facts.cuda for dtype in DType if dtype.facts.cuda}
+
+
+def stored_type(dtype: DType, variant: Variant) -> str:
+    """Returns the C++ type of what a tensor has: `element` where that may be another in another variant."""
+    return "element" if variant.element_param and dtype is variant.attention.element else STORED[dtype]
+
 
 #: C++ precedences, all comparisons alike: mixing them takes parentheses.
 _BINDING = {
@@ -206,7 +213,9 @@ def statement(
             return local(f"const {kind}", {item.name: scalar(value)})
         case Row(tensor=tensor, indices=indices):
             place = address(f"args.{tensor}_ptr", tensor, indices, scalar)
-            return local(f"const {STORED[dtypes[tensor]]}* const", {item.name: f"&{place}"})
+            # 16 bits may be the element type, which variants that share the kernel have each their own of
+            kind = "auto" if dtypes[tensor].bytes == 2 else STORED[dtypes[tensor]]
+            return local(f"const {kind}* const", {item.name: f"&{place}"})
         case Fetch():
             dtype = dtypes[item.load.tensor]
             return local(f"const {value_type(item, dtype)}", {item.name: load(item, dtype, show)})

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jinja2
@@ -16,7 +16,7 @@ from attnc.plan.ir import Decode, Module, split_of
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import CallText, operator_name, print_value, tuning
-from attnc.target.header import GLOSSARY, forward_numbers, header
+from attnc.target.header import GLOSSARY, forward_numbers, generalize_element, header
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishText, RowsText
@@ -45,7 +45,8 @@ def render_cuda(
         text = CudaDecodeText(module, kernel, layout_of(kernel))
     else:
         text = CudaText(module, kernel, layout_of(kernel))
-    page = _header(module, path, sha256)
+    fields = partial(_header, path=path, sha256=sha256)
+    page = kernel_page(module, fields)
     common = {"module": module, "kernel": kernel, "text": text, "header": page}
     environment = cuda_environment()
     body = environment.get_template(f"cuda/{kernel.structure}.cu.jinja").render(common)
@@ -58,8 +59,8 @@ def render_cuda(
     back, files = render_backward(module, page)
     operator = operator_of(module, source, files)
     declaration = cuda_declaration(module, kernel, text, back, operator)
-    host = render_host(module, page, source, files, declaration, tuned, back)
-    return {f"{module.variant.name}.py": host, f"{module.variant.name}.cu": source, **files}
+    host = render_host(module, fields(module), source, files, declaration, tuned, back)
+    return {f"{module.variant.name}.py": host, f"{module.variant.kernels}.cu": source, **files}
 
 
 def operator_of(module: Module, source: str, files: Mapping[str, str]) -> str:
@@ -69,7 +70,7 @@ def operator_of(module: Module, source: str, files: Mapping[str, str]) -> str:
 
 def render_host(
     module: Module,
-    page: Mapping[str, object],
+    fields: Mapping[str, object],
     source: str,
     files: Mapping[str, str],
     declaration: CallText,
@@ -79,8 +80,8 @@ def render_host(
     target: str = "cuda",
     constants: str = "cuda/_host_constants.py.jinja",
 ) -> str:
-    """Returns the Python module beside a `.cu` text and those of the backward. target: as in the imports of
-    the support package; constants: the template of its configs.
+    """Returns the Python module beside a `.cu` text and those of the backward. fields: of its header; target:
+    as in the imports of the support package; constants: the template of its configs.
     """
     kernel = module.kernel
     hashes = {"kernel_sha256": _sha256((source,))}
@@ -90,7 +91,7 @@ def render_host(
         python_environment()
         .get_template("cuda/host.py.jinja")
         .render(
-            header={**page, **hashes},
+            header={**fields, **hashes, "source": f"{module.variant.kernels}.cu"},
             constants=constants,
             splits=split_of(kernel) is not None,
             fixed_split=isinstance(kernel, Decode) and has_fixed_splits(kernel),
@@ -132,7 +133,7 @@ def file_of(module: Module, kernel: str) -> str:
     """Returns the file of a kernel of the backward, by the kernel's name: `support.cuda_call` finds it by
     that.
     """
-    return f"{module.variant.name}_{kernel.removeprefix(f'{module.variant.attention.name}_')}.cu"
+    return f"{module.variant.kernels}_{kernel.removeprefix(f'{module.variant.attention.name}_')}.cu"
 
 
 def backward_source(
@@ -179,12 +180,14 @@ def join_comments(lines: Iterable[str], indent: str = "") -> str:
     return "\n".join(f"// {indent}{line}" for line in lines)
 
 
+def kernel_page(module: Module, fields: Callable[[Module], dict[str, object]]) -> dict[str, object]:
+    """Returns the fields of the header of kernels. fields: those that a module shows with them."""
+    is_shared = module.variant.element_param != ""
+    passes = "the modules beside this file pass" if is_shared else f"{module.variant.name}.py passes"
+    return {**fields(generalize_element(module)), "glossary": GLOSSARY.splitlines(), "passes": passes}
+
+
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
     kernel = module.kernel
     split = "split-K" if layout_of(kernel).warp_split == "kv" else "split-Q"
-    return {
-        **header(module, f"{module.target} and newer", f", {split} between warps", path, sha256),
-        "glossary": GLOSSARY.splitlines(),
-        "module": f"{module.variant.name}.py",
-        "source": f"{module.variant.name}.cu",
-    }
+    return header(module, f"{module.target} and newer", f", {split} between warps", path, sha256)

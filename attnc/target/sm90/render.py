@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from attnc.plan.ir import Decode, Module
 from attnc.plan.sm90 import decode_layout_of, layout_of
 from attnc.plan.sm90.backward import Sm90Backward
-from attnc.target.header import GLOSSARY, forward_numbers, header
+from attnc.target.header import forward_numbers, header
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
 from attnc.target.sm80.declaration import CudaBackward
 from attnc.target.sm80.render import (
     backward_source,
     cuda_environment,
     file_of,
+    kernel_page,
     operator_of,
     render_backward,
     render_host,
@@ -35,12 +37,8 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
         text, frame = Sm90DecodeText(module, kernel, decode_layout_of(kernel)), "sm90/decode_module.cu.jinja"
     else:
         text, frame = Sm90Text(module, kernel, layout_of(kernel)), "sm90/module.cu.jinja"
-    page: dict[str, object] = {
-        **header(module, module.target, ", TMA and wgmma", path, sha256),
-        "glossary": GLOSSARY.splitlines(),
-        "module": f"{module.variant.name}.py",
-        "source": f"{module.variant.name}.cu",
-    }
+    fields = partial(header, target=module.target, what=", TMA and wgmma", path=path, sha256=sha256)
+    page = kernel_page(module, fields)
     common = {"module": module, "kernel": kernel, "text": text, "header": page}
     environment = cuda_environment()
     body = environment.get_template(f"sm90/{kernel.structure}.cu.jinja").render(common)
@@ -51,9 +49,9 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     declaration = hopper_declaration(module, kernel, text, back, operator)
     constants = f"{'cuda' if kernel.structure == 'decode' else 'sm90'}/_host_constants.py.jinja"
     host = render_host(
-        module, page, source, files, declaration, tuned, back, target="hopper", constants=constants
+        module, fields(module), source, files, declaration, tuned, back, target="hopper", constants=constants
     )
-    return {f"{module.variant.name}.py": host, f"{module.variant.name}.cu": source, **files}
+    return {f"{module.variant.name}.py": host, f"{module.variant.kernels}.cu": source, **files}
 
 
 def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward | None, dict[str, str]]:

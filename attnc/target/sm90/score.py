@@ -14,7 +14,7 @@ from attnc.plan.sm90 import roles_of
 from attnc.plan.sm90.layout import Sm90Layout
 from attnc.plan.steps import fetches_for
 from attnc.target.sm80.kernel import CudaText
-from attnc.target.sm80.printer import STORED, at_row, local, scalar, statement, value_type
+from attnc.target.sm80.printer import at_row, local, scalar, statement, stored_type, value_type
 
 
 class Scores:
@@ -37,6 +37,7 @@ class Scores:
         )
         self._asked = (*view.fetches_along_keys(kernel.step.fetches, kernel.step.score), *view.mask_fetches)
         self._dtypes, self._dims, self._layout = view.dtypes, kernel.dims, layout
+        self._variant = view.module.variant
 
     # -- what is loaded of each key --------------------------------------------------------------------------
 
@@ -129,6 +130,7 @@ class Scores:
     def pair_value(self) -> str:
         assert self.pair is not None
         if self.pair_by_fragments:
-            return f"half_of<{STORED[self._dtypes[self.pair.load.tensor]]}>(values[j % 2 * 2 + r], c)"
+            stored = stored_type(self._dtypes[self.pair.load.tensor], self._variant)
+            return f"half_of<{stored}>(values[j % 2 * 2 + r], c)"
         chunk = "(2 * j % 8 + t / 2 ^ g) * 16 + t % 2 * 8"
         return f"of_pair<float>(load_shared<u64>(pair_at + (j / 4 * BLOCK_M + 8 * r) * 128 + {chunk}), c)"

@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bias_forward(const __grid_
     const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
     const int q_lo = rank / heads * BLOCK_M;
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-    const bf16* const pair_row = &args.pair_ptr[h * args.stride_pair_0];
+    const auto* const pair_row = &args.pair_ptr[h * args.stride_pair_0];
     const float* const key_bias_row = &args.key_bias_ptr[b * args.stride_key_bias_0];
     const Rows<const element> queries = {args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm};
     const Rows<const element> keys = {args.k_ptr + b * args.stride_kb + h * args.stride_kh, args.stride_kn};

@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bias_backward_dkdv(const _
     const int heads = min(args.KV_SECTION, B * H - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
     const int kv_lo = rank / heads * BLOCK_N;
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-    const bf16* const pair_row = &args.pair_ptr[h * args.stride_pair_0];
+    const auto* const pair_row = &args.pair_ptr[h * args.stride_pair_0];
     const float* const key_bias_row = &args.key_bias_ptr[b * args.stride_key_bias_0];
     copy_rows<D, D, BLOCK_N>(k_tile, args.k_ptr + b * args.stride_kb + h * args.stride_kh, args.stride_kn, kv_lo, N);
     copy_rows<DV, DV, BLOCK_N>(v_tile, args.v_ptr + b * args.stride_vb + h * args.stride_vh, args.stride_vn, kv_lo, N);

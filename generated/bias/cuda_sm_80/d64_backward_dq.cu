@@ -214,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bias_backward_dq(const __g
     const int q_lo = rank / heads * BLOCK_M;
     const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
     const long long first_row = (long long)(b * H + h) * args.M_padded;
-    const bf16* const pair_row = &args.pair_ptr[h * args.stride_pair_0];
+    const auto* const pair_row = &args.pair_ptr[h * args.stride_pair_0];
     const float* const key_bias_row = &args.key_bias_ptr[b * args.stride_key_bias_0];
     const element* const K = args.k_ptr + b * args.stride_kb + h * args.stride_kh;
     const element* const V = args.v_ptr + b * args.stride_vb + h * args.stride_vh;
