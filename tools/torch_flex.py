@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import hashlib
 import json
 import os
@@ -105,12 +106,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if _name(item.nodeid) not in done]
 
 
+def pytest_runtest_teardown() -> None:
+    """Gives memory of the GPU back, which other processes may need."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Writes an outcome; only the process does that which the others report to."""
     if "PYTEST_XDIST_WORKER" in os.environ or (report.passed and report.when != "call"):
         return
     crash = getattr(report.longrepr, "reprcrash", None)
-    said = str(crash.message) if crash is not None else report.longreprtext
+    said = "" if report.passed else str(crash.message) if crash is not None else report.longreprtext
     if isinstance(report.longrepr, tuple):
         said = report.longrepr[2]
     line = json.dumps([_name(report.nodeid), report.outcome, said.strip().partition("\n")[0][:300]])

@@ -106,5 +106,6 @@ def test_a_run_that_is_cut_short_goes_on_later(tmp_path: Path, capfd: pytest.Cap
     assert main([str(file), "--out", str(out), "--resume"]) == 0
     (record,) = json.loads(out.read_text(encoding="utf-8"))["files"]
     assert len(record["tests"]) == 4
+    assert record["tests"]["TestFlexAttentionCPU::test_identity"] == {"outcome": "passed"}
     assert (tmp_path / "runs").read_text(encoding="utf-8") == "identity zero zero "
     assert main([str(file), "--out", str(out), "--resume"]) == 0  # nothing is left
