@@ -2,7 +2,8 @@
 
     s_ij   = score(q_i . k_j, indices, loads)            for the keys j that row i may see, else -inf
     lse_i  = log(sum_j exp(s_ij) + exp(sink))            no sink term when the spec has none
-    o_id   = scale_i * sum_j keep_ij / (1 - p) * exp(s_ij - lse_i) * v_jd   with a scale of v, else 1
+    a_id   = scale_i * sum_j keep_ij / (1 - p) * exp(s_ij - lse_i) * v_jd   with a scale of v, else 1
+    o_id   = epilogue(a_id, indices, loads)          a_id where the spec has none
 
 This module shares nothing with the planner, the interval analysis or the templates, so that it cannot be
 wrong together with them.
@@ -16,6 +17,7 @@ Where a formula leaves room, these are the decisions:
   the row NaN.
 * The sink joins the denominator and the lse (as in gpt-oss), never the output.
 * Dropout keeps a probability where `keep` is true and scales it by 1/(1 - p); the lse is without dropout.
+* The epilogue of a row that sees no key is that of an attention of 0.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Dim, Expr, walk
+from attnc.expr.nodes import COLUMN, Dim, Expr, walk
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Paged, Ragged, Role, Tensor
@@ -234,14 +236,17 @@ class Head:
 
     @property
     def indices(self) -> dict[str, Integers]:
-        """The coordinates of the scores, broadcasting to [M, N]."""
+        """The coordinates of the scores, broadcasting to [M, N], and of o, to [M, Dv]."""
         m, n = self.shape
         q_idx, kv_idx = self.first + np.arange(m)[:, None], np.arange(n)[None, :]
-        coordinates = {"b": self.b, "h": self.h, "q_idx": q_idx, "kv_idx": kv_idx}
+        columns = np.arange(self.v.shape[1])[None, :]
+        coordinates = {"b": self.b, "h": self.h, "q_idx": q_idx, "kv_idx": kv_idx, COLUMN: columns}
         return {name: np.asarray(value, dtype=np.int64) for name, value in coordinates.items()}
 
     def value(self, expr: Expr, dot: Floats | None = None) -> Array:
-        """Returns the expression as an array that broadcasts to [M, N]; `dot` is [M, N]."""
+        """Returns the expression as an array that broadcasts to [M, N]; `dot` is [M, N]. Of an epilogue,
+        both are [M, Dv], and `dot` is the attention.
+        """
         return evaluate(expr, Env(indices=self.indices, dims=self.dims, tensors=self.arrays, dot=dot))
 
     @cached_property
@@ -296,15 +301,25 @@ def reference(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, F
     arrays = to_arrays(attention, tensors)
     outputs = empty_outputs(attention, arrays)
     for head in heads(attention, arrays):
-        o, lse = softmax(head)
+        attended, lse = softmax(head)
+        o = finish(head, attended)
         head.place(attention.o, outputs)[...] = o
         if attention.lse is not None:
             head.place(attention.lse, outputs)[..., 0] = lse
     return outputs
 
 
+def finish(head: Head, attended: Floats) -> Floats:
+    """Returns o [M, Dv] of one head, from the attention."""
+    epilogue = head.attention.epilogue
+    if epilogue is None:
+        return attended
+    with np.errstate(all="ignore"):
+        return np.broadcast_to(head.value(epilogue, attended), attended.shape).astype(np.float64)
+
+
 def softmax(head: Head) -> tuple[Floats, Floats]:
-    """Returns (o [M, Dv], lse [M]) of one head."""
+    """Returns (the attention [M, Dv], lse [M]) of one head."""
     o, lse = compute_unscaled(head)
     with np.errstate(all="ignore"):
         return o * head.v_scale, lse

@@ -6,6 +6,9 @@
     dq_i = sum_j dS_ij (d s_ij / d dot) k_j          dk_j  = sum_i dS_ij (d s_ij / d dot) q_i
     dx[at] = sum of dS_ij (d s_ij / d x[at])         dsink = sum_i exp(sink - lse_i) (dlse_i - delta_i)
 
+With an epilogue o = f(a, x), do above is that of the attention, do_id (d o_id / d a_id), and
+dx[at] = sum of do_id (d o_id / d x[at]) is added.
+
 The derivatives of the score come from PyTorch's automatic differentiation of a float64 evaluation on the
 visible pairs alone, so that a masked key has no part in anything; they share nothing with `expr.derive`.
 Rows that see no key, and pairs that are masked, have gradient 0.
@@ -20,7 +23,9 @@ import numpy as np
 import torch
 
 from attnc.expr.nodes import (
+    COLUMN,
     And,
+    Attended,
     Binary,
     Call,
     Compare,
@@ -35,7 +40,7 @@ from attnc.expr.nodes import (
     Or,
 )
 from attnc.model.attention import Attention
-from attnc.reference import Array, Floats, Head, Input, heads, rows, to_arrays
+from attnc.reference import Array, Floats, Head, Input, heads, rows, softmax, to_arrays
 
 Values = torch.Tensor
 
@@ -57,7 +62,7 @@ def gradients(
         if attention.lse is not None and "lse" in given:
             dlse = head.place(attention.lse, given)[:, 0]
         with np.errstate(all="ignore"):  # scores may be NaN
-            _Pieces(head, do, dlse).add_to(found)
+            _Pieces(head, _through_epilogue(head, do, found, attention.grads), dlse).add_to(found)
     return {name: found[name] for name in attention.grads}
 
 
@@ -65,6 +70,23 @@ def _float64(value: Input) -> Floats:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().double().numpy()
     return np.asarray(value, dtype=np.float64)
+
+
+def _through_epilogue(
+    head: Head, do: Floats, found: Mapping[str, Floats], wanted: tuple[str, ...]
+) -> Floats:
+    """Returns the gradient of the attention [M, Dv], from that of o; adds those of what the epilogue loads."""
+    epilogue = head.attention.epilogue
+    if epilogue is None:
+        return do
+    attended, _ = softmax(head)
+    i, d = (at.ravel() for at in np.indices(attended.shape))
+    slopes = _Slopes(head, i, d)
+    _, by_attention, by_load = slopes.value_and_slopes(epilogue, attended[i, d], wanted)
+    given = np.asarray(do, np.float64)[i, d]
+    for name, contribute in by_load.items():
+        found[name][...] += contribute(given)
+    return np.asarray((given * by_attention).reshape(attended.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +100,8 @@ class _Pieces:
     def add_to(self, found: Mapping[str, Floats]) -> None:
         head, attention = self.head, self.head.attention
         i, j = np.nonzero(head.visible)
-        scores = _ScoreSlopes(head, i, j)
-        s, d_dot, d_loads = scores.value_and_slopes(attention.grads)
+        products = (head.q @ head.k.T)[i, j]
+        s, d_dot, d_loads = _Slopes(head, i, j).value_and_slopes(attention.score, products, attention.grads)
         lse = self._lse(s, i)
         p = np.exp(s - lse[i], where=~np.isneginf(s), out=np.zeros_like(s))
         drop, kept = head.dropout
@@ -128,8 +150,10 @@ def _add_rows(into: Floats, to: Array, weights: Floats, of: Array, given: Floats
 
 
 @dataclass(slots=True)
-class _ScoreSlopes:
-    """The scores of some pairs (i, j) of one head, one by one, for automatic differentiation."""
+class _Slopes:
+    """Scores of some pairs (i, j) of one head, one by one, for automatic differentiation; of an epilogue, what
+    it makes of the row i and column j of the attention.
+    """
 
     head: Head
     i: Array
@@ -138,11 +162,13 @@ class _ScoreSlopes:
     dot: Values | None = None
 
     def value_and_slopes(
-        self, wanted: tuple[str, ...]
+        self, expr: Expr, given: Floats, wanted: tuple[str, ...]
     ) -> tuple[Floats, Floats, dict[str, Callable[[Floats], Floats]]]:
-        products = (self.head.q @ self.head.k.T)[self.i, self.j]
-        self.dot = torch.from_numpy(products).requires_grad_()
-        score = self.evaluate(self.head.attention.score).expand(len(self.i))
+        """Returns the expression's values, its derivatives by `given` (the products, or the attention), and
+        functions that pull gradients of the values back to what it loads.
+        """
+        self.dot = torch.from_numpy(given).requires_grad_()
+        score = self.evaluate(expr).expand(len(self.i))
         if not score.requires_grad:
             score = score + 0 * self.dot
         slope = _pull_back(score, self.dot, torch.ones_like(score))
@@ -163,7 +189,7 @@ class _ScoreSlopes:
                 return torch.tensor(self.head.dims[name])
             case Index(name=name):
                 return self._index(name)
-            case Dot():
+            case Dot() | Attended():
                 assert self.dot is not None
                 return self.dot
             case Load():
@@ -190,7 +216,7 @@ class _ScoreSlopes:
         head = self.head
         if name in ("b", "h"):
             return torch.tensor(head.b if name == "b" else head.h)
-        if name == "kv_idx":
+        if name in ("kv_idx", COLUMN):
             return torch.from_numpy(self.j)
         shift = head.dims["N"] - head.dims["M"] if name == "q_pos" else 0
         return torch.from_numpy(self.i + head.first + shift)
@@ -215,7 +241,7 @@ class _ScoreSlopes:
 
 def _sink_slopes(head: Head, wanted: tuple[str, ...]) -> dict[str, Floats]:
     assert head.attention.softmax.sink is not None
-    scores = _ScoreSlopes(head, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    scores = _Slopes(head, np.zeros(0, np.int64), np.zeros(0, np.int64))
     sink = scores.evaluate(head.attention.softmax.sink)
     leaves = {name: leaf for name, leaf in scores.leaves.items() if name in wanted}
     if not leaves:

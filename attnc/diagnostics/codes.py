@@ -231,6 +231,11 @@ _TYPES = {
         "unknown output",
         "An attention has the outputs o and, if wanted, lse.",
     ),
+    "E0324": CodeInfo(
+        "epilogue that does not fit",
+        "'output o: ... = ...' says what o is: a number of 'attention' (the normalised sum over the keys), b, "
+        "h, the query, the column d and inputs, not of the key.",
+    ),
     "E0330": CodeInfo(
         "projection that is not complete",
         "Every projection has inputs x and w, an output y and one equation.",

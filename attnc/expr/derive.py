@@ -1,4 +1,5 @@
-"""Reverse-mode derivative of a score with respect to dot(q, k) and to every value that it loads.
+"""Reverse-mode derivative of a score with respect to dot(q, k), or of an epilogue with respect to the
+attention, and to every value that it loads.
 
 One sweep from the root to the leaves, multiplying local derivatives (Griewank and Walther, Evaluating
 Derivatives, ch. 3). Masks of `where` and everything of type int are piecewise constant and end the sweep. At
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from attnc.expr.construct import add, div, floordiv, mul, neg, where
 from attnc.expr.functions import REAL
-from attnc.expr.nodes import Binary, Call, Compare, Const, Dot, Expr, Load, Neg
+from attnc.expr.nodes import Attended, Binary, Call, Compare, Const, Dot, Expr, Load, Neg
 from attnc.expr.simplify import simplify
 
 _ZERO, _ONE = Const(0.0), Const(1.0)
@@ -21,7 +22,8 @@ _ZERO, _ONE = Const(0.0), Const(1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derivative:
-    """d score / d dot and d score / d load, as expressions of the same leaves as the score.
+    """d score / d dot (of an epilogue, by the attention) and d score / d load, as expressions of the same
+    leaves as the score.
 
     `loads` has one entry per distinct float Load, in order of appearance; a tensor loaded at two places has
     two. The gradient of its element is the sum over all scores that load it.
@@ -38,14 +40,15 @@ def derive(score: Expr) -> Derivative:
     adjoints: dict[Expr, Expr] = {}
     _sweep(simplify(score), _ONE, adjoints)
     loads = tuple((leaf, adjoint) for leaf, adjoint in adjoints.items() if isinstance(leaf, Load))
-    return Derivative(dot=adjoints.get(Dot(), _ZERO), loads=loads)
+    leaf: Expr = Attended() if Attended() in adjoints else Dot()
+    return Derivative(dot=adjoints.get(leaf, _ZERO), loads=loads)
 
 
 def _sweep(expr: Expr, adjoint: Expr, adjoints: dict[Expr, Expr]) -> None:
     if expr.type != "float" or adjoint == _ZERO:
         return
     match expr:
-        case Dot() | Load():
+        case Dot() | Attended() | Load():
             adjoints[expr] = add(adjoints.get(expr, _ZERO), adjoint)
         case Neg(operand=operand):
             _sweep(operand, neg(adjoint), adjoints)

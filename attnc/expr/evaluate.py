@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from attnc.expr.nodes import (
     And,
+    Attended,
     Binary,
     Call,
     Compare,
@@ -46,7 +47,7 @@ class Env:
 
     indices: int64 coordinates by name (`b h q_idx kv_idx`, or `q_lo q_hi kv_lo kv_hi`); q_pos follows from
     q_idx, M and N. dims: sizes. tensors: inputs by name, of the rank that their loads have. dot: float64
-    values of dot(q, k). names: values of Params and Refs.
+    values of dot(q, k), or of the attention in an epilogue. names: values of Params and Refs.
     """
 
     indices: Mapping[str, Array | int] = field(default_factory=dict)
@@ -79,7 +80,7 @@ def _value(expr: Expr, env: Env) -> Array:
             return np.asarray(env.dims[name], np.int64)
         case Param(name=name) | Ref(name=name):
             return np.asarray(env.names[name], _DTYPES[expr.type])
-        case Dot():
+        case Dot() | Attended():
             if env.dot is None:
                 raise KeyError("dot")
             return np.asarray(env.dot, np.float64)

@@ -33,6 +33,8 @@ CompareOp: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 
 #: Logical coordinates of one score. `q_pos` is q_idx + N - M: the bottom-right aligned position of the query.
 INDICES = ("b", "h", "q_idx", "q_pos", "kv_idx")
+#: The coordinate of an epilogue that scores do not have: the column of o.
+COLUMN = "d"
 #: Constants of specs stay below: with a position, and what bounds of tiles add, they still fit into 64 bits.
 MAX_INTEGER = 1 << 62
 
@@ -126,6 +128,16 @@ class Param(Node):
 @dataclass(frozen=True, slots=True)
 class Dot(Node):
     """dot(q, k): query row q_idx times key row kv_idx of head h, accumulated in float32."""
+
+    type: Literal["float"] = "float"
+
+
+@_hashed_once
+@dataclass(frozen=True, slots=True)
+class Attended(Node):
+    """`attention`, in an epilogue: the normalised sum over the keys, of row q_idx and column d of head h, in
+    float32.
+    """
 
     type: Literal["float"] = "float"
 
@@ -282,7 +294,22 @@ class Ref(Node):
 
 
 Expr: TypeAlias = (
-    Const | Index | Dim | Param | Dot | Load | Neg | Binary | Compare | And | Or | Not | Call | Search | Ref
+    Const
+    | Index
+    | Dim
+    | Param
+    | Dot
+    | Attended
+    | Load
+    | Neg
+    | Binary
+    | Compare
+    | And
+    | Or
+    | Not
+    | Call
+    | Search
+    | Ref
 )
 
 INFINITY = Const(float("inf"))
@@ -373,6 +400,8 @@ def _show(expr: Expr) -> tuple[str, int]:
             return name, _ATOM
         case Dot():
             return "dot(q, k)", _ATOM
+        case Attended():
+            return "attention", _ATOM
         case Load(tensor=tensor, indices=indices):
             return (f"{tensor}[{_list(indices)}]" if indices else tensor), _ATOM
         case Search(side=side, tensor=tensor, prefix=prefix, value=value):

@@ -52,7 +52,9 @@ class Attention:
     score: float Expr of Dot, indices and loads; mask: bool Expr, TRUE when absent (true = keep); lengths:
     per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b; grads: names of inputs that the
     spec wants gradients of; f32_grads: the inputs among them whose gradients are f32 regardless of the
-    input's type; batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G in terms of Dims).
+    input's type; epilogue: what o is, a float Expr of Attended, indices (d for the column) and loads; None
+    where it is the attention itself; batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G
+    in terms of Dims).
     """
 
     name: str
@@ -65,6 +67,7 @@ class Attention:
     softmax: Softmax
     grads: tuple[str, ...]
     f32_grads: tuple[str, ...] = ()
+    epilogue: Expr | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
 
     def tensor(self, name: str) -> Tensor:
@@ -92,6 +95,7 @@ class Attention:
                 first_head=softmax.first_head and expr(softmax.first_head),
                 v_scale=softmax.v_scale and expr(softmax.v_scale),
             ),
+            epilogue=self.epilogue and expr(self.epilogue),
         )
 
     def gradient_of(self, tensor: Tensor) -> Tensor:

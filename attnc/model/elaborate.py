@@ -127,13 +127,18 @@ class Elaborator:
     report: Reporter
     _expansion: Expansion = field(default_factory=Expansion)
 
-    def expr(self, tree: ast.Expr) -> Expr | None:
+    def expr(self, tree: ast.Expr, *, in_epilogue: bool = False) -> Expr | None:
         """Returns the typed expression, or None when something in it is wrong."""
-        return self._expr(tree, Context(scope=self.scope, report=self.report, defs=self.scope.defs))
+        scope, report = self.scope, self.report
+        return self._expr(
+            tree, Context(scope=scope, report=report, defs=scope.defs, in_epilogue=in_epilogue)
+        )
 
-    def elaborate_typed(self, tree: ast.Expr, wanted: Type, what: str) -> Expr | None:
+    def elaborate_typed(
+        self, tree: ast.Expr, wanted: Type, what: str, *, in_epilogue: bool = False
+    ) -> Expr | None:
         """Elaborates an expression for a place that takes one type; an int will do for a float."""
-        made = self.expr(tree)
+        made = self.expr(tree, in_epilogue=in_epilogue)
         if made is None or made.type == wanted or (wanted == "float" and made.type == "int"):
             return made
         hints = ("compare it with something",) if wanted == "bool" else ()
@@ -450,7 +455,8 @@ def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> 
             hints=("lets are read from top to bottom: move the definition up",),
         )
     elif name in OUTPUTS:
-        at.error("E0207", f"'{name}' is an output", span, "cannot be read")
+        hints = ("write 'attention' for what o is without an epilogue",) if at.in_epilogue else ()
+        at.error("E0207", f"'{name}' is an output", span, "cannot be read", hints=hints)
     elif meaning is not None or name in RESERVED or name in CALLABLE:
         kind = "an intrinsic function" if name in CALLABLE else "an element type"
         label, hint = RESERVED.get(name, kind), _ELSEWHERE.get(name)

@@ -19,6 +19,7 @@ from attnc.model.attention import Attention, Param, Softmax
 from attnc.model.declarations import Declarations, DeclaredSizes, raw_dims, resolve_param
 from attnc.model.dtypes import DType
 from attnc.model.elaborate import Elaborator, report_limit
+from attnc.model.epilogue import resolve_epilogue
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, NOT_PARAMS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
 from attnc.model.program import Program, Projection
@@ -138,6 +139,7 @@ class _Resolver:
         score = self._score()
         mask = self._mask()
         softmax = self._softmax()
+        epilogue = resolve_epilogue(self.tree, self.elaborator, self.report)
         grads, f32_grads = self._grads()
         if self.report.errors > before or score is None or softmax is None:
             return None
@@ -152,6 +154,7 @@ class _Resolver:
             softmax=softmax,
             grads=grads,
             f32_grads=f32_grads,
+            epilogue=epilogue,
             span=self.tree.span,
         )
 

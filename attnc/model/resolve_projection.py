@@ -50,7 +50,15 @@ class _ProjectionResolver:
                     for name in names:
                         self._tensor(name, item, output=False)
                     self._no_adjectives(item)
-                case ast.Output(name=name):
+                case ast.Output(name=name, value=value):
+                    if value is not None:
+                        self.report.error(
+                            "E0331",
+                            "the equation of a projection is a statement of its own",
+                            value.span,
+                            "behind the declaration of y",
+                            hints=("write it on a line of its own: 'y = dot(x, w)'",),
+                        )
                     self._tensor(name, item, output=True)
                 case _:
                     pass

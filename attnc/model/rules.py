@@ -131,11 +131,12 @@ def check_grads_are_used(tree: ast.Attention, attention: Attention, report: Repo
     sink.
     """
     used = {"q", "k", "v"}
-    for expr in (attention.score, attention.softmax.sink):
+    for expr in (attention.score, attention.softmax.sink, attention.epilogue):
         used |= {node.tensor for node in walk(expr) if isinstance(node, Load)} if expr else set()
     for name in _grad_names(tree):
         if name.id not in used and _dtypes(attention, attention.tensor(name.id))[0].is_float:
             label = "neither the score nor the sink reads it"
+            label += "" if attention.epilogue is None else ", nor does the epilogue"
             report.error("E0319", f"the gradient of '{name.id}' is zero", name.span, label)
 
 
@@ -154,8 +155,9 @@ def check_unused(tree: ast.Attention, attention: Attention, report: Reporter) ->
                 places |= {name.id: ("input", name) for name in names if name.id not in ("q", "k", "v")}
                 parts = (item.dtype, *item.shape, *((item.storage,) if item.storage else ()))
                 used |= {mention.id for part in parts for mention in list_names(part)}
-            case ast.Output(dtype=dtype, shape=shape):
-                used |= {mention.id for part in (dtype, *shape) for mention in list_names(part)}
+            case ast.Output(dtype=dtype, shape=shape, value=value):
+                parts = (dtype, *shape, *((value,) if value else ()))
+                used |= {mention.id for part in parts for mention in list_names(part)}
             case (
                 ast.Score(value=value)
                 | ast.Mask(value=value)

@@ -249,8 +249,11 @@ def _beyond_float32(node: Expr) -> str:
 
 
 def _check_slopes(attention: Attention, place: Span, note: str, report: Reporter) -> None:
-    derivative = derive(attention.score)
-    slopes = (derivative.dot, *(slope for load, slope in derivative.loads if load.tensor in attention.grads))
+    derivatives = [derive(attention.score)]
+    derivatives += [] if attention.epilogue is None else [derive(attention.epilogue)]
+    slopes = [derivative.dot for derivative in derivatives]
+    for derivative in derivatives:
+        slopes += (slope for load, slope in derivative.loads if load.tensor in attention.grads)
     for what in filter(None, (_beyond_float32(node) for slope in slopes for node in walk(slope))):
         report.error("E0507", f"derivative with a {what} beyond float32", place, note, notes=(_COMPUTED,))
         break
@@ -258,3 +261,5 @@ def _check_slopes(attention: Attention, place: Span, note: str, report: Reporter
 
 def _expressions(attention: Attention) -> Iterator[Expr]:
     yield from (attention.score, attention.mask, *attention.lengths.values(), *attention.softmax.expressions)
+    if attention.epilogue is not None:
+        yield attention.epilogue

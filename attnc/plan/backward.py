@@ -24,6 +24,7 @@ from attnc.expr.simplify import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Schedule
+from attnc.plan.epilogue import plan_epilogue_gradient
 from attnc.plan.gradients import WantedLoad, adjoint_of, chain_rule, names_of_sum, wanted_loads
 from attnc.plan.ir import (
     Axis,
@@ -216,9 +217,11 @@ def plan_backward(
     """
     default, grads = configs(schedule, "backward", variant)[0], attention.grads
     wanted = [(entry, accumulate_of(entry, default)) for entry in wanted_loads(attention)]
-    in_sink = [pair for pair in wanted if pair[0].in_sink]
-    columns = [pair for pair in wanted if pair[0].along == ("kv",)]
-    others = [pair for pair in wanted if pair not in in_sink and pair not in columns]
+    in_sink, finishing, in_score = (
+        [pair for pair in wanted if pair[0].reader == reader] for reader in ("sink", "epilogue", "score")
+    )
+    columns = [pair for pair in in_score if pair[0].along == ("kv",)]
+    others = [pair for pair in in_score if pair not in columns]
     rows = [pair for pair in others if pair[0].along == ("q",) and pair[1] == "two_pass"]
     chosen = default.accumulate("q") if "q" in grads else "two_pass"
     adds_dq = None if chosen == "two_pass" else chosen
@@ -263,6 +266,7 @@ def plan_backward(
             forward=forward.bound, tile=max(tiles), min_tile=min(tiles), scale=kernels[0].chain.scale
         ),
         layout=layout,
+        epilogue=plan_epilogue_gradient(attention, finishing, maker.sums),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from attnc.expr.nodes import TRUE
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
+from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Forward, Grid, expressions_of
 from attnc.plan.loads import LoadNames
@@ -58,10 +59,12 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     softmax, score = plan_softmax(attention, default, names)
     inside = IN_BOUNDS if tail else TRUE
     step = make_step(attention, score, inside, loops, softmax, names, inner, kept=kept)
+    epilogue = plan_epilogue(attention, names)
     outer = tuple(fetch for fetch in names.fetches if fetch.axes and fetch.axes == other_axis(inner))
     program = program_of(names, lines)
     kv_head = kv_head_of(attention)
-    used = (*expressions_of(program, outer, loops, step), *softmax.expressions, kv_head)
+    finishing = () if epilogue is None else epilogue.expressions
+    used = (*expressions_of(program, outer, loops, step), *softmax.expressions, *finishing, kv_head)
     kernel = Forward(
         name=f"{attention.name}_forward",
         grid=Grid(
@@ -85,5 +88,6 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
         bound=error_bound(attention, choices, softmax, **target.columns(choices, layout)),
         rows=places,
         stored=count_stored_rows(attention),
+        epilogue=epilogue,
     )
     return replace(kernel, roles=target.roles_of(kernel, variant))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from typing import Literal, TypeAlias
 
 from attnc.expr.construct import number
 from attnc.expr.derive import derive
@@ -13,12 +14,21 @@ from attnc.expr.nodes import Binary, Call, Const, Dim, Dot, Expr, Index, Load, R
 from attnc.expr.simplify import scale_by, substitute
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Let
-from attnc.plan.ir.backward import Accumulate, Adjoint, Chain, GradientPart, InMemory, Place
+from attnc.plan.ir.backward import Accumulate, Adjoint, Along, Chain, GradientPart, InMemory, Place
 from attnc.plan.loads import LoadNames, axes_of
 from attnc.plan.names import own_name
 from attnc.plan.signature import is_plain
 from attnc.plan.softmax import split_scale
 
+#: What reads a load.
+Reader: TypeAlias = Literal["score", "sink", "epilogue"]
+#: What a gradient of an epilogue's load varies along, by the axes of the load in a tile of o.
+_IN_EPILOGUE: Mapping[tuple[Axis, ...], tuple[Along, ...]] = {
+    (): (),
+    ("q",): ("q",),
+    ("kv",): ("tile", "d"),
+    ("q", "kv"): ("q", "d"),
+}
 #: Functions worth evaluating once for the score and its derivatives, and the name of the value.
 _COSTLY = {name: function.short for name, function in REAL.items() if function.short}
 #: Indices that are an axis of their own in f32[B, H, M, N], and the size of that axis.
@@ -45,14 +55,14 @@ class ChainRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedLoad:
-    """A load whose gradient the spec asks for. places: where the axes of its tensor are in f32[B, H, *along];
-    None: the load points anywhere, so its gradient must be scattered.
+    """A load of the score, the sink or the epilogue whose gradient the spec asks for. places: where the axes
+    of its tensor are in f32[B, H, *along]; None: the load points anywhere, so its gradient must be scattered.
     """
 
     name: str
     load: Load
-    in_sink: bool
-    along: tuple[Axis, ...]
+    reader: Reader
+    along: tuple[Along, ...]
     places: tuple[Place, ...] | None
 
     def part(self, accumulate: Accumulate) -> GradientPart:
@@ -66,14 +76,18 @@ class WantedLoad:
 
 
 def wanted_loads(attention: Attention) -> tuple[WantedLoad, ...]:
-    """Returns every load of the score and the sink that a gradient is wanted of, in order of appearance."""
-    sources: list[tuple[Load, bool]] = [(load, False) for load, _ in derive(_natural(attention)).loads]
+    """Returns every load of the score, the sink and the epilogue that a gradient is wanted of, in order of
+    appearance.
+    """
+    sources: list[tuple[Load, Reader]] = [(load, "score") for load, _ in derive(_natural(attention)).loads]
     if attention.softmax.sink is not None:
-        sources += ((load, True) for load, _ in derive(attention.softmax.sink).loads)
-    kept = [(load, in_sink) for load, in_sink in sources if load.tensor in attention.grads]
+        sources += ((load, "sink") for load, _ in derive(attention.softmax.sink).loads)
+    if attention.epilogue is not None:
+        sources += ((load, "epilogue") for load, _ in derive(attention.epilogue).loads)
+    kept = [(load, reader) for load, reader in sources if load.tensor in attention.grads]
     taken = {tensor.name for tensor in attention.inputs}
     found = []
-    for load, in_sink in kept:
+    for load, reader in kept:
         base = own_name(f"d{load.tensor}", "sum")
         others = (f"{base}_{i}" for i in count(2))
         name = next(name for name in chain((base,), others) if taken.isdisjoint(names_of_sum(name)))
@@ -82,8 +96,8 @@ def wanted_loads(attention: Attention) -> tuple[WantedLoad, ...]:
             WantedLoad(
                 name=name,
                 load=load,
-                in_sink=in_sink,
-                along=axes_of(load),
+                reader=reader,
+                along=_IN_EPILOGUE[axes_of(load)] if reader == "epilogue" else axes_of(load),
                 places=_places(load, attention),
             )
         )
@@ -106,11 +120,12 @@ def _places(load: Load, attention: Attention) -> tuple[Place, ...] | None:
     if not is_plain(attention):
         return None  # packed sequences have no f32[B, H, M, N]
     places: list[Place] = []
+    indices = {**_PLACES, Index("d"): attention.o.shape[-1]}
     for index, extent in zip(load.indices, load.extents, strict=True):
         match index:
             case Const(value=int(at)) if isinstance(extent, Const) and 0 <= at < extent.value:
                 places.append(at)
-            case Index(name=name) if _PLACES.get(index) == extent and name not in places:
+            case Index(name=name) if indices.get(index) == extent and name not in places:
                 if attention.lengths and name == "q_pos":
                     return None  # the shift differs from sequence to sequence
                 places.append(name)  # type: ignore[arg-type]  # a key of _PLACES
@@ -137,7 +152,7 @@ def chain_rule(
     adjoints = tuple(
         adjoint_of(entry, names.replace(values[entry.load]), accumulate, names)
         for entry, accumulate in wanted
-        if not entry.in_sink
+        if entry.reader == "score"
     )
     shared = tuple(_list_shared(score, (slope, *(adjoint.value for adjoint in adjoints)), names))
     mapping: dict[Expr, Expr] = {let.value: Ref(let.name, "float", ("q", "kv")) for let in shared}

@@ -33,16 +33,17 @@ from attnc.expr.nodes import (
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Fetch, Row
 from attnc.plan.names import KERNEL, own_name
+from attnc.plan.signature import block, feature
 
 
 def axes_of(expr: Expr) -> tuple[Axis, ...]:
-    """Returns the tile axes that the value varies along."""
+    """Returns the tile axes that the value varies along; the columns of o are those of its tile."""
     axes: set[str] = set()
     for node in walk(expr):
         match node:
             case Index(name="q_idx" | "q_pos"):
                 axes.add("q")
-            case Index(name="kv_idx"):
+            case Index(name="kv_idx" | "d"):
                 axes.add("kv")
             case Ref(axes=own):
                 axes.update(own)
@@ -90,10 +91,11 @@ def is_positive(expr: Expr) -> bool:
 _PROVEN = {("b", "B"), ("h", "H")}
 
 
-def bounds_guard(load: Load, unproved: Collection[str] = ()) -> Expr:
+def bounds_guard(load: Load, unproved: Collection[str] = (), columns: int = 0) -> Expr:
     """Returns the conditions, not provable here, under which every index of the load is inside its extent.
 
-    unproved: ends of tiles that may lie in front of their sequence, since it may be empty.
+    unproved: ends of tiles that may lie in front of their sequence, since it may be empty; columns: of a tile
+    of o, 0 where there is none.
     """
     conditions: list[Expr] = []
     for index, extent in zip(load.indices, load.extents, strict=True):
@@ -101,6 +103,8 @@ def bounds_guard(load: Load, unproved: Collection[str] = ()) -> Expr:
             case Index(name=name) | Ref(name=name), Dim(name=size) if (name, size) in _PROVEN:
                 continue
             case Const(value=at), Const(value=size) if 0 <= at < size:
+                continue
+            case Index(name="d"), Const(value=size) if 0 < columns <= size:
                 continue
         ends = any(isinstance(node, Index) and node.name in unproved for node in walk(index))
         if ends or not is_nonnegative(index):
@@ -113,13 +117,14 @@ def bounds_guard(load: Load, unproved: Collection[str] = ()) -> Expr:
 class LoadNames:
     """Gives loads their names; one per kernel, so that a name means one value everywhere in it.
 
-    unproved: as in `bounds_guard`.
+    unproved, columns: as in `bounds_guard`.
     """
 
     fetches: list[Fetch] = field(default_factory=list)
     rows: dict[tuple[str, tuple[Expr, ...]], Row] = field(default_factory=dict)
     taken: set[str] = field(default_factory=lambda: set(KERNEL))
     unproved: Collection[str] = ()
+    columns: int = 0
 
     @classmethod
     def of(cls, attention: Attention, past_end: Axis | None = None, taken: Collection[str] = ()) -> LoadNames:
@@ -129,7 +134,10 @@ class LoadNames:
         """
         sizes = {node for tensor in attention.inputs for size in tensor.shape for node in walk(size)}
         others = {*KERNEL, *(node.name for node in sizes if isinstance(node, Dim)), *taken}
-        return cls(taken=others, unproved=() if past_end is None else (f"{past_end}_hi",))
+        columns = 0 if attention.epilogue is None else block(feature(attention.o))
+        return cls(
+            taken=others, unproved=() if past_end is None else (f"{past_end}_hi",), columns=columns
+        )
 
     def replace(self, expr: Expr) -> Expr:
         """Returns the expression with every load replaced by a Ref; new fetches are appended in evaluation
@@ -148,7 +156,7 @@ class LoadNames:
             name=name,
             load=expr,
             axes=axes,
-            guard=bounds_guard(expr, self.unproved),
+            guard=bounds_guard(expr, self.unproved, self.columns),
             row=self.row(expr.tensor, expr.indices),
         )
         self.fetches.append(fetch)
@@ -169,6 +177,8 @@ class LoadNames:
 
     def _name(self, tensor: str, axes: tuple[Axis, ...], indices: tuple[Expr, ...]) -> str:
         base = {(): tensor, ("q",): f"{tensor}_q", ("kv",): f"{tensor}_kv"}.get(axes, f"{tensor}_tile")
+        if any(Index("d") in walk(index) for index in indices):
+            base = f"{tensor}_tile" if "q" in axes else f"{tensor}_d"
         ends = {node.name for index in indices for node in walk(index) if isinstance(node, Index | Ref)}
         for end, suffix in _ENDS.items():
             if end in ends:

@@ -15,7 +15,7 @@ from attnc.plan.decode import plan_decode
 from attnc.plan.differentiable import has_backward
 from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Module
-from attnc.plan.signature import arguments, capacity, keep_lse, normalise, results
+from attnc.plan.signature import arguments, capacity, kept_for_gradients, normalise, results
 from attnc.plan.verify import verify_module
 
 
@@ -39,7 +39,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         sizes=capacity(attention),
         outputs=results(attention),
         kernel=kernel,
-        kept=keep_lse(attention) if differentiable else (),
+        kept=kept_for_gradients(attention) if differentiable else (),
         label=schedule.label,
         backward=plan_backward(variant, attention, schedule, kernel) if differentiable else None,
     )

@@ -119,10 +119,22 @@ def results(attention: Attention) -> tuple[Arg, ...]:
     return tuple(_argument(tensor, set(everything) | {"H"}, {}) for tensor in attention.outputs)
 
 
-def keep_lse(attention: Attention) -> tuple[Arg, ...]:
-    """Returns lse as f32[B, H, M], of packed sequences f32[H, rows], where it is not an output: the backward
-    recomputes the probabilities from it.
+def kept_for_gradients(attention: Attention) -> tuple[Arg, ...]:
+    """Returns what a forward writes besides its outputs for a backward: lse, from which that recomputes the
+    probabilities, and the attention before an epilogue, like o.
     """
+    return (*_keep_lse(attention), *_keep_attention(attention))
+
+
+def _keep_attention(attention: Attention) -> tuple[Arg, ...]:
+    if attention.epilogue is None:
+        return ()
+    made = replace(attention, outputs=(replace(attention.o, name="attention"),))
+    return results(made)
+
+
+def _keep_lse(attention: Attention) -> tuple[Arg, ...]:
+    """Returns lse as f32[B, H, M], of packed sequences f32[H, rows], where it is not an output."""
     if attention.lse is not None:
         return ()
     roles = tuple(role for role in (Role.BATCH, Role.HEAD, Role.QUERY) if role in attention.q.roles)

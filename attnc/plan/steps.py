@@ -22,6 +22,7 @@ from attnc.plan.ir import (
     Let,
     Probabilities,
     Regions,
+    Row,
     Statement,
     Step,
     fetch_expressions,
@@ -238,6 +239,18 @@ def needed_for(read: Iterable[str], statements: Sequence[Statement]) -> list[Sta
         if item.name in wanted:
             found.insert(0, item)
             wanted |= names_in(item)
+    return found
+
+
+def tensors_of(statements: Iterable[Statement]) -> set[str]:
+    """Returns the tensors that statements load, search or point into."""
+    found: set[str] = set()
+    for item in statements:
+        match item:
+            case Row(tensor=tensor) | Fetch(load=Load(tensor=tensor)):
+                found.add(tensor)
+            case Let(value=value):
+                found |= {node.tensor for node in walk(value) if isinstance(node, Search)}
     return found
 
 

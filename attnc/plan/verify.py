@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attnc.expr.nodes import Dim, Expr, Index, Load, Param, Ref, walk
+from attnc.expr.nodes import COLUMN, Dim, Expr, Index, Load, Param, Ref, walk
 from attnc.plan.ir import Decode, Fetch, Forward, Kernel, Let, Module, Row, Statement, pack_of, split_of
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.steps import kept_fetches, select_per_head
@@ -88,6 +88,11 @@ def _verify_scopes(kernel: Kernel) -> None:
                 _verify_statement(kernel, let, known, scopes.step, sizes)
         case Forward() | Decode():
             _verify_names(kernel, kernel.softmax.expressions, known, scopes.outer, sizes)
+            if kernel.epilogue is not None:
+                columns, finishing = scopes.outer | {COLUMN}, set(known)
+                for fetch in kernel.epilogue.fetches:
+                    _verify_statement(kernel, fetch, finishing, columns, sizes)
+                _verify_names(kernel, (kernel.epilogue.value,), finishing, columns, sizes)
     for expr in (kernel.step.score, kernel.step.keep):
         if expr is not None:
             _verify_names(kernel, (expr,), known, scopes.step, sizes)

@@ -148,11 +148,12 @@ class Input(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output(Node):
-    """`output lse: f32[B, H, M]`"""
+    """`output lse: f32[B, H, M]`, `output o: bf16[B, M, H, D] = gate[b, q_idx, h] * attention`"""
 
     name: Name
     dtype: Name
     shape: tuple[Expr, ...]
+    value: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

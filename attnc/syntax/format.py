@@ -168,7 +168,8 @@ def _statement_texts(group: Sequence[ast.Node]) -> list[str]:
             shape = f"{tensor.dtype.id}[{print_list(tensor.shape)}]"
             return [f"input {_names(tensor.names)}: {shape}{via}{facts}"]
         case ast.Output() as tensor:
-            return [f"output {tensor.name.id}: {tensor.dtype.id}[{print_list(tensor.shape)}]"]
+            declared = f"output {tensor.name.id}: {tensor.dtype.id}[{print_list(tensor.shape)}]"
+            return [declared] if tensor.value is None else _define(declared, tensor.value)
         case ast.Let(name=name, value=value):
             return _define(f"let {name.id}", value)
         case ast.Length(name=name, value=value):

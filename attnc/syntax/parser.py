@@ -278,7 +278,8 @@ class _Builder:
             case _:
                 dtype, *shape = _trees(children[1])
                 name_, type_ = self.name(children[0]), self.name(dtype)
-                yield ast.Output(name=name_, dtype=type_, shape=self.exprs(shape), span=span)
+                value = self.expr(children[2]) if len(children) > 2 else None
+                yield ast.Output(name=name_, dtype=type_, shape=self.exprs(shape), value=value, span=span)
 
     def input(self, tree: Cst) -> ast.Input:
         names, type_, *rest = _trees(tree)

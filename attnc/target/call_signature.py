@@ -59,7 +59,10 @@ class Signature:
         self.has_scalars = any(not tensor.shape for tensor in self.inputs)
         masked = "" if attention.mask == TRUE else ", masked"
         scaled = "" if attention.softmax.v_scale is None else "v_scale * "
-        self.summary = f"Attention of the spec's score{masked}: o = {scaled}softmax(score) v."
+        attended = f"{scaled}softmax(score) v"
+        if attention.epilogue is not None:
+            attended = f"{show(attention.epilogue)}, with attention = {attended}"
+        self.summary = f"Attention of the spec's score{masked}: o = {attended}."
 
     @property
     def tensor_parameters(self) -> list[Parameter]:
@@ -139,7 +142,8 @@ class Signature:
         yield f"out: {self.returns if len(self.results) > 1 else 'a tensor'} to write to."
         for arg in self.module.kept:
             sizes = ", ".join(show(bind.expected) for bind in arg.axes if bind.expected)
-            yield f"{arg.tensor.name}: f32[{sizes}] to write the rows' log-sum-exp to, if wanted."
+            what = "rows' log-sum-exp" if arg.tensor.name == "lse" else "attention before the epilogue"
+            yield f"{arg.tensor.name}: {arg.tensor.dtype}[{sizes}] to write the {what} to, if wanted."
         yield "config: one of CONFIGS (default: the measured choice for the device, or the first)."
         if self.module.backward is not None:
             of = ", ".join(gradient.tensor.name for gradient in self.module.backward.gradients)

@@ -281,6 +281,7 @@ class BackwardDeclaration:
         #: By input the type of its gradient.
         self._dtypes = {arg.tensor.name: str(attention.gradient_of(arg.tensor).dtype) for arg in module.args}
         self._f32 = attention.f32_grads
+        self._columns = feature(attention.o)
 
     #: Whether a kernel of its own rounds a dq that is summed in memory.
     rounds_dq = False
@@ -294,6 +295,7 @@ class BackwardDeclaration:
                 "configs": "BACKWARD_CONFIGS",
                 "tuned": "BACKWARD_TUNED",
                 **({"sizes": named} if sizes else {}),
+                **({"cotangent": quote_word("dresult")} if self._backward.epilogue else {}),
                 "made": Items(list(self.list_allocations())),
                 "launches": launches,
                 "gradients": Items([self._gradient(gradient) for gradient in self._backward.gradients]),
@@ -309,6 +311,8 @@ class BackwardDeclaration:
             yield _declare_allocation(name, "f32" if like in self._f32 else "", like=like, zero=zero)
         if self._adds_dq:
             yield from self.sum_of_dq()
+        if self._backward.epilogue is not None:
+            yield _declare_allocation("do", like="o")
         if self.stores_rows:
             yield _declare_allocation("lse2", f"f32[{self.row_sizes}]")
             yield _declare_allocation("delta", f"f32[{self.row_sizes}]")
@@ -329,6 +333,9 @@ class BackwardDeclaration:
         return f"H, {self.queries}" if self.packs_queries else "B, H, M_padded"
 
     def _adjoints(self) -> Iterator[tuple[Adjoint, str]]:
+        if self._backward.epilogue is not None:
+            for adjoint in self._backward.epilogue.adjoints:
+                yield adjoint, f"M_padded // {self.configs[0]}.BLOCK_M"
         if self._backward.preprocess is not None:
             for adjoint in self._backward.preprocess.prologue.adjoints:
                 yield adjoint, f"M_padded // {self.configs[0]}.BLOCK_M"
@@ -343,10 +350,12 @@ class BackwardDeclaration:
         x = adjoint.load.tensor
         if adjoint.accumulate == "atomic":
             return _declare_allocation(adjoint.name, "f32", like=x, zero=True)
-        shape = {(): count, ("q",): "M_padded", ("kv",): "N", ("q", "kv"): "M_padded, N"}[adjoint.along]
+        sizes = {"q": "M_padded", "kv": "N", "tile": count, "d": str(self._columns)}
+        shape = ", ".join(sizes[axis] for axis in adjoint.along) or count
         part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
-        whole = adjoint.along == ("q", "kv") and len(part.places) == 4  # no sum: the gradient itself
-        partial = adjoint.along == ("q", "kv") or (self._shortened and adjoint.along != ())
+        pairs = adjoint.along in (("q", "kv"), ("q", "d"))
+        whole = pairs and len(part.places) == 4  # no sum: the gradient itself
+        partial = adjoint.along == ("q", "kv") or (self._shortened and adjoint.along not in ((), ("tile", "d")))
         dtype = self._dtypes[x] if whole else "f32"
         return _declare_allocation(adjoint.name, f"{dtype}[B, H, {shape}]", zero=partial)
 

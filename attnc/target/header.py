@@ -86,7 +86,8 @@ def origin(path: str, sha256: str) -> dict[str, str]:
 
 def mathematics(attention: Attention) -> Iterator[str]:
     """Yields the spec's own statements for the score, the mask, lengths and the softmax."""
-    parts = (attention.score, attention.mask, *attention.lengths.values(), attention.softmax)
+    parts = [attention.score, attention.mask, *attention.lengths.values(), attention.softmax]
+    parts += [] if attention.epilogue is None else [attention.epilogue]
     statements = {part.span.source.statement(part.span.start).start: part.span for part in parts if part.span}
     for start in sorted(statements):
         lines = wrap(statement(statements[start]), WIDTH, subsequent_indent="    ", break_on_hyphens=False)
@@ -149,6 +150,7 @@ def module_numbers(module: Module) -> Iterator[Number]:
     if module.backward is not None:
         yield from ROW_NUMBERS
     attention = module.variant.attention
-    exprs = (attention.score, attention.mask, *attention.softmax.expressions)
+    exprs = [attention.score, attention.mask, *attention.softmax.expressions]
+    exprs += [] if attention.epilogue is None else [attention.epilogue]
     if any(isinstance(node, Call) and node.function == "tanh" for expr in exprs for node in walk(expr)):
         yield "TWO_LOG2E", repr(2 * LOG2E), "exp(2 x) = exp2(2 log2(e) x)"

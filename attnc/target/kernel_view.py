@@ -5,6 +5,7 @@ backward kernels know of q, k, v, o, lse and their gradients.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 
 from attnc.expr.nodes import Const, Dim, Index, show
 from attnc.model.tensors import Role, Tensor
@@ -98,7 +99,7 @@ class OutputView(KernelView):
 
     def row_zero(self, name: str) -> RowZero:
         """Returns where row 0 of q, k, v, o or lse lies, of the sequence and head at hand."""
-        rows, is_key = self.rows("o" if name == "lse" else name), name in ("k", "v")
+        rows, is_key = self.rows("o" if name in ("lse", "attention") else name), name in ("k", "v")
         held = rows.tensor if is_key else name
         tensors = (arg.tensor for arg in (*self.module.args, *self.module.outputs, *self.module.kept))
         head = "h" if not is_key else "" if self.kernel.kv_head == Const(0) else self.kv_name
@@ -115,7 +116,7 @@ class OutputView(KernelView):
 
 
 #: Matrices whose rows are queries; those of the others are keys.
-BY_QUERY = frozenset({"q", "do", "dq", "o"})
+BY_QUERY = frozenset({"q", "do", "dq", "dresult", "o"})
 
 
 class Tensors:
@@ -127,6 +128,7 @@ class Tensors:
         self.by_name: dict[str, Tensor] = {
             **found,
             **{f"d{name}": attention.gradient_of(found[name]) for name in ("q", "k", "v", "o", "lse")},
+            "dresult": replace(found["o"], name="dresult"),
         }
         self._packed = {
             role: found[name].storage.is_packed for name, role in (("q", Role.QUERY), ("k", Role.KEY))

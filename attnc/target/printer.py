@@ -15,7 +15,9 @@ from attnc.effort import spend
 from attnc.expr.construct import in_float32
 from attnc.expr.functions import REAL
 from attnc.expr.nodes import (
+    COLUMN,
     And,
+    Attended,
     Binary,
     Call,
     Compare,
@@ -110,12 +112,14 @@ class Printer:
             case Const(value=value):
                 return self._constant(value)
             case Index(name=name):
-                axis = {"q_idx": "q", "q_pos": "q", "kv_idx": "kv"}.get(name)
+                axis = {"q_idx": "q", "q_pos": "q", "kv_idx": "kv", COLUMN: "kv"}.get(name)
                 return self._vector(name, (axis,) if axis else ()), ATOM
             case Dim(name=name):
                 return name, ATOM
             case Dot():
                 return "s", ATOM
+            case Attended():
+                return "o", ATOM
             case Ref(name=name, axes=axes):
                 return self._vector(name, axes), ATOM
             case Neg(operand=operand) if is_wide(expr):

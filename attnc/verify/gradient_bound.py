@@ -28,6 +28,7 @@ from attnc.model.dtypes import DType
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Array, Bools, Floats, Head, Input, heads, rows, softmax, to_arrays
 from attnc.reference_gradients import gradients
+from attnc.verify.epilogue_bound import EpilogueErrors
 from attnc.verify.running_error import FLUSHED, Approx, RunningError, U
 from attnc.verify.tolerance import (
     LARGEST_EXPONENT,
@@ -68,7 +69,9 @@ def expect_gradients(
             dlse = np.zeros(head.shape[0])
             if attention.lse is not None and "lse" in given:
                 dlse = head.place(attention.lse, given)[:, 0]
-            HeadErrors.of(head, do, dlse, bound).add_to(sums)
+            epilogue = EpilogueErrors.of(head, do, bound)
+            HeadErrors.of(head, epilogue, dlse, bound).add_to(sums)
+            epilogue.add_to(sums.rest)
         errors = {name: sums.total(name) for name in attention.grads}
     values = gradients(attention, tensors, cotangents)
     return {name: _expect(attention, name, values[name], errors[name]) for name in attention.grads}
@@ -190,6 +193,7 @@ class HeadErrors:
     head: Head
     bound: GradientBound
     do: Floats
+    do_error: Floats
     dot: Approx
     reached: Bools
     p: Floats
@@ -202,12 +206,14 @@ class HeadErrors:
     sink: tuple[float, float, float]
 
     @staticmethod
-    def of(head: Head, do: Floats, dlse: Floats, bound: GradientBound) -> HeadErrors:
-        forward = bound.forward
+    def of(head: Head, epilogue: EpilogueErrors, dlse: Floats, bound: GradientBound) -> HeadErrors:
+        do, do_error, forward = epilogue.do, epilogue.do_error, bound.forward
         o, lse = softmax(head)
         rows_of = expected_rows(head, forward)
-        o_error, lse_error = rows_of["o"].allowed, rows_of["lse"].allowed
+        o_error, lse_error = rows_of["attention"].allowed, rows_of["lse"].allowed
         open_row = rows_of["lse"].open | ~np.isfinite(o).all(axis=1, keepdims=True)
+        open_row = open_row | np.isinf(do_error).any(axis=1, keepdims=True)
+        do_error = np.where(np.isinf(do_error), 0.0, do_error)
         _, dot = dot_products(head, forward)
         score = RunningError.of(head, dot, forward).analyse(head.attention.score)
         s = np.where(head.visible, np.broadcast_to(score.value, head.shape).astype(np.float64), -np.inf)
@@ -227,12 +233,13 @@ class HeadErrors:
         dot_error = forward.dot_error(head.v.shape[1])
         if forward.o_dtype is not forward.p_dtype:  # do is rounded to v's type
             dot_error += DType(forward.p_dtype).unit_roundoff
-        dp_error = factor * dot_error * products + 2 * U * np.abs(dp)
+        dp_error = factor * (dot_error * products + do_error @ np.abs(head.v).T) + 2 * U * np.abs(dp)
         delta = (do * o).sum(axis=1) - dlse
         delta_size = (np.abs(do) * o_error).sum(axis=1)
-        delta_spread = np.sqrt((o_error * o_error).sum(axis=1))
+        delta_spread = np.sqrt(((epilogue.slope * o_error) ** 2).sum(axis=1))
         delta_error = (head.v.shape[1] + 3) * U * np.abs(do * o).sum(axis=1)
         delta_error = delta_error + 2 * U * (np.abs(delta) + np.abs(dlse))
+        delta_error = delta_error + (do_error * np.abs(o)).sum(axis=1)
         difference = dp - delta[:, None]
         ds = p * difference
         ds_error = p_error * np.abs(difference) + 3 * U * np.abs(ds)
@@ -257,6 +264,7 @@ class HeadErrors:
             head,
             bound,
             do,
+            do_error,
             dot,
             head.visible | open_row,
             factor * p,
@@ -322,7 +330,7 @@ class HeadErrors:
             relative += p_dtype.unit_roundoff
         p_error = self.p_error + (self.p + self.p_error) * relative
         p_error += np.where(head.visible, max(p_dtype.smallest_subnormal / 2, FLUSHED), 0.0)
-        dv += p_error.T @ np.abs(self.do)
+        dv += p_error.T @ np.abs(self.do) + (self.p + p_error).T @ self.do_error
         dv_terms += self.p.T @ np.abs(self.do)
         dv_cut_off += chain_error(forward, head.visible.T)[:, None]
         for load, value in derivative.loads:

@@ -28,6 +28,7 @@ from attnc.model.dtypes import DType
 from attnc.reference import Array, Floats, Head, heads, rows, to_arrays
 from attnc.verify.case import Case
 from attnc.verify.check import run_backward, same_bits, same_numbers
+from attnc.verify.epilogue_bound import EpilogueErrors
 from attnc.verify.gradient_bound import HeadErrors, expect_gradients
 from attnc.verify.memory import shuffle_programs
 from attnc.verify.problem import Problem, Value, build
@@ -234,7 +235,7 @@ def _equal_values_show_delta(run: GradientRun) -> str | None:
             e = ((do * (head.v[:1] - o)).sum(1) + dlse)[:, None]
             sizes = np.abs(do) * np.fmax(np.abs(head.v[:1]), np.abs(o))
             noise = 4 * U * head.v.shape[1] * sizes.sum(1, keepdims=True)
-            errors = HeadErrors.of(head, do, dlse, bound)
+            errors = HeadErrors.of(head, EpilogueErrors.of(head, do, bound), dlse, bound)
             expected = float(slope) * (errors.p * e) @ head.k
             most = (errors.p * _ROUNDED + errors.p_error) * np.abs(e) + (errors.p + errors.p_error) * noise
             allowed = abs(float(slope)) * (most + least * head.visible) @ np.abs(head.k) + least + 1e-30
@@ -338,10 +339,16 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
     GradientProperty(
         name="excluded keys have no gradient", applies=may_exclude, holds=excluded_keys_have_no_gradient
     ),
-    GradientProperty(name="dv . v = do . o", applies=_has_gradients_of("v"), holds=_values_weigh_outputs),
+    GradientProperty(
+        name="dv . v = do . o",
+        applies=lambda attention: _has_gradients_of("v")(attention) and attention.epilogue is None,
+        holds=_values_weigh_outputs,
+    ),
     GradientProperty(
         name="dv sums to do",
-        applies=lambda attention: _has_gradients_of("v")(attention) and _sums_to_one(attention),
+        applies=lambda attention: (
+            _has_gradients_of("v")(attention) and _sums_to_one(attention) and attention.epilogue is None
+        ),
         holds=_values_sum_to_outputs,
     ),
     GradientProperty(
@@ -352,6 +359,7 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
         applies=lambda attention: (
             _has_gradients_of("q")(attention)
             and attention.softmax.dropout is None
+            and attention.epilogue is None
             and number(derive(attention.score).dot) is not None
         ),
         holds=_equal_values_show_delta,

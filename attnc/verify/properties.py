@@ -42,13 +42,15 @@ def is_dense(attention: Attention) -> bool:
 
 
 def has_values(attention: Attention) -> bool:
-    """Returns whether v has memory of its own, of a type that holds the double of most of its numbers."""
-    return not attention.v.storage.is_part and not DType(attention.v.dtype).is_narrow
+    """Returns whether v has memory of its own, of a type that holds the double of most of its numbers, and o
+    is linear in it.
+    """
+    return attention.epilogue is None and not attention.v.storage.is_part and not DType(attention.v.dtype).is_narrow
 
 
 def moves_values(attention: Attention) -> bool:
-    """Returns whether a value can become larger by 64 or nearly so."""
-    return is_dense(attention) and attention.v.dtype is not DType.I8
+    """Returns whether a value can become larger by 64 or nearly so, and o with it."""
+    return attention.epilogue is None and is_dense(attention) and attention.v.dtype is not DType.I8
 
 
 def sized_axes(tensor: Tensor, extent: Expr) -> list[int]:
@@ -58,7 +60,8 @@ def sized_axes(tensor: Tensor, extent: Expr) -> list[int]:
 
 def _expressions(attention: Attention) -> tuple[Expr, ...]:
     lengths = attention.lengths.values()
-    return (attention.score, attention.mask, *lengths, *attention.softmax.expressions)
+    finishing = () if attention.epilogue is None else (attention.epilogue,)
+    return (attention.score, attention.mask, *lengths, *attention.softmax.expressions, *finishing)
 
 
 def _addresses(attention: Attention) -> Iterator[tuple[Expr, Expr]]:

@@ -1,4 +1,4 @@
-"""Running error analysis of a score: how far may a float32 evaluation lie from the float64 value?
+"""Running error analysis of a score, or an epilogue: how far may a float32 evaluation lie from the float64 value?
 
 Every node of the expression gets its value and a first-order bound on the absolute error of any sensible
 float32 evaluation (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). An operation
@@ -25,7 +25,7 @@ import numpy as np
 
 from attnc.expr.evaluate import real
 from attnc.expr.functions import REAL, RealFunction
-from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dot, Expr, Load, Neg, Not, Or
+from attnc.expr.nodes import And, Attended, Binary, Call, Compare, Const, Dot, Expr, Load, Neg, Not, Or
 from attnc.plan.ir import ErrorBound
 from attnc.reference import Array, Bools, Floats, Head
 
@@ -69,7 +69,7 @@ class Approx:
 
 @dataclass(frozen=True, slots=True)
 class RunningError:
-    """The analysis of one head. dot: the inner products; intrinsics: relative and absolute errors; columns,
+    """The analysis of one head. dot: the inner products, or the attention; intrinsics: relative and absolute errors; columns,
     columns_factor: as a plan states them.
     """
 
@@ -100,7 +100,7 @@ class RunningError:
         return Approx(value, error, overflows)
 
     def _approx(self, expr: Expr) -> Approx:
-        if isinstance(expr, Dot):
+        if isinstance(expr, Dot | Attended):
             return self.dot
         value = self.head.value(expr, self.dot.value)
         match expr:

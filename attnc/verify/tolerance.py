@@ -19,7 +19,8 @@ cores (`plan.error_bound`), o has, in place of u tile_kv, the larger of that and
 visible keys among N from the first to the last of them. The denominator, and with it L, is summed by
 ordinary additions tile by tile. A scale c of v, itself wrong by d, multiplies the row once more:
 |c| B + (d + u |c|) (|R| + B) is in the place of B's terms but the last two, which are of c R. Keys and values
-of 8 bits add nothing: their conversion to the type of q is exact.
+of 8 bits add nothing: their conversion to the type of q is exact. An epilogue starts from R and B without u_o
+(of the attention, in float32) and has a running error of its own, to which the rounding of o is added.
 
 u = 2^-24; u_p, u_o: unit roundoff of the types of P and O; T: number of KV tiles; delta: half the smallest
 subnormal, at least 2^-126 because GPUs may flush float32 subnormals. The sink takes part in m and in the
@@ -54,6 +55,7 @@ from attnc.reference import (
     compute_unscaled,
     empty_outputs,
     f32_to_bf16,
+    finish,
     heads,
     to_arrays,
 )
@@ -209,7 +211,9 @@ def expect(attention: Attention, tensors: Mapping[str, Input], bound: ErrorBound
 
 
 def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
-    """Returns the rows of one head: o [M, Dv] and lse [M, 1]."""
+    """Returns the rows of one head: o [M, Dv], the attention before an epilogue, rounded as o is, and lse
+    [M, 1].
+    """
     o, lse = compute_unscaled(head)
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
@@ -250,8 +254,11 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         weights = _Weights(head, bound, p, exponents, sums + cut_off[:, None], p_max, seen, judged)
         factor = head.attention.softmax.v_scale
         found = Approx(head.v_scale, np.zeros(())) if factor is None else _scale(head, dot, bound, factor)
+        attended = weights.attend(o, found, row_open)
+        eager = _eager(head, DType(bound.input_dtype))
         return {
-            "o": weights.expect(o, found, row_open, _eager(head, DType(bound.input_dtype))),
+            "o": _leave(head, bound, _finish(head, bound, attended), eager),
+            "attention": _leave(head, bound, attended, eager),
             "lse": Expected(
                 value=lse[:, None],
                 allowed=SLACK * lse_allowed,
@@ -323,10 +330,10 @@ class _Weights:
     seen: Bools
     judged: Bools
 
-    def expect(self, o: Floats, factor: Approx, row_open: Bools, eager: Floats) -> Expected:
-        """Returns what o is times the factor [M, 1]; without one that is 1."""
+    def attend(self, o: Floats, factor: Approx, row_open: Bools) -> _Attended:
+        """Returns what o is times the factor [M, 1] before it is rounded; without one that is 1."""
         bound, v = self.bound, self.head.v
-        p_dtype, o_dtype = DType(bound.p_dtype), DType(bound.o_dtype)
+        p_dtype = DType(bound.p_dtype)
         u_p = p_dtype.unit_roundoff
         u_v = bound.product_error
         drop, kept = self.head.dropout
@@ -345,17 +352,8 @@ class _Weights:
             b = b + bound.tail * (largest + size) * scale
         may_overflow = np.asarray(factor.overflows | (size + b > DType.F32.largest)) & (factor.error > 0)
         b = factor.size * b + factor.error * (size + b)
-        o = o * factor.value
-        b = b + o_dtype.unit_roundoff * np.where(np.isfinite(o), np.abs(o), 0.0)
-        b = np.where(np.isnan(b), np.inf, b)
         flushed = np.where(factor.error > 0, FLUSHED * factor.size, 0.0)
-        return Expected(
-            value=o,
-            allowed=SLACK * b + 2 * (max(o_dtype.smallest_subnormal / 2, FLUSHED) + flushed),
-            open=row_open | self._open(v) | np.isinf(b) | may_overflow,
-            overflow=np.abs(o) + b > o_dtype.largest * (1 - o_dtype.unit_roundoff),
-            eager=eager,
-        )
+        return _Attended(o * factor.value, b, flushed, row_open | self._open(v) | may_overflow)
 
     def _open(self, v: Floats) -> Bools:
         """Marks where 0 * inf decides: infinite values of masked keys, or whose weight may underflow."""
@@ -365,6 +363,51 @@ class _Weights:
         tiny = 4 * max(DType(self.bound.p_dtype).smallest_subnormal, FLUSHED) / self.bound.least_probability
         doubtful = ~self.seen | (self.p <= tiny * self.p_max)
         return np.asarray(doubtful.astype(np.float64) @ special > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attended:
+    """Rows of o before they are rounded, [M, Dv]: values, bounds on their errors, what may be flushed to 0
+    besides, and where the language leaves them open.
+    """
+
+    value: Floats
+    error: Floats
+    flushed: Floats
+    open: Bools
+
+
+def _finish(head: Head, bound: ErrorBound, attended: _Attended) -> _Attended:
+    """Returns the rows after the epilogue."""
+    epilogue = head.attention.epilogue
+    if epilogue is None:
+        return attended
+    error = SLACK * attended.error + 2 * (attended.flushed + FLUSHED)
+    unsure = attended.open | np.isnan(error)
+    overflows = np.abs(attended.value) + error > DType.F32.largest
+    given = Approx(attended.value, np.where(unsure, np.inf, error), overflows & np.isfinite(attended.value))
+    found = replace(RunningError.of(head, given, bound), columns=0).analyse(epilogue)
+    shape = attended.value.shape
+    return _Attended(
+        value=np.broadcast_to(found.value, shape).astype(np.float64),
+        error=np.broadcast_to(found.error, shape) + FLUSHED,
+        flushed=np.zeros(()),
+        open=attended.open | np.broadcast_to(np.isinf(found.error) | found.overflows, shape),
+    )
+
+
+def _leave(head: Head, bound: ErrorBound, rows: _Attended, eager: Floats) -> Expected:
+    """Returns rows as they are once rounded to the type of o."""
+    o, dtype = rows.value, DType(bound.o_dtype)
+    b = rows.error + dtype.unit_roundoff * np.where(np.isfinite(o), np.abs(o), 0.0)
+    b = np.where(np.isnan(b), np.inf, b)
+    return Expected(
+        value=o,
+        allowed=SLACK * b + 2 * (max(dtype.smallest_subnormal / 2, FLUSHED) + rows.flushed),
+        open=rows.open | np.isinf(b),
+        overflow=np.abs(o) + b > dtype.largest * (1 - dtype.unit_roundoff),
+        eager=eager,
+    )
 
 
 def _eager(head: Head, dtype: DType) -> Floats:
@@ -380,7 +423,8 @@ def _eager(head: Head, dtype: DType) -> Floats:
     total = weights.sum(axis=1, keepdims=True) + np.exp(sink - m)
     drop, kept = head.dropout
     p = round_to(dtype, np.where(kept, weights / np.where(total == 0, 1.0, total) / (1 - drop), 0.0))
-    return round_to(dtype, (p @ head.v) * head.v_scale)
+    attended = round_to(dtype, (p @ head.v) * head.v_scale)
+    return attended if head.attention.epilogue is None else round_to(dtype, finish(head, attended))
 
 
 def round_to(dtype: DType, values: Array) -> Floats:

@@ -6,13 +6,17 @@
     d x[at] = sum of dS * d score / d x[at] over the scores that read x[at]
     d sink  = sum over rows of exp(sink - lse) * -delta
 
+With an epilogue o = f(a, x), O and dO above are the attention a and its gradient, which a kernel makes first:
+
+    da = d o * d f / d a      d x[at] += sum of d o * d f / d x[at]
+
 P is recomputed from the saved lse (FlashAttention-2, arXiv 2307.08691, algorithm 2), never stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from attnc.expr.interval import has_pole, is_finite, outgrows
@@ -21,8 +25,17 @@ from attnc.expr.simplify import substitute
 from attnc.model.schedule import BackwardConfig, DkDvConfig
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences, TileWalk
-from attnc.plan.ir.kernel import Axis, ErrorBound, Let, Statement, TileKernel
+from attnc.plan.ir.kernel import (
+    Axis,
+    ErrorBound,
+    Fetch,
+    Let,
+    Statement,
+    TileKernel,
+    statement_expressions,
+)
 from attnc.plan.layout import BackwardLayout, KernelName
+from attnc.source import Span
 
 #: How results that several programs contribute to meet: each has a place of its own and the host sums them in
 #: a fixed order, or they are added to one place in whatever order they arrive.
@@ -32,8 +45,10 @@ Accumulate: TypeAlias = Literal["two_pass", "atomic"]
 #: program for each head (FlashAttention-1).
 InMemory: TypeAlias = Literal["atomic", "ordered", "sequential"]
 Made: TypeAlias = Literal["dq", "dk", "dv"]
-#: An axis of f32[B, H, M, N], or a position on an axis that none of these is.
-Place: TypeAlias = Literal["b", "h", "q_idx", "q_pos", "kv_idx"] | int
+#: An axis of f32[B, H, M, N], or of f32[B, H, M, Dv], or a position on an axis that none of these is.
+Place: TypeAlias = Literal["b", "h", "q_idx", "q_pos", "kv_idx", "d"] | int
+#: What the results of tiles vary along: an axis of a tile, the columns of o, or the tiles.
+Along: TypeAlias = Axis | Literal["d", "tile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +60,14 @@ class Adjoint:
     along: the tile axes that the load varies along; what it lacks is summed, in registers where it can be.
     two_pass: the result is f32[B, H, *along] (an entry per tile when `along` is empty), which the
     host sums over whatever else the tensor lacks; atomic: it is added to the f32 gradient itself, at the
-    indices of the load.
+    indices of the load. Of an epilogue, "d" are the columns of o, and "tile" the tiles of queries.
     """
 
     name: str
     load: Load
     value: Expr
     guard: Expr
-    along: tuple[Axis, ...]
+    along: tuple[Along, ...]
     accumulate: Accumulate
 
     @property
@@ -138,6 +153,49 @@ class Preprocess:
     program: tuple[Statement, ...]
     prologue: Prologue
     sequences: Sequences | None = None
+
+    @property
+    def walk(self) -> TileWalk:
+        return TileWalk(
+            axis="q",
+            rows=Dim("M_padded") if self.sequences is None else self.sequences.rows,
+            is_padded=True,
+            head="h",
+            heads="H",
+            sequences=self.sequences,
+            last_first=False,
+            writes_all_rows=False,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpilogueGradient:
+    """A kernel that comes before all others, a program per q tile: the gradient of the attention from that of
+    o, and those of what the epilogue loads.
+
+    rows, fetches: what is loaded of each row, and of each column or both; slope: d o / d attention; adjoints:
+    `value` being d o / d load; stored: rows that the sequence has in memory; sequences: how tiles of packed
+    queries are numbered.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    program: tuple[Statement, ...]
+    rows: tuple[Fetch, ...]
+    fetches: tuple[Fetch, ...]
+    slope: Expr
+    adjoints: tuple[Adjoint, ...]
+    stored: Expr
+    sequences: Sequences | None = None
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def expressions(self) -> Iterator[Expr]:
+        for statement in (*self.program, *self.rows, *self.fetches):
+            yield from statement_expressions(statement)
+        yield self.slope
+        for adjoint in self.adjoints:
+            yield from (adjoint.value, adjoint.guard, *adjoint.load.indices)
 
     @property
     def walk(self) -> TileWalk:
@@ -243,7 +301,7 @@ class GradientPart:
     """
 
     name: str
-    along: tuple[Axis, ...]
+    along: tuple[Along, ...]
     accumulate: Accumulate
     places: tuple[Place, ...]
 
@@ -273,7 +331,8 @@ class GradientBound:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backward:
     """All that follows from `grad ...` in a spec, in the order of execution; gradients in that of the
-    inputs. layout: how the kernels lie on the machine (None where a compiler decides it).
+    inputs. layout: how the kernels lie on the machine (None where a compiler decides it); epilogue: what comes
+    before all of them.
     """
 
     preprocess: Preprocess | None
@@ -281,6 +340,7 @@ class Backward:
     gradients: tuple[Gradient, ...]
     bound: GradientBound
     layout: BackwardLayout | None = None
+    epilogue: EpilogueGradient | None = None
 
 
 def name_of(makes: tuple[Made, ...]) -> KernelName:

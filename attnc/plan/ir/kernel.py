@@ -283,6 +283,23 @@ class Softmax(Probabilities):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Epilogue:
+    """What o is: `value`, over the attention (Attended, the text `o`), of each row and column.
+
+    fetches: what it loads of each column (axis "kv" here), or of each row and column; other loads are among
+    those of the program and of its rows.
+    """
+
+    value: Expr
+    fetches: tuple[Fetch, ...]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        return (*fetch_expressions(self.fetches), self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What happens to one q tile x kv tile.
 
@@ -436,6 +453,7 @@ class OutputKernel(TileKernel):
 
     stored: rows of o that the program's sequence has, of which only the first M exist
     layout: how the kernel lies on the machine (None where a compiler decides it)
+    epilogue: what becomes of the rows of o before they leave, None where they leave as they are
     """
 
     softmax: Softmax
@@ -443,6 +461,7 @@ class OutputKernel(TileKernel):
     bound: ErrorBound
     stored: Expr = M
     layout: Layout | None = None
+    epilogue: Epilogue | None = None
 
     @property
     def walk(self) -> TileWalk:
@@ -451,6 +470,7 @@ class OutputKernel(TileKernel):
     @property
     def expressions(self) -> Iterator[Expr]:
         yield from (*self.score_expressions, *self.softmax.expressions)
+        yield from () if self.epilogue is None else self.epilogue.expressions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

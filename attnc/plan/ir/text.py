@@ -31,6 +31,7 @@ from attnc.plan.ir import (
     Axis,
     Bind,
     Decode,
+    Epilogue,
     ErrorBound,
     Fetch,
     Forward,
@@ -48,9 +49,11 @@ from attnc.plan.ir import (
 )
 from attnc.plan.ir.backward import (
     Adjoint,
+    Along,
     Backward,
     BackwardKernel,
     Chain,
+    EpilogueGradient,
     Gradient,
     GradientPart,
     Preprocess,
@@ -117,10 +120,11 @@ def _kernel(kernel: Kernel, takes: Iterable[str] = ()) -> Iterator[str]:
         case BackwardKernel():
             own = (*_probabilities(kernel.softmax), *_after_scores(kernel), *_configs(kernel), *takes)
         case Forward():
-            own = (*_softmax(kernel.softmax), *_describe_output(kernel))
+            own = (*_softmax(kernel.softmax), *_epilogue(kernel.epilogue), *_describe_output(kernel))
         case Decode():
             unified = [] if kernel.unified is None else [_list("unified maximum", _fields(kernel.unified))]
-            own = (*_softmax(kernel.softmax), *unified, *_describe_output(kernel))
+            finish = _epilogue(kernel.epilogue)
+            own = (*_softmax(kernel.softmax), *unified, *finish, *_describe_output(kernel))
     yield from _block(head, (*_program(kernel), *own))
 
 
@@ -239,8 +243,9 @@ def _describe_type(load: Load) -> str:
     return f"{load.type}{wide}" if load.within is None else f"{load.type}{wide} in {list(load.within)}"
 
 
-def _axes(axes: tuple[Axis, ...]) -> str:
-    return f"<{', '.join(axes)}>" if axes else ""
+def _axes(axes: Iterable[Along]) -> str:
+    told = ", ".join(axes)
+    return f"<{told}>" if told else ""
 
 
 def _where(guard: Expr) -> str:
@@ -283,6 +288,12 @@ def _softmax(softmax: Softmax) -> Iterator[str]:
     yield from _dropout(softmax)
 
 
+def _epilogue(epilogue: Epilogue | None) -> Iterator[str]:
+    if epilogue is not None:
+        lines = (*_statements(epilogue.fetches), f"o = {show(epilogue.value)}")
+        yield from _block("epilogue", lines)
+
+
 def _probabilities(softmax: Probabilities) -> Iterator[str]:
     yield f"p = exp2(s - lse2), {_scale(softmax)}"
     yield from _dropout(softmax)
@@ -322,6 +333,8 @@ def _format_bound(bound: ErrorBound) -> list[str]:
 
 
 def _backward(backward: Backward) -> Iterator[str]:
+    if backward.epilogue is not None:
+        yield from _epilogue_gradient(backward.epilogue)
     if backward.preprocess is not None:
         yield from _preprocess(backward.preprocess)
     for planned in backward.kernels:
@@ -342,6 +355,18 @@ def _preprocess(made: Preprocess) -> Iterator[str]:
         yield from _prologue(made.prologue)
 
     yield from _block(f"kernel {made.name}({', '.join(made.dims)}) preprocess", parts())
+
+
+def _epilogue_gradient(made: EpilogueGradient) -> Iterator[str]:
+    def parts() -> Iterator[str]:
+        yield _list("grid", ["a program per q tile and head", *_sequences(made.sequences)])
+        if made.program:
+            yield from _block("program", _statements(made.program))
+        yield from _statements((*made.rows, *made.fetches))
+        yield f"d attention = d o * ({show(made.slope)}), of {show(made.stored)} rows"
+        yield from (_adjoint(adjoint, "d o") for adjoint in made.adjoints)
+
+    yield from _block(f"kernel {made.name}({', '.join(made.dims)}) epilogue", parts())
 
 
 def _after_scores(planned: BackwardKernel) -> Iterator[str]:
@@ -375,9 +400,9 @@ def _prologue(prologue: Prologue) -> Iterator[str]:
     yield from _block("per row first", parts())
 
 
-def _adjoint(adjoint: Adjoint) -> str:
+def _adjoint(adjoint: Adjoint, given: str = "ds") -> str:
     of = f"of {show(adjoint.load)}{_where(adjoint.guard)}"
-    return f"{adjoint.name}{_axes(adjoint.along)} += ds * ({show(adjoint.value)}) {of}, {adjoint.accumulate}"
+    return f"{adjoint.name}{_axes(adjoint.along)} += {given} * ({show(adjoint.value)}) {of}, {adjoint.accumulate}"
 
 
 def _gradient(gradient: Gradient) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnc.expr.nodes import Binary, Index, Ref, walk
+from attnc.expr.nodes import COLUMN, Binary, Index, Ref, walk
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Arg, Decode, Forward, Loop, Module
 from attnc.plan.signature import block, feature
@@ -129,7 +129,7 @@ class KernelText(ProgramText, OutputView):
         self.d, self.dv = feature(attention.q), feature(attention.v)
         self.block_d, self.block_dv = block(self.d), block(self.dv)
         self.padded = (self.d, self.dv) != (self.block_d, self.block_dv)
-        self.may_lack_lse = bool(module.kept)
+        self.may_lack_lse = attention.lse is None and bool(module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
         self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel.expressions)
         self.o_dtype = TL_DTYPES[kernel.bound.o_dtype]
@@ -347,6 +347,25 @@ class KernelText(ProgramText, OutputView):
     def v_scale(self) -> str:
         factor = self.kernel.softmax.v_scale
         return "" if factor is None else tiled(Binary("*", Ref("o", "float", ("q", "kv")), factor))
+
+    @property
+    def keeps_attention(self) -> bool:
+        """Whether a caller, or the backward, may want the attention before the epilogue."""
+        return any(arg.tensor.name == "attention" for arg in self.module.kept)
+
+    @property
+    def store_attention(self) -> str:
+        tma = self.kernel.tma
+        at = f"attention_ptr + {self.offset('attention')}"
+        return (
+            f"_store_rows({at}, {'b, h, ' if tma else ''}q_lo, M, stride_attentionm, "
+            f"o.to({self.o_dtype}), BLOCK_M, {self._width(self.dv)}{', TMA=False' if tma else ''})"
+        )
+
+    @property
+    def reads_column(self) -> bool:
+        epilogue = self.kernel.epilogue
+        return epilogue is not None and any(Index(COLUMN) in walk(x) for x in epilogue.expressions)
 
     @property
     def row_mask(self) -> str:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from attnc.expr.nodes import FALSE, TRUE, Const, Load, Search, show, walk
+from attnc.expr.nodes import FALSE, TRUE, Const, show
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role
-from attnc.plan.ir import Fetch, Let, Module, Row, Statement
+from attnc.plan.ir import Module, Statement
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Preprocess, Prologue
 from attnc.plan.signature import block, longest, stride_name
+from attnc.plan.steps import tensors_of
 from attnc.target.declaration import CallText, section
 from attnc.target.kernel_view import Tensors
 from attnc.target.triton.kernel import list_types, triton_kernel
@@ -49,7 +50,7 @@ class PrologueText:
 
     @property
     def has_dlse(self) -> bool:
-        return not self.module.kept
+        return self.module.variant.attention.lse is not None
 
     @property
     def pointers(self) -> list[Pair]:
@@ -303,11 +304,5 @@ class Parameters:
             *kernel.step.masked_fetches,
         )
         sequences = kernel.grid.sequences
-        found = set() if sequences is None else {sequences.cu_seqlens}
-        for item in statements:
-            match item:
-                case Row(tensor=tensor) | Fetch(load=Load(tensor=tensor)):
-                    found.add(tensor)
-                case Let(value=value):
-                    found |= {node.tensor for node in walk(value) if isinstance(node, Search)}
-        return frozenset(found)
+        packed = set() if sequences is None else {sequences.cu_seqlens}
+        return frozenset(packed | tensors_of(statements))

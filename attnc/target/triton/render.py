@@ -37,6 +37,7 @@ from attnc.target.support import imports
 from attnc.target.templates import python_environment, tidy
 from attnc.target.triton.backward import BackwardText
 from attnc.target.triton.decode import CombineText, DecodeText
+from attnc.target.triton.epilogue import EpilogueText
 from attnc.target.triton.kernel import KernelText, triton_kernel
 from attnc.target.triton.parameters import PreprocessText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
@@ -104,6 +105,9 @@ def render_triton(
 def _backward_kernels(
     module: Module, back: TritonBackward, texts: Iterable[BackwardText], common: Mapping[str, object]
 ) -> Iterator[str]:
+    if back.epilogue is not None:
+        template = triton_environment().get_template(f"{module.target}/backward_epilogue.py.jinja")
+        yield template.render({**common, "epilogue": back.epilogue.planned, "text": back.epilogue})
     if back.preprocess is not None:
         template = triton_environment().get_template(f"{module.target}/backward_preprocess.py.jinja")
         rows = {
@@ -257,11 +261,13 @@ class TritonBackward(BackwardDeclaration):
         self._texts = texts
         preprocess = self._backward.preprocess
         self.preprocess = PreprocessText(module, preprocess, self.configs[0]) if preprocess else None
+        epilogue = self._backward.epilogue
+        self.epilogue = EpilogueText(module, epilogue, self.configs[0]) if epilogue else None
 
     @property
     def declared(self) -> CallText:
         """`Backward(...)`."""
-        first = [] if self.preprocess is None else [self.preprocess.launch]
+        first = [text.launch for text in (self.epilogue, self.preprocess) if text is not None]
         launches = Items([*first, *(text.parameters.launch for text in self._texts)])
         return self.fields({} if self.packs_queries else {"M_padded": self._padded}, launches)
 

@@ -1,0 +1,64 @@
+"""The epilogue, planned: what becomes of the rows of o before they leave, and the kernel that carries the
+gradient of o through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from attnc.expr.derive import derive
+from attnc.expr.simplify import simplify
+from attnc.model.attention import Attention
+from attnc.plan.gradients import WantedLoad, adjoint_of
+from attnc.plan.ir import Epilogue, Fetch
+from attnc.plan.ir.backward import Accumulate, EpilogueGradient
+from attnc.plan.loads import LoadNames
+from attnc.plan.steps import count_stored_rows, dims_of, lengths, sequences, sizes
+from attnc.plan.steps import program as program_of
+
+
+def plan_epilogue(attention: Attention, names: LoadNames) -> Epilogue | None:
+    """Returns the epilogue in the names of a kernel, whose own loads are named already."""
+    if attention.epilogue is None:
+        return None
+    known = len(names.fetches)
+    value = names.replace(simplify(attention.epilogue))
+    return Epilogue(value=value, fetches=_in_tile(names, known), span=attention.epilogue.span)
+
+
+def plan_epilogue_gradient(
+    attention: Attention, wanted: Iterable[tuple[WantedLoad, Accumulate]], taken: frozenset[str]
+) -> EpilogueGradient | None:
+    """Returns the kernel of the epilogue's gradients. wanted: those of what it loads; taken: names of other
+    values.
+    """
+    if attention.epilogue is None:
+        return None
+    names = LoadNames.of(attention, "q", taken)
+    shortened = lengths(attention, names)
+    derivative = derive(attention.epilogue)
+    slope = names.replace(derivative.dot)
+    values = dict(derivative.loads)
+    adjoints = tuple(
+        adjoint_of(entry, names.replace(values[entry.load]), accumulate, names)
+        for entry, accumulate in wanted
+    )
+    made = EpilogueGradient(
+        name=f"{attention.name}_backward_epilogue",
+        dims=(),
+        program=program_of(names, shortened),
+        rows=tuple(fetch for fetch in names.fetches if fetch.axes == ("q",)),
+        fetches=_in_tile(names),
+        slope=slope,
+        adjoints=adjoints,
+        stored=count_stored_rows(attention),
+        sequences=sequences(attention),
+        span=attention.epilogue.span,
+    )
+    return replace(made, dims=sizes(attention, dims_of((*made.expressions, made.stored))))
+
+
+def _in_tile(names: LoadNames, known: int = 0) -> tuple[Fetch, ...]:
+    """Returns the loads of each column of o, from the `known`-th on."""
+    return tuple(fetch for fetch in names.fetches[known:] if "kv" in fetch.axes)
