@@ -44,7 +44,7 @@ _STATEMENTS: Mapping[str, str] = {
     "score": "`score = expression`: a number for each (query, key); there is no implicit scale",
     "mask": "`mask = condition`: true where a key is kept; all keys if left out",
     "normalize": "`normalize = softmax`, or `softmax(sink = ..., dropout = ..., seed = ..., v_scale = ...)`",
-    "output": "`output o: ...` and, if wanted, `output lse: f32[...]`",
+    "output": "`output o: ...`, with an epilogue `= ...` of `attention` or none, and `output lse: f32[...]`",
     "grad": "`grad NAMES`: inputs to differentiate by; `grad NAMES: f32` gives them in float32",
     "where": "`where condition`: configs that it does not hold for are left out",
     "config": "`config key = value, key in {a, b}`: configs said outright, one line or more",

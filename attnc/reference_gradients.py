@@ -72,10 +72,8 @@ def _float64(value: Input) -> Floats:
     return np.asarray(value, dtype=np.float64)
 
 
-def _through_epilogue(
-    head: Head, do: Floats, found: Mapping[str, Floats], wanted: tuple[str, ...]
-) -> Floats:
-    """Returns the gradient of the attention [M, Dv], from that of o; adds those of what the epilogue loads."""
+def _through_epilogue(head: Head, do: Floats, found: Mapping[str, Floats], wanted: tuple[str, ...]) -> Floats:
+    """Returns the gradient of the attention [M, Dv], from that of o; adds those of what an epilogue loads."""
     epilogue = head.attention.epilogue
     if epilogue is None:
         return do
@@ -151,8 +149,8 @@ def _add_rows(into: Floats, to: Array, weights: Floats, of: Array, given: Floats
 
 @dataclass(slots=True)
 class _Slopes:
-    """Scores of some pairs (i, j) of one head, one by one, for automatic differentiation; of an epilogue, what
-    it makes of the row i and column j of the attention.
+    """Scores of some pairs (i, j) of one head, one by one, for automatic differentiation; of an epilogue,
+    what it makes of the row i and column j of the attention.
     """
 
     head: Head

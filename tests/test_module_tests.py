@@ -12,8 +12,10 @@ PACKAGES = ("expr", "model", "plan", "target", "support")
 #: Modules without a file of their own, and where they are tested: most print parts of kernels, and are judged
 #: by what the kernels compute.
 TESTED_ELSEWHERE = {
+    "model/epilogue": "test_diagnostics",
     "model/normalization": "test_diagnostics",
     "model/program": "model/test_resolve_projection",
+    "plan/epilogue": "kernels/test_epilogue",
     "plan/gradients": "plan/test_ir_backward",
     "plan/ir/kernel": "plan/test_ir_text",
     "plan/ir/module": "plan/test_ir_text",
@@ -39,6 +41,7 @@ TESTED_ELSEWHERE = {
     "target/sm90/tiles": "kernels/test_sm90_pages",
     "target/sm90/work": "kernels/test_sm90",
     "target/triton/backward": "kernels/test_backward",
+    "target/triton/epilogue": "kernels/test_epilogue",
     "target/triton/kernel": "plan/test_access",
     "target/triton/parameters": "kernels/test_packed_gradients",
 }

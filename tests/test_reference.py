@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Index, Load
+from attnc.expr.nodes import And, Attended, Binary, Call, Compare, Const, Dim, Index, Load
 from attnc.model.attention import Softmax
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
@@ -309,3 +309,16 @@ def test_values_may_be_the_first_columns_of_the_keys() -> None:
     np.testing.assert_array_equal(
         out["o"], reference(attention(), tensors | {"v": tensors["k"][..., :3]})["o"]
     )
+
+
+def test_an_epilogue_follows_the_sum_over_keys() -> None:
+    gate = tensor("gate", "B M H Dv", H=HEADS)
+    load = Load("gate", (Index("b"), Index("q_idx"), Index("h"), Index("d")), gate.shape, "float")
+    value = Binary("+", Binary("*", load, Attended()), Const(0.5))
+    tensors = data(m=5, n=2)
+    tensors["gate"] = torch.linspace(-1, 2, 90, dtype=torch.float64).reshape(2, 5, 6, 3)
+    plain = attention(mask=CAUSAL, extras=(replace(gate, roles=()),))
+    o, lse = loops(tensors, mask=lambda q_pos, j: j <= q_pos)
+    out = reference(replace(plain, epilogue=value), tensors)
+    np.testing.assert_allclose(out["o"], tensors["gate"].numpy() * o + 0.5, rtol=1e-13, atol=1e-15)
+    np.testing.assert_allclose(out["lse"], lse, rtol=1e-13, atol=1e-15)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnc.expr.nodes import Binary, Call, Compare, Const, Dim, Expr, Index, Load
+from attnc.expr.nodes import Attended, Binary, Call, Compare, Const, Dim, Expr, Index, Load
 from attnc.model.attention import Attention, Softmax
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Tensor
@@ -56,13 +56,29 @@ def loss(wanted: Attention, tensors: Mapping[str, Any], cotangents: Mapping[str,
     return float((out["o"] * cotangents["o"]).sum() + (lse * cotangents["lse"]).sum())
 
 
-@pytest.mark.parametrize(
-    ("score", "softmax"),
-    [(SCALED, Softmax()), (ALIBI, Softmax()), (CAPPED, Softmax()), (BELOW, Softmax()), (ALIBI, SINK)],
-    ids=["scaled", "alibi", "capped", "below", "sink"],
+#: Of rows and columns; slope is the score's too.
+FINISHED = Binary(
+    "+",
+    Binary("*", Attended(), Binary("*", SLOPE, Attended())),
+    Load("pair", (Index("d"),), (Const(4),), "float"),
 )
-def test_agree_with_finite_differences(score: Expr, softmax: Softmax) -> None:
+
+
+@pytest.mark.parametrize(
+    ("score", "softmax", "epilogue"),
+    [
+        (SCALED, Softmax(), None),
+        (ALIBI, Softmax(), None),
+        (CAPPED, Softmax(), None),
+        (BELOW, Softmax(), None),
+        (ALIBI, SINK, None),
+        (ALIBI, SINK, FINISHED),
+    ],
+    ids=["scaled", "alibi", "capped", "below", "sink", "epilogue"],
+)
+def test_agree_with_finite_differences(score: Expr, softmax: Softmax, epilogue: Expr | None) -> None:
     wanted, tensors = specimen(score, CAUSAL, softmax)
+    wanted = replace(wanted, epilogue=epilogue)
     rng = np.random.default_rng(0)
     out = reference(wanted, tensors)
     cotangents = {name: rng.standard_normal(value.shape) for name, value in out.items()}

@@ -113,6 +113,10 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
         "normalize": "normalize = softmax(v_scale = s[h])",
         "more": "input s: f32[H]",
     },
+    "`output o: ... = ...`": {
+        "o": f"{_PLAIN['o']} = gate[b, q_idx, h, d] * attention",
+        "more": "input gate: f16[B, M, Hkv * G, 64]",
+    },
     "`k` and `v` of `e4m3`, `e5m2` or `i8`": {name: _PLAIN[name].replace("f16", "e4m3") for name in "kv"},
     "`length M`, `length N`": {"more": f"{_LENGTHS}\nlength M = lens[b]"},
     "`via ragged(...)`": _PACKED,

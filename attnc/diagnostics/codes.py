@@ -233,8 +233,8 @@ _TYPES = {
     ),
     "E0324": CodeInfo(
         "epilogue that does not fit",
-        "'output o: ... = ...' says what o is: a number of 'attention' (the normalised sum over the keys), b, "
-        "h, the query, the column d and inputs, not of the key.",
+        "'output o: ... = ...' says what o is: a number of 'attention' (the normalised sum over the keys), "
+        "b, h, the query, the column d and inputs, not of the key.",
     ),
     "E0330": CodeInfo(
         "projection that is not complete",

@@ -103,6 +103,11 @@ def derive(
     "keys" o is f32, and no sink is above `sink_most`, which is minus infinity where it does not count.
     Raises DiagnosticError.
     """
+    if attention.epilogue is not None:
+        message = "an epilogue is not shared out over ranks"
+        place = attention.epilogue.span or program.source.span(0, 0)
+        hint = "leave it out, and apply it to what the ranks' call returns"
+        raise DiagnosticError([error("E0602", message, place, "parts of o are added first", hints=(hint,))])
     maker = _Maker(attention, form)
     schedule = _schedule(program, attention, target, form)
     return maker.make(point, schedule, target)

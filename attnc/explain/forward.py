@@ -174,6 +174,9 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
         found.append(("the sink joins the denominator", place_of(attention.softmax.span)))
     if e.kernel.softmax.v_scale is not None:
         found.append(("v is scaled where o is: before it is rounded", place_of(attention.softmax.span)))
+    if attention.epilogue is not None:
+        what = "rows of o go through the epilogue in registers, before they are rounded"
+        found.append((what, place_of(attention.epilogue.span)))
     for tensor in (attention.k, attention.v):
         if DType(tensor.dtype).is_narrow:
             what = f"{tensor.name} of {tensor.dtype} is converted to {attention.element}, exactly"
@@ -304,9 +307,13 @@ def _accuracy(e: Explanation) -> Iterator[str]:
     sums = sum_terms(bound, 4096)
     yield "error bound, first order (Blanchard, Higham, Higham; arXiv 1909.03469), per element"
     scale = "" if e.kernel.softmax.v_scale is None else "|v_scale| "
-    yield f"  |o - exact| <= {scale}sum_j P_ij (e_ij + sum_j P_ij e_ij + sums + u_p) |v_j| + u_o |o|"
+    name = "o" if e.kernel.epilogue is None else "attention"
+    rounded = " + u_o |o|" if name == "o" else ""
+    yield f"  |{name} - exact| <= {scale}sum_j P_ij (e_ij + sum_j P_ij e_ij + sums + u_p) |v_j|{rounded}"
     yield f"  u_p = {bound.p_dtype.unit_roundoff:.2g} ({bound.p_dtype}: p is rounded before it meets v)"
     yield f"  u_o = {bound.o_dtype.unit_roundoff:.2g} ({bound.o_dtype}: the result is rounded once)"
+    if name != "o":
+        yield "  o has the running error of the epilogue besides, from that of the attention, and u_o |o|"
     splits = f"{bound.splits} split{'s' * (bound.splits > 1)}"
     yield f"  sums = {sums:.2g} at N = 4096 (f32, {bound.tile_kv} keys a partial sum, {splits})"
     per_score = bound.dot_error(bound.head_dim)

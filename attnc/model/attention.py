@@ -53,8 +53,8 @@ class Attention:
     per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b; grads: names of inputs that the
     spec wants gradients of; f32_grads: the inputs among them whose gradients are f32 regardless of the
     input's type; epilogue: what o is, a float Expr of Attended, indices (d for the column) and loads; None
-    where it is the attention itself; batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G
-    in terms of Dims).
+    where it is the attention itself; batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or
+    Hkv * G in terms of Dims).
     """
 
     name: str

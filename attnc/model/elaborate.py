@@ -130,9 +130,7 @@ class Elaborator:
     def expr(self, tree: ast.Expr, *, in_epilogue: bool = False) -> Expr | None:
         """Returns the typed expression, or None when something in it is wrong."""
         scope, report = self.scope, self.report
-        return self._expr(
-            tree, Context(scope=scope, report=report, defs=scope.defs, in_epilogue=in_epilogue)
-        )
+        return self._expr(tree, Context(scope=scope, report=report, defs=scope.defs, in_epilogue=in_epilogue))
 
     def elaborate_typed(
         self, tree: ast.Expr, wanted: Type, what: str, *, in_epilogue: bool = False

@@ -33,6 +33,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from refuse_sizes(variant)
     yield from refuse_foreign_keys(schedule, knobs)
     yield from refuse_narrow_types(variant, target)
+    yield from refuse_epilogue(variant, schedule, target)
     yield from target.check(variant, schedule)
     yield from refuse_combine_keys(schedule)
     if schedule.is_decode:
@@ -63,6 +64,23 @@ def refuse_narrow_types(variant: Variant, target: Target) -> Iterator[Diagnostic
         yield unsupported(
             f"a scale of v is not lowered to {target.name}", attention.softmax.span, label, instead
         )
+
+
+def refuse_epilogue(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
+    """Yields a refusal of an epilogue by targets that have none, and by kernels that o leaves in parts."""
+    epilogue, loops = variant.attention.epilogue, schedule.forward.get("loops")
+    if epilogue is None:
+        return
+    label, instead = "o leaves as it is divided by the row's sum", "write a schedule for the target 'triton'"
+    if not target.has_epilogue:
+        yield unsupported(f"an epilogue is not lowered to {target.name}", epilogue.span, label, instead)
+    elif schedule.is_decode:
+        label = "a split of the keys has a part of o"
+        instead = "write a schedule with 'loops = [q, kv]', without split.kv and pack"
+        yield unsupported("the decode kernel has no epilogue", epilogue.span, label, instead)
+    elif loops and ("kv", "q") in loops.choices:
+        label = "o lies in memory between two visits"
+        yield unsupported("loops = [kv, q] has no epilogue", epilogue.span, label, "write 'loops = [q, kv]'")
 
 
 def refuse_foreign_keys(schedule: Schedule, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:

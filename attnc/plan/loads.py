@@ -135,9 +135,7 @@ class LoadNames:
         sizes = {node for tensor in attention.inputs for size in tensor.shape for node in walk(size)}
         others = {*KERNEL, *(node.name for node in sizes if isinstance(node, Dim)), *taken}
         columns = 0 if attention.epilogue is None else block(feature(attention.o))
-        return cls(
-            taken=others, unproved=() if past_end is None else (f"{past_end}_hi",), columns=columns
-        )
+        return cls(taken=others, unproved=() if past_end is None else (f"{past_end}_hi",), columns=columns)
 
     def replace(self, expr: Expr) -> Expr:
         """Returns the expression with every load replaced by a Ref; new fetches are appended in evaluation

@@ -110,7 +110,7 @@ class Attention(ABC):
     """The callable of a module, from a declaration of its tensors and kernels.
 
     name: of the function; operator: what torch knows it by, with a digest of its kernels. kept: an lse, and
-    the attention before an epilogue, that kernels write if a caller or the backward wants it; counters: tensors to add to, if given. sizes:
+    the attention before an epilogue, that kernels write if wanted; counters: to add to, if given. sizes:
     those that follow from others; group: query heads of a K/V head, 0 for any number. longest: keys that
     configs are chosen by; work: 0 where there is nothing to compute. scratch: f32 memory for the kernels.
     clears: results of rows that no sequence has are 0. probability: a scalar that is one.

@@ -355,7 +355,9 @@ class BackwardDeclaration:
         part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
         pairs = adjoint.along in (("q", "kv"), ("q", "d"))
         whole = pairs and len(part.places) == 4  # no sum: the gradient itself
-        partial = adjoint.along == ("q", "kv") or (self._shortened and adjoint.along not in ((), ("tile", "d")))
+        partial = adjoint.along == ("q", "kv") or (
+            self._shortened and adjoint.along not in ((), ("tile", "d"))
+        )
         dtype = self._dtypes[x] if whole else "f32"
         return _declare_allocation(adjoint.name, f"{dtype}[B, H, {shape}]", zero=partial)
 

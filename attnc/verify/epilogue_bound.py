@@ -67,7 +67,7 @@ class EpilogueErrors:
 
     def _term(self, value: Expr) -> Floats:
         slope = self._analyse(value)
-        rows, columns = self.of_o.shape
+        columns = self.of_o.shape[1]
         tiles = -(-self.head.dims["M"] // self.bound.min_tile)
         many = self.bound.tile + columns + tiles + self.head.dims["B"] * self.head.dims["H"] + 8
         size = np.abs(self.of_o)

@@ -45,7 +45,11 @@ def has_values(attention: Attention) -> bool:
     """Returns whether v has memory of its own, of a type that holds the double of most of its numbers, and o
     is linear in it.
     """
-    return attention.epilogue is None and not attention.v.storage.is_part and not DType(attention.v.dtype).is_narrow
+    return (
+        attention.epilogue is None
+        and not attention.v.storage.is_part
+        and not DType(attention.v.dtype).is_narrow
+    )
 
 
 def moves_values(attention: Attention) -> bool:

@@ -1,4 +1,4 @@
-"""Running error analysis of a score, or an epilogue: how far may a float32 evaluation lie from the float64 value?
+"""Running error analysis of a score, or an epilogue: how far may float32 lie from the float64 value?
 
 Every node of the expression gets its value and a first-order bound on the absolute error of any sensible
 float32 evaluation (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). An operation
@@ -69,8 +69,8 @@ class Approx:
 
 @dataclass(frozen=True, slots=True)
 class RunningError:
-    """The analysis of one head. dot: the inner products, or the attention; intrinsics: relative and absolute errors; columns,
-    columns_factor: as a plan states them.
+    """The analysis of one head. dot: the inner products, or the attention; intrinsics: relative and absolute
+    errors; columns, columns_factor: as a plan states them.
     """
 
     head: Head

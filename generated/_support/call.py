@@ -110,8 +110,8 @@ class Place(NamedTuple):
 class Attention(ABC):
     """The callable of a module, from a declaration of its tensors and kernels.
 
-    name: of the function; operator: what torch knows it by, with a digest of its kernels. kept: an lse that
-    the kernels write if a caller or the backward wants it; counters: tensors to add to, if given. sizes:
+    name: of the function; operator: what torch knows it by, with a digest of its kernels. kept: an lse, and
+    the attention before an epilogue, that kernels write if wanted; counters: to add to, if given. sizes:
     those that follow from others; group: query heads of a K/V head, 0 for any number. longest: keys that
     configs are chosen by; work: 0 where there is nothing to compute. scratch: f32 memory for the kernels.
     clears: results of rows that no sequence has are 0. probability: a scalar that is one.
@@ -151,12 +151,12 @@ class Attention(ABC):
         self.layouts = layouts_of(len(self.inputs))
         self.allocate = allocate
         self.gpu_of: Callable[[int], Gpu] = gpu_of
-        self.first_input = 1 if self.kept else 2
+        self.first_input = 2 if self.lse >= 0 else 1
         gradients = () if self.backward is None else self.backward.gradients
         self.wanted = tuple(self.input_names.index(gradient.name) for gradient in gradients)
         self.unwanted = tuple(set(range(len(self.inputs))) - set(self.wanted))
         self.decoded_configs: dict[str, tuple[KernelConfig | None, dict[str, KernelConfig]]] = {}
-        #: Of the lse that is kept, by the shape of q.
+        #: Of what is kept, by the shape of q.
         self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
         self.repeated: Repeated[Prepared] = Repeated()
         self.repeated_keeping = Repeated[Prepared](gradients=True)
@@ -337,9 +337,10 @@ class Attention(ABC):
             return out if self.is_single else results
         made = getattr(torch.ops.attnc, self.operator)(*inputs, *counters, chosen)
         if self.kept:
-            *results, lse = made
-            if kept[0] is not None:
-                kept[0].copy_(lse)
+            results = made[: len(self.outputs)]
+            for given, x in zip(kept, made[len(self.outputs) :], strict=False):
+                if given is not None:
+                    given.copy_(x)
             return results[0] if self.is_single else tuple(results)
         return made
 
@@ -389,16 +390,19 @@ class Attention(ABC):
                 made.append(x)
         return tuple(made)
 
-    def empty_kept(self, inputs: tuple[Any, ...]) -> torch.Tensor:
-        """Memory for the lse that is kept for gradients, whose sizes are those of q."""
-        (lse,), first = self.kept, inputs[0]
+    def empty_kept(self, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """Memory for what is kept for gradients, whose sizes are those of q."""
+        first = inputs[0]
+        if not self.kept:
+            return ()
         found = self.kept_layouts.get(getattr(first, "shape", None))
         if found is None:
             if len(self.kept_layouts) >= _MOST_CALLS:
                 self.kept_layouts.clear()
-            shape = self._sizes_of_first(inputs).shape_of(lse)
-            found = self.kept_layouts[first.shape] = _plain([contiguous(shape, lse.dtype)])
-        return self.allocate(found, first)[0]
+            sizes = self._sizes_of_first(inputs)
+            made = [contiguous(sizes.shape_of(tensor), tensor.dtype) for tensor in self.kept]
+            found = self.kept_layouts[first.shape] = _plain(made)
+        return tuple(self.allocate(found, first))
 
     def by_input(self, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         """Returns a gradient or None for each input."""
@@ -442,8 +446,9 @@ class Attention(ABC):
         """Refuses what gradients cannot be wanted with."""
         if out is not None:
             raise ValueError("out: cannot be given where a gradient is wanted")
-        if self.kept and extras[0] is not None:
-            raise ValueError("lse: cannot be given where a gradient is wanted")
+        for tensor, x in zip(self.kept, extras, strict=False):
+            if x is not None:
+                raise ValueError(f"{tensor.name}: cannot be given where a gradient is wanted")
         for at in self.unwanted:
             if wants_gradient(inputs[at]):
                 name = self.input_names[at]
@@ -454,10 +459,10 @@ class Attention(ABC):
 
     def _clear(self, results: Sequence[torch.Tensor], extras: tuple[torch.Tensor | None, ...]) -> None:
         """Rows without a sequence, where there is none at all."""
-        results[0].zero_()
-        lse = extras[0] if self.kept else results[self.lse] if self.lse >= 0 else None
-        if lse is not None:
-            lse.fill_(float("-inf"))
+        everything = zip((*self.outputs, *self.kept), (*results, *extras), strict=False)
+        for tensor, x in everything:
+            if x is not None:
+                x.fill_(float("-inf") if tensor.name == "lse" else 0.0)
 
     # --- preparation
 
@@ -550,9 +555,10 @@ class Attention(ABC):
             names[f"{kernel}_config"] = chosen
         for name, text in backward.sizes.items():
             names[name] = evaluate(text, names)
-        lse = self.kept[0] if self.kept else self.outputs[self.lse]
+        lse = self.outputs[self.lse] if self.lse >= 0 else self.kept[0]
         declared = backward.declare(self.inputs, self.outputs[0], lse)
-        given = ("do", *(() if self.kept else ("dlse",)), *self.input_names, "o", "lse")
+        dlse = ("dlse",) if self.lse >= 0 else ()
+        given = (backward.cotangent, *dlse, *self.input_names, "o", "lse")
         memories = {name: memory_of(x) for name, x in zip(given, tensors, strict=True) if x is not None}
         for made in backward.made:
             if made.like:

@@ -130,7 +130,8 @@ class Gradient:
 @dataclass(frozen=True, kw_only=True)
 class Backward:
     """The backward of an attention: configs and measured choices by kernel, sizes besides those of the
-    call, what is allocated, the launches in the order of execution, and the gradients.
+    call, what is allocated, the launches in the order of execution, and the gradients. cotangent: what
+    kernels call the gradient of o; where it is not "do", that is made, of the attention before an epilogue.
     """
 
     configs: Mapping[str, Sequence[KernelConfig]]
@@ -139,11 +140,12 @@ class Backward:
     launches: tuple[Any, ...]
     gradients: tuple[Gradient, ...]
     sizes: Mapping[str, str] = field(default_factory=dict)
+    cotangent: str = "do"
 
     def declare(self, inputs: Sequence[Tensor], o: Tensor, lse: Tensor) -> dict[str, Tensor]:
         """Returns every tensor of the backward by its name there."""
         known = {tensor.name: tensor for tensor in (*inputs, o, lse)}
-        known |= {"do": o.rename("do"), "dlse": lse.rename("dlse")}
+        known |= {self.cotangent: o.rename(self.cotangent), "dlse": lse.rename("dlse")}
         for made in self.made:
             if made.like:
                 like = known[made.like]
@@ -173,7 +175,7 @@ class DifferentiableCall(Protocol):
 
     execute: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1
     where it is `kept` instead; no_extras: None for each optional tensor; gradients: as `Attention.gradients`.
-    repeated_keeping: what was prepared for the last call; kept_layouts: of an lse, by the shape of q.
+    repeated_keeping: what was prepared for the last call; kept_layouts: of what is kept, by the shape of q.
     """
 
     name: str
@@ -189,7 +191,7 @@ class DifferentiableCall(Protocol):
 
     def tensors_of(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
-    def empty_kept(self, inputs: tuple[Any, ...]) -> torch.Tensor: ...
+    def empty_kept(self, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...]: ...
 
     def gradients(self, *given: Any) -> tuple[torch.Tensor, ...]: ...
 
@@ -198,26 +200,31 @@ class DifferentiableCall(Protocol):
 
 def run_keeping(
     call: DifferentiableCall, inputs: tuple[Any, ...], config: KernelConfig
-) -> tuple[Any, torch.Tensor]:
-    """Returns the results, and the lse that gradients need."""
+) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """Returns the results, and the o and lse that gradients need."""
     repeats = config is None and forward_ad._current_level < 0
     prepared = call.repeated_keeping.call(inputs) if repeats else None
     if prepared is None or not prepared[2]:
-        if not call.kept:
-            made = call.execute(inputs, None, config, None, call.no_extras, keeps=repeats)
-            return made, made[call.lse]
-        lse = call.empty_kept(inputs)
-        extras = (lse, *call.no_extras[1:])
-        return call.execute(inputs, None, config, None, extras, keeps=repeats), lse
+        kept = call.empty_kept(inputs)
+        extras = (*kept, *call.no_extras[len(kept) :])
+        made = call.execute(inputs, None, config, None, extras, keeps=repeats)
+        return made, _needed((*((made,) if call.is_single else made), *kept))
     memories, scratch, launches = prepared
-    of_lse = call.kept_layouts[inputs[0].shape] if call.kept else ()
-    found = call.allocate(memories + of_lse + scratch, inputs[0])
-    count, kept = len(memories), len(memories) + len(of_lse)
-    tensors = [*inputs, *found[:kept], *call.no_extras[len(of_lse) :], *found[kept:], None]
+    of_kept = call.kept_layouts[inputs[0].shape] if call.kept else ()
+    found = call.allocate(memories + of_kept + scratch, inputs[0])
+    count, end = len(memories), len(memories) + len(of_kept)
+    tensors = [*inputs, *found[:end], *call.no_extras[len(of_kept) :], *found[end:], None]
     for launch in launches:
         launch.run(tensors)
-    lse = found[count] if of_lse else found[call.lse]
-    return found[0] if call.is_single else tuple(found[:count]), lse
+    return found[0] if call.is_single else tuple(found[:count]), _needed(found[:end])
+
+
+def _needed(written: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Returns what a backward reads of o, lse and, where an epilogue follows it, the attention: that in the
+    place of o.
+    """
+    o, lse, *attention = written
+    return (attention[0] if attention else o), lse
 
 
 class Differentiable(torch.autograd.Function):
@@ -229,8 +236,8 @@ class Differentiable(torch.autograd.Function):
     ) -> Any:
         if call.has_scalars:
             inputs = call.tensors_of(inputs)
-        made, lse = run_keeping(call, inputs, config)
-        ctx.save_for_backward(*inputs, made if call.is_single else made[0], lse)
+        made, needed = run_keeping(call, inputs, config)
+        ctx.save_for_backward(*inputs, *needed)
         ctx.call, ctx.config = call, backward_config
         ctx.set_materialize_grads(False)
         return made
@@ -303,7 +310,7 @@ class Operators:
         into.register_fake(lambda *tensors: None)
         if call.backward is None:
             return
-        cotangents = ["Tensor do", *([] if call.kept else ["Tensor dlse"])]
+        cotangents = ["Tensor do", *(["Tensor dlse"] if call.lse >= 0 else [])]
         given = [*cotangents, *inputs, "Tensor o", "Tensor lse", "str chosen"]
         backward = torch.library.custom_op(
             f"{name}_backward", self._backward, mutates_args=(), schema=f"({', '.join(given)}) -> Tensor[]"
@@ -318,7 +325,7 @@ class Operators:
     def _forward(self, *given: Any) -> Any:
         *tensors, chosen = given
         inputs, counters = self._split(tensors)
-        kept = tuple(self.call.empty_kept(inputs) for _ in self.call.kept)
+        kept = self.call.empty_kept(inputs)
         with torch.no_grad():
             made = self.call.execute(inputs, None, self.call.decode(chosen)[0], None, (*kept, *counters))
         results = (*(made if isinstance(made, tuple) else (made,)), *kept)
@@ -349,18 +356,18 @@ class Operators:
         return [x.contiguous() for x in found]
 
     def _backward_fake(self, *given: Any) -> list[torch.Tensor]:
-        inputs = dict(zip(self.call.input_names, given[1 if self.call.kept else 2 :], strict=False))
+        inputs = dict(zip(self.call.input_names, given[2 if self.call.lse >= 0 else 1 :], strict=False))
         assert self.call.backward is not None
         pairs = [(gradient, inputs[gradient.name]) for gradient in self.call.backward.gradients]
         return [torch.empty(x.shape, dtype=gradient.dtype(x.dtype), device=x.device) for gradient, x in pairs]
 
     def _differentiate(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         operator = getattr(torch.ops.attnc, f"{self.call.operator}_backward")
-        wanted = cotangents[: 1 if self.call.kept else 2]
+        wanted = cotangents[: 2 if self.call.lse >= 0 else 1]
         found = operator(*wanted, *ctx.saved_tensors, ctx.chosen)
         return (*self.call.by_input(found), None)
 
 
 def _keep(ctx: Any, inputs: Tensors, output: Any) -> None:
     *tensors, ctx.chosen = inputs
-    ctx.save_for_backward(*tensors, *(output if isinstance(output, tuple) else (output,)))
+    ctx.save_for_backward(*tensors, *_needed(output))

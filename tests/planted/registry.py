@@ -33,6 +33,7 @@ from tests.planted import (
     projections,
     sizes,
     triton_backward,
+    triton_epilogue,
     triton_forward,
     triton_serving,
 )
@@ -52,6 +53,7 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     "triton forward": triton_forward.BUGS,
     "triton serving": triton_serving.BUGS,
     "triton backward": triton_backward.BUGS,
+    "triton epilogue": triton_epilogue.BUGS,
     "cuda forward": cuda_forward.BUGS,
     "cuda serving": cuda_serving.BUGS,
     "cuda backward": cuda_backward.BUGS,

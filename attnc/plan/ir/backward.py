@@ -331,8 +331,8 @@ class GradientBound:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backward:
     """All that follows from `grad ...` in a spec, in the order of execution; gradients in that of the
-    inputs. layout: how the kernels lie on the machine (None where a compiler decides it); epilogue: what comes
-    before all of them.
+    inputs. layout: how the kernels lie on the machine (None where a compiler decides it); epilogue: what
+    comes before all of them.
     """
 
     preprocess: Preprocess | None

@@ -59,7 +59,8 @@ class Module:
 
     kernel: makes o. sizes: what the host computes from the sizes of the arguments.
     kept: what the kernels can also write, and do when gradients are wanted: lse, where the spec does not ask
-    for it, and the attention before an epilogue. label: of the schedule, where an attention has several for this target.
+    for it, and the attention before an epilogue. label: of the schedule, where an attention has several for
+    this target.
     """
 
     variant: Variant

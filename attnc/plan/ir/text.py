@@ -402,7 +402,8 @@ def _prologue(prologue: Prologue) -> Iterator[str]:
 
 def _adjoint(adjoint: Adjoint, given: str = "ds") -> str:
     of = f"of {show(adjoint.load)}{_where(adjoint.guard)}"
-    return f"{adjoint.name}{_axes(adjoint.along)} += {given} * ({show(adjoint.value)}) {of}, {adjoint.accumulate}"
+    term = f"{given} * ({show(adjoint.value)}) {of}"
+    return f"{adjoint.name}{_axes(adjoint.along)} += {term}, {adjoint.accumulate}"
 
 
 def _gradient(gradient: Gradient) -> str:

@@ -174,6 +174,7 @@ class Triton(Target):
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
     reads_narrow: ClassVar = True
+    has_epilogue: ClassVar = True
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER
 

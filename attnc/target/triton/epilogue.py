@@ -74,7 +74,9 @@ class EpilogueText:
         width = self.tensors.width("o")
         where, tma = ("b, h, ", ", TMA=False") if self.tma else ("", "")
         given = f"{tile}, " if tile else ""
-        return f"{function}({name.upper()}, {where}q_lo, {stop}, stride_{name}m, {given}BLOCK_M, {width}{tma})"
+        return (
+            f"{function}({name.upper()}, {where}q_lo, {stop}, stride_{name}m, {given}BLOCK_M, {width}{tma})"
+        )
 
     @property
     def load_o(self) -> str:
@@ -93,7 +95,7 @@ class EpilogueText:
     def inside(self) -> str:
         rows = "(q_idx < M)[:, None]"
         if self.tensors.dv == self.block_dv:
-            return f"{rows} & (d < {self.block_dv})[None, :]"
+            return rows
         return f"{rows} & (d < {self.tensors.dv})[None, :]"
 
     @property
@@ -107,8 +109,9 @@ class EpilogueText:
 
     @property
     def and_the_rest(self) -> str:
-        names = dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.planned.adjoints)
-        return "".join(f", and {name}" for name in names)
+        names = [*dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.planned.adjoints)]
+        last = f" and {names[-1]}" if names else ""
+        return "".join(f", {name}" for name in names[:-1]) + last
 
     @property
     def sums(self) -> Iterator[str]:

@@ -1,0 +1,81 @@
+"""Epilogues: gates of rows and of elements, norms and residuals, with gradients of all that they read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnc.verify.case import Case
+from tests.targets import small_tiles
+from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
+
+#: The targets that have epilogues.
+EACH = ("triton",)
+
+GATE = (
+    "input q: bf16[B, M, Hkv * G, 16]",
+    "input k, v: bf16[B, N, Hkv, 16]",
+    "input gate: bf16[B, M, Hkv * G, 16]",
+    "score = dot(q, k) / sqrt(D)",
+    "mask = causal",
+    "normalize = softmax",
+    "output o: bf16[B, M, Hkv * G, 16] = sigmoid(gate[b, q_idx, h, d]) * attention",
+    "grad q, k, v, gate",
+)
+#: A gate of rows, weights of columns, of heads and columns, and of all; a residual; a column's half; lengths.
+FINISHED = (
+    "tanh(gate[b, h, q_idx]) * attention * weight[d] / (1 + attention * attention)"
+    " + s * table[h, d // 2] + residual[b, q_idx, h, d] * table[h, d]"
+)
+ALL = (
+    "input q: f16[B, M, H, 24]",
+    "input k, v: f16[B, N, H, 24]",
+    "input gate: f32[B, H, M]",
+    "input weight: f32[24]",
+    "input table: f16[H, 24]",
+    "input s: f32[]",
+    "input residual: f16[B, M, H, 24]",
+    "input rows: i32[B]",
+    "length M = rows[b]",
+    "score = dot(q, k) / sqrt(D)",
+    "mask = window(5, 3)",
+    "normalize = softmax(sink = 0)",
+    f"output o: f16[B, M, H, 24] = {FINISHED}",
+    "output lse: f32[B, H, M]",
+    "grad q, k, v, gate, weight, table, residual, s",
+)
+PACKED = (
+    "input q: bf16[T, H, 16] via ragged(ends)",
+    "input k, v: bf16[T, H, 16] via ragged(ends)",
+    "input ends: i32[B + 1]",
+    "input gate: bf16[T, H]",
+    "score = dot(q, k) / sqrt(D)",
+    "mask = causal",
+    "normalize = softmax",
+    "output o: bf16[T, H, 16] = sigmoid(gate[ends[b] + q_idx, h]) * attention",
+    "grad q, k, v, gate",
+)
+
+
+@pytest.mark.parametrize("target", EACH)
+@pytest.mark.parametrize("lines", [GATE, ALL], ids=["gate", "all"])
+def test_epilogue(lines: tuple[str, ...], target: str) -> None:
+    right_by_day(subject_of_text(spec(lines, small_tiles(target), target=target)), count=2)
+
+
+@pytest.mark.parametrize("target", EACH)
+def test_gate_of_packed_rows(target: str) -> None:
+    made = subject_of_text(spec(PACKED, small_tiles(target), target=target))
+    assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
+
+
+@pytest.mark.parametrize("target", EACH)
+def test_the_attention_itself_is_written_if_it_is_wanted(target: str) -> None:
+    made = subject_of_text(spec(GATE, small_tiles(target), target=target))
+    q, k, v = (torch.randn(1, 20, 2, 16, dtype=torch.bfloat16) for _ in range(3))
+    gate, attention = torch.randn_like(q), torch.empty_like(q)
+    o = made.function(q, k, v, gate, attention=attention)
+    expected = (gate.float().sigmoid() * attention.float()).to(torch.bfloat16)
+    torch.testing.assert_close(o, expected, rtol=2**-6, atol=2**-8)
+    with pytest.raises(ValueError, match="attention: cannot be given where a gradient is wanted"):
+        made.function(q.requires_grad_(), k, v, gate, attention=attention)
