@@ -12,10 +12,8 @@ PACKAGES = ("expr", "model", "plan", "target", "support")
 #: Modules without a file of their own, and where they are tested: most print parts of kernels, and are judged
 #: by what the kernels compute.
 TESTED_ELSEWHERE = {
-    "model/epilogue": "test_diagnostics",
     "model/normalization": "test_diagnostics",
     "model/program": "model/test_resolve_projection",
-    "plan/epilogue": "kernels/test_epilogue",
     "plan/gradients": "plan/test_ir_backward",
     "plan/ir/kernel": "plan/test_ir_text",
     "plan/ir/module": "plan/test_ir_text",

@@ -316,7 +316,7 @@ def test_an_epilogue_follows_the_sum_over_keys() -> None:
     load = Load("gate", (Index("b"), Index("q_idx"), Index("h"), Index("d")), gate.shape, "float")
     value = Binary("+", Binary("*", load, Attended()), Const(0.5))
     tensors = data(m=5, n=2)
-    tensors["gate"] = torch.linspace(-1, 2, 90, dtype=torch.float64).reshape(2, 5, 6, 3)
+    tensors["gate"] = torch.linspace(-1, 2, 180, dtype=torch.float64).reshape(2, 5, 6, 3)
     plain = attention(mask=CAUSAL, extras=(replace(gate, roles=()),))
     o, lse = loops(tensors, mask=lambda q_pos, j: j <= q_pos)
     out = reference(replace(plain, epilogue=value), tensors)

@@ -330,7 +330,7 @@ class _Weights:
     seen: Bools
     judged: Bools
 
-    def attend(self, o: Floats, factor: Approx, row_open: Bools) -> _Attended:
+    def attend(self, o: Floats, factor: Approx, row_open: Bools) -> _RawRows:
         """Returns what o is times the factor [M, 1] before it is rounded; without one that is 1."""
         bound, v = self.bound, self.head.v
         p_dtype = DType(bound.p_dtype)
@@ -353,7 +353,7 @@ class _Weights:
         may_overflow = np.asarray(factor.overflows | (size + b > DType.F32.largest)) & (factor.error > 0)
         b = factor.size * b + factor.error * (size + b)
         flushed = np.where(factor.error > 0, FLUSHED * factor.size, 0.0)
-        return _Attended(o * factor.value, b, flushed, row_open | self._open(v) | may_overflow)
+        return _RawRows(o * factor.value, b, flushed, row_open | self._open(v) | may_overflow)
 
     def _open(self, v: Floats) -> Bools:
         """Marks where 0 * inf decides: infinite values of masked keys, or whose weight may underflow."""
@@ -366,7 +366,7 @@ class _Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attended:
+class _RawRows:
     """Rows of o before they are rounded, [M, Dv]: values, bounds on their errors, what may be flushed to 0
     besides, and where the language leaves them open.
     """
@@ -377,7 +377,7 @@ class _Attended:
     open: Bools
 
 
-def _finish(head: Head, bound: ErrorBound, attended: _Attended) -> _Attended:
+def _finish(head: Head, bound: ErrorBound, attended: _RawRows) -> _RawRows:
     """Returns the rows after the epilogue."""
     epilogue = head.attention.epilogue
     if epilogue is None:
@@ -388,7 +388,7 @@ def _finish(head: Head, bound: ErrorBound, attended: _Attended) -> _Attended:
     given = Approx(attended.value, np.where(unsure, np.inf, error), overflows & np.isfinite(attended.value))
     found = replace(RunningError.of(head, given, bound), columns=0).analyse(epilogue)
     shape = attended.value.shape
-    return _Attended(
+    return _RawRows(
         value=np.broadcast_to(found.value, shape).astype(np.float64),
         error=np.broadcast_to(found.error, shape) + FLUSHED,
         flushed=np.zeros(()),
@@ -396,7 +396,7 @@ def _finish(head: Head, bound: ErrorBound, attended: _Attended) -> _Attended:
     )
 
 
-def _leave(head: Head, bound: ErrorBound, rows: _Attended, eager: Floats) -> Expected:
+def _leave(head: Head, bound: ErrorBound, rows: _RawRows, eager: Floats) -> Expected:
     """Returns rows as they are once rounded to the type of o."""
     o, dtype = rows.value, DType(bound.o_dtype)
     b = rows.error + dtype.unit_roundoff * np.where(np.isfinite(o), np.abs(o), 0.0)
