@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import traceback
 import unittest
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,47 @@ def run(name: str, test: Callable[[], Any], excluded: str = "") -> Outcome:
             found = Outcome(name, "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}")
     print(f"{found.result:9}{name}{': ' if found.why else ''}{found.why}", flush=True)
     return found
+
+
+def share(module: str, arguments: list[str], workers: int) -> list[Outcome]:
+    """Runs so many processes of a module of this folder, each with its part of the tests; returns what all
+    found. The module takes `--part K/N`, and then prints its outcomes by `announce` in place of keeping them.
+    """
+    command = [sys.executable, "-m", module, *arguments, "--part"]
+    crew = [
+        subprocess.Popen([*command, f"{number}/{workers}"], stdout=subprocess.PIPE, text=True)
+        for number in range(workers)
+    ]
+    with ThreadPoolExecutor(workers) as readers:
+        return [outcome for part in readers.map(_outcomes_of, crew) for outcome in part]
+
+
+_MARK = "outcome "
+
+
+def announce(outcomes: list[Outcome]) -> None:
+    """Prints outcomes for `share` to read."""
+    for outcome in outcomes:
+        print(_MARK + json.dumps(asdict(outcome)), flush=True)
+
+
+def _outcomes_of(process: subprocess.Popen[str]) -> list[Outcome]:
+    assert process.stdout is not None
+    found = []
+    for line in process.stdout:
+        if line.startswith(_MARK):
+            found.append(Outcome(**json.loads(line.removeprefix(_MARK))))
+        else:
+            print(line, end="", flush=True)
+    if process.wait() not in (0, 1):
+        found.append(Outcome("a process of tests", "failed", f"exit {process.returncode}"))
+    return found
+
+
+def is_mine(number: int, part: str) -> bool:
+    """Returns whether the test of this number is in a part, "K/N"."""
+    own, _, count = part.partition("/")
+    return number % int(count) == int(own)
 
 
 def keep(engine: str, version: str, device: str, outcomes: list[Outcome], *, write: bool) -> int:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tests.engines.outcomes import Outcome, keep, run
+from tests.engines.outcomes import Outcome, announce, is_mine, keep, run, share
 from tests.engines.standins import stand_in
 
 _KIT = "sglang.test.kits.attention_unittest"
@@ -32,7 +32,7 @@ Test: TypeAlias = tuple[str, Any, str]
 _NO_PAGES = "slots of a page in no order, which SGLang's allocator does not hand out: attnc reads pages"
 _CAPTURE = "runs SGLang's graph runner, which asks the CUDA driver"
 #: What SGLang imports and these tests do not ask.
-_NOT_ASKED = ("datasets", "IPython", "openai")
+_NOT_ASKED = ("datasets", "IPython", "openai", "sgl_kernel")
 
 
 def prepare() -> None:
@@ -171,8 +171,13 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="tests whose names have this")
     parser.add_argument("--write", action="store_true", help="keep the outcomes")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the tests")
+    parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.workers > 1:
+        shared = share("tests.engines.sglang_kit", ["--only", options.only], options.workers)
+        return keep("sglang", version("sglang"), device, shared, write=options.write)
     if device == "cpu":
         from attnc.verify.interpreter import ensure_interpreter
 
@@ -181,10 +186,13 @@ def main() -> int:
     prepare()
     testcase = unittest.TestCase()
     outcomes: list[Outcome] = []
-    for name, test, why in tests(device):
-        if options.only in name:
+    for number, (name, test, why) in enumerate(tests(device)):
+        if options.only in name and is_mine(number, options.part or "0/1"):
             excluded = why if device == "cpu" or why == _NO_PAGES else ""
             outcomes.append(run(name, partial(test, testcase), excluded))
+    if options.part:
+        announce(outcomes)
+        return 0
     return keep("sglang", version("sglang"), device, outcomes, write=options.write)
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 #: What vLLM imports and its attention does not ask.
-VLLM = ("llguidance", "openai", "openai_harmony", "xgrammar")
+VLLM = ("llguidance", "openai", "openai_harmony", "vllm.vllm_flash_attn", "xgrammar")
 
 
 class _Anything(type):
@@ -48,6 +48,8 @@ def anything(name: str) -> Any:
         "__call__": lambda self, *args, **kwargs: args[0] if len(args) == 1 and callable(args[0]) else None,
         "__getattr__": lambda self, name: anything(name),
         "__class_getitem__": classmethod(lambda cls, item: cls),
+        "__init_subclass__": classmethod(lambda cls, **keywords: None),
+        "__get_pydantic_core_schema__": classmethod(lambda cls, source, handler: {"type": "any"}),
     }
     return _Anything(name, (), body)
 
@@ -66,7 +68,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] in self.names:
+        if any(f"{fullname}.".startswith(f"{name}.") for name in self.names):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -80,7 +82,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def stand_in(names: Iterable[str]) -> list[str]:
-    """Makes modules of these names importable where they are not, and returns which."""
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    sys.meta_path.append(_Finder(missing))
+    """Makes modules of these names importable where they are not, and returns which. One inside a package has
+    a stand-in in any case: whether it can be imported is known only by importing it.
+    """
+    missing = [name for name in names if "." in name or importlib.util.find_spec(name) is None]
+    sys.meta_path.insert(0, _Finder(missing))
     return missing

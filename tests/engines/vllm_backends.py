@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engines.outcomes import Outcome, keep
+from tests.engines.outcomes import Outcome, announce, is_mine, keep, share
 from tests.engines.standins import VLLM, stand_in
 
 #: Sizes of the models whose configurations the tests ask for, as published.
@@ -232,8 +232,8 @@ class Fixtures:
 class Chosen:
     """A plug-in of pytest that keeps tests of any backend, and notes how they end."""
 
-    def __init__(self, device: str, only: str) -> None:
-        self.device, self.only = device, only
+    def __init__(self, device: str, only: str, part: str) -> None:
+        self.device, self.only, self.part = device, only, part
         self.outcomes: list[Outcome] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -243,13 +243,13 @@ class Chosen:
             if self.only not in name:
                 continue
             why = _why_not(item.path.name, item.name, self.device)
-            if why:
+            if why and is_mine(0, self.part):
                 self.outcomes.append(
                     Outcome(f"{item.path.name}::{item.name.partition('[')[0]}", "excluded", why)
                 )
-            else:
+            elif not why:
                 kept.append(item)
-        items[:] = kept
+        items[:] = [item for number, item in enumerate(kept) if is_mine(number, self.part)]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid.removeprefix(f"{_TESTS}/")
@@ -284,14 +284,20 @@ def main() -> int:
     parser.add_argument("--source", type=Path, required=True, help="of vLLM, with its tests")
     parser.add_argument("--only", default="", help="tests whose names have this")
     parser.add_argument("--write", action="store_true", help="keep the outcomes")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the tests")
+    parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.workers > 1:
+        arguments = ["--source", str(options.source), "--only", options.only]
+        shared = share("tests.engines.vllm_backends", arguments, options.workers)
+        return keep("vllm", version("vllm"), device, shared, write=options.write)
     if device == "cpu":
         from attnc.verify.interpreter import ensure_interpreter
 
         ensure_interpreter()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    chosen = Chosen(device, options.only)
+    chosen = Chosen(device, options.only, options.part or "0/1")
     with folder(options.source.resolve()) as place:
         prepare(device)
         sys.modules["tests_engines_vllm_backends"] = sys.modules[__name__]
@@ -303,6 +309,9 @@ def main() -> int:
         pytest.main(
             ["-v", "-p", "no:cacheprovider", "--rootdir", str(place), *files], plugins=[chosen, Fixtures()]
         )
+    if options.part:
+        announce(chosen.outcomes)
+        return 0
     return keep("vllm", version("vllm"), device, chosen.outcomes, write=options.write)
 
 
