@@ -324,7 +324,8 @@ def prefixes_agree(run: FinishedRun) -> str | None:
 def configs_agree(run: FinishedRun) -> str | None:
     """Checks that every config computes the same, within twice the bound."""
     expected = expect(run.attention, run.inputs, run.subject.bound)
-    for config in run.subject.limits().tiles:
+    configs, count = [*run.subject.limits().tiles], run.subject.compared
+    for config in configs if count is None else configs[-count:]:
         outputs = run.again(run.inputs, config)
         message = _too_far(expected, run.outputs, outputs)
         if message is not None:
@@ -431,6 +432,13 @@ def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
     """Yields `name: what is wrong` of every property that the module, its gradients or its host code violate
     on this case, without its special value. only: the name of the one to look at.
     """
+    yield from result_violations(subject, case, only)
+    if only in ("", "calls"):
+        yield from call_violations(subject)
+
+
+def result_violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
+    """Yields what `violations` does of the kernels' results, and nothing of host code."""
     case = replace(case, layouts={}, special="none")
     wanted = [rule for rule in PROPERTIES if only in ("", rule.name)]
     if wanted:
@@ -442,8 +450,6 @@ def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
         yield from gradient_violations(subject, case, only)
     if only in ("", "fallbacks"):
         yield from fallback_violations(subject)
-    if only in ("", "calls"):
-        yield from call_violations(subject)
 
 
 def rule_names() -> frozenset[str]:

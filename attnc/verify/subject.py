@@ -41,7 +41,8 @@ class Subject:
     warps_matter: configs that differ in warps or stages alone are different programs even without a GPU.
     split: programs may share the keys of a sequence, as many of them as the shapes suggest. atomic: inputs
     whose gradients are summed in the order in which programs finish. plan: what the module was printed from,
-    where that is known.
+    where that is known. compared: how many configs, the last ones, the rule that configs agree compares with
+    a case's own; all if None.
     """
 
     variant: Variant
@@ -54,6 +55,7 @@ class Subject:
     split: bool = False
     atomic: frozenset[str] = frozenset()
     plan: ir.Module | None = None
+    compared: int | None = None
 
     @property
     def space(self) -> Space:

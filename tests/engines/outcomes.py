@@ -68,12 +68,13 @@ def announce(outcomes: list[Outcome]) -> None:
 def _outcomes_of(process: subprocess.Popen[str]) -> list[Outcome]:
     assert process.stdout is not None
     found = []
-    for line in process.stdout:
-        if line.startswith(_MARK):
-            found.append(Outcome(**json.loads(line.removeprefix(_MARK))))
-        else:
-            print(line, end="", flush=True)
-    if process.wait() not in (0, 1):
+    with process:
+        for line in process.stdout:
+            if line.startswith(_MARK):
+                found.append(Outcome(**json.loads(line.removeprefix(_MARK))))
+            else:
+                print(line, end="", flush=True)
+    if process.returncode:
         found.append(Outcome("a process of tests", "failed", f"exit {process.returncode}"))
     return found
 
