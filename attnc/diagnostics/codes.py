@@ -195,7 +195,7 @@ _TYPES = {
     ),
     "E0315": CodeInfo(
         "fact that cannot hold",
-        "Only integer tensors with an axis can be sorted.",
+        "Only integer tensors with an axis can be sorted, or hold distinct numbers, along their last axis.",
     ),
     "E0316": CodeInfo(
         "storage that does not fit",
@@ -253,6 +253,13 @@ _TYPES = {
         "window that holds no key",
         "'window(left, right)' keeps the keys from q_pos - left to q_pos + right. Elsewhere a negative "
         "number stands for no limit; here a side without one is left out, as in 'causal'.",
+    ),
+    "E0334": CodeInfo(
+        "list that cannot be read",
+        "'listed(idx[b, h // G, q_idx // 64], keys = 64)' is a condition of a mask: an entry of the list "
+        "names the block of 64 keys that kv_idx is in. 'idx' is an input of integers, and the last of its "
+        "axes the list. 'listed(idx, rows = 64, keys = 64)' finds the other indices by the sizes of the "
+        "axes; 'count' is how many entries of each list count.",
     ),
 }
 

@@ -27,6 +27,7 @@ from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
 from attnc.plan import ir
+from attnc.plan.lists import lists_blocks
 from attnc.source import Source, Span
 from attnc.support.arguments import DTYPES
 from attnc.syntax.parser import load, parse, prelude
@@ -182,15 +183,25 @@ class RankKernels:
 
 def check_covered_for(form: Form, attention: Attention) -> None:
     """Raises DiagnosticError for what the form cannot do."""
-    if form == "rows":
-        check_covered(attention)
+    problems = [*(_problems(attention) if form == "rows" else ()), *_refuse_lists(attention)]
+    if problems:
+        raise DiagnosticError(problems)
 
 
 def check_covered(attention: Attention) -> None:
     """Raises DiagnosticError (E0602) for what rows cannot be shared out of."""
-    problems = list(_problems(attention))
-    if problems:
-        raise DiagnosticError(problems)
+    check_covered_for("rows", attention)
+
+
+def _refuse_lists(attention: Attention) -> Iterator[Diagnostic]:
+    if lists_blocks(attention):
+        yield _problem(
+            attention,
+            "lists of blocks are not shared out over ranks",
+            attention.mask.span,
+            "names blocks of the keys of all ranks",
+            "share out the heads in the model (tensor parallelism)",
+        )
 
 
 def _problems(attention: Attention) -> Iterator[Diagnostic]:

@@ -138,6 +138,7 @@ def as_dict(e: Explanation) -> dict[str, Any]:
                 "stop": show(loop.stop),
                 "masked": masked_where(loop),
                 "guard": None if loop.guard is None else show(loop.guard),
+                "listed": None if loop.listed is None else loop.listed.block,
             }
             for loop in e.kernel.regions.loops
         ],
@@ -167,6 +168,10 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
         found.append(
             (f"{count} loop{'s' * (count > 1)}, {masked} with mask code", place_of(attention.mask.span))
         )
+    if (made := e.module.lists) is not None:
+        of = f"for every {made.rows} queries" if made.rows else "for all queries"
+        what = f"tiles of the blocks of {made.keys} keys that '{made.tensor}' lists {of}"
+        found.append((what, place_of(attention.mask.span)))
     found.append((_scale(e.kernel), place_of(attention.score.span)))
     if (unified := ir.unified_of(e.kernel)) is not None:
         found.append((_describe_unified(unified), place_of(knobs["softmax"].span)))
@@ -272,6 +277,8 @@ def _mask(e: Explanation) -> Iterator[str]:
     mask = e.module.variant.attention.mask
     yield f"mask: {'none' if mask == TRUE else show(mask)}"
     yield f"  tiles: '{SKIP}' skipped, '{PARTIAL}' partial, '{FULL}' full; q downwards, kv to the right"
+    if e.module.lists is not None:
+        yield "  of these a kernel visits the ones that are listed; here all are"
     for p in e.pictures:
         note = f" ({p.note})" if p.note else ""
         yield (

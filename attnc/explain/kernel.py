@@ -62,7 +62,10 @@ def loop_lines(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> Iterator[str]:
         kind = _KINDS[loop.masked] if isinstance(loop.masked, bool) else f"partial where {masked_where(loop)}"
         guard = f", where {show(loop.guard)}" if loop.guard is not None else ""
         guard += "".join(f", {name} = {value}" for name, value in values_of(loop.tests))
-        yield f"  for {axis} in {show(loop.start)} .. {show(loop.stop)} step {step}: {kind}{guard}"
+        over = f"{show(loop.start)} .. {show(loop.stop)}"
+        if loop.listed is not None:
+            over = f"listed blocks of {loop.listed.block} (of {over})"
+        yield f"  for {axis} in {over} step {step}: {kind}{guard}"
 
 
 def masked_where(loop: ir.Loop) -> bool | str:

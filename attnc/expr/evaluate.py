@@ -26,6 +26,7 @@ from attnc.expr.nodes import (
     Dot,
     Expr,
     Index,
+    InList,
     Load,
     Neg,
     Not,
@@ -88,6 +89,8 @@ def _value(expr: Expr, env: Env) -> Array:
             return _load(expr, env)
         case Search():
             return _search(expr, env)
+        case InList():
+            return _listed(expr, env)
         case Neg(operand=operand):
             return -_value(operand, env)
         case Not(operand=operand):
@@ -203,3 +206,17 @@ def _search(expr: Search, env: Env) -> Array:
         below = element < value if expr.side == "lower" else element <= value
         count += (position < extent) & below
     return count
+
+
+def _listed(expr: InList, env: Env) -> Array:
+    """Looks at every place of the list: nothing that it holds can do more than not be the entry."""
+    tensor, prefix = env.tensors[expr.tensor], [_value(index, env) for index in expr.indices]
+    entry = _value(expr.entry, env)
+    inside: Array = np.asarray(True)
+    for index, extent, size in zip(prefix, expr.extents, tensor.shape, strict=False):
+        inside = inside & (index >= 0) & (index < _value(extent, env)) & (index < size)
+    found: Array = np.asarray(False)
+    for place in range(tensor.shape[-1]):
+        here = _read(tensor, [*prefix, np.asarray(place)], expr.extents, env) == entry
+        found = found | (here if expr.limit is None else here & (place < _value(expr.limit, env)))
+    return np.asarray(inside & found)

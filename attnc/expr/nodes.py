@@ -278,6 +278,33 @@ class Search(Node):
 
 @_hashed_once
 @dataclass(frozen=True, slots=True)
+class InList(Node):
+    """Whether a list names `entry`: tensor[*indices, s] == entry for some s, which is below `limit` if there
+    is one.
+
+    indices: of every axis but the last, along which the list lies; a list outside of the tensor is empty.
+    """
+
+    tensor: str
+    indices: tuple[Expr, ...]
+    extents: tuple[Expr, ...]
+    entry: Expr
+    limit: Expr | None = None
+    type: Literal["bool"] = "bool"
+
+    @property
+    def keys(self) -> int:
+        """Keys that an entry names: of `kv_idx // 64` 64."""
+        match self.entry:
+            case Binary(op="//", left=Index(name="kv_idx"), right=Const(value=int() as keys)):
+                return keys
+            case Index(name="kv_idx"):
+                return 1
+        raise ValueError(f"an entry of a list of keys is not {show(self.entry)}")
+
+
+@_hashed_once
+@dataclass(frozen=True, slots=True)
 class Ref(Node):
     """A value that the kernel text has given a name, e.g. a load hoisted out of the loop.
 
@@ -309,6 +336,7 @@ Expr: TypeAlias = (
     | Not
     | Call
     | Search
+    | InList
     | Ref
 )
 
@@ -325,6 +353,8 @@ def children(expr: Expr) -> tuple[Expr, ...]:
             return indices
         case Search(prefix=prefix, value=value, limit=limit):
             return (*prefix, value) if limit is None else (*prefix, value, limit)
+        case InList(indices=indices, entry=entry, limit=limit):
+            return (*indices, entry) if limit is None else (*indices, entry, limit)
         case Neg(operand=operand) | Not(operand=operand):
             return (operand,)
         case Binary(left=left, right=right) | Compare(left=left, right=right):
@@ -353,6 +383,11 @@ def rebuild(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
             value, *limit = operands[len(prefix) :]
             return replace(
                 expr, prefix=operands[: len(prefix)], value=value, limit=limit[0] if limit else None
+            )
+        case InList(indices=indices):
+            entry, *limit = operands[len(indices) :]
+            return replace(
+                expr, indices=operands[: len(indices)], entry=entry, limit=limit[0] if limit else None
             )
         case Neg() | Not():
             return replace(expr, operand=operands[0])
@@ -407,6 +442,8 @@ def _show(expr: Expr) -> tuple[str, int]:
         case Search(side=side, tensor=tensor, prefix=prefix, value=value):
             row = ", ".join((*map(show, prefix), ":"))
             return f"first({tensor}[{row}] {'>=' if side == 'lower' else '>'} {_operand(value, _SUM)})", _ATOM
+        case InList():
+            return _show_listed(expr), _ATOM
         case Call(function=function, args=args):
             return f"{function}({_list(args)})", _ATOM
         case Neg(operand=operand):
@@ -423,6 +460,17 @@ def _show(expr: Expr) -> tuple[str, int]:
             return " and ".join(parts), _AND if len(parts) > 1 else _COMPARE
         case Or(operands=operands):
             return " or ".join(_operand(operand, _OR + 1) for operand in operands), _OR
+
+
+def _show_listed(expr: InList) -> str:
+    match expr.entry:
+        case Binary(op="//", left=Index(name="kv_idx"), right=keys):
+            of = f"keys = {show(keys)}"
+        case _:
+            of = "keys = 1"
+    count = "" if expr.limit is None else f", count = {show(expr.limit)}"
+    row = f"{expr.tensor}[{_list(expr.indices)}]" if expr.indices else expr.tensor
+    return f"listed({row}, {of}{count})"
 
 
 def _operand(expr: Expr, at_least: int) -> str:

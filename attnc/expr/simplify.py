@@ -36,6 +36,7 @@ from attnc.expr.nodes import (
     Dot,
     Expr,
     Index,
+    InList,
     Load,
     Neg,
     Not,
@@ -99,12 +100,12 @@ def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
     """Returns every node that is a key of `mapping` (a Param, Index, Dim, or any other) replaced, and the
     tree simplified.
 
-    Extents of loads are rewritten too. Replacements are not searched again.
+    Extents of loads and lists are rewritten too. Replacements are not searched again.
     """
     if mapping and (found := mapping.get(expr)) is not None:
         return found
     made = make(expr, tuple(substitute(child, mapping) for child in children(expr)))
-    if mapping and isinstance(made, Load | Search):
+    if mapping and isinstance(made, Load | Search | InList):
         return replace(made, extents=tuple(substitute(extent, mapping) for extent in made.extents))
     return made
 

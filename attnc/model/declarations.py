@@ -158,7 +158,7 @@ class DeclaredSizes:
         return Dim(name, span=tree.span)
 
 
-FACTS = ("sorted",)
+FACTS = ("sorted", "distinct")
 _QKV = ("q", "k", "v")
 #: What to write where a type of 8 bits cannot be.
 _INSTEAD_OF_NARROW = {
@@ -211,7 +211,7 @@ class Declarations:
             return
         dtype = self._dtype(tree.dtype)
         shape = self._shape(tree.shape)
-        is_sorted = self._facts(tree, dtype, shape)
+        facts = self._facts(tree, dtype, shape)
         for name in names:
             if dtype is None or shape is None:
                 continue
@@ -222,7 +222,13 @@ class Declarations:
                 continue
             if roles is not None:
                 self.scope.tensors[name.id] = Tensor(
-                    name=name.id, dtype=dtype, shape=shape, roles=roles, is_sorted=is_sorted, span=tree.span
+                    name=name.id,
+                    dtype=dtype,
+                    shape=shape,
+                    roles=roles,
+                    is_sorted="sorted" in facts,
+                    is_distinct="distinct" in facts,
+                    span=tree.span,
                 )
 
     def _fits(self, name: str, dtype: DType | str, tree: ast.Name) -> bool:
@@ -274,7 +280,7 @@ class Declarations:
         present = tuple(size for size in sizes if size is not None)
         return present if len(present) == len(sizes) else None
 
-    def _facts(self, tree: ast.Input, dtype: DType | str | None, shape: tuple[Expr, ...] | None) -> bool:
+    def _facts(self, tree: ast.Input, dtype: DType | str | None, shape: tuple[Expr, ...] | None) -> set[str]:
         for fact in tree.facts:
             if fact.id not in FACTS:
                 self.report.error(
@@ -285,10 +291,9 @@ class Declarations:
                     hints=did_you_mean(fact.id, FACTS),
                 )
             elif (dtype is not None and self._is_float(dtype)) or shape == ():
-                self.report.error(
-                    "E0315", "only integer tensors can be sorted", fact.span, "ascending along the last axis"
-                )
-        return any(fact.id == "sorted" for fact in tree.facts)
+                label = "ascending along the last axis" if fact.id == "sorted" else "along the last axis"
+                self.report.error("E0315", f"only integer tensors can be {fact.id}", fact.span, label)
+        return {fact.id for fact in tree.facts}
 
     def _is_float(self, dtype: DType | str) -> bool:
         return all(choice.is_float for choice in self._choices(dtype))

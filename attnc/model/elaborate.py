@@ -34,7 +34,8 @@ from attnc.expr.nodes import (
 )
 from attnc.model import attention
 from attnc.model.dtypes import DType
-from attnc.model.names import CALLABLE, OUTPUTS, RESERVED, called_here
+from attnc.model.lists import elaborate_listed
+from attnc.model.names import CALLABLE, LISTED, OUTPUTS, RESERVED, called_here
 from attnc.model.scope import WRONG, Argument, Context, Definition, Scope, Wrong
 from attnc.model.tensors import Tensor
 from attnc.source import Span
@@ -289,6 +290,8 @@ class Elaborator:
     def _call(self, tree: ast.Call, at: Context) -> Expr | None:
         name = tree.function.id
         called = at.meaning(name)
+        if called is None and name == LISTED:
+            return elaborate_listed(tree, at, self._expr)
         if tree.kwargs:
             at.error(
                 "E0206", f"'{name}' takes no named arguments", tree.kwargs[0].span, "write the value alone"
@@ -307,7 +310,7 @@ class Elaborator:
                 f"unknown function '{name}'",
                 tree.function.span,
                 "not an intrinsic or a def",
-                hints=called_here(name, (*CALLABLE, *at.defs, "dot")),
+                hints=called_here(name, (*CALLABLE, *at.defs, "dot", LISTED)),
             )
         elif called is not WRONG:
             at.error("E0207", f"'{name}' is not a function", tree.function.span, "cannot be called")

@@ -109,6 +109,8 @@ SOFT = frozenset({"clamp", "inf", *(name for name, function in REAL.items() if n
 CLAMP_ARGUMENTS = 3
 #: Every function of numbers that an expression may call, with its number of arguments.
 CALLABLE: Mapping[str, int] = {**FUNCTIONS, "clamp": CLAMP_ARGUMENTS}
+#: The condition of `model.lists`, which a def of this name hides.
+LISTED = "listed"
 RESERVED: dict[str, str] = (
     dict.fromkeys(INDICES, "an index")
     | dict.fromkeys(DIMS, "a dimension")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from attnc.diagnostics import Label, Reporter
-from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, Param, walk
+from attnc.expr.nodes import Binary, Const, Dim, Expr, InList, Load, Param, walk
 from attnc.model.attention import Attention
 from attnc.model.declarations import MAX_HEAD_DIM
 from attnc.model.dtypes import DType
@@ -78,6 +78,18 @@ def check_paged_has_length(tree: ast.Attention, attention: Attention, report: Re
             "the last page of a sequence is not full",
             hints=("declare 'input kv_len: i32[B]' and write 'length N = kv_len[b]'",),
         )
+
+
+def check_lists_are_masks(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
+    """Reports lists outside of the mask, such as in a `where` of the score."""
+    for expr in (attention.score, *attention.lengths.values(), *attention.softmax.expressions):
+        for node in walk(expr):
+            if isinstance(node, InList):
+                hint = "write 'mask = listed(...)', with 'and' beside other conditions"
+                label = "not part of the mask"
+                report.error(
+                    "E0334", "list outside of the mask", node.span or tree.span, label, hints=(hint,)
+                )
 
 
 def check_grads_are_float(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
@@ -220,6 +232,7 @@ ATTENTION_RULES: tuple[AttentionRule, ...] = (
     check_prefix_fits,
     check_sizes_are_known,
     check_paged_has_length,
+    check_lists_are_masks,
     check_grads_are_float,
     check_grads_of_narrow,
     check_grads_are_used,

@@ -17,7 +17,7 @@ from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.expr.nodes import COLUMN, INDICES, INFINITY, Attended, Expr, Index, Type
 from attnc.model.attention import Param
 from attnc.model.dtypes import DType
-from attnc.model.names import CALLABLE, DIMS, Taken
+from attnc.model.names import CALLABLE, DIMS, LISTED, Taken
 from attnc.model.tensors import Tensor
 from attnc.source import Span
 from attnc.syntax import ast
@@ -78,7 +78,7 @@ def _check_names(definition: Definition, report: Reporter) -> None:
     for name in definition.tree.params:
         taken.declare(name)
     values = (*definition.params, *INDICES, *DIMS, "inf")
-    functions = (*CALLABLE, "dot", *definition.visible)
+    functions = (*CALLABLE, "dot", LISTED, *definition.visible)
     for name in list_names(definition.tree.value):
         if name.id not in values and name.id not in functions and name.id not in ("q", "k"):
             report.error(

@@ -172,7 +172,8 @@ class Tensor:
 
     `shape` is one integer Expr per axis (Dims, Params, constants). For q, k, v, o and lse `roles` names each
     axis; a batch axis may be missing (ragged). Other inputs have no roles: they are addressed by the
-    expressions that load them. `dtype` is the name of a param until `variants` fixes it.
+    expressions that load them. `dtype` is the name of a param until `variants` fixes it. is_sorted,
+    is_distinct: numbers along the last axis ascend; of those that are positions or blocks, no two are equal.
     """
 
     name: str
@@ -181,6 +182,7 @@ class Tensor:
     roles: tuple[Role, ...] = ()
     storage: Storage = Dense()
     is_sorted: bool = False
+    is_distinct: bool = False
     span: Span | None = field(default=None, compare=False, repr=False)
 
     def axis(self, role: Role) -> int | None:

@@ -48,6 +48,7 @@ from attnc.plan.ir.backward import (
     name_of,
 )
 from attnc.plan.layout import BackwardLayout, KernelName
+from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
 from attnc.plan.signature import are_wide, block, feature, has_descriptors, is_plain, kv_heads
@@ -79,7 +80,9 @@ Pair: TypeAlias = tuple[WantedLoad, Accumulate]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelMaker:
-    """Makes the kernels of one backward. sums: names of what is summed for gradients."""
+    """Makes the kernels of one backward. sums: names of what is summed for gradients; listing: the blocks
+    that the mask lists, of which the attention's is the rest.
+    """
 
     variant: Variant
     attention: Attention
@@ -87,6 +90,7 @@ class KernelMaker:
     target: Target
     layout: BackwardLayout | None
     sums: frozenset[str]
+    listing: Listing | None = None
 
     def choices(self, name: KernelName) -> tuple[BackwardConfig, ...]:
         """Returns the configs of one kernel that run on some device."""
@@ -125,7 +129,17 @@ class KernelMaker:
         softmax = Probabilities(scale=rule.raw_scale, dropout=plan_dropout(attention, names))
         kept = kept_by_some(attention.mask)
         step = make_step(
-            attention, rule.score, inside, loops, softmax, names, inner, also, rule.chain.shared, kept
+            attention,
+            rule.score,
+            inside,
+            loops,
+            softmax,
+            names,
+            inner,
+            also,
+            rule.chain.shared,
+            kept,
+            always_fills=self.listing is not None and inner == "kv" and loops.are_short,
         )
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
@@ -157,7 +171,9 @@ class KernelMaker:
         loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=outruns)
         if inner == "kv":
             kept = kept_by_some(mask)
-            loops = with_edges(loops, mask, kept) if self.target.cuts_edges else with_fills(loops, kept)
+            cuts = self.target.cuts_edges and self.listing is None
+            loops = with_edges(loops, mask, kept) if cuts else with_fills(loops, kept)
+        loops = along_lists(loops, self.listing, inner)
         return named_bounds(loops, names), IN_BOUNDS if tail and not padded else TRUE
 
     def _heads(self, inner: Axis) -> tuple[Expr, ...]:
@@ -210,7 +226,7 @@ def _prologue(attention: Attention, names: LoadNames, in_sink: Iterable[Pair], *
 
 
 def plan_backward(
-    variant: Variant, attention: Attention, schedule: Schedule, forward: OutputKernel
+    variant: Variant, attention: Attention, schedule: Schedule, forward: OutputKernel, listing: Listing | None
 ) -> Backward:
     """Returns the backward of a normalised attention with gradients, given its forward kernel; the schedule
     is known to be lowerable.
@@ -240,6 +256,7 @@ def plan_backward(
         target=target,
         layout=layout,
         sums=frozenset(name for entry, _ in wanted for name in names_of_sum(entry.name)),
+        listing=listing,
     )
     kernels: list[BackwardKernel] = []
     if over_q:

@@ -15,11 +15,13 @@ from attnc.model.knobs import KEYS
 from attnc.model.schedule import Choice, Knob, Schedule
 from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
 from attnc.plan.fitting import unsupported
+from attnc.plan.lists import lists_blocks, refuse_lists
 from attnc.plan.names import cannot_be_passed
 from attnc.plan.signature import arguments, capacity, unbound
 from attnc.plan.softmax import check_softmax
 from attnc.plan.target import Target
 from attnc.plan.targets import INSTEAD, TARGETS, target_of
+from attnc.source import Span
 
 
 def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -34,6 +36,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from refuse_foreign_keys(schedule, knobs)
     yield from refuse_narrow_types(variant, target)
     yield from refuse_epilogue(variant, schedule, target)
+    yield from refuse_lists(variant, schedule, walks=target.walks_lists)
     yield from target.check(variant, schedule)
     yield from refuse_combine_keys(schedule)
     if schedule.is_decode:
@@ -46,6 +49,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     if loops and ("kv", "q") in loops.choices:
         yield from refuse_storages(variant)
         yield from refuse_scales_of_rows(variant)
+        yield from refuse_walks(variant, loops.span)
 
 
 def refuse_narrow_types(variant: Variant, target: Target) -> Iterator[Diagnostic]:
@@ -163,6 +167,13 @@ def refuse_scales_of_rows(variant: Variant) -> Iterator[Diagnostic]:
             "differs from query to query",
             "write 'loops = [q, kv]'",
         )
+
+
+def refuse_walks(variant: Variant, span: Span | None) -> Iterator[Diagnostic]:
+    """Yields a refusal of lists where the keys are outermost: each tile of queries has a list of its own."""
+    if lists_blocks(variant.attention):
+        label = "a program would need the lists of all queries"
+        yield unsupported("loops = [kv, q] walks over no lists", span, label, "write 'loops = [q, kv]'")
 
 
 def refuse_names(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:

@@ -24,6 +24,7 @@ from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Decode, Grid, Regions, expressions_of
 from attnc.plan.ir.kernel import Pack, Split
+from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_fills
 from attnc.plan.signature import kv_heads, parts
@@ -54,7 +55,9 @@ _STAGING = tuple(
 )
 
 
-def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> Decode:
+def plan_decode(
+    variant: Variant, attention: Attention, schedule: Schedule, listing: Listing | None = None
+) -> Decode:
     """Returns the decode kernel of a normalised attention; the schedule is known to be lowerable."""
     target = target_of(schedule.target)
     choices = target.configs(variant, schedule)
@@ -62,13 +65,15 @@ def plan_decode(variant: Variant, attention: Attention, schedule: Schedule) -> D
     layout = target.layout(variant, schedule, default)
     pack = _pack(attention) if default.pack == "gqa" else None
     if pack is not None:
+        pack = replace(pack, alone=listing is not None and listing.rows > 0)
         attention = _per_row(attention)
     names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)
     places = rows(attention, names)
     lines = lengths(attention, names)
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))
     kept = kept_by_some(attention.mask)
-    loops = named_bounds(with_fills(loops, kept), names)
+    loops = along_lists(with_fills(loops, kept), listing, "kv", packs=pack is not None)
+    loops = named_bounds(loops, names)
     split = None
     if _splits(choices) > 1:
         staged = tuple(target.count_staged_bytes(variant, config) for config in choices)

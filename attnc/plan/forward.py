@@ -16,6 +16,7 @@ from attnc.model.schedule import Schedule
 from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Forward, Grid, expressions_of
+from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
 from attnc.plan.signature import has_descriptors
@@ -38,9 +39,11 @@ from attnc.plan.steps import program as program_of
 from attnc.plan.targets import target_of
 
 
-def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> Forward:
+def plan_forward(
+    variant: Variant, attention: Attention, schedule: Schedule, listing: Listing | None = None
+) -> Forward:
     """Returns the forward kernel of a normalised attention (`signature.normalise`); the schedule is known to
-    be lowerable.
+    be lowerable. listing: the blocks that the mask lists, of which it is the rest.
     """
     target = target_of(schedule.target)
     choices = target.configs(variant, schedule)
@@ -54,11 +57,13 @@ def plan_forward(variant: Variant, attention: Attention, schedule: Schedule) -> 
     loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=cut)
     kept = kept_by_some(attention.mask)
     if inner == "kv":
-        loops = with_edges(loops, attention.mask, kept) if target.cuts_edges else with_fills(loops, kept)
-    loops = named_bounds(loops, names)
+        cuts = target.cuts_edges and listing is None
+        loops = with_edges(loops, attention.mask, kept) if cuts else with_fills(loops, kept)
+    loops = named_bounds(along_lists(loops, listing, inner), names)
     softmax, score = plan_softmax(attention, default, names)
     inside = IN_BOUNDS if tail else TRUE
-    step = make_step(attention, score, inside, loops, softmax, names, inner, kept=kept)
+    fills = listing is not None and loops.are_short
+    step = make_step(attention, score, inside, loops, softmax, names, inner, kept=kept, always_fills=fills)
     epilogue = plan_epilogue(attention, names)
     outer = tuple(fetch for fetch in names.fetches if fetch.axes and fetch.axes == other_axis(inner))
     program = program_of(names, lines)

@@ -5,6 +5,8 @@ What a target cannot lower is said first (`checks`), then kernels are planned, t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attnc.diagnostics import DiagnosticError
 from attnc.model.attention import Variant
 from attnc.model.configs import schedule_of
@@ -15,6 +17,7 @@ from attnc.plan.decode import plan_decode
 from attnc.plan.differentiable import has_backward
 from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Module
+from attnc.plan.lists import list_making, list_sizes, listing_of
 from attnc.plan.signature import arguments, capacity, kept_for_gradients, normalise, results
 from attnc.plan.verify import verify_module
 
@@ -29,19 +32,24 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     if problems:
         raise DiagnosticError(problems)
     attention = normalise(variant.attention)
+    listing = listing_of(attention)
+    sizes = (*capacity(attention), *list_sizes(attention, listing))
+    if listing is not None:
+        attention = replace(attention, mask=listing.rest)
     plan_kernel = plan_decode if schedule.is_decode else plan_forward
     differentiable = has_backward(attention, schedule)
-    kernel = plan_kernel(variant, attention, schedule)
+    kernel = plan_kernel(variant, attention, schedule, listing)
     module = Module(
         variant=variant,
         target=schedule.target,
         args=arguments(variant.attention),
-        sizes=capacity(attention),
+        sizes=sizes,
         outputs=results(attention),
         kernel=kernel,
         kept=kept_for_gradients(attention) if differentiable else (),
         label=schedule.label,
-        backward=plan_backward(variant, attention, schedule, kernel) if differentiable else None,
+        backward=plan_backward(variant, attention, schedule, kernel, listing) if differentiable else None,
+        lists=None if listing is None else list_making(listing),
     )
     verify_module(module)
     return module

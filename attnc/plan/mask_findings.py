@@ -13,7 +13,7 @@ from itertools import combinations
 from attnc.diagnostics import Diagnostic, Label, warning
 from attnc.expr.affine import KV_LO, Q_LO, Affine, affine, at_least
 from attnc.expr.construct import negate
-from attnc.expr.nodes import TRUE, And, Compare, Const, Dim, Expr, Index, Load, Or, show, uses, walk
+from attnc.expr.nodes import TRUE, And, Compare, Const, Dim, Expr, Index, InList, Load, Or, show, uses, walk
 from attnc.expr.simplify import nnf, simplify, substitute
 from attnc.expr.solve import Ranges, solve
 from attnc.model.attention import Variant
@@ -41,7 +41,13 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
     dense = tuple(dense_conditions(mask))
     for condition in dense:
         yield _dense(condition, mask.span)
-    if not dense and not keys.full and _visits_everything(keys) and _visits_everything(queries):
+    if (
+        not dense
+        and not _lists(mask)
+        and not keys.full
+        and _visits_everything(keys)
+        and _visits_everything(queries)
+    ):
         yield warning(
             "W0702",
             "no tile can be skipped under this mask",
@@ -64,13 +70,17 @@ def dense_conditions(mask: Expr) -> Iterator[Expr]:
     """
     normal = nnf(mask)
     for condition in normal.operands if isinstance(normal, And) else (normal,):
-        if next(_looked_up(condition), None) is None:
+        if next(_looked_up(condition), None) is None or _lists(condition):
             continue
         keys = solve(condition, var="kv_idx")
         if keys.full or not _visits_everything(keys) or not _visits_everything(solve(condition, var="q_idx")):
             continue
         if keys.must_hi is None or not any(isinstance(part, Dim) for part in walk(keys.must_hi)):
             yield condition
+
+
+def _lists(mask: Expr) -> bool:
+    return any(isinstance(node, InList) for node in walk(mask))
 
 
 def _looked_up(condition: Expr) -> Iterator[Load]:

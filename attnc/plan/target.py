@@ -46,7 +46,8 @@ class Target(ABC):
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
     besides inputs and outputs.
-    splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`).
+    splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). walks_lists: kernels can walk
+    over the blocks that a mask lists.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Target(ABC):
     has_rows_kernel: ClassVar[bool]
     sections: ClassVar[Section]
     splits_in_turn: ClassVar[bool] = False
+    walks_lists: ClassVar[bool] = False
     own_tensors: ClassVar[frozenset[str]] = frozenset()
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import COLUMN, Dim, Expr, Index, Load, Param, Ref, walk
 from attnc.plan.ir import Decode, Fetch, Forward, Kernel, Let, Module, Row, Statement, pack_of, split_of
 from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.lists import KV_HEAD
 from attnc.plan.steps import kept_fetches, select_per_head
 
 TILES = frozenset({"BLOCK_M", "BLOCK_N"})
@@ -60,7 +61,7 @@ def verify_module(module: Module) -> None:
 def _verify_scopes(kernel: Kernel) -> None:
     known: set[str] = set()
     known |= _from_tile(kernel)
-    known |= {"h"} if pack_of(kernel) else set()
+    known |= {"h", KV_HEAD.name} if pack_of(kernel) else set()
     known |= {"split_lo", "split_hi"} if split_of(kernel) else set()
     sizes, scopes = _sizes(kernel), scopes_of(kernel)
     for statement in kernel.program:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TypeAlias
 
-from attnc.expr.nodes import Const, Load, show
+from attnc.expr.nodes import Binary, Const, Load, show
 from attnc.model.schedule import DkDvConfig
 from attnc.model.tensors import Role, group_size, is_static
 from attnc.plan.access import Section
@@ -261,7 +261,9 @@ def tiles(module: Module, kernel: Decode) -> str:
     """Returns tiles of the rows of all K/V heads, before a length shortens them."""
     walk, kv_heads = kernel.walk, module.variant.attention.k.size(Role.HEAD)
     heads = show(kv_heads) if walk.group is not None else walk.heads
-    rows = show(walk.rows) if walk.group is None else f"{show(walk.rows)} * {show(walk.group)}"
+    rows = show(walk.rows)
+    if walk.group is not None:
+        rows = show(Binary("*", walk.rows, walk.group))
     each = f"cdiv({rows}, BLOCK_M)"
     return f"{each} * B" + ("" if heads == "1" else f" * {heads}")
 

@@ -26,6 +26,7 @@ from attnc.expr.nodes import (
     Dot,
     Expr,
     Index,
+    InList,
     Load,
     Neg,
     Not,
@@ -158,7 +159,7 @@ class Printer:
                 return f"{name}({', '.join(shown)}{last})", ATOM
             case Search():
                 return self.syntax.search(expr, self), ATOM
-            case Load() | Param():
+            case Load() | Param() | InList():
                 raise ValueError(f"{expr} has no name in the kernel: a pass was skipped")
 
     def _real(self, expr: Expr) -> str:

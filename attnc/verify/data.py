@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from attnc.expr.interval import Range, range_of
-from attnc.expr.nodes import Binary, Compare, Const, Expr, Load, Neg, Ref, walk
+from attnc.expr.nodes import Binary, Compare, Const, Expr, InList, Load, Neg, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
@@ -263,6 +263,34 @@ def draw_counts(rng: Rng, shape: tuple[int, ...], most: int) -> Array:
     return np.where(rng.random(shape) < 0.5, rng.choice(beyond, shape), counts)
 
 
+#: Entries that name no block.
+_NO_BLOCKS = (-1, -(2**31), 2**30, 2**31 - 1)
+
+
+def draw_lists(rng: Rng, shape: tuple[int, ...], blocks: int, *, distinct: bool) -> Array:
+    """Returns lists of blocks, along the last axis: all of them, a few neighbours, the same for all queries,
+    or any, with repeated ones unless they are distinct. Some entries name no block; of one tensor in eight
+    none does.
+    """
+    places, rows = shape[-1], shape[:-1]
+    most = max(blocks, 1)
+    order = np.argsort(rng.random((*rows, max(most, places))), axis=-1)[..., :places]
+    style = rng.integers(0, 8)
+    found: Array = np.where(order < most, order, -1)
+    if style == 0:
+        found = np.full(shape, -1)
+    elif style == 1:
+        found = np.broadcast_to(found.reshape(-1, places)[:1], (max(int(np.prod(rows)), 1), places))
+        found = np.array(found)[: int(np.prod(rows))].reshape(shape)
+    elif style <= 3:
+        found = rng.integers(0, most, (*rows, 1)) + np.arange(places)
+    elif style <= 5 and not distinct:
+        found = rng.integers(-1, most + 1, shape)
+    few = rng.random((*rows, 1)) < 0.3
+    gone = (rng.random(shape) < 0.15) | (few & (rng.random(shape) < 0.7))
+    return np.asarray(np.where(gone, rng.choice(_NO_BLOCKS, shape), found))
+
+
 def draw_ids(rng: Rng, shape: tuple[int, ...]) -> Array:
     """Returns numbers of documents, of which there are few; those of one tensor in eight are at the ends of
     i32.
@@ -362,11 +390,29 @@ def styles_for(attention: Attention) -> tuple[str, ...]:
 
 
 def addresses(attention: Attention) -> set[str]:
-    """Returns inputs that say where rows lie or how many there are, and the seed of dropout."""
+    """Returns inputs that say where rows lie or how many there are, the seed of dropout, and lists that are
+    promised to be distinct.
+    """
     found = {name for tensor in (attention.q, attention.k, attention.v) for name in tensor.storage.tables}
     seed = attention.softmax.seed
     exprs = (*attention.lengths.values(), *(() if seed is None else (seed,)))
-    return found | {name for expr in exprs for name in _loads(expr)}
+    promised = {name for name in lists(attention) if attention.tensor(name).is_distinct}
+    return found | promised | {name for expr in exprs for name in _loads(expr)}
+
+
+def lists(attention: Attention) -> dict[str, InList]:
+    """Returns the conditions of the mask that lists are read by, by the input that holds them."""
+    return {node.tensor: node for node in walk(attention.mask) if isinstance(node, InList)}
+
+
+def find_counts(attention: Attention) -> dict[str, InList]:
+    """Returns the same by the inputs that say how many entries count."""
+    return {
+        name: node
+        for node in lists(attention).values()
+        if node.limit is not None
+        for name in _loads(node.limit)
+    }
 
 
 def probabilities(attention: Attention) -> set[str]:

@@ -24,9 +24,12 @@ from attnc.verify.data import (
     draw_counts,
     draw_ids,
     draw_integers,
+    draw_lists,
     draw_qkv,
     farthest,
+    find_counts,
     generator,
+    lists,
     restyle,
 )
 from attnc.verify.memory import reserve_zeros
@@ -249,7 +252,7 @@ def draw_extras(
         if _is_length(attention, tensor) and case.lengths != "drawn":
             array = LENGTHS[case.lengths](rng, prod(shape), case.dims.get("N", at.N)).reshape(shape)
         else:
-            drawn = np.asarray(_draw_extra(attention, tensor, shape, at, rng))
+            drawn = np.asarray(_draw_extra(attention, tensor, shape, at, dims, rng))
             array = restyle(attention, tensor, drawn, case.extras, rng)
         values[tensor.name] = ascending(array, rng) if tensor.is_sorted else array
         is_drawn = _is_length(attention, tensor) and case.lengths == "drawn"
@@ -300,11 +303,20 @@ def _axis(tensor: Tensor, role: Role, dims: Mapping[str, int]) -> int:
 
 
 def _draw_extra(
-    attention: Attention, tensor: Tensor, shape: tuple[int, ...], at: DenseSizes, rng: Rng
+    attention: Attention,
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    at: DenseSizes,
+    dims: Mapping[str, int],
+    rng: Rng,
 ) -> Array:
     softmax = attention.softmax
     if any(tensor.name in _names(expr) for expr in attention.lengths.values()):
         return draw_counts(rng, shape, at.N)
+    if (listed := lists(attention).get(tensor.name)) is not None:
+        return draw_lists(rng, shape, -(-at.N // listed.keys), distinct=tensor.is_distinct)
+    if (counted := find_counts(attention).get(tensor.name)) is not None:
+        return draw_counts(rng, shape, size(counted.extents[-1], dims))
     match DType(tensor.dtype):
         case DType.BOOL:
             return rng.random(shape) < 0.7

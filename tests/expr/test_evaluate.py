@@ -1,12 +1,13 @@
 """Corners of the element-by-element semantics."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import pytest
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Dim, Search
+from attnc.expr.nodes import Binary, Const, Dim, Index, InList, Load, Search, show
 from tests.expr.spell import spell
 
 ENV = Env(
@@ -67,3 +68,20 @@ def test_an_empty_tensor_reads_zero() -> None:
         indices={"b": 0, "kv_idx": np.arange(2)}, dims={"B": 1, "N": 0}, tensors={"doc": np.zeros((1, 0))}
     )
     np.testing.assert_array_equal(evaluate(spell("doc[b, kv_idx]"), env), [0, 0])
+
+
+def test_listed_looks_for_the_block_of_the_key() -> None:
+    lists = np.array([[0, -1, 0], [7, 1, 2**31 - 1]])
+    query = Binary("//", Index("q_idx"), Const(2))
+    entry = Binary("//", Index("kv_idx"), Const(2))
+    at = {"q_idx": np.arange(6)[:, None], "kv_idx": np.arange(5)[None]}
+    env = Env(indices=at, dims={"R": 2, "S": 3}, tensors={"idx": lists, "count": np.array([3, 1])})
+    listed = InList("idx", (query,), (Dim("R"), Dim("S")), entry)
+    assert evaluate(listed, env).astype(int).tolist() == [
+        *[[1, 1, 0, 0, 0]] * 2,  # two entries of block 0 are as one, and -1 is none
+        *[[0, 0, 1, 1, 0]] * 2,
+        *[[0, 0, 0, 0, 0]] * 2,  # of the third block of queries there is no list
+    ]
+    counted = replace(listed, limit=Load("count", (query,), (Dim("R"),), "int"))
+    assert not evaluate(counted, env)[2:].any()
+    assert show(counted) == "listed(idx[q_idx // 2], keys = 2, count = count[q_idx // 2])"

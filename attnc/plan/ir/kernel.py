@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
-from attnc.expr.nodes import Const, Dim, Expr, Index, Load
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, Load
 from attnc.model.dtypes import DType
 from attnc.model.schedule import ForwardConfig, TileConfig
 from attnc.plan.access import Rows, Section, Sequences, TileWalk
+from attnc.plan.ir.lists import ListWalk
 from attnc.plan.layout import Layout, Roles
 from attnc.source import Span
 
@@ -85,6 +86,7 @@ class Loop:
     guard: a condition over the tile's kv_lo, kv_hi (or q_lo, q_hi) under which the tile has work; None:
     it always has. tests: values that the guard alone reads, of the tile at hand: made anew for every tile.
     zero_fill: tiles may hold keys without `Step.kept`, and the step makes their rows zero.
+    listed: tiles are those of listed blocks, and not those between start and stop.
     """
 
     start: Expr
@@ -93,12 +95,14 @@ class Loop:
     guard: Expr | None = None
     tests: tuple[Statement, ...] = ()
     zero_fill: bool = False
+    listed: ListWalk | None = None
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
         masked = () if isinstance(self.masked, bool) else (self.masked,)
         guard = () if self.guard is None else (self.guard,)
-        return (self.start, self.stop, *masked, *guard)
+        listed = () if self.listed is None else (self.listed.line, self.listed.stride)
+        return (self.start, self.stop, *masked, *guard, *listed)
 
     def rewrite(self, rewrite: Callable[[Expr], Expr]) -> Loop:
         """Returns the loop with every expression rewritten; it has no tests yet."""
@@ -163,9 +167,21 @@ PARTIAL_TRIPS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """The query heads of a KV head fill the rows of a tile: row = q_idx * group + h - h_kv * group."""
+    """The query heads of a KV head fill the rows of a tile: row = q_idx * group + h - h_kv * group. alone: a
+    tile has heads of one query, and rows behind them that are none.
+    """
 
     group: Expr
+    alone: bool = False
+
+    @property
+    def rows(self) -> Expr:
+        """Rows that the tiles have for a query."""
+        if not self.alone:
+            return self.group
+        tile = Dim("BLOCK_M")
+        tiles = Binary("//", Binary("+", self.group, Binary("-", tile, Const(1))), tile)
+        return Binary("*", tiles, tile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -510,7 +526,7 @@ class Decode(OutputKernel):
         if self.pack is None:
             return tiles
         head: Literal["h_kv", ""] = "" if self.kv_head == Const(0) else "h_kv"
-        return replace(tiles, head=head, heads="Hkv", group=self.pack.group)
+        return replace(tiles, head=head, heads="Hkv", group=self.pack.rows)
 
     @property
     def structure(self) -> Literal["decode"]:

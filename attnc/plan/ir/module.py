@@ -10,6 +10,7 @@ from attnc.model.attention import Variant
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import Backward, BackwardKernel
 from attnc.plan.ir.kernel import Decode, Forward, Let, Pack, Split, UnifiedMax
+from attnc.plan.ir.lists import ListMaking
 from attnc.plan.layout import KernelName, Which
 
 #: Any GPU function over tiles.
@@ -60,7 +61,7 @@ class Module:
     kernel: makes o. sizes: what the host computes from the sizes of the arguments.
     kept: what the kernels can also write, and do when gradients are wanted: lse, where the spec does not ask
     for it, and the attention before an epilogue. label: of the schedule, where an attention has several for
-    this target.
+    this target. lists: what is made of the lists of a mask before kernels walk over them.
     """
 
     variant: Variant
@@ -72,6 +73,7 @@ class Module:
     kept: tuple[Arg, ...] = ()
     label: str = ""
     backward: Backward | None = None
+    lists: ListMaking | None = None
 
     @property
     def backward_kernels(self) -> dict[KernelName, BackwardKernel]:

@@ -78,6 +78,10 @@ def _module(module: Module) -> Iterator[str]:
     for word, arguments in (("input", module.args), ("output", module.outputs), ("kept", module.kept)):
         yield from (f"{word} {_argument(arg)}" for arg in arguments)
     yield from (f"size {line}" for let in module.sizes for line in _statement(let))
+    if (made := module.lists) is not None:
+        yield from _block(
+            "lists", (f"{one.name} = {_value(getattr(made, one.name))}" for one in fields(made))
+        )
     yield from _kernel(module.kernel)
     if module.backward is not None:
         yield from _block("backward", _backward(module.backward))
@@ -149,7 +153,8 @@ def _program(kernel: Kernel) -> Iterator[str]:
 
 def _splits(kernel: Decode) -> Iterator[str]:
     if kernel.pack is not None:
-        yield f"pack query heads, group = {show(kernel.pack.group)}"
+        alone = ", each query alone" if kernel.pack.alone else ""
+        yield f"pack query heads, group = {show(kernel.pack.group)}{alone}"
     if kernel.split is not None:
         split = kernel.split
         visible = "all" if split.max_visible_keys is None else split.max_visible_keys
@@ -203,7 +208,10 @@ def _loop(loop: Loop, axis: Axis) -> Iterator[str]:
         kind = f"partial where {show(loop.masked)}"
     guard = "" if loop.guard is None else f", visited where {show(loop.guard)}"
     fill = ", fills rows of keys that no query keeps" if loop.zero_fill else ""
-    head = f"for {axis}_lo in {show(loop.start)} .. {show(loop.stop)} step {_TILE[axis]}: {kind}{guard}{fill}"
+    over = f"{show(loop.start)} .. {show(loop.stop)}"
+    if (listed := loop.listed) is not None:
+        over = f"blocks of {listed.block} of {listed.memory}[{show(listed.line)}: {show(listed.stride)}]"
+    head = f"for {axis}_lo in {over} step {_TILE[axis]}: {kind}{guard}{fill}"
     yield from _block(head, _statements(loop.tests)) if loop.tests else (head,)
 
 

@@ -29,6 +29,7 @@ from attnc.plan.fitting import (
 )
 from attnc.plan.ir import Module
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
+from attnc.plan.lists import fit_blocks
 from attnc.plan.signature import feature
 from attnc.plan.target import Target
 from attnc.plan.triton import resources
@@ -68,7 +69,8 @@ def triton_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig,
     """Returns the configs of a forward or decode kernel that run on some device, in their order. Raises
     DiagnosticError (E0601) when there is none.
     """
-    return portable(configs(schedule, "forward", variant), variant, schedule)
+    found = fit_blocks(configs(schedule, "forward", variant), variant, schedule, "forward")
+    return portable(found, variant, schedule)
 
 
 def triton_backward_configs(
@@ -82,7 +84,7 @@ def triton_backward_configs(
     if not _SMALLER_KEYS & schedule.phases[phase].keys():
         groups = (*_f32_tiles(variant.attention, phase), *((tiles,) for tiles in _SMALLER))
         found = first_fitting(found, groups, lambda config: _misfit(config, variant, kernel))
-    return portable(found, variant, schedule, kernel)
+    return portable(fit_blocks(found, variant, schedule, phase), variant, schedule, kernel)
 
 
 def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]]:
@@ -175,6 +177,7 @@ class Triton(Target):
     has_f32_dq: ClassVar = True
     reads_narrow: ClassVar = True
     has_epilogue: ClassVar = True
+    walks_lists: ClassVar = True
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER
 

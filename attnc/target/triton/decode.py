@@ -81,7 +81,7 @@ class DecodeText(KernelText):
 
     @property
     def all_rows(self) -> str:
-        return "M" if self.group is None else f"M * {self.group}"
+        return "M" if self.group is None else f"M * {self._divisor}"
 
     @property
     def heads(self) -> list[str]:
@@ -94,14 +94,19 @@ class DecodeText(KernelText):
         return [*lines, *([f"q_lo = {self._query_of('row_lo')}"] if self.reads("q_lo") else [])]
 
     def _query_of(self, row: str) -> str:
-        return row if self.group is None else f"{row} // {self.group}"
+        return row if self.group is None else f"{row} // {self._divisor}"
+
+    @property
+    def _divisor(self) -> str:
+        assert self.group is not None
+        return self.group if self.group.isidentifier() else f"({self.group})"
 
     @property
     def last_row(self) -> list[str]:
         """The last q row of the tile that the sequence has, where a bound reads it."""
         last = f"tl.minimum(row_lo + BLOCK_M, {self.all_rows}) - 1"
         if self.group is not None:
-            last = f"({last}) // {self.group}"
+            last = f"({last}) // {self._divisor}"
         return [f"q_hi = {last}"] if self.reads("q_hi") else []
 
     @property
@@ -121,9 +126,18 @@ class DecodeText(KernelText):
     def rows_of_tile(self) -> list[str]:
         """q_idx, h and whether the row exists, row by row."""
         rows = scalar(self.kernel.stored)
-        if self.group is None:
+        if self.group is None or self.kernel.pack is None:
             return ["q_idx = row", f"exists = row < {rows}"]
         head = self.kernel.walk.head
+        if self.kernel.pack.alone:
+            heads = scalar(self.kernel.pack.group)
+            first = f"{head} * {heads} + " if head else ""
+            return [
+                f"q_idx = {self._query_of('row')}",
+                f"head_of_group = row % ({self.group})",
+                f"h = {first}tl.minimum(head_of_group, {heads} - 1)",
+                f"exists = (q_idx < {rows}) & (head_of_group < {heads})",
+            ]
         first = f"{head} * {self.group} + " if head else ""
         exists = f"exists = row < {rows} * {self.group}"
         return [f"q_idx = {self._query_of('row')}", f"h = {first}row % {self.group}", exists]
@@ -225,11 +239,18 @@ class DecodeText(KernelText):
         """Returns what a loop runs over; the few partial tiles after full ones are not worth filling a
         pipeline.
         """
+        if loop.listed is not None:
+            return super().keys_of(loop)
         bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
         return f"tl.range({bounds}, num_stages=1)" if self._is_rest(loop) else f"range({bounds})"
 
     def _is_rest(self, loop: Loop) -> bool:
-        return loop is not self.kernel.regions.loops[0]
+        return loop is not self.kernel.regions.loops[0] or loop.listed is not None
+
+    @property
+    def finds_first_pages(self) -> bool:
+        """Whether pages are looked up before the loop that looks ahead."""
+        return self.pages is not None and self.kernel.regions.loops[0].listed is None
 
     def looks_ahead(self, loop: Loop) -> bool:
         return self.pages is not None and not self._is_rest(loop)

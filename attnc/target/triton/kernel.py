@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnc.expr.nodes import COLUMN, Binary, Index, Ref, walk
+from attnc.expr.nodes import COLUMN, Binary, Index, Load, Ref, walk
 from attnc.model.dtypes import DType
-from attnc.plan.ir import Arg, Decode, Forward, Loop, Module
+from attnc.plan.ir import Arg, Decode, Fetch, Forward, Loop, Module
+from attnc.plan.ir.lists import ListWalk
 from attnc.plan.signature import block, feature
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
 from attnc.target.declaration import CallText, Table, Value, Words, in_words, quote_word
@@ -77,9 +78,53 @@ class ProgramText(KernelView):
         """Returns what a loop over keys runs over; the one tile or so at an edge is not worth filling a
         pipeline.
         """
+        if loop.listed is not None:
+            return f"range(0, {self._listed_tiles(loop.listed)})"
         bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
         is_edge = loop.zero_fill and self.fills_when == "ZERO_FILL"
         return f"tl.range({bounds}, num_stages=1)" if is_edge else f"range({bounds})"
+
+    def queries_of(self, loop: Loop) -> str:
+        """Returns what a loop over queries runs over."""
+        if loop.listed is not None:
+            return f"range(0, {self._listed_tiles(loop.listed)})"
+        return f"range({scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_M)"
+
+    def walks_by(self, loop: Loop) -> str:
+        """Returns what a loop counts: tiles of listed blocks, or positions."""
+        return "list_item" if loop.listed is not None else f"{self.kernel.regions.axis}_lo"
+
+    def _listed_tiles(self, walk: ListWalk) -> str:
+        return f"listed * ({walk.block} // {self._inner_tile})"
+
+    @property
+    def _inner_tile(self) -> str:
+        return "BLOCK_N" if self.kernel.regions.axis == "kv" else "BLOCK_M"
+
+    @property
+    def find_list(self) -> list[str]:
+        """Statements that find the list that a loop walks over, and its length."""
+        walk = next((loop.listed for loop in self.kernel.regions.loops if loop.listed is not None), None)
+        if walk is None:
+            return []
+        at = f"tl.cast({scalar(walk.line)}, tl.int64) * ({scalar(walk.stride)})"
+        return [
+            f"list_row = _{walk.memory}_ptr + {at}",
+            f"listed = _list_length(list_row, {scalar(walk.line)} >= 0)",
+        ]
+
+    def listed_tile(self, loop: Loop) -> str:
+        """Returns the first position of the tile at hand of a listed block."""
+        assert loop.listed is not None
+        block, tile = loop.listed.block, self._inner_tile
+        entry = f"_list_entry(list_row + 1 + list_item // ({block} // {tile}))"
+        return f"{entry} * {block} + list_item % ({block} // {tile}) * {tile}"
+
+    @property
+    def list_pointers(self) -> list[str]:
+        """What the kernel's walk reads, where it has one."""
+        found = (loop.listed.memory for loop in self.kernel.regions.loops if loop.listed is not None)
+        return [f"_{memory}_ptr" for memory in found]
 
     @property
     def fills_when(self) -> str:
@@ -228,8 +273,9 @@ class KernelText(ProgramText, OutputView):
         tensors = [
             *(MATRICES[name] for name in self.matrices),
             *(f"{arg.tensor.name}_ptr" for arg in self._pointers()),
+            *self.list_pointers,
         ]
-        tensors_with_strides = (*self.module.args, *self.module.outputs, *self.module.kept)
+        tensors_with_strides = (*self._args, *self.module.outputs, *self.module.kept)
         strides = [self.strides(arg) for arg in tensors_with_strides]
         if self.kernel.grid.over == "head":
             tensors += ["acc_ptr", "l_ptr", "m_ptr"]
@@ -260,8 +306,20 @@ class KernelText(ProgramText, OutputView):
         return ", ".join(["tile", *(name for line in self.parameter_lines for name in line)])
 
     def _pointers(self) -> Iterator[Arg]:
-        everything = (*self.module.outputs, *self.module.kept, *self.module.args)
+        everything = (*self.module.outputs, *self.module.kept, *self._args)
         yield from (arg for arg in everything if arg.tensor.name not in MATRICES)
+
+    @property
+    def _args(self) -> list[Arg]:
+        """The arguments of the module, but for lists, which this kernel walks over in another form."""
+        made = self.module.lists
+        if made is None:
+            return [*self.module.args]
+        lists = {made.tensor, *([made.limit.tensor] if isinstance(made.limit, Load) else [])}
+        statements = (*self.kernel.program, *self.kernel.outer, *self.kernel.regions.statements)
+        step = (*self.kernel.step.fetches, *self.kernel.step.masked_fetches)
+        read = {item.load.tensor for item in (*statements, *step) if isinstance(item, Fetch)}
+        return [arg for arg in self.module.args if arg.tensor.name not in lists - read]
 
     @property
     def step_names(self) -> list[str]:

@@ -214,6 +214,8 @@ class Parameters:
         if self.chain.adds_dq is not None:
             pointers.append(("dq_ptr", "dq"))
         pointers += [(f"{name}_ptr", name) for name in self._extras]
+        walks = (loop.listed.memory for loop in self.kernel.regions.loops if loop.listed is not None)
+        pointers += [(f"_{memory}_ptr", f"_{memory}") for memory in walks]
         return pointers + [(f"{adjoint.name}_ptr", adjoint.name) for adjoint in self._adjoints]
 
     @property

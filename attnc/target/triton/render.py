@@ -39,6 +39,7 @@ from attnc.target.triton.backward import BackwardText
 from attnc.target.triton.decode import CombineText, DecodeText
 from attnc.target.triton.epilogue import EpilogueText
 from attnc.target.triton.kernel import KernelText, triton_kernel
+from attnc.target.triton.lists import ListsText
 from attnc.target.triton.parameters import PreprocessText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
 from attnc.tuned.choices import NOT_TUNED, Tuned
@@ -70,17 +71,19 @@ def render_triton(
     split = split_of(kernel)
     if isinstance(kernel, Decode) and split is not None:
         forward["combine"] = CombineText(module, kernel)
-    kernels = "\n\n".join(
+    lists = None if module.lists is None else ListsText(module, module.lists)
+    made = "" if lists is None else environment.get_template("triton/_lists.py.jinja").render(text=lists)
+    kernels = made + "\n\n".join(
         environment.get_template(f"{module.target}/{name}.py.jinja").render(common, text=own)
         for name, own in forward.items()
     )
     back = None
     if module.backward is not None:
         texts = [BackwardText(module, planned) for planned in module.backward.kernels]
-        back = TritonBackward(module, texts)
+        back = TritonBackward(module, texts, lists)
         kernels = "\n\n".join((kernels, *_backward_kernels(module, back, texts, common)))
     code = without_comments(kernels, "#")
-    declaration = triton_declaration(module, kernel, text, back, operator_name(module, code))
+    declaration = triton_declaration(module, kernel, text, back, operator_name(module, code), lists)
     page = environment.get_template(f"{module.target}/module.py.jinja").render(
         common,
         kernels=kernels,
@@ -199,7 +202,12 @@ _MOST_PROGRAMS = 65535
 
 
 def triton_declaration(
-    module: Module, kernel: Forward | Decode, text: KernelText, back: TritonBackward | None, operator: str
+    module: Module,
+    kernel: Forward | Decode,
+    text: KernelText,
+    back: TritonBackward | None,
+    operator: str,
+    lists: ListsText | None,
 ) -> CallText:
     """Returns the value of `CALL`: `TritonAttention(...)`."""
     fields = attention_fields(module, kernel, operator)
@@ -210,7 +218,10 @@ def triton_declaration(
     elif kernel.grid.over == "head":
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
         fields["scratch"] = Table({name: quote_word(shape) for name, shape in scratch.items()})
-    fields["launches"] = Items(list(_launches(module, kernel, text)))
+    if lists is not None:
+        fields["scratch"] = Table({"_lists": quote_word(lists.lists_shape)})
+    first = [] if lists is None else [*lists.launches()]
+    fields["launches"] = Items([*first, *_launches(module, kernel, text)])
     if back is not None:
         fields["backward"] = back.declared
     return CallText("TritonAttention", fields=fields)
@@ -256,8 +267,9 @@ def _section(module: Module, text: KernelText) -> str:
 class TritonBackward(BackwardDeclaration):
     """The backward of a Triton module. texts: of its kernels, in the order of execution."""
 
-    def __init__(self, module: Module, texts: Sequence[BackwardText]) -> None:
+    def __init__(self, module: Module, texts: Sequence[BackwardText], lists: ListsText | None) -> None:
         super().__init__(module, [name for text in texts for name in text.makes])
+        self._lists = lists
         self._texts = texts
         preprocess = self._backward.preprocess
         self.preprocess = PreprocessText(module, preprocess, self.configs[0]) if preprocess else None
@@ -267,11 +279,21 @@ class TritonBackward(BackwardDeclaration):
     @property
     def declared(self) -> CallText:
         """`Backward(...)`."""
-        first = [text.launch for text in (self.epilogue, self.preprocess) if text is not None]
+        first = [] if self._lists is None else [*self._lists.launches(self.configs[0])]
+        first += [text.launch for text in (self.epilogue, self.preprocess) if text is not None]
         launches = Items([*first, *(text.parameters.launch for text in self._texts)])
         return self.fields({} if self.packs_queries else {"M_padded": self._padded}, launches)
 
+    def list_allocations(self) -> Iterator[CallText]:
+        yield from super().list_allocations()
+        for name, size in ({} if self._lists is None else self._lists.memory).items():
+            yield CallText("Made", [quote_word(name)], {"type": quote_word(f"f32[{size}]")})
+
     @property
     def _padded(self) -> str:
-        """M rounded up to whole q tiles of every kernel, all powers of two."""
+        """M rounded up to whole q tiles of every kernel, all powers of two; to whole blocks of queries, which
+        these divide, where lists name such.
+        """
+        if self._lists is not None and (rows := self._lists.made.rows):
+            return f"cdiv(M, {rows}) * {rows}"
         return f"whole_tiles(M, {', '.join(f'{config}.BLOCK_M' for config in self.configs)})"

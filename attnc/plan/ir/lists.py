@@ -1,0 +1,48 @@
+"""Lists of blocks that are data: how loops walk over them, and what is made of them first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from attnc.expr.nodes import Expr, Load
+
+#: lists: of each list of the caller's, the blocks of keys that it names, each once and ascending. columns: of
+#: each block of keys, the blocks of queries whose lists name it, ascending.
+Memory: TypeAlias = Literal["lists", "columns"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListWalk:
+    """A loop over the tiles of listed blocks.
+
+    memory: holds the lists, each after its length; line: which one, negative where there is none; stride: of
+    one, in entries; block: positions of a block, which tiles divide.
+    """
+
+    memory: Memory
+    line: Expr
+    stride: Expr
+    block: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListMaking:
+    """What is made of the caller's lists before a kernel walks over them: `Memory`.
+
+    tensor: has them along its last axis; extents: its sizes; keys: of a block; limit: entries that count, of
+    each list or of all, None: all. rows: queries of a block, 0 where lists have no axis of such; row_axis:
+    which one that is. Its last rows may lie past the queries that there are.
+    """
+
+    tensor: str
+    extents: tuple[Expr, ...]
+    keys: int
+    limit: Load | Expr | None
+    rows: int
+    row_axis: int | None
+
+    @property
+    def lines(self) -> tuple[Expr, ...]:
+        """The sizes whose product is the number of lists."""
+        return self.extents[:-1]

@@ -1,0 +1,337 @@
+"""Masks that list blocks of keys: `listed(idx, rows = R, keys = K) and rest`.
+
+The list becomes a walk: a tile of queries visits the blocks of its list, and the rest of the mask says, as
+ever, which of these tiles are partial. Whatever a list holds, a kernel first makes of it the blocks that it
+names, each once and ascending: no key counts twice, and sums have one order. Where gradients are wanted,
+another one inverts the lists, so that a tile of keys visits the blocks of queries that name it. Nothing is
+added in memory, and the host looks at no entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import gcd
+from typing import TypeVar
+
+from attnc.diagnostics import Diagnostic
+from attnc.expr.construct import ZERO, add, compare, conj, disj, floordiv, minimum, mul, where
+from attnc.expr.nodes import And, Binary, Const, Dim, Expr, Index, InList, Load, Ref, walk
+from attnc.expr.simplify import substitute
+from attnc.model.attention import Attention, Variant
+from attnc.model.schedule import Knob, Phase, Schedule, TileConfig
+from attnc.model.tensors import Role
+from attnc.plan.fitting import unsupported
+from attnc.plan.ir import Axis, Let, Loop, Regions
+from attnc.plan.ir.lists import ListMaking, ListWalk
+from attnc.plan.loads import is_nonnegative
+from attnc.plan.regions import START, partial_test
+from attnc.plan.signature import longest
+from attnc.plan.width import ends_of
+
+C = TypeVar("C", bound=TileConfig)
+_Q_IDX, _KV_IDX = Index("q_idx"), Index("kv_idx")
+_ONE = Const(1)
+#: The K/V head of a query head, and of the rows of a tile that has all query heads of it.
+_GROUP, KV_HEAD = Binary("//", Index("h"), Dim("G")), Ref("h_kv", "int", natural=True)
+#: Blocks of keys of the longest sequence, and blocks of queries that a list can be of; of the whole call.
+BLOCKS, LIST_ROWS = Dim("list_blocks"), Dim("list_rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A mask that lists blocks: the condition, and what stands beside it."""
+
+    condition: InList
+    rest: Expr
+
+    @property
+    def keys(self) -> int:
+        """Keys of a block."""
+        return self.condition.keys
+
+    @property
+    def row_axis(self) -> int | None:
+        """The axis of the lists that counts blocks of queries; None where all queries have the same."""
+        found = [axis for axis, index in enumerate(self.condition.indices) if _reads_row(index)]
+        return found[0] if found else None
+
+    @property
+    def rows(self) -> int:
+        """Queries of a block; 0 where all queries have the same list."""
+        if self.row_axis is None:
+            return 0
+        return _block_of_rows(self.condition.indices[self.row_axis]) or 0
+
+
+def listing_of(attention: Attention) -> Listing | None:
+    """Returns what the mask lists, beside the rest of it; None where it lists nothing, or not so that a
+    walk could follow (`refuse_lists`).
+    """
+    conjuncts = attention.mask.operands if isinstance(attention.mask, And) else (attention.mask,)
+    listed = [conjunct for conjunct in conjuncts if isinstance(conjunct, InList)]
+    if len(listed) != 1:
+        return None
+    rest = conj(*(conjunct for conjunct in conjuncts if conjunct is not listed[0]))
+    return Listing(listed[0], replace(rest, span=attention.mask.span))
+
+
+def lists_blocks(attention: Attention) -> bool:
+    """Returns whether the mask has a list anywhere."""
+    return any(isinstance(node, InList) for node in walk(attention.mask))
+
+
+def _reads_row(index: Expr) -> bool:
+    return any(isinstance(node, Index) and node.name in ("q_idx", "q_pos") for node in walk(index))
+
+
+def _block_of_rows(index: Expr) -> int | None:
+    """Returns R of `q_idx // R`, 1 of `q_idx`; None of anything else."""
+    match index:
+        case Index(name="q_idx"):
+            return 1
+        case Binary(op="//", left=Index(name="q_idx"), right=Const(value=int() as rows)):
+            return rows
+        case _:
+            return None
+
+
+# --- the walk
+
+
+def along_lists(loops: Regions, listing: Listing | None, axis: Axis, *, packs: bool = False) -> Regions:
+    """Returns the loops over tiles of `axis` as one walk over listed blocks, in which tiles outside of the
+    ranges of the rest of the mask are partial: nothing of them is kept. packs: a tile has all query heads of
+    a K/V head.
+    """
+    if listing is None:
+        return loops
+    condition, row_axis = listing.condition, listing.row_axis
+    extents = condition.extents
+    if axis == "kv":
+        at: dict[Expr, Expr] = {_Q_IDX: START["q"]}
+        at |= {_GROUP: KV_HEAD} if packs else {}
+        indices = tuple(substitute(index, at) for index in condition.indices)
+        line = _number(indices, extents[:-1])
+        stride, block = add(extents[-1], _ONE), listing.keys
+    else:
+        others = [n for n in range(len(condition.indices)) if n != row_axis]
+        group = _number([condition.indices[n] for n in others], [extents[n] for n in others])
+        here = floordiv(START["kv"], Const(listing.keys))
+        line = where(compare("<", group, ZERO), Const(-1), add(mul(group, BLOCKS), here))
+        stride, block = add(LIST_ROWS, _ONE), listing.rows
+    bounds = (*loops.bounds, Let(name="list_line", value=line, span=condition.span))
+    walked = ListWalk(
+        memory="lists" if axis == "kv" else "columns",
+        line=Ref("list_line", "int", within=ends_of(line)),
+        stride=stride,
+        block=block,
+    )
+    loop = Loop(
+        start=loops.loops[0].start,
+        stop=loops.loops[-1].stop,
+        masked=_is_partial(loops),
+        zero_fill=any(loop.zero_fill for loop in loops.loops),
+        listed=walked,
+    )
+    return replace(loops, bounds=bounds, loops=(loop,))
+
+
+def _is_partial(loops: Regions) -> bool | Expr:
+    first = loops.loops[0].start
+    if all(loop.masked is False for loop in loops.loops):
+        return False if first == ZERO else compare("<", START[loops.axis], first)
+    if any(loop.masked is True and loop.guard is not None for loop in loops.loops) and len(loops.loops) == 1:
+        return True
+    partial = partial_test(loops)
+    if partial == Const(True):
+        return True
+    return partial if first == ZERO else disj(partial, compare("<", START[loops.axis], first))
+
+
+def _number(indices: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
+    """Returns the number of the list at these indices, -1 outside of the tensor."""
+    number: Expr = ZERO
+    outside: list[Expr] = []
+    for index, size in zip(indices, sizes, strict=True):
+        number = add(mul(number, size), index)
+        if not _is_inside(index, size):
+            outside += [] if is_nonnegative(index) else [compare("<", index, ZERO)]
+            outside.append(compare(">=", index, size))
+    return where(disj(*outside), Const(-1), number) if outside else number
+
+
+def _is_inside(index: Expr, size: Expr) -> bool:
+    match index, size:
+        case Index(name="b"), Dim(name="B"):
+            return True
+        case Index(name="h"), Dim(name="H"):
+            return True
+        case Const(value=at), Const(value=count):
+            return 0 <= at < count
+        case (Binary() | Ref()) as head, Dim(name="Hkv") if head in (_GROUP, KV_HEAD):
+            return True
+        case _:
+            return False
+
+
+# --- what is made first
+
+
+def list_making(listing: Listing) -> ListMaking:
+    """Returns what is made of the lists before kernels walk over them."""
+    condition = listing.condition
+    return ListMaking(
+        tensor=condition.tensor,
+        extents=condition.extents,
+        keys=listing.keys,
+        limit=condition.limit,
+        rows=listing.rows,
+        row_axis=listing.row_axis,
+    )
+
+
+def list_sizes(attention: Attention, listing: Listing | None) -> tuple[Let, ...]:
+    """Returns the sizes that lists take, of those of the call."""
+    if listing is None:
+        return ()
+    blocks = _rounded(longest(attention, Role.KEY), listing.keys)
+    sizes = [Let(name=BLOCKS.name, value=blocks)]
+    if listing.row_axis is not None:
+        extent = listing.condition.extents[listing.row_axis]
+        rows = extent if attention.q.storage.is_packed else minimum(extent, _rounded(Dim("M"), listing.rows))
+        sizes.append(Let(name=LIST_ROWS.name, value=rows))
+    return tuple(sizes)
+
+
+def _rounded(size: Expr, block: int) -> Expr:
+    return floordiv(add(size, Const(block - 1)), Const(block))
+
+
+# --- tiles that divide blocks
+
+
+def fit_blocks(found: Sequence[C], variant: Variant, schedule: Schedule, phase: Phase) -> tuple[C, ...]:
+    """Returns the configs whose tiles divide the blocks that a mask lists, with tiles that the schedule
+    leaves open made to.
+    """
+    listing = listing_of(variant.attention)
+    if listing is None:
+        return tuple(found)
+    knobs = schedule.phases[phase]
+    fitted: dict[C, None] = {}
+    rows = 0 if _packs(schedule) else listing.rows
+    for config in found:
+        tile_q = config.tile_q if "tile.q" in knobs else gcd(config.tile_q, rows)
+        tile_kv = config.tile_kv if "tile.kv" in knobs else gcd(config.tile_kv, listing.keys)
+        if rows % tile_q == 0 and listing.keys % tile_kv == 0:
+            fitted[replace(config, tile_q=tile_q, tile_kv=tile_kv)] = None
+    return tuple(fitted)
+
+
+# --- what is refused
+
+
+def refuse_lists(variant: Variant, schedule: Schedule, *, walks: bool) -> Iterator[Diagnostic]:
+    """Yields why no kernel can walk over the lists of this mask. walks: whether the target's kernels can
+    walk over any.
+    """
+    attention = variant.attention
+    found = [node for node in walk(attention.mask) if isinstance(node, InList)]
+    if not found:
+        return
+    span = found[0].span
+    if not walks:
+        instead = "write a schedule for the target 'triton'"
+        yield unsupported(f"lists are not lowered to {schedule.target}", span, "a list of blocks", instead)
+        return
+    listing = listing_of(attention)
+    if listing is None:
+        if len(found) > 1:
+            label = "the second list of this mask"
+            yield unsupported(
+                "a mask of two lists is not lowered", found[1].span, label, "join them before the call"
+            )
+            return
+        label, hint = "beside 'or' or below 'not'", "write it beside other conditions with 'and'"
+        yield unsupported("a list that not every key has to be in is not lowered", span, label, hint)
+        return
+    yield from _refuse_indices(listing, schedule, grads=bool(attention.grads))
+    if schedule.is_decode:
+        yield from _refuse_decoding(listing, schedule)
+    yield from _refuse_tiles(listing, schedule)
+
+
+def _packs(schedule: Schedule) -> bool:
+    """Returns whether all query heads of a K/V head are rows of a tile."""
+    return "pack" in schedule.forward and schedule.forward["pack"].choices[0] == "gqa"
+
+
+def _refuse_decoding(listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
+    splits = schedule.forward.get("split.kv")
+    if splits is not None and splits.choices != (1,):
+        label, hint = "a list has one program", "remove it"
+        yield unsupported("listed blocks are not split", splits.span, label, hint)
+    reads_head = [index for index in listing.condition.indices if Index("h") in walk(index)]
+    if _packs(schedule) and any(index != _GROUP for index in reads_head):
+        label, hint = "lists differ between these heads", "write 'h // G' for a list of each K/V head"
+        span = schedule.forward["pack"].span
+        yield unsupported("a tile of all heads of a group has one list", span, label, hint)
+
+
+def _refuse_indices(listing: Listing, schedule: Schedule, *, grads: bool) -> Iterator[Diagnostic]:
+    condition, span = listing.condition, listing.condition.span
+    of_rows = [index for index in condition.indices if _reads_row(index)]
+    if len(of_rows) > 1 or (of_rows and _block_of_rows(of_rows[0]) is None):
+        place = next((index.span for index in of_rows if index.span), span)
+        label = "kernels know 'q_idx' and 'q_idx // 64', along one axis"
+        yield unsupported("lists of other queries are not lowered", place, label)
+    if not of_rows and grads and not schedule.is_decode:
+        hint = "give the lists an axis of blocks of queries, as in 'rows = 64'"
+        message = "gradients beside one list for all queries are not lowered"
+        yield unsupported(message, span, "reads no 'q_idx'", hint)
+    if condition.limit is not None and not _is_limit(condition.limit, condition):
+        label = "of each list, or one number for the call"
+        yield unsupported(
+            "a count of other things than lists is not lowered", condition.limit.span or span, label
+        )
+
+
+def _is_limit(limit: Expr, condition: InList) -> bool:
+    match limit:
+        case Const():
+            return True
+        case Load(indices=indices):
+            return indices in ((), condition.indices)
+        case _:
+            return False
+
+
+def _refuse_tiles(listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
+    sizes = {"tile.q": (listing.rows, "rows"), "tile.kv": (listing.keys, "keys")}
+    if _packs(schedule):
+        sizes["tile.q"] = (0, "rows")
+    for size, name in sizes.values():
+        if size and size & -size < 16:
+            span = listing.condition.span
+            message = f"blocks of {size} {'queries' if name == 'rows' else name} are not lowered"
+            hints = ["use a multiple of 16"]
+            if name == "rows":
+                hints.append("or write 'loops = [kv], pack = gqa', where the heads of a query fill a tile")
+            yield unsupported(message, span, f"{name} = {size}", *hints)
+            return
+    phases: tuple[Phase, ...] = ("forward", "backward", "dq", "dkdv")
+    for phase in phases:
+        for key, (size, name) in sizes.items():
+            knob = schedule.phases[phase].get(key)
+            if knob is not None and size:
+                yield from _refuse_tile(knob, size, name)
+
+
+def _refuse_tile(knob: Knob, size: int, name: str) -> Iterator[Diagnostic]:
+    numbers = [choice for choice in knob.choices if isinstance(choice, int)]
+    if numbers and all(size % number for number in numbers):
+        fits = reduce(gcd, (64, size))
+        message = f"tiles of {numbers[0]} {name} do not divide the listed blocks of {size}"
+        yield unsupported(message, knob.span, f"a block has {size} {name}", f"write '{knob.key} = {fits}'")

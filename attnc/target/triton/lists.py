@@ -1,0 +1,160 @@
+"""The kernels that make lists of blocks ready for a walk: what `templates/triton/_lists.py.jinja` prints, and
+the declarations of their launches and memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from attnc.expr.nodes import Dim, Expr, Load, show, walk
+from attnc.plan.ir import Module
+from attnc.plan.ir.lists import ListMaking
+from attnc.plan.lists import BLOCKS, LIST_ROWS
+from attnc.target.declaration import CallText
+from attnc.target.triton.kernel import triton_kernel
+from attnc.target.triton.printer import scalar
+
+
+class ListsText:
+    """Text of both kernels. inverts: the second one, for a backward that walks over queries, is there."""
+
+    def __init__(self, module: Module, made: ListMaking) -> None:
+        self.module, self.made = module, made
+        self.tensor = made.tensor
+        self.name = module.variant.attention.name
+        backward = module.backward
+        self.inverts = backward is not None and any(not planned.over_q for planned in backward.kernels)
+
+    @property
+    def listing_name(self) -> str:
+        return f"{self.name}_lists"
+
+    @property
+    def inverting_name(self) -> str:
+        return f"{self.name}_columns"
+
+    # --- one list
+
+    @property
+    def entries(self) -> str:
+        """Places of a list."""
+        return scalar(self.made.extents[-1])
+
+    @property
+    def indices(self) -> Iterator[str]:
+        """Statements that take the number of a list apart: from the last axis to the first."""
+        axes = len(self.made.lines)
+        if axes > 1:
+            yield "rest = line"
+        for axis in range(axes - 1, 0, -1):
+            size = self._factor(self.made.lines[axis])
+            yield f"i_{axis} = rest % {size}"
+            yield f"rest = rest // {size}"
+        if axes:
+            yield f"i_0 = {'rest' if axes > 1 else 'line'}"
+
+    def _at(self, tensor: str) -> str:
+        terms = (f"i_{axis}.to(tl.int64) * stride_{tensor}_{axis}" for axis in range(len(self.made.lines)))
+        return " + ".join(terms) or "0"
+
+    @property
+    def offset(self) -> str:
+        return self._at(self.tensor)
+
+    @property
+    def stride(self) -> str:
+        return f"stride_{self.tensor}_{len(self.made.lines)}"
+
+    @property
+    def count(self) -> str:
+        """How many entries count: no more than there are."""
+        match self.made.limit:
+            case None:
+                return self.entries
+            case Load(tensor=tensor, indices=indices):
+                at = self._at(tensor) if indices else "0"
+                return f"tl.minimum(tl.load({tensor}_ptr + {at}), {self.entries}).to(tl.int32)"
+            case limit:
+                return f"tl.minimum({scalar(limit)}, {self.entries})"
+
+    @property
+    def line_of_row(self) -> str:
+        """The list of a block of queries, of the group of lists at hand."""
+        axis, lines = self.made.row_axis, self.made.lines
+        assert axis is not None
+        rows = self._factor(lines[axis])
+        if axis == len(lines) - 1:
+            return f"group * {rows} + row"
+        after = " * ".join(self._factor(size) for size in lines[axis + 1 :])
+        return f"(group // ({after}) * {rows} + row) * ({after}) + group % ({after})"
+
+    def _factor(self, size: Expr) -> str:
+        text = scalar(size)
+        return text if text.isalnum() else f"({text})"
+
+    # --- parameters and launches
+
+    @property
+    def _limit(self) -> list[str]:
+        limit = self.made.limit
+        return [limit.tensor] if isinstance(limit, Load) else []
+
+    @property
+    def sizes(self) -> list[str]:
+        used = (node for size in self.made.extents for node in walk(size) if isinstance(node, Dim))
+        rows = [LIST_ROWS.name] if self.inverts else []
+        return list(dict.fromkeys((*(dim.name for dim in used), BLOCKS.name, *rows)))
+
+    @property
+    def listing_parameters(self) -> list[str]:
+        tensors = [self.tensor, *self._limit]
+        pointers = ", ".join([*(f"{name}_ptr" for name in tensors), "_lists_ptr", "_list_bits_ptr"])
+        strides = [f"stride_{self.tensor}_{axis}" for axis in range(len(self.made.extents))]
+        limit = self.made.limit
+        if isinstance(limit, Load):
+            strides += [f"stride_{limit.tensor}_{axis}" for axis in range(len(limit.indices))]
+        return [pointers, ", ".join(strides), ", ".join(self.sizes)]
+
+    @property
+    def inverting_parameters(self) -> list[str]:
+        return ["_list_bits_ptr, _columns_ptr", ", ".join(self.sizes)]
+
+    @property
+    def _lines(self) -> str:
+        return " * ".join(f"({show(size)})" for size in self.made.lines) or "1"
+
+    @property
+    def _groups(self) -> str:
+        """How many blocks of keys have a list of blocks of queries, over the keys of one sequence."""
+        sizes = (size for axis, size in enumerate(self.made.lines) if axis != self.made.row_axis)
+        return " * ".join(f"({show(size)})" for size in sizes) or "1"
+
+    @property
+    def lists_shape(self) -> str:
+        return f"{self._lines} * ({show(self.made.extents[-1])} + 1)"
+
+    @property
+    def bits_shape(self) -> str:
+        return f"{self._lines} * cdiv(list_blocks, 32)"
+
+    @property
+    def columns_shape(self) -> str:
+        return f"{self._groups} * list_blocks * (list_rows + 1)"
+
+    def launches(self, config: str = "") -> Iterator[CallText]:
+        """Yields the launches of the first kernel, and of the second in a backward, which has configs."""
+        pointers = [self.tensor, *self._limit, "_lists", "_list_bits"]
+        grid = f"max({self._lines}, 1)"
+        yield triton_kernel(self.listing_name, grid, pointers=pointers, config=config, warps=4)
+        if config and self.inverts:
+            grid = f"max({self._groups} * cdiv(list_blocks, 32), 1)"
+            pointers = ["_list_bits", "_columns"]
+            yield triton_kernel(self.inverting_name, grid, pointers=pointers, config=config, warps=4)
+
+    @property
+    def memory(self) -> Mapping[str, str]:
+        """Sizes of the memory of a backward, in entries, by name."""
+        return {
+            "_lists": self.lists_shape,
+            **({"_list_bits": self.bits_shape, "_columns": self.columns_shape} if self.inverts else {}),
+        }

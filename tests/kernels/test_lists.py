@@ -1,0 +1,255 @@
+"""Kernels that walk over the blocks that a mask lists: whatever lists hold, beside all else that a mask, a
+score and a storage can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnc.reference import reference
+from attnc.verify.case import Case
+from attnc.verify.check import check
+from attnc.verify.subject import Subject
+from tests.verify.judging import examples, subject_of_text
+
+TRITON = """schedule a for triton {
+  tile.q in {16, 32}, tile.kv = 16, FORWARD
+  backward {
+    tile.q = 16, tile.kv = 16
+    BACKWARD
+  }
+}"""
+#: Blocks that end with sequences, lists that queries lack, and a size that no other has.
+SIZES = {"B": 1, "M": 41, "N": 108, "Hkv": 2, "G": 2, "R": 2, "S": 4}
+#: Of each table those that run by day; the rest at night.
+BY_DAY = (
+    "nothing else",
+    "a window",
+    "two ranges",
+    "padding",
+    "in another order",
+    "counted",
+    "lengths",
+    "pages",
+    "dropout",
+)
+
+
+@cache
+def subject(
+    *,
+    mask: str = "listed(idx, rows = 32, keys = 48)",
+    lists: str = "idx: i32[B, Hkv, R, S]",
+    extras: tuple[str, ...] = (),
+    q: str = "bf16[B, M, Hkv * G, 16]",
+    kv: str = "bf16[B, N, Hkv, 16]",
+    score: str = "dot(q, k) / 4",
+    softmax: str = "softmax",
+    grads: str = "q, k, v",
+    forward: str = "stages = 2",
+    backward: str = "",
+) -> Subject:
+    statements = "\n  ".join(extras)
+    text = f"""attention a {{
+  input q: {q}
+  input k, v: {kv}
+  input {lists}
+  {statements}
+  score = {score}
+  mask = {mask}
+  normalize = {softmax}
+  output o: {q.split(" via")[0]}
+  {f"grad {grads}" if grads else ""}
+}}
+"""
+    return subject_of_text(text + TRITON.replace("FORWARD", forward).replace("BACKWARD", backward))
+
+
+def wrong(made: Subject, dims: Mapping[str, int], seeds: range = range(8)) -> Iterator[str]:
+    """Yields what is wrong with results and gradients in cases of these sizes, with lists of every style."""
+    for seed in seeds:
+        case = Case(dims=dims, seed=seed, config=seed % len(made.configs))
+        verdict = check(made, case)
+        if not verdict.ok:
+            yield f"{case.to_json()}: {verdict.message}"
+
+
+MASKS: Mapping[str, Any] = {
+    "nothing else": {},
+    "causal": {"mask": "listed(idx, rows = 32, keys = 48) and causal"},
+    "a window": {"mask": "window(40, 8) and listed(idx, rows = 32, keys = 48)"},
+    "documents": {
+        "mask": "listed(idx, rows = 32, keys = 48) and doc[b, q_pos] == doc[b, kv_idx]",
+        "extras": ("input doc: i32[B, N] is sorted",),
+    },
+    "two ranges": {"mask": "listed(idx, rows = 32, keys = 48) and (kv_idx < 10 or window(20, 0))"},
+    "the middle of a tile": {"mask": "listed(idx, rows = 32, keys = 48) and kv_idx >= 52"},
+    "the start of a tile": {"mask": "listed(idx, rows = 32, keys = 48) and kv_idx // 16 >= 3"},
+    "late queries": {"mask": "listed(idx, rows = 32, keys = 48) and q_idx >= 32"},
+    "padding": {
+        "mask": "listed(idx, rows = 32, keys = 48) and kv_idx >= left[b]",
+        "extras": ("input left: i32[B]",),
+    },
+    "never": {"mask": "listed(idx, rows = 32, keys = 48) and kv_idx > q_pos + N"},
+    "elements": {
+        "mask": "listed(idx, rows = 32, keys = 48) and keep[b, q_idx, kv_idx]",
+        "extras": ("input keep: bool[B, M, N]",),
+    },
+}
+LISTS: Mapping[str, Any] = {
+    "one for all sequences and heads": {
+        "lists": "idx: i32[R, S]",
+        "mask": "listed(idx, rows = 32, keys = 48)",
+    },
+    "of query heads": {"lists": "idx: i32[B, Hkv * G, R, S]"},
+    "in another order": {"lists": "idx: i32[R, Hkv, B, S]"},
+    "of 64 bits": {"lists": "idx: i64[B, 1, R, S]"},
+    "counted": {
+        "extras": ("input cnt: i32[B, Hkv, R]",),
+        "mask": "listed(idx, rows = 32, keys = 48, count = cnt)",
+    },
+    "counted at once": {
+        "extras": ("input top: i32[]",),
+        "mask": "listed(idx, rows = 32, keys = 48, count = top)",
+    },
+    "of the first three": {"mask": "listed(idx, rows = 32, keys = 48, count = 3)"},
+    "distinct": {"lists": "idx: i32[B, Hkv, R, S] is distinct"},
+    "with indices": {"mask": "listed(idx[b, h // G, q_idx // 32], keys = 48)"},
+    "of other heads": {"mask": "listed(idx[b, h % 3, q_idx // 32], keys = 48)"},
+    "of blocks of 16": {"mask": "listed(idx, rows = 32, keys = 16)"},
+    "of blocks of 128": {"mask": "listed(idx, rows = 32, keys = 128)"},
+}
+BESIDE: Mapping[str, Any] = {
+    "a bias": {
+        "extras": ("input bias: f32[B, Hkv * G, M, N]",),
+        "score": "dot(q, k) / 4 + bias[b, h, q_idx, kv_idx]",
+        "grads": "q, k, v, bias",
+    },
+    "a slope": {
+        "extras": ("input slope: f32[Hkv * G]",),
+        "score": "dot(q, k) / 4 + slope[h] * (kv_idx - q_pos)",
+        "grads": "q, k, v, slope",
+    },
+    "a bias of keys": {
+        "extras": ("input bias: f32[B, N]",),
+        "score": "dot(q, k) / 4 + bias[b, kv_idx]",
+        "grads": "q, k, v, bias",
+    },
+    "a sink": {"extras": ("input sink: f32[Hkv * G]",), "softmax": "softmax(sink = sink[h])"},
+    "dropout": {
+        "extras": ("input p: f32[]", "input seed: i64[]"),
+        "softmax": "softmax(dropout = p, seed = seed)",
+    },
+    "lengths": {
+        "extras": ("input many: i32[B]", "input few: i32[B]", "length N = many[b]", "length M = few[b]"),
+        "mask": "listed(idx, rows = 32, keys = 48) and causal",
+    },
+    "packed sequences": {
+        "q": "bf16[T, Hkv * G, 16] via ragged(cu)",
+        "kv": "bf16[U, Hkv, 16] via ragged(ck)",
+        "extras": ("input cu: i32[B + 1]", "input ck: i32[B + 1]"),
+        "mask": "listed(idx, rows = 32, keys = 48) and causal",
+    },
+    "pages": {
+        "kv": "bf16[B, N, Hkv, 16] via paged(table, page = 8)",
+        "extras": ("input table: i32[B, P]", "input many: i32[B]", "length N = many[b]"),
+        "mask": "listed(idx, rows = 32, keys = 48) and causal",
+        "grads": "",
+    },
+    "a first pass": {"forward": "softmax = two_pass"},
+    "a rescaled o": {"forward": "softmax = online(rescale = every_step)"},
+    "persistent programs": {"forward": "persistent = true"},
+    "dq in memory": {"backward": "accumulate.dq = atomic"},
+    "dq in order": {"backward": "accumulate.dq = sequential"},
+    "the longest first": {"forward": "order = longest_first"},
+    "f32": {"q": "f32[B, M, Hkv * G, 16]", "kv": "f32[B, N, Hkv, 16]"},
+}
+
+
+def by_day(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in BY_DAY else [pytest.mark.nightly]) for name in names]
+
+
+@pytest.mark.parametrize("name", by_day(MASKS))
+def test_masks_beside_lists(name: str) -> None:
+    assert not list(wrong(subject(**MASKS[name]), SIZES, range(examples(1))))
+
+
+@pytest.mark.parametrize("name", by_day(LISTS))
+def test_lists_of_all_shapes(name: str) -> None:
+    assert not list(wrong(subject(**LISTS[name]), SIZES, range(examples(1))))
+
+
+@pytest.mark.parametrize("name", by_day(BESIDE))
+def test_what_else_stands_beside_lists(name: str) -> None:
+    assert not list(wrong(subject(**BESIDE[name]), SIZES, range(examples(1))))
+
+
+ONE_QUERY = """attention a {
+  input q: bf16[B, M, HEADS, 16]
+  input k, v: bf16[B, N, KV, 16] STORAGE
+  input idx: i32[LISTS, S]
+  score = dot(q, k) / 4
+  mask = MASK
+  normalize = softmax
+  output o: bf16[B, M, HEADS, 16]
+}
+
+schedule a for triton {
+  loops = [kv], pack = gqa, tile.q = 16, tile.kv = 16
+}
+"""
+QUERIES: Mapping[str, Mapping[str, str]] = {
+    "each": {"LISTS": "B, M, Hkv", "MASK": "listed(idx, rows = 1, keys = 32) and causal"},
+    "three": {"LISTS": "B, Hkv, R", "MASK": "listed(idx, rows = 3, keys = 16)"},
+    "all": {"LISTS": "B, Hkv", "MASK": "listed(idx, keys = 32) and window(30, 0)"},
+    "of one K/V head": {"HEADS": "G", "KV": "1", "LISTS": "B, M", "MASK": "listed(idx, rows = 1, keys = 16)"},
+    "in pages": {
+        "LISTS": "B, M, Hkv",
+        "MASK": "listed(idx, rows = 1, keys = 32) and causal",
+        "STORAGE": (
+            "via paged(table, page = 16)\n  input table: i32[B, P]\n  input n: i32[B]\n  length N = n[b]"
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_lists_of_few_queries(name: str) -> None:
+    text = ONE_QUERY
+    for word, value in ({"HEADS": "Hkv * G", "KV": "Hkv", "STORAGE": "", **QUERIES[name]}).items():
+        text = text.replace(word, value)
+    sizes = {"B": 2, "M": 5, "N": 75, "Hkv": 2, "G": 3, "R": 2, "S": 4, "P": 5}
+    assert not list(wrong(subject_of_text(text), sizes, range(examples(2))))
+
+
+def test_keys_that_no_list_names_may_be_anything() -> None:
+    """NaN in rows that no kernel loads."""
+    made = subject()
+    q, k, v = torch.randn(1, 32, 2, 16), torch.randn(1, 144, 1, 16), torch.randn(1, 144, 1, 16)
+    k[:, 48:96], v[:, 48:96] = torch.nan, torch.nan
+    idx = torch.tensor([2, 0, -1, 2], dtype=torch.int32).reshape(1, 1, 1, 4)
+    inputs = {"q": q.bfloat16(), "k": k.bfloat16(), "v": v.bfloat16(), "idx": idx}
+    expected = reference(made.variant.attention, inputs)["o"]
+    assert np.isfinite(expected).all()
+    kept = torch.cat([torch.arange(48), torch.arange(96, 144)])
+    s = torch.einsum("bmhd,bnkd->bhmn", inputs["q"].double(), inputs["k"].double()[:, kept]) / 4
+    o = torch.einsum("bhmn,bnkd->bmhd", s.softmax(-1), inputs["v"].double()[:, kept])
+    np.testing.assert_allclose(expected, o.numpy(), atol=1e-12)
+
+
+def test_lists_that_changed_since_are_an_error_of_autograd() -> None:
+    made = subject()
+    q = torch.randn(1, 32, 2, 16, dtype=torch.bfloat16, requires_grad=True)
+    k, v = torch.randn(2, 1, 96, 1, 16, dtype=torch.bfloat16)
+    idx = torch.zeros(1, 1, 1, 2, dtype=torch.int32)
+    o = made.module.a(q, k, v, idx)
+    idx += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
