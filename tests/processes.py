@@ -110,3 +110,15 @@ def _run(
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Returns the processor time that a process has used, its finished children's included; 0 once it is
+    gone.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return 0.0
+    ticks = text.rpartition(")")[2].split()[11:15]  # behind the name, which may hold anything
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")

@@ -15,8 +15,11 @@ from attnc.adapters.pages import attend
 from attnc.adapters.transformers import attention
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from attnc.flex import flex_attention
+from attnc.paging import PagedCache, Step
 
 _WIDTH, _PAGE = 64, 16
+#: Of the page manager: how many sequences have a token each, and tokens after which they begin anew.
+_SEQUENCES, _LONGEST = (1, 64), 4096
 _SPEC = """
 attention compiled {
   input q: bf16[B, M, Hkv * G, 64]
@@ -67,7 +70,7 @@ def draw_trained(sizes: Mapping[str, int], device: str) -> Sequence[torch.Tensor
 
 
 def served_functions(sizes: Mapping[str, int], device: str) -> dict[str, Callable[[], Any]]:
-    """Returns calls against pages, of one token and of a prompt, by name."""
+    """Returns calls against pages, of one token and of a prompt, and the page manager's steps, by name."""
     batch, pages = sizes["B"], -(-sizes["N"] // _PAGE)
     q, *_ = draw_trained(sizes, device)
     shape = (batch * pages, _PAGE, sizes["Hkv"], _WIDTH)
@@ -93,7 +96,30 @@ def served_functions(sizes: Mapping[str, int], device: str) -> dict[str, Callabl
         "flash_attn_with_kvcache, one token": decode,
         "vLLM and SGLang, one token": partial(serve, token, 1),
         "vLLM and SGLang, a prompt": partial(serve, q, 0),
+        **{f"PagedCache.append, a token of {count}": _make_steps(count, device) for count in _SEQUENCES},
     }
+
+
+def _make_steps(sequences: int, device: str) -> Callable[[], Any]:
+    """Returns a call that appends a token to each sequence; one in many begins them anew."""
+    cache = PagedCache(
+        pages=sequences * _LONGEST // _PAGE,
+        page=_PAGE,
+        kv_heads=1,
+        head_dim=8,
+        sequences=sequences,
+        max_length=_LONGEST,
+        device=device,
+    )
+    numbers = [cache.allocate() for _ in range(sequences)]
+
+    def step() -> Step:
+        if cache.length(numbers[0]) == _LONGEST:
+            for number in numbers:
+                cache.truncate(number, 0)
+        return cache.append(numbers)
+
+    return step
 
 
 def _causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

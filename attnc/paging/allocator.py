@@ -127,10 +127,15 @@ class PageAllocator:
         return len(self._holdings)
 
     def holding(self, sequence: int) -> Holding:
+        return self.holdings([sequence])[0]
+
+    def holdings(self, sequences: Iterable[int]) -> list[Holding]:
+        """Returns what each sequence holds. ValueError for one that is unknown or freed."""
+        known = self._holdings
         try:
-            return self._holdings[sequence]
-        except KeyError:
-            raise ValueError(f"sequence {sequence} was freed or never allocated") from None
+            return [known[sequence] for sequence in sequences]
+        except KeyError as missing:
+            raise ValueError(f"sequence {missing} was freed or never allocated") from None
 
     def allocate(self) -> Change:
         """Plans a new, empty sequence. OutOfRows if the block table is full."""
@@ -142,16 +147,16 @@ class PageAllocator:
 
         OutOfPages or ValueError as `PagedCache.append` says.
         """
-        holdings = [self.holding(sequence) for sequence in sequences]
+        holdings = self.holdings(sequences)
         self._check_growth(sequences, holdings, counts)
-        size, free, taken = self._page, self._free, 0
+        size, free, sharers, taken = self._page, self._free, self._sharers, 0
         edits: list[Edit] = []
         copies: list[tuple[int, int]] = []
         slots: list[int] = []
         left: dict[int, int] = {}
         for holding, count in zip(holdings, counts, strict=True):
             pages, start = holding.pages, holding.length
-            if count == 1 and start % size and self._sharers[pages[-1]] == 1:  # decoding is mostly this
+            if count == 1 and start % size and sharers[pages[-1]] == 1:  # decoding is mostly this
                 edits.append(Edit(holding, start + 1, len(pages)))
                 slots.append(pages[-1] * size + start % size)
                 continue
@@ -191,7 +196,7 @@ class PageAllocator:
     def free(self, sequences: Sequence[int]) -> Change:
         """Plans to end sequences. ValueError for one that is unknown or named twice."""
         _check_distinct(sequences)
-        holdings = [self.holding(sequence) for sequence in sequences]
+        holdings = self.holdings(sequences)
         return Change(edits=[Edit(holding, 0, 0) for holding in holdings], ended=sequences)
 
     def commit(self, change: Change) -> None:

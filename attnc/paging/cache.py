@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -44,6 +44,18 @@ Layout: TypeAlias = Literal["NHD", "HND"]
 
 #: Entries of the tables: kv_len begins at a multiple, so that kernels read it as aligned as its own memory.
 _ALIGNMENT = 64
+#: Numbers of i32 at whose multiples kernels take tensors for aligned.
+_ALIGNED = 4
+
+
+class _Entries(NamedTuple):
+    """What changes in the tables. places, numbers: which entries, and what they become, those of the block
+    table first; of_step: where these are in the block table of a step.
+    """
+
+    places: Sequence[int]
+    numbers: Sequence[int]
+    of_step: Sequence[int]
 
 
 def _movable(x: torch.Tensor) -> torch.Tensor:
@@ -283,29 +295,31 @@ class PagedCache:
         return sequence
 
     def _carry_out(self, change: Change) -> None:
-        places, numbers = self._entries(change)
-        if places:
-            self._publish(*self._upload(places, numbers))
+        entries = self._entries(change)
+        if entries.places:
+            (places,), (numbers,) = self._upload([entries.places], [entries.numbers])
+            self._publish(places, numbers)
         self._allocator.commit(change)
 
-    def _entries(self, change: Change) -> tuple[list[int], list[int]]:
-        """Lists which entries of the tables change, and what they become: those of the block table first."""
-        width = self.block_table.shape[1]
-        places, numbers = list[int](), list[int]()
+    def _entries(self, change: Change) -> _Entries:
+        """Lists what changes in the tables, and of that what a step of these sequences has too."""
+        width, lengths_at = self.block_table.shape[1], self._lengths_at
+        places, numbers, of_step = list[int](), list[int](), list[int]()
         rows, lengths = list[int](), list[int]()
-        for holding, length, keep, pages in change.edits:
+        for b, (holding, length, keep, pages) in enumerate(change.edits):
             if pages:
-                first = holding.row * width + keep
-                places += range(first, first + len(pages))
+                count = len(pages)
+                places += range(holding.row * width + keep, holding.row * width + keep + count)
+                of_step += range(b * width + keep, b * width + keep + count)
                 numbers += pages
             if length != holding.length:
-                rows.append(self._lengths_at + holding.row)
+                rows.append(lengths_at + holding.row)
                 lengths.append(length)
-        return places + rows, numbers + lengths
+        return _Entries(places + rows, numbers + lengths, of_step)
 
     def _publish(self, places: torch.Tensor, numbers: torch.Tensor) -> None:
         """Writes entries of the tables: one operation, which happens or does not."""
-        self._tables.index_copy_(0, places, numbers.int())
+        self._tables.index_copy_(0, places, numbers)
 
     def _make_step(self, change: Change, counts: Sequence[int]) -> Step:
         """Makes the step of a change that is not published yet, with one copy to the device; then publishes
@@ -315,50 +329,53 @@ class PagedCache:
         if spread.ranks > 1:  # the allocator's pages hold the tokens of all ranks
             own = [i for i, slot in enumerate(slots) if spread.rank(slot) == self.rank]
             slots = [spread.row(slots[i]) for i in own]
-        width = self.block_table.shape[1]
-        of_step = [
-            b * width + column
-            for b, edit in enumerate(change.edits)
-            if edit.pages
-            for column in range(edit.keep, edit.keep + len(edit.pages))
-        ]
-        rows, lengths, cu_q, where, mine, copied, of_step_, places, numbers = self._upload(
-            [edit.holding.row for edit in change.edits],
-            [edit.length for edit in change.edits],
-            [0, *accumulate(counts)],
-            slots,
-            own,
-            [number for pair in change.copies for number in pair],
-            of_step,
-            *self._entries(change),
+        entries = self._entries(change)
+        copied = [number for pair in change.copies for number in pair]
+        (where, mine, of_step, places, pairs), (rows, kv_len, cu_q, numbers) = self._upload(
+            [slots, own, entries.of_step, entries.places, copied],
+            [
+                [edit.holding.row for edit in change.edits],
+                [edit.length for edit in change.edits],
+                [0, *accumulate(counts)],
+                entries.numbers,
+            ],
         )
-        block_table, kv_len = self.block_table[rows], lengths.int()
-        if of_step:
-            block_table.view(-1).index_copy_(0, of_step_, numbers[: len(of_step)].int())
+        block_table = self.block_table.index_select(0, rows)
+        if entries.of_step:
+            block_table.view(-1).index_copy_(0, of_step, numbers[: len(of_step)])
         is_spread = spread.ranks > 1
         step = Step(
             block_table=block_table,
             kv_len=kv_len,
-            cu_q=cu_q.int(),
-            slots=where.clone(),
+            cu_q=cu_q,
+            slots=where,
             counts=spread.counts(kv_len, self.rank) if is_spread else None,
-            own=mine.clone() if is_spread else None,
+            own=mine if is_spread else None,
         )
-        if change.copies:
-            source, target = copied.view(-1, 2).unbind(1)
+        if copied:
+            source, target = pairs.view(-1, 2).unbind(1)
             for pool in map(_movable, self._pools):
                 pool[:, target] = pool[:, source]
-        if len(places):
+        if entries.places:
             self._publish(places, numbers)
         return step
 
-    def _upload(self, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """Returns the lists as i64 tensors on the device. Pinned memory: the host does not wait
-        for the copy.
+    def _upload(
+        self, wide: Sequence[Sequence[int]], narrow: Sequence[Sequence[int]]
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Returns the first lists as i64 tensors and the second ones as i32, by one copy to the device. Each
+        is as aligned as memory of its own. Pinned memory: the host does not wait for the copy.
         """
-        numbers = [number for numbers in lists for number in numbers]
+        numbers, sizes = list[int](), list[int]()
+        for part in (*wide, *narrow):
+            gap = -len(part) % _ALIGNED
+            numbers += part
+            numbers += (0,) * gap
+            sizes += (len(part), gap)
         host = torch.tensor(numbers, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        return torch.split_with_sizes(host.to(self.device, non_blocking=True), [len(part) for part in lists])
+        of_wide, of_narrow = sizes[: 2 * len(wide)], sizes[2 * len(wide) :]
+        *parts, rest = host.to(self.device, non_blocking=True).split_with_sizes([*of_wide, sum(of_narrow)])
+        return parts[::2], rest.int().split_with_sizes(of_narrow)[::2]
 
 
 def _store(pools: Sequence[torch.Tensor], at: tuple[torch.Tensor, ...], rows: Sequence[torch.Tensor]) -> None:

@@ -38,6 +38,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from tests.processes import cpu_seconds
+
 if TYPE_CHECKING:
     from attnc.plan.ir import Module
     from attnc.verify.case import Case
@@ -51,7 +53,8 @@ _WITHOUT_GRADIENTS = 12
 LONGEST, AREA = 300, 1 << 16
 #: The same where a case is held to rules, which run it some twenty times.
 LONGEST_HELD, AREA_HELD = 130, 1 << 14
-#: Seconds after which a spec is taken for one whose kernel does not end.
+#: Seconds of its worker's processor after which a spec is taken for one whose kernel does not end, which is
+#: waited for in a loop. Of the clock ten times as many pass where others keep the processors busy.
 PATIENCE = 60
 #: Words and signs of the language whose use is counted, besides the types of inputs.
 WORDS = re.compile(
@@ -299,7 +302,7 @@ class Worker:
         self.path, self.done = folder / f"{number}.jsonl", False
         self.results: list[dict[str, Any]] = []
         self.begun: dict[str, Any] | None = None
-        self.began = time.monotonic()
+        self.began = self.spent = 0.0
         self.read = 0
         self.at: tuple[int, int] | None = None
         self.start(skip=0)
@@ -325,12 +328,15 @@ class Worker:
             message = json.loads(line)
             self.done |= "end" in message
             if "begin" in message:
-                self.begun, self.began = message, time.monotonic()
+                self.begun, self.began, self.spent = message, time.monotonic(), cpu_seconds(self.process.pid)
             elif "result" in message:
                 self.begun = None
                 self.results.append(message["result"])
                 self.at = (message["result"]["chunk"], message["result"]["number"])
-        hangs = self.begun is not None and time.monotonic() - self.began > PATIENCE
+        hangs = self.begun is not None and (
+            cpu_seconds(self.process.pid) - self.spent > PATIENCE
+            or time.monotonic() - self.began > 10 * PATIENCE
+        )
         if hangs and not ended:
             self.stop()
         if (ended or hangs) and not self.done:

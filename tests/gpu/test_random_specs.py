@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.gpu.random_specs import Record, Result, as_data
+from tests.processes import cpu_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,15 @@ def test_a_later_run_goes_on_from_the_next_seed(tmp_path: Path) -> None:
     assert (second.seed, second.seconds) == (5, 2.0)
     second.add(as_data(GOOD))
     assert (second.counts["specs"], second.counts["wrong"], second.seed) == (2, 1, 5)
+
+
+def test_time_of_a_process_is_that_of_its_processor() -> None:
+    """By which a worker is taken for one that hangs, however busy others keep the machine."""
+    before = cpu_seconds(os.getpid())
+    while cpu_seconds(os.getpid()) == before:
+        sum(range(10_000))
+    assert cpu_seconds(os.getpid()) > before
+    assert cpu_seconds(1 << 30) == 0
 
 
 def test_a_spec_on_three_targets_is_counted_as_such() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -71,6 +71,24 @@ class _Fault(_Mode):  # type: ignore[misc]  # for which reason nothing is known 
 def failing_at(operation: int) -> AbstractContextManager[object]:
     """Has one operation of a block run out of memory: an allocation, a transfer, a copy, a write."""
     return _Fault(operation)
+
+
+class _Count(_Mode):  # type: ignore[misc]  # likewise
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counting() -> Iterator[list[str]]:
+    """Lists the operations of torch in a block, by name."""
+    names: list[str] = []
+    with _Count(names):
+        yield names
 
 
 def everything(cache: PagedCache) -> dict[str, Any]:

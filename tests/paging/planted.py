@@ -24,7 +24,7 @@ BUGS = (
         old="""    step = self._make_step(change, counts)
     self._allocator.commit(change)
 """,
-        new="""    places, numbers = self._entries(change)
+        new="""    self._entries(change)
     self._allocator.commit(change)
     step = self._make_step(change, counts)
 """,
@@ -32,36 +32,36 @@ BUGS = (
     Bug(
         name="lists change before the device does",
         place="cache.PagedCache._carry_out",
-        old="""    if places:
-        self._publish(*self._upload(places, numbers))
+        old="""        self._publish(places, numbers)
     self._allocator.commit(change)
 """,
-        new="""    self._allocator.commit(change)
-    if places:
-        self._publish(*self._upload(places, numbers))
+        new="""        self._allocator.commit(change)
+        self._publish(places, numbers)
+        return
+    self._allocator.commit(change)
 """,
     ),
     Bug(
         name="tables are published before the step is made",
         place="cache.PagedCache._make_step",
-        old="    block_table, kv_len = self.block_table[rows], lengths.int()",
+        old="    block_table = self.block_table.index_select(0, rows)",
         new="""    self._publish(places, numbers)
-    block_table, kv_len = self.block_table[rows], lengths.int()""",
+    block_table = self.block_table.index_select(0, rows)""",
     ),
     Bug(
         name="pages are copied after tables name them",
         place="cache.PagedCache._make_step",
-        old="    if change.copies:",
+        old="    if copied:",
         new="""    self._publish(places, numbers)
-    if change.copies:""",
+    if copied:""",
     ),
     Bug(
         name="tables are written in two operations",
         place="cache.PagedCache._publish",
-        old="    self._tables.index_copy_(0, places, numbers.int())",
+        old="    self._tables.index_copy_(0, places, numbers)",
         new="""    half = len(places) // 2
-    self._tables.index_copy_(0, places[:half], numbers[:half].int())
-    self._tables.index_copy_(0, places[half:], numbers[half:].int())""",
+    self._tables.index_copy_(0, places[:half], numbers[:half])
+    self._tables.index_copy_(0, places[half:], numbers[half:])""",
     ),
     Bug(
         name="keys stay where values fail",
@@ -72,8 +72,8 @@ BUGS = (
     Bug(
         name="rows of the step are those before the append",
         place="cache.PagedCache._make_step",
-        old="    if of_step:",
-        new="    if not of_step:",
+        old="    if entries.of_step:",
+        new="    if not entries.of_step:",
     ),
     Bug(
         name="a page that is copied keeps its sharer",
@@ -96,8 +96,8 @@ BUGS = (
     Bug(
         name="a token is decoded into a page that others share",
         place="allocator.PageAllocator.grow",
-        old="self._sharers[pages[-1]] == 1",
-        new="self._sharers[pages[-1]]",
+        old="sharers[pages[-1]] == 1",
+        new="sharers[pages[-1]]",
     ),
     Bug(
         name="pages of two sequences overlap",
@@ -152,7 +152,7 @@ BUGS = (
     Bug(
         name="free ends the first of several before it looks at the rest",
         place="allocator.PageAllocator.free",
-        old="holdings = [self.holding(sequence) for sequence in sequences]",
+        old="holdings = self.holdings(sequences)",
         new="""holdings = []
     for sequence in sequences:
         holdings.append(self.holding(sequence))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from attnc.paging import Layout, OutOfPages, PagedCache, Spread
-from tests.paging.calls import Calls, everything, failing_at, rows, small, write
+from tests.paging.calls import Calls, counting, everything, failing_at, rows, small, write
 
 
 def run_all(first: int = 0, last: int = 40) -> None:
@@ -398,3 +399,53 @@ def test_numbers_of_tensors_are_those_of_one_sequence() -> None:
     untyped.truncate(second, torch.tensor(4))
     assert [type(cache.length(one)) for one in (first, second)] == [int, int]
     assert cache.kv_len[[cache.row(first), cache.row(second)]].tolist() == [3, 4]
+
+
+def decoding(sequences: int) -> tuple[PagedCache, list[int]]:
+    """A cache of sequences whose next token needs no page."""
+    cache = PagedCache(
+        pages=2 * sequences, page=16, kv_heads=1, head_dim=8, sequences=sequences, max_length=32
+    )
+    numbers = [cache.allocate() for _ in range(sequences)]
+    cache.append(numbers, 3)
+    return cache, numbers
+
+
+@pytest.mark.parametrize("sequences", [1, 48])
+def test_a_decoded_token_takes_few_operations_of_torch(sequences: int) -> None:
+    """After the copy to it: one to i32, one of rows of the table, one that publishes. The rest are views."""
+    cache, numbers = decoding(sequences)
+    with counting() as names:
+        cache.append(numbers)
+    views = {"aten.lift_fresh.default", "aten.split_with_sizes.default"}
+    on_the_device = ["aten._to_copy.default", "aten.index_select.default", "aten.index_copy_.default"]
+    assert [name for name in names if name not in views] == on_the_device
+
+
+def test_a_decoded_token_takes_few_calls_of_python() -> None:
+    """Of functions, Python's own and C's, for each further sequence."""
+
+    def calls(sequences: int) -> int:
+        cache, numbers = decoding(sequences)
+        found = 0
+
+        def seen(frame: Any, event: str, argument: Any) -> None:
+            nonlocal found
+            found += event in ("call", "c_call")
+
+        sys.setprofile(seen)
+        try:
+            cache.append(numbers)
+        finally:
+            sys.setprofile(None)
+        return found
+
+    assert calls(48) - calls(16) <= 32 * 9
+
+
+def test_numbers_of_a_step_are_as_aligned_as_tensors_of_their_own() -> None:
+    cache, numbers = decoding(3)
+    for count in (1, 5, 0):
+        step = cache.append(numbers, count)
+        for x in (step.block_table, step.kv_len, step.cu_q, step.slots):
+            assert x.data_ptr() % 16 == 0
