@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from attnc.target.files import render_files
 from tests.plan.hopper import planned
 
@@ -16,3 +18,18 @@ def test_warpgroups_have_key_tiles_of_their_own_where_one_may_not_see_a_tile() -
     assert apart in kernel("consumers = 3, tile.kv = 128", "causal")
     assert apart not in kernel("consumers = 2, tile.kv = 128", "causal")
     assert apart not in kernel("consumers = 2, tile.kv = 64", "kv_idx < 100")
+
+
+@pytest.mark.parametrize(
+    ("choice", "asks", "side_by_side", "one_by_one"),
+    [("= true", False, True, False), ("= false", False, False, True), ("in {true, false}", True, True, True)],
+)
+def test_a_kernel_has_only_the_orders_of_products_that_some_config_takes(
+    choice: str, asks: bool, side_by_side: bool, one_by_one: bool
+) -> None:
+    module = planned(f"consumers = 2, tile.kv = 64, overlap {choice}")
+    files = render_files(module, path="a.attn", sha256="")
+    assert ("OVERLAP: int" in files["default.py"]) is asks
+    assert ("if constexpr (OVERLAP)" in files["default.cu"]) is asks
+    assert ("next_p(kind, kv_lo, finish_pv);" in files["default.cu"]) is side_by_side
+    assert ("next_p(kind, kv_lo, [] {});" in files["default.cu"]) is one_by_one

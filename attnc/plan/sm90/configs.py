@@ -165,6 +165,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         by_tma=attention.q.storage.is_plain or attention.q.storage.is_packed,
         packed=attention.q.storage.is_packed,
         pingpong=_ever(schedule, "pingpong", False),
+        overlap=_find_overlap(schedule),
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
         draws=attention.softmax.dropout is not None,
@@ -201,6 +202,12 @@ def _has_headroom(schedule: Schedule) -> bool:
 def _ever(schedule: Schedule, key: str, usual: Value) -> bool:
     knob = schedule.forward.get(key)
     return knob is not None and any(choice != usual for choice in knob.choices)
+
+
+def _find_overlap(schedule: Schedule) -> bool | None:
+    knob = schedule.forward.get("overlap")
+    chosen = {True} if knob is None else set(knob.choices)
+    return None if len(chosen) > 1 else chosen == {True}
 
 
 def helpers_of(variant: Variant) -> int:

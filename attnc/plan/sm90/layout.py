@@ -124,7 +124,8 @@ class Sm90Layout(CudaLayout):
     columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
     (`softcap`). packed: whether sequences are, whose tiles are claimed at once. copies: how keys come.
     clusters: whether some config has blocks that share tiles of K and V. pingpong: whether warpgroups take
-    turns at issuing products under some config.
+    turns at issuing products under some config. overlap: whether q k^T of the next tile runs during the
+    softmax of this one, None: under some configs.
     """
 
     by_tma: bool
@@ -141,6 +142,7 @@ class Sm90Layout(CudaLayout):
     copies: Copies = "boxes"
     clusters: bool = False
     pingpong: bool = False
+    overlap: bool | None = True
 
     @property
     def fewest_registers(self) -> int:
@@ -163,10 +165,10 @@ class Sm90Layout(CudaLayout):
         chosen = {
             "Q_TILES": shape.q_tiles,
             "O_TILES": shape.o_tiles,
-            "OVERLAP": shape.overlap,
             "PRODUCER_REGISTERS": shape.producer_registers,
             "CONSUMER_REGISTERS": shape.consumer_registers,
         }
+        chosen |= {"OVERLAP": shape.overlap} if self.overlap is None else {}
         chosen |= {"CLUSTER": hopper(config).cluster} if self.clusters else {}
         return chosen | ({"PINGPONG": shape.pingpong} if self.pingpong else {})
 

@@ -21,6 +21,8 @@ class ElementText:
     """What `templates/cuda/*.jinja` print about elements: of 16 bits, rounded two at a time, or f32."""
 
     layout: CudaLayout
+    #: Where an accumulator has the element of row r of a thread in column c of its group j.
+    fragment = "[r / 2][j][r % 2 * 2 + c]"
 
     @property
     def products(self) -> str:

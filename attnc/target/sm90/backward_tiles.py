@@ -18,7 +18,7 @@ from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
-from attnc.target.sm90.tiles import WgmmaTiles, coordinates
+from attnc.target.sm90.tiles import FRAGMENT, WgmmaTiles, coordinates
 
 
 class Sm90Arguments(ArgumentText):
@@ -80,6 +80,7 @@ class Sm90TileText(CudaBackwardText):
         self.queries_in_box, self.keys_in_box = self.plan.boxes
 
     searching_lanes = "32"
+    fragment = FRAGMENT
 
     @property
     def walk(self) -> CudaWalk:

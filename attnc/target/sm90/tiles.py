@@ -92,10 +92,15 @@ class WgmmaTiles:
         return list(products(self._parts, accumulate))
 
 
+#: Where scores have the element of row r of a thread in column c of its group j: a warp has 16 rows.
+FRAGMENT = "[j][2 * r + c]"
+
+
 class BoxText(CudaText):
     """Attribute by attribute what templates of prefill and of decoding print of copies by TMA."""
 
     wgmma: WgmmaTiles
+    fragment = FRAGMENT
 
     @property
     @abstractmethod

@@ -340,11 +340,11 @@ __device__ __forceinline__ void run_consumer_dv(const Args& args, u32 base, cons
             kv_idx[r] = kv_lo + first_key + 8 * r + g;
 
         const u64 k_rows = wgmma_descriptor(base + K_AT, 16, 1024);
-        float scores[1][BLOCK_M / 8][4];
+        float scores[BLOCK_M / 8][4];
         auto issue_s = [&](PipelineState<STAGES> q) {
             mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
             wgmma_fence();
-            mma_rows<D>(scores[0], k_rows, wgmma_descriptor(base + Q_AT + q.index * Q_BYTES, 16, 1024));
+            mma_rows<D>(scores, k_rows, wgmma_descriptor(base + Q_AT + q.index * Q_BYTES, 16, 1024));
         };
         // One tile of queries. On entry its s is there, on return that of the next tile, whose mma follows that of dv
         // without a gap.
@@ -360,7 +360,7 @@ __device__ __forceinline__ void run_consumer_dv(const Args& args, u32 base, cons
                     const float lse2 = lse2_pair.values[c];
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[0][j][r % 2 * 2 + c];
+                        float& s = scores[j][2 * r + c];
                         float p = exp2_(s * SCALE - lse2);
                         s = p;
                     }
@@ -379,7 +379,7 @@ __device__ __forceinline__ void run_consumer_dv(const Args& args, u32 base, cons
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(kv_idx[r] <= q_pos))
-                                scores[r / 2][j][r % 2 * 2 + c] = 0.0f;
+                                scores[j][2 * r + c] = 0.0f;
                         }
                     }
             }
@@ -387,13 +387,13 @@ __device__ __forceinline__ void run_consumer_dv(const Args& args, u32 base, cons
             #pragma unroll
             for (int j = 0; j < BLOCK_M / 8; ++j)
                 store_shared(p_place + given.index * P_BYTES + j * 512,
-                    Four{scores[0][j][0], scores[0][j][1], scores[0][j][2], scores[0][j][3]});
+                    Four{scores[j][0], scores[j][1], scores[j][2], scores[j][3]});
             __syncwarp();  // all lanes have read lse2, too
             mbarrier_arrive_if(barrier_of(base, P_FULL, given.index), lane == 0);
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
             given.advance();
             u32 left_p[BLOCK_M / 16][4];
-            round_fragments(left_p, scores[0]);
+            round_fragments(left_p, scores);
             warpgroup_fence_operand(left_p);
             mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             wgmma_fence();
@@ -409,7 +409,7 @@ __device__ __forceinline__ void run_consumer_dv(const Args& args, u32 base, cons
             mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), lane == 0);
             if constexpr (!last.value) {
                 wgmma_wait<0>();
-                warpgroup_fence_operand(scores[0]);
+                warpgroup_fence_operand(scores);
             }
             q.advance();
         };
@@ -418,7 +418,7 @@ __device__ __forceinline__ void run_consumer_dv(const Args& args, u32 base, cons
             mbarrier_wait(barrier_of(base, K_FULL, 0), k.phase);
             issue_s(q);
             wgmma_wait<0>();
-            warpgroup_fence_operand(scores[0]);
+            warpgroup_fence_operand(scores);
             q_next = next(q_lo);
             #pragma unroll 1
             while (h < h_last || q_next >= lo) {
@@ -478,7 +478,7 @@ __device__ __forceinline__ void run_consumer_dk(const Args& args, u32 base, cons
             dk[j][0] = dk[j][1] = dk[j][2] = dk[j][3] = 0.0f;
         warpgroup_fence_operand(dk);
         const u64 v_rows = wgmma_descriptor(base + V_AT, 16, 1024);
-        float gradients[1][BLOCK_M / 8][4];
+        float gradients[BLOCK_M / 8][4];
         auto begin_dp = [&](PipelineState<STAGES> q) {
             mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
             const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.index * BLOCK_M;
@@ -487,19 +487,19 @@ __device__ __forceinline__ void run_consumer_dk(const Args& args, u32 base, cons
                 const Pair delta_pair = *(const Pair*)(delta_tile + 8 * j + 2 * t);
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    gradients[0][j][i] = -delta_pair.values[i % 2];
+                    gradients[j][i] = -delta_pair.values[i % 2];
             }
-            warpgroup_fence_operand(gradients[0]);
+            warpgroup_fence_operand(gradients);
         };
         auto issue_dp = [&](PipelineState<STAGES> q) {
             mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             wgmma_fence();
-            mma_rows<DV>(gradients[0], v_rows, wgmma_descriptor(base + DO_AT + q.index * DO_BYTES, 16, 1024), true);
+            mma_rows<DV>(gradients, v_rows, wgmma_descriptor(base + DO_AT + q.index * DO_BYTES, 16, 1024), true);
         };
         // One tile of queries. On entry its dp is there, on return that of the next tile.
         auto step = [&](auto last) {
             const u32 q_tile = base + Q_AT + q.index * Q_BYTES;
-            float scores[1][BLOCK_M / 8][4];
+            float scores[BLOCK_M / 8][4];
             mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), lane == 0);
             mbarrier_wait(barrier_of(base, P_FULL, given.index), given.phase);
             #pragma unroll
@@ -507,7 +507,7 @@ __device__ __forceinline__ void run_consumer_dk(const Args& args, u32 base, cons
                 const Four p = *(const Four*)(p_place + given.index * P_BYTES + j * 512);
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    scores[0][j][i] = p.values[i];
+                    scores[j][i] = p.values[i];
             }
             __syncwarp();
             mbarrier_arrive_if(barrier_of(base, P_EMPTY, given.index), lane == 0);
@@ -517,7 +517,7 @@ __device__ __forceinline__ void run_consumer_dk(const Args& args, u32 base, cons
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    gradients[0][j][i] *= scores[0][j][i];
+                    gradients[j][i] *= scores[j][i];
             if (partial) {
                 branch();
                 #pragma unroll
@@ -525,10 +525,10 @@ __device__ __forceinline__ void run_consumer_dk(const Args& args, u32 base, cons
                     #pragma unroll
                     for (int i = 0; i < 4; ++i)
                         // dp of a masked element is undefined
-                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];
+                        gradients[j][i] = scores[j][i] == 0.0f ? 0.0f : gradients[j][i];
             }
             u32 left_ds[BLOCK_M / 16][4];
-            round_fragments(left_ds, gradients[0]);
+            round_fragments(left_ds, gradients);
             warpgroup_fence_operand(left_ds);
             if constexpr (!last.value)
                 begin_dp(q.next());
@@ -545,7 +545,7 @@ __device__ __forceinline__ void run_consumer_dk(const Args& args, u32 base, cons
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
             if constexpr (!last.value) {
                 wgmma_wait<0>();
-                warpgroup_fence_operand(gradients[0]);
+                warpgroup_fence_operand(gradients);
             }
             q.advance();
         };
@@ -555,7 +555,7 @@ __device__ __forceinline__ void run_consumer_dk(const Args& args, u32 base, cons
             begin_dp(q);
             issue_dp(q);
             wgmma_wait<0>();
-            warpgroup_fence_operand(gradients[0]);
+            warpgroup_fence_operand(gradients);
             q_next = next(q_lo);
             #pragma unroll 1
             while (h < h_last || q_next >= lo) {

@@ -46,7 +46,6 @@
 #define STAGES 4  // tiles of K and of V in shared memory
 #define Q_TILES 2  // tiles of Q
 #define O_TILES 0  // 1: o is stored through a tile of its own, by TMA; 0: from registers
-#define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
 #define PRODUCER_REGISTERS 32  // of a thread of the other warpgroups
 #define CONSUMER_REGISTERS 160  // of a thread of a consumer
 #endif
@@ -171,7 +170,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
     const u64 q_tiles = wgmma_descriptor(base + Q_AT + 64 * consumer * 128, 16, 1024);
     const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024),
         v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
-    float acc[DV / 8][4], scores[1][BLOCK_N / 8][4];
+    float acc[DV / 8][4], scores[BLOCK_N / 8][4];
     u32 p[BLOCK_N / 16][4];
     PipelineState<WORK_TILES> slot = {0, 0};
     PipelineState<Q_TILES> q = {0, 0};
@@ -244,13 +243,12 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     skip_v();
             }
         };
-        auto issue_qk = [&] { mma_qk(scores[0], q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16));
-            };
+        auto issue_qk = [&] { mma_qk(scores, q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16)); };
         auto issue_pv = [&](bool accumulate) { mma_pv(acc, p, v_tiles + v.index * (V_BYTES / 16), accumulate); };
         // Ends p v of the previous tile. The wait for the next V stands before it: the compiler moves no wait over that
         // branch, and would otherwise wait for the product before the softmax.
         auto finish_pv = [&] {
-            warpgroup_fence_operand(scores[0]);
+            warpgroup_fence_operand(scores);
             const auto next = v.next();
             mbarrier_wait(barrier_of(base, V_FULL, next.index), next.phase);
             wgmma_wait<0>();
@@ -280,7 +278,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                             const int doc_kv = of_pair<int>(load_shared<u64>(doc_kv_at + 32 * j), c);
                             #pragma unroll
                             for (int r = 0; r < ROWS; ++r) {
-                                float& s = scores[r / 2][j][r % 2 * 2 + c];
+                                float& s = scores[j][2 * r + c];
                                 s = kv_idx <= q_pos[r] && doc_q[r] == doc_kv ? s : -INF;
                             }
                         }
@@ -290,15 +288,15 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         auto first_p = [&](int kv_lo) {
             score(TrueType{}, kv_lo);
             float shift[ROWS];
-            row_maxima(m, scores[0]);
+            row_maxima(m, scores);
             release_loaded();
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 m[r] = m[r] * SCALE + M_OFFSET;
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
-            exponentials(scores[0], shift, l);
-            round_fragments(p, scores[0]);
+            exponentials(scores, shift, l);
+            round_fragments(p, scores);
         };
         // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
@@ -307,7 +305,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 // Lazy maximum: the known m serves while sums stay below SUM_LIMIT. The test stands before `finish`, so
                 // that sums are computed among the exponentials.
                 score(TrueType{}, kv_lo);
-                exponentials(scores[0], m, sum);
+                exponentials(scores, m, sum);
                 const bool exceeds = any_lane(!(sum[0] < SUM_LIMIT && sum[1] < SUM_LIMIT));
                 release_loaded();
                 finish();
@@ -325,18 +323,18 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                         l[r] *= alpha[r];
                         sum[r] *= alpha[r];
                     }
-                    scale_rows(scores[0], alpha);
+                    scale_rows(scores, alpha);
                     scale_rows(acc, alpha);
                 }
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     l[r] += sum[r];
-                round_fragments(p, scores[0]);
+                round_fragments(p, scores);
                 return;
             }
             score(kind, kv_lo);
             float top[ROWS], alpha[ROWS], shift[ROWS];
-            row_maxima(top, scores[0]);
+            row_maxima(top, scores);
             release_loaded();
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
@@ -351,13 +349,13 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
-            exponentials(scores[0], shift, sum);
+            exponentials(scores, shift, sum);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
             finish();
             scale_rows(acc, alpha);
-            round_fragments(p, scores[0]);
+            round_fragments(p, scores);
         };
 
         // One tile of keys. On entry p is of the previous tile; on return it is of this one.
@@ -366,29 +364,13 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             const bool last = previous(kv_lo) < lo;
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             mbarrier_wait(barrier_of(base, X_FULL, x.index), x.phase);
-            if constexpr (OVERLAP) {
-                wgmma_fence();
-                issue_qk();
-                issue_pv(accumulate);
-                wgmma_wait<1>();
-                warpgroup_fence_operand(scores[0]);
-                release_k(last);
-                next_p(kind, kv_lo, finish_pv);
-            } else {
-                wgmma_fence();
-                issue_pv(accumulate);
-                wgmma_wait<0>();
-                warpgroup_fence_operand(acc);
-                warpgroup_fence_operand(p);
-                release_v();
-                wgmma_fence();
-                issue_qk();
-                wgmma_wait<0>();
-                warpgroup_fence_operand(scores[0]);
-                release_k(last);
-                next_p(kind, kv_lo, [] {});
-                mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
-            }
+            wgmma_fence();
+            issue_qk();
+            issue_pv(accumulate);
+            wgmma_wait<1>();
+            warpgroup_fence_operand(scores);
+            release_k(last);
+            next_p(kind, kv_lo, finish_pv);
             accumulate = true;
         };
 
@@ -401,7 +383,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             issue_qk();
             release_q();
             wgmma_wait<0>();
-            warpgroup_fence_operand(scores[0]);
+            warpgroup_fence_operand(scores);
             release_k(previous(kv_lo) < lo);
             first_p(kv_lo);
             while (skipped_v > 0)

@@ -339,23 +339,23 @@ __device__ __forceinline__ void run_consumer(
                     const int q_idx = q_lo + 32 * i + lane, q_pos = q_idx + N - M;
                     doc_q_of[i] = 0 <= q_pos && q_pos < N ? doc_row[q_pos * args.stride_doc_1] : 0;
                 }
-            float scores[1][BLOCK_M / 8][4], gradients[1][BLOCK_M / 8][4];
+            float scores[BLOCK_M / 8][4], gradients[BLOCK_M / 8][4];
             mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 const Pair delta_pair = *(const Pair*)(delta_tile + 8 * j + 2 * t);
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    gradients[0][j][i] = -delta_pair.values[i % 2];
+                    gradients[j][i] = -delta_pair.values[i % 2];
             }
-            warpgroup_fence_operand(gradients[0]);
+            warpgroup_fence_operand(gradients);
             wgmma_fence();
-            mma_rows<D>(scores[0], k_rows, wgmma_descriptor(q_tile, 16, 1024));
+            mma_rows<D>(scores, k_rows, wgmma_descriptor(q_tile, 16, 1024));
             mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             wgmma_fence();
-            mma_rows<DV>(gradients[0], v_rows, wgmma_descriptor(do_tile, 16, 1024), true);
+            mma_rows<DV>(gradients, v_rows, wgmma_descriptor(do_tile, 16, 1024), true);
             wgmma_wait<1>();
-            warpgroup_fence_operand(scores[0]);
+            warpgroup_fence_operand(scores);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 const int at_tile = 8 * j + 2 * t;
@@ -365,7 +365,7 @@ __device__ __forceinline__ void run_consumer(
                     const float lse2 = lse2_pair.values[c];
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[0][j][r % 2 * 2 + c];
+                        float& s = scores[j][2 * r + c];
                         float p = exp2_(s * SCALE - lse2);
                         s = p;
                     }
@@ -385,18 +385,18 @@ __device__ __forceinline__ void run_consumer(
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(kv_idx[r] <= q_pos && doc_q == doc_kv[r]))
-                                scores[r / 2][j][r % 2 * 2 + c] = 0.0f;
+                                scores[j][2 * r + c] = 0.0f;
                         }
                     }
             }
             wgmma_wait<0>();
-            warpgroup_fence_operand(gradients[0]);
+            warpgroup_fence_operand(gradients);
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    gradients[0][j][i] *= scores[0][j][i];
+                    gradients[j][i] *= scores[j][i];
             if (partial) {
                 branch();
                 #pragma unroll
@@ -404,13 +404,13 @@ __device__ __forceinline__ void run_consumer(
                     #pragma unroll
                     for (int i = 0; i < 4; ++i)
                         // dp of a masked element is undefined
-                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];
+                        gradients[j][i] = scores[j][i] == 0.0f ? 0.0f : gradients[j][i];
             }
             // Rounded here, so that p needs no second set of registers.
             u32 left_p[BLOCK_M / 16][4];
-            round_fragments(left_p, scores[0]);
+            round_fragments(left_p, scores);
             u32 left_ds[BLOCK_M / 16][4];
-            round_fragments(left_ds, gradients[0]);
+            round_fragments(left_ds, gradients);
             warpgroup_fence_operand(left_p);
             warpgroup_fence_operand(left_ds);
             wgmma_fence();

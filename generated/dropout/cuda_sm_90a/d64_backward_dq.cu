@@ -301,17 +301,17 @@ __device__ __forceinline__ void run_consumer(
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 settle(kept[r] = draw_keys<COLUMNS>(drawn, seed, b, h, q_idx[r], kv_lo));
-            float scores[1][BLOCK_N / 8][4], gradients[1][BLOCK_N / 8][4];
+            float scores[BLOCK_N / 8][4], gradients[BLOCK_N / 8][4];
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
-            mma_rows<D>(scores[0], q_rows, wgmma_descriptor(k_tile, 16, 1024));
+            mma_rows<D>(scores, q_rows, wgmma_descriptor(k_tile, 16, 1024));
             mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             wgmma_fence();
-            mma_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.index * V_BYTES, 16, 1024));
+            mma_rows<DV>(gradients, do_rows, wgmma_descriptor(base + V_AT + v.index * V_BYTES, 16, 1024));
             wgmma_wait<0>();
-            warpgroup_fence_operand(scores[0]);
-            warpgroup_fence_operand(gradients[0]);
+            warpgroup_fence_operand(scores);
+            warpgroup_fence_operand(gradients);
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
             mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), last && lane == 0);
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
@@ -323,8 +323,8 @@ __device__ __forceinline__ void run_consumer(
                 for (int c = 0; c < 2; ++c) {
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[r / 2][j][r % 2 * 2 + c];
-                        float& dp = gradients[r / 2][j][r % 2 * 2 + c];
+                        float& s = scores[j][2 * r + c];
+                        float& dp = gradients[j][2 * r + c];
                         const float p = exp2_(s * SCALE - lse2[r]);
                         const bool keep = kept[r] >> (2 * j + c) & 1;
                         dp = keep ? dp * keep_scale : 0.0f;
@@ -345,12 +345,12 @@ __device__ __forceinline__ void run_consumer(
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(kv_idx <= q_pos[r]))
-                                scores[r / 2][j][r % 2 * 2 + c] = gradients[r / 2][j][r % 2 * 2 + c] = 0.0f;
+                                scores[j][2 * r + c] = gradients[j][2 * r + c] = 0.0f;
                         }
                     }
             }
             u32 left[BLOCK_N / 16][4];
-            round_fragments(left, gradients[0]);
+            round_fragments(left, gradients);
             warpgroup_fence_operand(left);
             wgmma_fence();
             add_product(dq, left, wgmma_descriptor(k_tile, BLOCK_N * 128, 1024));

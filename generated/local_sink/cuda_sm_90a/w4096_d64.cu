@@ -46,7 +46,6 @@
 #define STAGES 4  // tiles of K and of V in shared memory
 #define Q_TILES 2  // tiles of Q
 #define O_TILES 1  // 1: o is stored through a tile of its own, by TMA; 0: from registers
-#define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
 #define PRODUCER_REGISTERS 32  // of a thread of the other warpgroups
 #define CONSUMER_REGISTERS 160  // of a thread of a consumer
 #endif
@@ -169,7 +168,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
     const u64 q_tiles = wgmma_descriptor(base + Q_AT + 64 * consumer * 128, 16, 1024);
     const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024),
         v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
-    float acc[DV / 8][4], scores[1][BLOCK_N / 8][4];
+    float acc[DV / 8][4], scores[BLOCK_N / 8][4];
     u32 p[BLOCK_N / 16][4];
     PipelineState<WORK_TILES> slot = {0, 0};
     PipelineState<Q_TILES> q = {0, 0};
@@ -231,13 +230,12 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     skip_v();
             }
         };
-        auto issue_qk = [&] { mma_qk(scores[0], q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16));
-            };
+        auto issue_qk = [&] { mma_qk(scores, q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16)); };
         auto issue_pv = [&](bool accumulate) { mma_pv(acc, p, v_tiles + v.index * (V_BYTES / 16), accumulate); };
         // Ends p v of the previous tile. The wait for the next V stands before it: the compiler moves no wait over that
         // branch, and would otherwise wait for the product before the softmax.
         auto finish_pv = [&] {
-            warpgroup_fence_operand(scores[0]);
+            warpgroup_fence_operand(scores);
             const auto next = v.next();
             mbarrier_wait(barrier_of(base, V_FULL, next.index), next.phase);
             wgmma_wait<0>();
@@ -254,7 +252,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             for (int c = 0; c < 2; ++c) {
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
-                    float& s = scores[0][j][2 * r + c];
+                    float& s = scores[j][2 * r + c];
                     s = tanh_(s * 0.0025f);
                 }
             }
@@ -274,21 +272,21 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     for (int j = 0; j < WARP_N / 8; ++j)
                         #pragma unroll
                         for (int i = 0; i < 4; ++i)
-                            scores[0][j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[0][j][i] : -INF;
+                            scores[j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[j][i] : -INF;
                 }
         };
         // p of the first tile.
         auto first_p = [&](int kv_lo) {
             score(TrueType{}, kv_lo);
             float shift[ROWS];
-            row_maxima(m, scores[0]);
+            row_maxima(m, scores);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 m[r] = m[r] * SCALE + M_OFFSET;
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
-            exponentials(scores[0], shift, l);
-            round_fragments(p, scores[0]);
+            exponentials(scores, shift, l);
+            round_fragments(p, scores);
         };
         // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
@@ -307,7 +305,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 }
                 if (is_partial(kv_lo)) {
                     score(TrueType{}, kv_lo);
-                    exponentials(scores[0], m, sum);
+                    exponentials(scores, m, sum);
                 } else {
                     // local_sink.attn:8  score = softcap(dot(q, k) / sqrt(D), 50)
                     if (!any_lane(!near[0] || !near[1])) {
@@ -318,7 +316,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                             for (int c = 0; c < 2; ++c) {
                                 #pragma unroll
                                 for (int r = 0; r < ROWS; ++r) {
-                                    float& s = scores[0][j][2 * r + c];
+                                    float& s = scores[j][2 * r + c];
                                     s = exp2_(s * (0.18033562523437824f
                                         + s * s * (-3.7511800754185016e-07f + s * s * 8.708165597642082e-13f)) - m[r]);
                                     (c == 0 ? even : odd)[r] += s;
@@ -335,7 +333,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                             for (int c = 0; c < 2; ++c) {
                                 #pragma unroll
                                 for (int r = 0; r < ROWS; ++r) {
-                                    float& s = scores[0][j][2 * r + c];
+                                    float& s = scores[j][2 * r + c];
                                     s = exp2_(tanh_(s * 0.0025f) * 72.13475204444816f - m[r]);
                                     (c == 0 ? even : odd)[r] += s;
                                 }
@@ -351,7 +349,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                             for (int c = 0; c < 2; ++c) {
                                 #pragma unroll
                                 for (int r = 0; r < ROWS; ++r) {
-                                    float& s = scores[0][j][2 * r + c];
+                                    float& s = scores[j][2 * r + c];
                                     if (near[r]) {
                                         s = exp2_(s * (0.18033562523437824f
                                             + s * s * (-3.7511800754185016e-07f + s * s * 8.708165597642082e-13f))
@@ -387,18 +385,18 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                         l[r] *= alpha[r];
                         sum[r] *= alpha[r];
                     }
-                    scale_rows(scores[0], alpha);
+                    scale_rows(scores, alpha);
                     scale_rows(acc, alpha);
                 }
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     l[r] += sum[r];
-                round_fragments(p, scores[0]);
+                round_fragments(p, scores);
                 return;
             }
             score(kind, kv_lo);
             float top[ROWS], alpha[ROWS], shift[ROWS];
-            row_maxima(top, scores[0]);
+            row_maxima(top, scores);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 top[r] = top[r] * SCALE + M_OFFSET;
@@ -412,13 +410,13 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
-            exponentials(scores[0], shift, sum);
+            exponentials(scores, shift, sum);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
             finish();
             scale_rows(acc, alpha);
-            round_fragments(p, scores[0]);
+            round_fragments(p, scores);
         };
 
         // One tile of keys. On entry p is of the previous tile; on return it is of this one.
@@ -426,29 +424,13 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         auto step = [&](auto kind, int kv_lo) {
             const bool last = previous(kv_lo) < lo;
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
-            if constexpr (OVERLAP) {
-                wgmma_fence();
-                issue_qk();
-                issue_pv(accumulate);
-                wgmma_wait<1>();
-                warpgroup_fence_operand(scores[0]);
-                release_k(last);
-                next_p(kind, kv_lo, finish_pv);
-            } else {
-                wgmma_fence();
-                issue_pv(accumulate);
-                wgmma_wait<0>();
-                warpgroup_fence_operand(acc);
-                warpgroup_fence_operand(p);
-                release_v();
-                wgmma_fence();
-                issue_qk();
-                wgmma_wait<0>();
-                warpgroup_fence_operand(scores[0]);
-                release_k(last);
-                next_p(kind, kv_lo, [] {});
-                mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
-            }
+            wgmma_fence();
+            issue_qk();
+            issue_pv(accumulate);
+            wgmma_wait<1>();
+            warpgroup_fence_operand(scores);
+            release_k(last);
+            next_p(kind, kv_lo, finish_pv);
             accumulate = true;
         };
 
@@ -459,7 +441,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             wgmma_fence();
             issue_qk();
             wgmma_wait<0>();
-            warpgroup_fence_operand(scores[0]);
+            warpgroup_fence_operand(scores);
             release_k(previous(kv_lo) < lo);
             first_p(kv_lo);
             while (skipped_v > 0)

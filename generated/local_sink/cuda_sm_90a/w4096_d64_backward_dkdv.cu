@@ -321,16 +321,16 @@ __device__ __forceinline__ void run_consumer(
             const u32 q_tile = base + Q_AT + q.index * Q_BYTES, do_tile = base + DO_AT + q.index * DO_BYTES;
             const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.index * BLOCK_M;
             const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.index * BLOCK_M;
-            float scores[1][BLOCK_M / 8][4], gradients[1][BLOCK_M / 8][4];
+            float scores[BLOCK_M / 8][4], gradients[BLOCK_M / 8][4];
             mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
             wgmma_fence();
-            mma_rows<D>(scores[0], k_rows, wgmma_descriptor(q_tile, 16, 1024));
+            mma_rows<D>(scores, k_rows, wgmma_descriptor(q_tile, 16, 1024));
             mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             wgmma_fence();
-            mma_rows<DV>(gradients[0], v_rows, wgmma_descriptor(do_tile, 16, 1024));
+            mma_rows<DV>(gradients, v_rows, wgmma_descriptor(do_tile, 16, 1024));
             wgmma_wait<0>();
-            warpgroup_fence_operand(scores[0]);
-            warpgroup_fence_operand(gradients[0]);
+            warpgroup_fence_operand(scores);
+            warpgroup_fence_operand(gradients);
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             // local_sink.attn:8  score = softcap(dot(q, k) / sqrt(D), 50)
             #pragma unroll
@@ -343,8 +343,8 @@ __device__ __forceinline__ void run_consumer(
                     const float lse2 = lse2_pair.values[c], delta = delta_pair.values[c];
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[r / 2][j][r % 2 * 2 + c];
-                        float& dp = gradients[r / 2][j][r % 2 * 2 + c];
+                        float& s = scores[j][2 * r + c];
+                        float& dp = gradients[j][2 * r + c];
                         const float t = tanh_(s * 0.0025f);
                         const float score = t;
                         const float p = exp2_(score * SCALE - lse2);
@@ -367,15 +367,15 @@ __device__ __forceinline__ void run_consumer(
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(q_pos - 4096 <= kv_idx[r] && kv_idx[r] <= q_pos))
-                                scores[r / 2][j][r % 2 * 2 + c] = gradients[r / 2][j][r % 2 * 2 + c] = 0.0f;
+                                scores[j][2 * r + c] = gradients[j][2 * r + c] = 0.0f;
                         }
                     }
             }
             // Rounded here, so that p needs no second set of registers.
             u32 left_p[BLOCK_M / 16][4];
-            round_fragments(left_p, scores[0]);
+            round_fragments(left_p, scores);
             u32 left_ds[BLOCK_M / 16][4];
-            round_fragments(left_ds, gradients[0]);
+            round_fragments(left_ds, gradients);
             warpgroup_fence_operand(left_p);
             warpgroup_fence_operand(left_ds);
             wgmma_fence();

@@ -304,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
         m[r] = -INF;
         l[r] = 0.0f;
     }
-    float acc[COLUMNS / 8][4] = {}, scores[1][BLOCK_N / 8][4];
+    float acc[COLUMNS / 8][4] = {}, scores[BLOCK_N / 8][4];
     u32 p[BLOCK_N / 16][4];
     auto is_partial = [&](int kv_lo) { return kv_lo >= max(full_hi, split_lo); };
     // Rows of v that no query sees become zeros, in the columns of this consumer: their p is 0, but 0 * NaN is NaN.
@@ -348,13 +348,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
                     const int kv_idx = kv_lo + 8 * j + 2 * t + c;
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[r / 2][j][r % 2 * 2 + c];
+                        float& s = scores[j][2 * r + c];
                         s = kv_idx <= q_pos[r] ? s : -INF;
                     }
                 }
         }
         float top[ROWS], shift[ROWS], sum[ROWS];
-        row_maxima(top, scores[0]);
+        row_maxima(top, scores);
         #pragma unroll
         for (int r = 0; r < ROWS; ++r)
             top[r] = top[r] * SCALE;
@@ -362,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
         #pragma unroll
         for (int r = 0; r < ROWS; ++r)
             shift[r] = m[r] == -INF ? 0.0f : m[r];
-        exponentials(scores[0], shift, sum);
+        exponentials(scores, shift, sum);
         #pragma unroll
         for (int r = 0; r < ROWS; ++r)
             l[r] += sum[r];
@@ -411,19 +411,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
         const u64 k_tile = k_tiles + own.index * (K_BYTES / 16);
         wait(own, consumer);
         wgmma_fence();
-        mma_qk<HALF>(scores[0], q_tile, k_tile, consumer * HALF, false);
+        mma_qk<HALF>(scores, q_tile, k_tile, consumer * HALF, false);
         if constexpr (OTHERS > 0)
-            mma_qk<OTHERS>(scores[0], q_tile, k_tile, V_PANELS, true);
+            mma_qk<OTHERS>(scores, q_tile, k_tile, V_PANELS, true);
         #pragma unroll
         for (int d = 0; d < 4 * REST; ++d)
-            wgmma<false>(scores[0], q_rest[d], k_tile + ((QK_PANELS - REST + d / 4) * BLOCK_N * 128 + d % 4 * 32) / 16,
+            wgmma<false>(scores, q_rest[d], k_tile + ((QK_PANELS - REST + d / 4) * BLOCK_N * 128 + d % 4 * 32) / 16,
                 true);
         wgmma_commit();
         if constexpr (follows.value)
             start_other(other_lo);
         wait(own, 1 - consumer);
         wgmma_fence();
-        mma_qk<HALF>(scores[0], q_tile, k_tile, (1 - consumer) * HALF, true);
+        mma_qk<HALF>(scores, q_tile, k_tile, (1 - consumer) * HALF, true);
         wgmma_commit();
         if constexpr (follows.value) {
             wgmma_wait<1>();
@@ -431,10 +431,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_decode_forward
             release(other);
         }
         wgmma_wait<0>();
-        warpgroup_fence_operand(scores[0]);
+        warpgroup_fence_operand(scores);
         float alpha[ROWS];
         probabilities(kv_lo, alpha);
-        round_fragments(p, scores[0]);
+        round_fragments(p, scores);
         // Stores p, which the mma above has read for the last time, and its maxima for the other consumer.
         #pragma unroll
         for (int r = 0; r < ROWS; ++r)

@@ -46,7 +46,6 @@
 #define STAGES 4  // tiles of K and of V in shared memory
 #define Q_TILES 2  // tiles of Q
 #define O_TILES 1  // 1: o is stored through a tile of its own, by TMA; 0: from registers
-#define OVERLAP 1  // 1: q k^T of the next tile runs during the softmax of this one
 #define PRODUCER_REGISTERS 40  // of a thread of the other warpgroups
 #define CONSUMER_REGISTERS 232  // of a thread of a consumer
 #endif
@@ -163,7 +162,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
     const u64 q_tiles = wgmma_descriptor(base + Q_AT + 64 * consumer * 128, 16, 1024);
     const u64 k_tiles = wgmma_descriptor(base + K_AT, 16, 1024),
         v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
-    float acc[DV / 8][4], scores[1][BLOCK_N / 8][4];
+    float acc[DV / 8][4], scores[BLOCK_N / 8][4];
     u32 p[BLOCK_N / 16][4];
     PipelineState<WORK_TILES> slot = {0, 0};
     PipelineState<Q_TILES> q = {0, 0};
@@ -199,13 +198,12 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
             v.advance();
         };
-        auto issue_qk = [&] { mma_qk(scores[0], q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16));
-            };
+        auto issue_qk = [&] { mma_qk(scores, q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16)); };
         auto issue_pv = [&](bool accumulate) { mma_pv(acc, p, v_tiles + v.index * (V_BYTES / 16), accumulate); };
         // Ends p v of the previous tile. The wait for the next V stands before it: the compiler moves no wait over that
         // branch, and would otherwise wait for the product before the softmax.
         auto finish_pv = [&] {
-            warpgroup_fence_operand(scores[0]);
+            warpgroup_fence_operand(scores);
             const auto next = v.next();
             mbarrier_wait(barrier_of(base, V_FULL, next.index), next.phase);
             wgmma_wait<0>();
@@ -244,21 +242,21 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     for (int j = 0; j < WARP_N / 8; ++j)
                         #pragma unroll
                         for (int i = 0; i < 4; ++i)
-                            scores[0][j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[0][j][i] : -INF;
+                            scores[j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[j][i] : -INF;
                 }
         };
         // p of the first tile.
         auto first_p = [&](int kv_lo) {
             score(TrueType{}, kv_lo);
             float shift[ROWS];
-            row_maxima(m, scores[0]);
+            row_maxima(m, scores);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 m[r] = m[r] * SCALE + M_OFFSET;
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
-            exponentials(scores[0], shift, l);
-            round_fragments(p, scores[0]);
+            exponentials(scores, shift, l);
+            round_fragments(p, scores);
         };
         // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
@@ -266,7 +264,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             if constexpr (!kind.value) {
                 // Lazy maximum: the known m serves while sums stay below SUM_LIMIT. The test stands before `finish`, so
                 // that sums are computed among the exponentials.
-                exponentials(scores[0], m, sum);
+                exponentials(scores, m, sum);
                 const bool exceeds = any_lane(!(sum[0] < SUM_LIMIT && sum[1] < SUM_LIMIT));
                 finish();
                 if (exceeds) {  // rarely
@@ -283,18 +281,18 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                         l[r] *= alpha[r];
                         sum[r] *= alpha[r];
                     }
-                    scale_rows(scores[0], alpha);
+                    scale_rows(scores, alpha);
                     scale_rows(acc, alpha);
                 }
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     l[r] += sum[r];
-                round_fragments(p, scores[0]);
+                round_fragments(p, scores);
                 return;
             }
             score(kind, kv_lo);
             float top[ROWS], alpha[ROWS], shift[ROWS];
-            row_maxima(top, scores[0]);
+            row_maxima(top, scores);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 top[r] = top[r] * SCALE + M_OFFSET;
@@ -308,13 +306,13 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
-            exponentials(scores[0], shift, sum);
+            exponentials(scores, shift, sum);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 l[r] += sum[r];
             finish();
             scale_rows(acc, alpha);
-            round_fragments(p, scores[0]);
+            round_fragments(p, scores);
         };
 
         // One tile of keys. On entry p is of the previous tile; on return it is of this one.
@@ -322,29 +320,13 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         auto step = [&](auto kind, int kv_lo) {
             const bool last = previous(kv_lo) < 0;
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
-            if constexpr (OVERLAP) {
-                wgmma_fence();
-                issue_qk();
-                issue_pv(accumulate);
-                wgmma_wait<1>();
-                warpgroup_fence_operand(scores[0]);
-                release_k(last);
-                next_p(kind, kv_lo, finish_pv);
-            } else {
-                wgmma_fence();
-                issue_pv(accumulate);
-                wgmma_wait<0>();
-                warpgroup_fence_operand(acc);
-                warpgroup_fence_operand(p);
-                release_v();
-                wgmma_fence();
-                issue_qk();
-                wgmma_wait<0>();
-                warpgroup_fence_operand(scores[0]);
-                release_k(last);
-                next_p(kind, kv_lo, [] {});
-                mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
-            }
+            wgmma_fence();
+            issue_qk();
+            issue_pv(accumulate);
+            wgmma_wait<1>();
+            warpgroup_fence_operand(scores);
+            release_k(last);
+            next_p(kind, kv_lo, finish_pv);
             if constexpr (kind.value)
                 clear_values(kv_lo);
             accumulate = true;
@@ -356,7 +338,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             wgmma_fence();
             issue_qk();
             wgmma_wait<0>();
-            warpgroup_fence_operand(scores[0]);
+            warpgroup_fence_operand(scores);
             release_k(previous(kv_lo) < 0);
             first_p(kv_lo);
             mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);

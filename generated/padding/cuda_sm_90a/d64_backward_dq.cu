@@ -292,7 +292,7 @@ __device__ __forceinline__ void run_consumer(
         // One tile of keys. last: q and do are not needed again.
         auto step = [&](bool last) {
             const u32 k_tile = base + K_AT + k.index * K_BYTES;
-            float scores[1][BLOCK_N / 8][4], gradients[1][BLOCK_N / 8][4];
+            float scores[BLOCK_N / 8][4], gradients[BLOCK_N / 8][4];
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             // Rows of k that no query sees become zeros: their ds is 0, but 0 * NaN is NaN.
             if (kv_lo >= full_hi) {
@@ -310,17 +310,17 @@ __device__ __forceinline__ void run_consumer(
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    gradients[0][j][i] = -delta[i / 2];
+                    gradients[j][i] = -delta[i / 2];
             }
-            warpgroup_fence_operand(gradients[0]);
+            warpgroup_fence_operand(gradients);
             wgmma_fence();
-            mma_rows<D>(scores[0], q_rows, wgmma_descriptor(k_tile, 16, 1024));
+            mma_rows<D>(scores, q_rows, wgmma_descriptor(k_tile, 16, 1024));
             mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             wgmma_fence();
-            mma_rows<DV>(gradients[0], do_rows, wgmma_descriptor(base + V_AT + v.index * V_BYTES, 16, 1024), true);
+            mma_rows<DV>(gradients, do_rows, wgmma_descriptor(base + V_AT + v.index * V_BYTES, 16, 1024), true);
             wgmma_wait<1>();
-            warpgroup_fence_operand(scores[0]);
+            warpgroup_fence_operand(scores);
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
@@ -328,7 +328,7 @@ __device__ __forceinline__ void run_consumer(
                 for (int c = 0; c < 2; ++c) {
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[0][j][r % 2 * 2 + c];
+                        float& s = scores[j][2 * r + c];
                         float p = exp2_(s * SCALE - lse2[r]);
                         s = p;
                     }
@@ -346,12 +346,12 @@ __device__ __forceinline__ void run_consumer(
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(kv_idx < N && kv_idx < kv_len))
-                                scores[r / 2][j][r % 2 * 2 + c] = 0.0f;
+                                scores[j][2 * r + c] = 0.0f;
                         }
                     }
             }
             wgmma_wait<0>();
-            warpgroup_fence_operand(gradients[0]);
+            warpgroup_fence_operand(gradients);
             mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), last && lane == 0);
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
             v.advance();
@@ -359,7 +359,7 @@ __device__ __forceinline__ void run_consumer(
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    gradients[0][j][i] *= scores[0][j][i];
+                    gradients[j][i] *= scores[j][i];
             if (partial) {
                 branch();
                 #pragma unroll
@@ -367,10 +367,10 @@ __device__ __forceinline__ void run_consumer(
                     #pragma unroll
                     for (int i = 0; i < 4; ++i)
                         // dp of a masked element is undefined
-                        gradients[0][j][i] = scores[0][j][i] == 0.0f ? 0.0f : gradients[0][j][i];
+                        gradients[j][i] = scores[j][i] == 0.0f ? 0.0f : gradients[j][i];
             }
             u32 left[BLOCK_N / 16][4];
-            round_fragments(left, gradients[0]);
+            round_fragments(left, gradients);
             warpgroup_fence_operand(left);
             wgmma_fence();
             add_product(dq, left, wgmma_descriptor(k_tile, BLOCK_N * 128, 1024));

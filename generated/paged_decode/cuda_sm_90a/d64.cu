@@ -275,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_decode_forwa
         m[r] = -INF;
         l[r] = 0.0f;
     }
-    float acc[COLUMNS / 8][4] = {}, scores[1][BLOCK_N / 8][4];
+    float acc[COLUMNS / 8][4] = {}, scores[BLOCK_N / 8][4];
     u32 p[BLOCK_N / 16][4];
     auto is_partial = [&](int kv_lo) { return kv_lo >= max(full_hi, split_lo); };
     // Rows of v that no query sees become zeros, in the columns of this consumer: their p is 0, but 0 * NaN is NaN.
@@ -318,13 +318,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_decode_forwa
                     const int kv_idx = kv_lo + 8 * j + 2 * t + c;
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float& s = scores[r / 2][j][r % 2 * 2 + c];
+                        float& s = scores[j][2 * r + c];
                         s = kv_idx <= q_pos[r] ? s : -INF;
                     }
                 }
         }
         float top[ROWS], shift[ROWS], sum[ROWS];
-        row_maxima(top, scores[0]);
+        row_maxima(top, scores);
         #pragma unroll
         for (int r = 0; r < ROWS; ++r)
             top[r] = top[r] * SCALE;
@@ -332,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_decode_forwa
         #pragma unroll
         for (int r = 0; r < ROWS; ++r)
             shift[r] = m[r] == -INF ? 0.0f : m[r];
-        exponentials(scores[0], shift, sum);
+        exponentials(scores, shift, sum);
         #pragma unroll
         for (int r = 0; r < ROWS; ++r)
             l[r] += sum[r];
@@ -348,15 +348,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_decode_forwa
     for (int kv_lo = first; kv_lo < end; kv_lo = uniform(next(kv_lo)), stage.advance()) {
         wait(0);
         wgmma_fence();
-        mma_qk<QK_PANELS>(scores[0], q_tile, k_tiles + stage.index * (K_BYTES / 16), 0, false);
+        mma_qk<QK_PANELS>(scores, q_tile, k_tiles + stage.index * (K_BYTES / 16), 0, false);
         wgmma_commit();
         wgmma_wait<0>();
-        warpgroup_fence_operand(scores[0]);
+        warpgroup_fence_operand(scores);
         release(0);
         float alpha[ROWS];
         probabilities(kv_lo, alpha);
         rescale(alpha);
-        round_fragments(p, scores[0]);
+        round_fragments(p, scores);
         wait(1);
         clear_values(kv_lo, base + V_AT + stage.index * V_BYTES);
         wgmma_fence();
