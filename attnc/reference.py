@@ -5,6 +5,10 @@
     a_id   = scale_i * sum_j keep_ij / (1 - p) * exp(s_ij - lse_i) * v_jd   with a scale of v, else 1
     o_id   = epilogue(a_id, indices, loads)          a_id where the spec has none
 
+Without a normalization, score is the weight itself, and
+
+    a_id   = sum_j s_ij v_jd                         over the keys j that row i may see; there is no lse
+
 This module shares nothing with the planner, the interval analysis or the templates, so that it cannot be
 wrong together with them.
 
@@ -255,6 +259,13 @@ class Head:
         return np.broadcast_to(self.value(self.attention.mask).astype(np.bool_), self.shape)
 
     @cached_property
+    def weights(self) -> Floats:
+        """[M, N], without a normalization: what each key counts, 0 where row i may not see key j."""
+        with np.errstate(all="ignore"):
+            weight = self.value(self.attention.score, self.q @ self.k.T).astype(np.float64)
+        return np.where(self.visible, weight, 0.0)
+
+    @cached_property
     def scores(self) -> Floats:
         """[M, N]: s_ij, -inf where row i may not see key j."""
         with np.errstate(all="ignore"):
@@ -319,10 +330,23 @@ def finish(head: Head, attended: Floats) -> Floats:
 
 
 def softmax(head: Head) -> tuple[Floats, Floats]:
-    """Returns (the attention [M, Dv], lse [M]) of one head."""
+    """Returns (the attention [M, Dv], lse [M]) of one head; without a normalization lse is 0."""
+    if not head.attention.normalises:
+        return weigh(head), np.zeros(head.shape[0])
     o, lse = compute_unscaled(head)
     with np.errstate(all="ignore"):
         return o * head.v_scale, lse
+
+
+def weigh(head: Head) -> Floats:
+    """Returns the weighted sum of the values [M, Dv], where nothing is normalised."""
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(head.v)
+        o = head.weights @ np.where(finite, head.v, 0.0)
+        for j in np.flatnonzero(~finite.all(axis=1)):  # 0 * inf is NaN, unless the key is masked
+            special = np.where(finite[j], 0.0, head.v[j])
+            o += np.where(head.visible[:, j, None], head.weights[:, j, None] * special, 0.0)
+    return np.asarray(o)
 
 
 def compute_unscaled(head: Head) -> tuple[Floats, Floats]:

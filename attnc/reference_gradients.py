@@ -7,7 +7,8 @@
     dx[at] = sum of dS_ij (d s_ij / d x[at])         dsink = sum_i exp(sink - lse_i) (dlse_i - delta_i)
 
 With an epilogue o = f(a, x), do above is that of the attention, do_id (d o_id / d a_id), and
-dx[at] = sum of do_id (d o_id / d x[at]) is added.
+dx[at] = sum of do_id (d o_id / d x[at]) is added. Without a normalization P_ij is the score itself, and
+dS_ij = dP_ij.
 
 The derivatives of the score come from PyTorch's automatic differentiation of a float64 evaluation on the
 visible pairs alone, so that a masked key has no part in anything; they share nothing with `expr.derive`.
@@ -100,13 +101,17 @@ class _Pieces:
         i, j = np.nonzero(head.visible)
         products = (head.q @ head.k.T)[i, j]
         s, d_dot, d_loads = _Slopes(head, i, j).value_and_slopes(attention.score, products, attention.grads)
-        lse = self._lse(s, i)
-        p = np.exp(s - lse[i], where=~np.isneginf(s), out=np.zeros_like(s))
         drop, kept = head.dropout
         factor = np.where(kept[i, j], 1 / (1 - drop), 0.0) if drop < 1 else np.zeros(len(i))
         dp = factor * (self.do @ head.v.T)[i, j]
-        delta = np.bincount(i, p * dp, minlength=head.shape[0])
-        ds = p * (dp - delta[i] + self.dlse[i])
+        lse, delta = self._lse(s, i), np.zeros(head.shape[0])
+        ds: Floats = dp
+        if attention.normalises:
+            p = np.exp(s - lse[i], where=~np.isneginf(s), out=np.zeros_like(s))
+            delta = np.asarray(np.bincount(i, p * dp, minlength=head.shape[0]), np.float64)
+            ds = p * (dp - delta[i] + self.dlse[i])
+        else:
+            p = s
         group, views = max(head.dims["H"] // max(head.dims["Hkv"], 1), 1), {**head.arrays, **found}
         dq = rows(attention.q, views, head.b)[head.first : head.first + head.shape[0], head.h]
         dk = rows(attention.k, views, head.b)[:, head.h // group]

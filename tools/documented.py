@@ -113,6 +113,7 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
         "normalize": "normalize = softmax(v_scale = s[h])",
         "more": "input s: f32[H]",
     },
+    "`normalize = none`": {"normalize": "normalize = none\nweight = sigmoid(score)"},
     "`output o: ... = ...`": {
         "o": f"{_PLAIN['o']} = gate[b, q_idx, h, d] * attention",
         "more": "input gate: f16[B, M, Hkv * G, 64]",

@@ -121,7 +121,7 @@ _NAMES = {
     "E0213": CodeInfo(
         "unknown normalization or argument of it",
         "'normalize = softmax', or softmax with any of the arguments sink, dropout, seed, first_head and "
-        "v_scale.",
+        "v_scale; 'normalize = none' where weights are not divided by their sum.",
     ),
     "W0201": CodeInfo(
         "name that is never used",
@@ -235,6 +235,11 @@ _TYPES = {
         "epilogue that does not fit",
         "'output o: ... = ...' says what o is: a number of 'attention' (the normalised sum over the keys), "
         "b, h, the query, the column d and inputs, not of the key.",
+    ),
+    "E0325": CodeInfo(
+        "weight that does not fit",
+        "'weight = ...', of the score, is what a key counts under 'normalize = none'. A softmax has weights "
+        "of its own, and only a softmax has an lse.",
     ),
     "E0330": CodeInfo(
         "projection that is not complete",

@@ -196,6 +196,8 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
 
 
 def _scale(kernel: ir.Kernel) -> str:
+    if not kernel.softmax.normalises:
+        return "the weight is evaluated element by element; no maximum, no sum, no lse"
     if kernel.softmax.scale is None:
         return "the score is evaluated in base-2 units, element by element"
     scale, largest = f"{kernel.softmax.scale:.6g}", "m" if ir.unified_of(kernel) is None else "phi"
@@ -315,6 +317,11 @@ def _accuracy(e: Explanation) -> Iterator[str]:
     yield "error bound, first order (Blanchard, Higham, Higham; arXiv 1909.03469), per element"
     scale = "" if e.kernel.softmax.v_scale is None else "|v_scale| "
     name = "o" if e.kernel.epilogue is None else "attention"
+    if not e.kernel.softmax.normalises:
+        rounded = " + u_o |o|" if name == "o" else ""
+        yield f"  |{name} - exact| <= sum_j (e_ij + |w_ij| (sums + u_p)) |v_j|{rounded}"
+        yield f"  e_ij: the running error of the weight w_ij; sums = {sums:.2g} at N = 4096"
+        return
     rounded = " + u_o |o|" if name == "o" else ""
     yield f"  |{name} - exact| <= {scale}sum_j P_ij (e_ij + sum_j P_ij e_ij + sums + u_p) |v_j|{rounded}"
     yield f"  u_p = {bound.p_dtype.unit_roundoff:.2g} ({bound.p_dtype}: p is rounded before it meets v)"

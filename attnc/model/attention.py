@@ -25,7 +25,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Softmax:
-    """`normalize = softmax(...)`.
+    """`normalize = softmax(...)`, or `normalize = none`, where it `is_absent`.
 
     sink: f32 logit that joins the denominator only (gpt-oss); dropout: drop probability p with its i64
     `seed`; keep-mask of (seed, b, h, q_idx, kv_idx), see `reference.keep`; first_head: added to h there.
@@ -37,6 +37,7 @@ class Softmax:
     seed: Expr | None = None
     first_head: Expr | None = None
     v_scale: Expr | None = None
+    is_absent: bool = False
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -49,12 +50,13 @@ class Softmax:
 class Attention:
     """One `attention` block.
 
-    score: float Expr of Dot, indices and loads; mask: bool Expr, TRUE when absent (true = keep); lengths:
-    per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b; grads: names of inputs that the
-    spec wants gradients of; f32_grads: the inputs among them whose gradients are f32 regardless of the
-    input's type; epilogue: what o is, a float Expr of Attended, indices (d for the column) and loads; None
-    where it is the attention itself; batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or
-    Hkv * G in terms of Dims).
+    score: float Expr of Dot, indices and loads; without a normalization it is what a key counts, the spec's
+    `weight`, and `scored` the place of the score that this is of; mask: bool Expr, TRUE when absent (true =
+    keep); lengths: per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b; grads: names of
+    inputs that the spec wants gradients of; f32_grads: the inputs among them whose gradients are f32
+    regardless of the input's type; epilogue: what o is, a float Expr of Attended, indices (d for the column)
+    and loads; None where it is the attention itself; batch, heads_q, heads_kv: sizes as Exprs (heads_q is
+    Dim('H'), or Hkv * G in terms of Dims).
     """
 
     name: str
@@ -68,6 +70,7 @@ class Attention:
     grads: tuple[str, ...]
     f32_grads: tuple[str, ...] = ()
     epilogue: Expr | None = None
+    scored: Span | None = field(default=None, compare=False, repr=False)
     span: Span | None = field(default=None, compare=False, repr=False)
 
     def tensor(self, name: str) -> Tensor:
@@ -97,6 +100,11 @@ class Attention:
             ),
             epilogue=self.epilogue and expr(self.epilogue),
         )
+
+    @property
+    def normalises(self) -> bool:
+        """Whether what keys count is divided by its sum."""
+        return not self.softmax.is_absent
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
         """Returns the gradient of an input or output as a tensor: its shape, and the type that the spec

@@ -128,16 +128,18 @@ class Elaborator:
     report: Reporter
     _expansion: Expansion = field(default_factory=Expansion)
 
-    def expr(self, tree: ast.Expr, *, in_epilogue: bool = False) -> Expr | None:
-        """Returns the typed expression, or None when something in it is wrong."""
-        scope, report = self.scope, self.report
-        return self._expr(tree, Context(scope=scope, report=report, defs=scope.defs, in_epilogue=in_epilogue))
+    def expr(self, tree: ast.Expr, also: Mapping[str, Expr] | None = None) -> Expr | None:
+        """Returns the typed expression, or None when something in it is wrong. also: as in `Context`."""
+        at = Context(scope=self.scope, report=self.report, defs=self.scope.defs, also=also or {})
+        return self._expr(tree, at)
 
     def elaborate_typed(
-        self, tree: ast.Expr, wanted: Type, what: str, *, in_epilogue: bool = False
+        self, tree: ast.Expr, wanted: Type, what: str, also: Mapping[str, Expr] | None = None
     ) -> Expr | None:
-        """Elaborates an expression for a place that takes one type; an int will do for a float."""
-        made = self.expr(tree, in_epilogue=in_epilogue)
+        """Elaborates an expression for a place that takes one type; an int will do for a float. also: as in
+        `Context`.
+        """
+        made = self.expr(tree, also)
         if made is None or made.type == wanted or (wanted == "float" and made.type == "int"):
             return made
         hints = ("compare it with something",) if wanted == "bool" else ()
@@ -456,7 +458,7 @@ def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> 
             hints=("lets are read from top to bottom: move the definition up",),
         )
     elif name in OUTPUTS:
-        hints = ("write 'attention' for what o is without an epilogue",) if at.in_epilogue else ()
+        hints = ("write 'attention' for what o is without an epilogue",) if "attention" in at.also else ()
         at.error("E0207", f"'{name}' is an output", span, "cannot be read", hints=hints)
     elif meaning is not None or name in RESERVED or name in CALLABLE:
         kind = "an intrinsic function" if name in CALLABLE else "an element type"

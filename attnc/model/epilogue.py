@@ -4,10 +4,15 @@ before they leave the kernel.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attnc.diagnostics import Label, Reporter
-from attnc.expr.nodes import Attended, Dot, Expr, uses, walk
+from attnc.expr.nodes import COLUMN, Attended, Dot, Expr, Index, uses, walk
 from attnc.model.elaborate import Elaborator
 from attnc.syntax import ast
+
+#: What an epilogue reads besides: the attention, and the column of o.
+READ: Mapping[str, Expr] = {"attention": Attended(), COLUMN: Index(COLUMN)}
 
 
 def resolve_epilogue(tree: ast.Attention, elaborator: Elaborator, report: Reporter) -> Expr | None:
@@ -27,7 +32,7 @@ def resolve_epilogue(tree: ast.Attention, elaborator: Elaborator, report: Report
                 hints=("write 'output o: ... = ...'",),
             )
             continue
-        value = elaborator.elaborate_typed(item.value, "float", "o", in_epilogue=True)
+        value = elaborator.elaborate_typed(item.value, "float", "o", READ)
         if value is not None and _fits(value, item.value, item, report):
             made = None if value == Attended() else value
     return made

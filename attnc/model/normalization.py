@@ -1,4 +1,4 @@
-"""`normalize = softmax(...)` and its arguments."""
+"""`normalize = softmax(...)` and its arguments, or `normalize = none`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ _ELSEWHERE = {
     **dict.fromkeys(("bias", "softcap"), "it is a part of the score"),
     **dict.fromkeys(("p", "dropout_p", "rate"), "write softmax(dropout = p, seed = seed)"),
 }
-_WEIGHTS = (
-    "any weights w >= 0 are a softmax of their logarithm: write 'score = log({})';"
-    " then o * exp(lse) is the sum of w v"
-)
+_WEIGHTS = "write 'normalize = none' and 'weight = {}'"
 #: Other normalizations, and what is written for them.
 _OTHERS = {
-    **dict.fromkeys(("sigmoid", "logistic"), _WEIGHTS.format("sigmoid(dot(q, k) / sqrt(D))")),
-    **dict.fromkeys(("relu", "relu_squared"), _WEIGHTS.format("max(dot(q, k), 0)")),
-    **dict.fromkeys(("none", "linear", "identity", "exp"), _WEIGHTS.format("w")),
+    **dict.fromkeys(("sigmoid", "logistic"), _WEIGHTS.format("sigmoid(score)")),
+    **dict.fromkeys(("silu", "swish", "hstu"), _WEIGHTS.format("score * sigmoid(score)")),
+    "relu": _WEIGHTS.format("max(score, 0)"),
+    **dict.fromkeys(
+        ("relu_squared", "relu2", "squared_relu"), _WEIGHTS.format("max(score, 0) * max(score, 0)")
+    ),
+    "exp": _WEIGHTS.format("exp(score)"),
+    **dict.fromkeys(("linear", "identity", "sum", "false"), "write 'normalize = none'"),
     **dict.fromkeys(("softmax1", "softmax_one", "off_by_one"), "write 'softmax(sink = 0)'"),
     **dict.fromkeys(
         ("dropout", "sink"), "write 'softmax(dropout = p, seed = seed)' or 'softmax(sink = sink[h])'"
@@ -40,14 +42,18 @@ _OTHERS = {
 def resolve_softmax(
     tree: ast.Normalize, elaborator: Elaborator, scope: Scope, report: Reporter
 ) -> Softmax | None:
-    """Returns the softmax, or None after reporting what is wrong."""
+    """Returns the softmax, which may be absent, or None after reporting what is wrong."""
     before = report.errors
     name = tree.value.function if isinstance(tree.value, ast.Call) else tree.value
+    if name.id == "none":
+        if isinstance(tree.value, ast.Call):
+            report.error("E0213", "'none' takes no arguments", tree.value.span, "nothing is normalised")
+            return None
+        return Softmax(is_absent=True, span=tree.span)
     if name.id != "softmax":
-        hints = (_OTHERS[name.id],) if name.id in _OTHERS else did_you_mean(name.id, ("softmax",))
-        report.error(
-            "E0213", f"unknown normalization '{name.id}'", name.span, "must be 'softmax'", hints=hints
-        )
+        hints = (_OTHERS[name.id],) if name.id in _OTHERS else did_you_mean(name.id, ("softmax", "none"))
+        label = "must be 'softmax' or 'none'"
+        report.error("E0213", f"unknown normalization '{name.id}'", name.span, label, hints=hints)
         return None
     arguments = _arguments(tree.value, report) if isinstance(tree.value, ast.Call) else {}
     sink = _sink(arguments["sink"], elaborator, scope, report) if "sink" in arguments else None

@@ -30,6 +30,7 @@ from attnc.model.schedule import Schedule
 from attnc.model.scope import WRONG, Definition, Scope, collect
 from attnc.model.storage import Storages
 from attnc.model.tensors import Tensor
+from attnc.model.weight import check_outputs, resolve_weight
 from attnc.source import Span
 from attnc.syntax import ast
 
@@ -139,9 +140,11 @@ class _Resolver:
         score = self._score()
         mask = self._mask()
         softmax = self._softmax()
+        weight = resolve_weight(self._one(ast.Weight, None), score, softmax, self.elaborator, self.report)
+        check_outputs(self.tree, softmax, self.report)
         epilogue = resolve_epilogue(self.tree, self.elaborator, self.report)
         grads, f32_grads = self._grads()
-        if self.report.errors > before or score is None or softmax is None:
+        if self.report.errors > before or score is None or weight is None or softmax is None:
             return None
         return Attention(
             name=self.tree.name.id,
@@ -149,12 +152,13 @@ class _Resolver:
             inputs=tuple(tensor for tensor in self.scope.tensors.values() if isinstance(tensor, Tensor)),
             outputs=outputs,
             lengths=lengths,
-            score=score,
+            score=weight,
             mask=mask,
             softmax=softmax,
             grads=grads,
             f32_grads=f32_grads,
             epilogue=epilogue,
+            scored=None if weight is score else score.span,
             span=self.tree.span,
         )
 

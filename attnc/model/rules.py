@@ -172,6 +172,7 @@ def check_unused(tree: ast.Attention, attention: Attention, report: Reporter) ->
                 used |= {mention.id for part in parts for mention in list_names(part)}
             case (
                 ast.Score(value=value)
+                | ast.Weight(value=value)
                 | ast.Mask(value=value)
                 | ast.Length(value=value)
                 | ast.Normalize(value=value)

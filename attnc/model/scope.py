@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Literal, TypeAlias
 
 from attnc.diagnostics import Label, Reporter, did_you_mean
-from attnc.expr.nodes import COLUMN, INDICES, INFINITY, Attended, Expr, Index, Type
+from attnc.expr.nodes import INDICES, INFINITY, Expr, Index, Type
 from attnc.model.attention import Param
 from attnc.model.dtypes import DType
 from attnc.model.names import CALLABLE, DIMS, LISTED, Taken
@@ -160,9 +160,6 @@ class Wrong(Enum):
 
 WRONG: Literal[Wrong.WRONG] = Wrong.WRONG
 
-#: What an epilogue reads besides: the attention, and the column of o. Names of the spec hide them.
-EPILOGUE: Mapping[str, Expr] = {"attention": Attended(), COLUMN: Index(COLUMN)}
-
 #: What a parameter of a def may stand for.
 Argument: TypeAlias = Expr | Tensor | Wrong
 Meaning: TypeAlias = Expr | Tensor | Param | Definition | Wrong
@@ -200,8 +197,8 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Where an expression stands: in the attention itself, or (`site` is the call) in the body of a def;
-    in_epilogue: it says what o is.
+    """Where an expression stands: in the attention itself, or (`site` is the call) in the body of a def.
+    also: names that have a meaning in this statement alone, where the spec has none like them.
     """
 
     scope: Scope
@@ -209,7 +206,7 @@ class Context:
     defs: Mapping[str, Definition]
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     site: Span | None = None
-    in_epilogue: bool = False
+    also: Mapping[str, Expr] = field(default_factory=dict)
 
     def enter(self, definition: Definition, arguments: Iterable[Argument], call: Span) -> Context:
         """Returns the context of a def's body."""
@@ -236,8 +233,8 @@ class Context:
                     return kind[name]
             if name in self.scope.let_places:
                 return None  # a let further down
-        if self.in_epilogue and self.site is None and name in EPILOGUE:
-            return EPILOGUE[name]
+        if self.site is None and name in self.also:
+            return self.also[name]
         return self.defs.get(name, INFINITY if name == "inf" else None)
 
     def span(self, tree: ast.Expr) -> Span:

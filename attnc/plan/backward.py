@@ -125,8 +125,13 @@ class KernelMaker:
         loops, inside = self._loops(inner, names, over_keys=over_keys, outruns=cut)
         rule = chain_rule(attention, names, wanted, adds_dq)
         also = tuple(rule.chain.step_expressions)
-        prologue = None if in_sink is None else _prologue(attention, names, in_sink, stored=stored)
-        softmax = Probabilities(scale=rule.raw_scale, dropout=plan_dropout(attention, names))
+        is_first = in_sink is not None and attention.normalises
+        prologue = _prologue(attention, names, in_sink or (), stored=stored) if is_first else None
+        softmax = Probabilities(
+            scale=rule.raw_scale,
+            dropout=plan_dropout(attention, names),
+            normalises=attention.normalises,
+        )
         kept = kept_by_some(attention.mask)
         step = make_step(
             attention,
@@ -143,7 +148,8 @@ class KernelMaker:
         )
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
-        used = (*expressions_of(program, outer, loops, step), *also, *self._heads(inner))
+        at_end = () if rule.chain.factor is None else (rule.chain.factor,)
+        used = (*expressions_of(program, outer, loops, step), *also, *at_end, *self._heads(inner))
         grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first, short_loops=loops.are_short)
         return BackwardKernel(
             name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
@@ -247,7 +253,7 @@ def plan_backward(
     layout = target.backward_layout(variant, schedule, forward.layout)
     apart = target.has_rows_kernel
     over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv)
-    over_q = over_q or not (is_plain(attention) or apart)
+    over_q = over_q or not (is_plain(attention) or apart or not attention.normalises)
     over_q = over_q or not over_kv  # gradients that are 0 everywhere, of what conditions alone read
     maker = KernelMaker(
         variant=variant,
@@ -269,10 +275,11 @@ def plan_backward(
             kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
         else:
             kernels.append(maker.kernel("q", summed, ("dk", "dv"), adds_dq=adds_dq))
+    needs_rows = attention.normalises and (apart or not over_q)
     choices = [config for planned in kernels for config in planned.configs]
     tiles = [tile for config in choices for tile in (config.tile_q, config.tile_kv)]
     return Backward(
-        preprocess=None if over_q and not apart else maker.preprocess(in_sink),
+        preprocess=maker.preprocess(in_sink) if needs_rows else None,
         kernels=tuple(kernels),
         gradients=tuple(
             Gradient(tensor=tensor, parts=tuple(e.part(a) for e, a in wanted if e.load.tensor == tensor.name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Literal, TypeAlias
@@ -18,7 +18,7 @@ from attnc.plan.ir.backward import Accumulate, Adjoint, Along, Chain, GradientPa
 from attnc.plan.loads import LoadNames, axes_of
 from attnc.plan.names import own_name
 from attnc.plan.signature import is_plain
-from attnc.plan.softmax import split_scale
+from attnc.plan.softmax import split_scale, split_weight
 
 #: What reads a load.
 Reader: TypeAlias = Literal["score", "sink", "epilogue"]
@@ -112,7 +112,11 @@ def names_of_sum(name: str) -> tuple[str, ...]:
 
 
 def _natural(attention: Attention) -> Expr:
-    """Returns the score in natural units, its subexpressions spelled as those of the score in base 2 are."""
+    """Returns the score in natural units, its subexpressions spelled as those of the score in base 2 are; of
+    a weight, what kernels compute of it.
+    """
+    if not attention.normalises:
+        return split_weight(attention, at_end=False).rest
     return scale_by(attention.score, 1.0)
 
 
@@ -137,14 +141,22 @@ def _places(load: Load, attention: Attention) -> tuple[Place, ...] | None:
 def chain_rule(
     attention: Attention,
     names: LoadNames,
-    wanted: Iterable[tuple[WantedLoad, Accumulate]],
+    wanted: Sequence[tuple[WantedLoad, Accumulate]],
     adds_dq: InMemory | None = None,
 ) -> ChainRule:
     """Returns the score of one kernel, and its derivatives with respect to the dot product and these loads;
     adds_dq: as in `ir.backward.Chain`.
     """
-    raw_scale, raw = split_scale(attention.score)
-    derivative = derive(_natural(attention))
+    raw_scale: float | None = None
+    factor: Expr | None = None
+    if attention.normalises:
+        raw_scale, raw = split_scale(attention.score)
+        natural = _natural(attention)
+    else:
+        weight = split_weight(attention, at_end=adds_dq is None and not wanted)
+        natural = raw = weight.rest
+        factor = None if weight.factor is None else names.replace(weight.factor)
+    derivative = derive(natural)
     scale, slope = _split_factor(derivative.dot)
     values = dict(derivative.loads)
     score = None if isinstance(raw, Dot) else names.replace(raw)
@@ -165,6 +177,7 @@ def chain_rule(
             shared=shared,
             adjoints=tuple(replace(a, value=substitute(a.value, mapping)) for a in adjoints),
             adds_dq=adds_dq,
+            factor=factor,
         ),
     )
 

@@ -134,8 +134,8 @@ def _keep_attention(attention: Attention) -> tuple[Arg, ...]:
 
 
 def _keep_lse(attention: Attention) -> tuple[Arg, ...]:
-    """Returns lse as f32[B, H, M], of packed sequences f32[H, rows], where it is not an output."""
-    if attention.lse is not None:
+    """Returns lse as f32[B, H, M], of packed sequences f32[H, rows], where it is not an output already."""
+    if attention.lse is not None or not attention.normalises:
         return ()
     roles = tuple(role for role in (Role.BATCH, Role.HEAD, Role.QUERY) if role in attention.q.roles)
     sizes = {Role.BATCH: Dim("B"), Role.HEAD: H, Role.QUERY: attention.q.size(Role.QUERY)}

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnc.diagnostics import Diagnostic, error
-from attnc.expr.construct import MAX_FLOAT, add
+from attnc.expr.construct import MAX_FLOAT, add, maximum, mul
 from attnc.expr.functions import REAL
 from attnc.expr.interval import may_exclude
-from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg
+from attnc.expr.nodes import Binary, Call, Const, Dim, Dot, Expr, Index, Neg, children, rebuild
 from attnc.expr.simplify import scale_by, simplify
 from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
@@ -50,6 +50,9 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
     """
     knobs = schedule.forward
     knob, loops = knobs.get("softmax"), knobs.get("loops")
+    if not variant.attention.normalises:
+        yield from _check_absent(variant, schedule, target)
+        return
     if knob is None:
         return
     if not target.has_lazy_maximum and any("maximum" in choice.args for choice in _list_choices(knob)):
@@ -76,6 +79,22 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
                 )
 
 
+def _check_absent(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
+    """Yields what kernels without a normalization do not have."""
+    knob, span = schedule.forward.get("softmax"), variant.attention.softmax.span
+    loops = schedule.forward["loops"].choices if "loops" in schedule.forward else ()
+    if knob is not None:
+        label = "'normalize = none' has no maximum and no denominator"
+        yield unsupported("there is no softmax to schedule", knob.span, label, "remove it")
+    if not target.has_weights:
+        label, instead = "its kernels subtract a maximum", "write a schedule for the target 'triton'"
+        yield unsupported(f"'normalize = none' is not lowered to {target.name}", span, label, instead)
+    elif schedule.is_decode or ("kv", "q") in loops:
+        label, instead = "these rescale parts of o", "write 'loops = [q, kv]', without split.kv and pack"
+        message = "decode kernels, and loops = [kv, q], have no 'normalize = none'"
+        yield unsupported(message, span, label, instead)
+
+
 def _list_choices(knob: Knob) -> Iterator[Choice]:
     return (choice for choice in knob.choices if isinstance(choice, Choice))
 
@@ -99,6 +118,8 @@ def plan_softmax(
     attention: Attention, config: ForwardConfig, names: LoadNames
 ) -> tuple[Softmax, Expr | None]:
     """Returns the softmax, and the score it reads (None: the raw dot product)."""
+    if not attention.normalises:
+        return _plan_weights(attention, names)
     scale, raw = split_scale(attention.score)
     choice = config.softmax
     rescale = choice.args.get("rescale", "deferred")
@@ -123,6 +144,61 @@ def plan_softmax(
         v_scale=None if wanted.v_scale is None else names.replace(wanted.v_scale),
     )
     return softmax, None if isinstance(raw, Dot) else names.replace(raw)
+
+
+def _plan_weights(attention: Attention, names: LoadNames) -> tuple[Softmax, Expr | None]:
+    weights = split_weight(attention, at_end=True)
+    absent = Softmax(
+        kind="online",
+        rescale="deferred",
+        threshold=0.0,
+        scale=None,
+        safe_everywhere=False,
+        sink=None,
+        dropout=None,
+        v_scale=None if weights.factor is None else names.replace(weights.factor),
+        normalises=False,
+    )
+    return absent, None if isinstance(weights.rest, Dot) else names.replace(weights.rest)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitWeight:
+    """What a key counts: rest * factor, a number of the sequence that is at most 1; None: 1."""
+
+    rest: Expr
+    factor: Expr | None
+
+
+def split_weight(attention: Attention, *, at_end: bool) -> SplitWeight:
+    """Returns what keys count where nothing is normalised. A division by a size, as in `silu(score) / N`, is
+    left to the end, if there is one, where results are multiplied once; else, and of f16, which weights might
+    leave without it, each weight is multiplied by the reciprocal.
+    """
+    match attention.score:
+        case Binary(op="/", left=rest, right=Dim() | Const(value=int()) as size) if _is_size(size):
+            # an empty sequence has no weights, and 0 / 0 is no 0
+            factor: Expr = Binary("/", Const(1.0), maximum(size, Const(1)))
+            rest = _multiply_by_reciprocals(simplify(rest))
+            if attention.element is DType.F16 or not at_end:
+                return SplitWeight(Binary("*", rest, factor), None)
+            return SplitWeight(rest, factor)
+        case whole:
+            return SplitWeight(_multiply_by_reciprocals(simplify(whole)), None)
+
+
+def _multiply_by_reciprocals(expr: Expr) -> Expr:
+    """Returns the expression without divisions by constants, which take several instructions each."""
+    expr = rebuild(expr, tuple(map(_multiply_by_reciprocals, children(expr))))
+    match expr:
+        case Binary(op="/", left=left, right=Const(value=value)) if value and left.type == "float":
+            return mul(left, Const(1.0 / value))
+        case _:
+            return expr
+
+
+def _is_size(size: Expr) -> bool:
+    return isinstance(size, Dim) or (isinstance(size, Const) and size.value >= 1)
 
 
 def plan_dropout(attention: Attention, names: LoadNames) -> Dropout | None:

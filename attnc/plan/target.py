@@ -41,7 +41,8 @@ class Target(ABC):
     cuts_edges: tiles that may hold keys which no query keeps get loops of their own (`regions.with_edges`).
     has_backward: there are kernels for gradients; has_f32_dq: that of q can be f32 where q is not, as
     those of k and v can be. reads_narrow: k and v can be of 8 bits, and v have a scale. has_lazy_maximum:
-    for `online(maximum = lazy(...))`. has_epilogue: rows of o can become something else before they leave.
+    for `online(maximum = lazy(...))`. has_epilogue: rows of o can become something else before they leave;
+    has_weights: there are kernels without a normalization.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
@@ -60,6 +61,7 @@ class Target(ABC):
     reads_narrow: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     has_epilogue: ClassVar[bool] = False
+    has_weights: ClassVar[bool] = False
     has_rows_kernel: ClassVar[bool]
     sections: ClassVar[Section]
     splits_in_turn: ClassVar[bool] = False

@@ -173,14 +173,16 @@ class DifferentiableCall(Protocol):
     """What autograd asks of a call (`call.Attention`).
 
     execute: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1
-    where it is `kept` instead; no_extras: None for each optional tensor; gradients: as `Attention.gradients`.
-    repeated_keeping: what was prepared for the last call; kept_layouts: of what is kept, by the shape of q.
+    where it is none; needed: where the o and lse that a backward reads are, among results and what is `kept`;
+    no_extras: None for each optional tensor; gradients: as `Attention.gradients`. repeated_keeping: what was
+    prepared for the last call; kept_layouts: of what is kept, by the shape of q.
     """
 
     name: str
     has_scalars: bool
     is_single: bool
     kept: tuple[Tensor, ...]
+    needed: tuple[int, ...]
     lse: int
     no_extras: tuple[None, ...]
     execute: Callable[..., Any]
@@ -207,7 +209,8 @@ def run_keeping(
         kept = call.empty_kept(inputs)
         extras = (*kept, *call.no_extras[len(kept) :])
         made = call.execute(inputs, None, config, None, extras, keeps=repeats)
-        return made, _needed((*((made,) if call.is_single else made), *kept))
+        written = (*((made,) if call.is_single else made), *kept)
+        return made, tuple([written[at] for at in call.needed])
     memories, scratch, launches = prepared
     of_kept = call.kept_layouts[inputs[0].shape] if call.kept else ()
     found = call.allocate(memories + of_kept + scratch, inputs[0])
@@ -215,15 +218,8 @@ def run_keeping(
     tensors = [*inputs, *found[:end], *call.no_extras[len(of_kept) :], *found[end:], None]
     for launch in launches:
         launch.run(tensors)
-    return found[0] if call.is_single else tuple(found[:count]), _needed(found[:end])
-
-
-def _needed(written: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Returns what a backward reads of o, lse and, where an epilogue follows it, the attention: that in the
-    place of o.
-    """
-    o, lse, *attention = written
-    return (attention[0] if attention else o), lse
+    needed = tuple([found[at] for at in call.needed])
+    return found[0] if call.is_single else tuple(found[:count]), needed
 
 
 class Differentiable(torch.autograd.Function):
@@ -315,7 +311,12 @@ class Operators:
             f"{name}_backward", self._backward, mutates_args=(), schema=f"({', '.join(given)}) -> Tensor[]"
         )
         backward.register_fake(self._backward_fake)
-        forward.register_autograd(self._differentiate, setup_context=_keep)
+        forward.register_autograd(self._differentiate, setup_context=self._keep)
+
+    def _keep(self, ctx: Any, inputs: Tensors, output: Any) -> None:
+        *tensors, ctx.chosen = inputs
+        written = output if isinstance(output, tuple) else (output,)
+        ctx.save_for_backward(*tensors, *(written[at] for at in self.call.needed))
 
     def _split(self, given: Tensors) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         count = len(self.call.inputs)
@@ -365,8 +366,3 @@ class Operators:
         wanted = cotangents[: 2 if self.call.lse >= 0 else 1]
         found = operator(*wanted, *ctx.saved_tensors, ctx.chosen)
         return (*self.call.by_input(found), None)
-
-
-def _keep(ctx: Any, inputs: Tensors, output: Any) -> None:
-    *tensors, ctx.chosen = inputs
-    ctx.save_for_backward(*tensors, *_needed(output))

@@ -180,6 +180,13 @@ class Score(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weight(Node):
+    """`weight = score * sigmoid(score) / N`: what a key counts where nothing is normalised"""
+
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mask(Node):
     """`mask = causal and q_pos - kv_idx < W`; true keeps"""
 
@@ -188,7 +195,7 @@ class Mask(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalize(Node):
-    """`normalize = softmax(sink = sink[h])`"""
+    """`normalize = softmax(sink = sink[h])`, `normalize = none`"""
 
     value: Name | Call
 
@@ -201,7 +208,7 @@ class Grad(Node):
     dtype: Name | None = None
 
 
-AttentionItem: TypeAlias = Param | Input | Output | Let | Length | Score | Mask | Normalize | Grad
+AttentionItem: TypeAlias = Param | Input | Output | Let | Length | Score | Weight | Mask | Normalize | Grad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,6 +178,8 @@ def _statement_texts(group: Sequence[ast.Node]) -> list[str]:
             return _define(name.id, value)
         case ast.Score(value=value):
             return _define("score", value)
+        case ast.Weight(value=value):
+            return _define("weight", value)
         case ast.Mask(value=value):
             return _define("mask", value)
         case ast.Normalize(value=value):

@@ -249,6 +249,8 @@ class _Builder:
                 yield ast.Length(name=self.name(children[0]), value=self.expr(children[1]), span=span)
             case "score":
                 yield ast.Score(value=self.expr(children[0]), span=span)
+            case "weight":
+                yield ast.Weight(value=self.expr(children[0]), span=span)
             case "mask":
                 yield ast.Mask(value=self.expr(children[0]), span=span)
             case "normalize":

@@ -30,6 +30,10 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key."""
+WEIGHTS_GLOSSARY = """\
+Nothing is normalised: acc is the sum of weights times values; there is no maximum, no sum and no lse.
+Q, K, V are the matrices in global memory, q, k, v their tiles; q_pos = q_idx + N - M aligns the last query
+with the last key."""
 ORDERS = {
     "forward_q_kv": "forward, FlashAttention-2 loop order",
     "forward_kv_q": "forward, FlashAttention-1 loop order",
@@ -87,8 +91,9 @@ def origin(path: str, sha256: str) -> dict[str, str]:
 def mathematics(attention: Attention) -> Iterator[str]:
     """Yields the spec's own statements for the score, the mask, lengths and the softmax."""
     parts = [attention.score, attention.mask, *attention.lengths.values(), attention.softmax]
-    parts += [] if attention.epilogue is None else [attention.epilogue]
-    statements = {part.span.source.statement(part.span.start).start: part.span for part in parts if part.span}
+    places = [part.span for part in parts] + [attention.scored]
+    places += [] if attention.epilogue is None else [attention.epilogue.span]
+    statements = {span.source.statement(span.start).start: span for span in places if span}
     for start in sorted(statements):
         lines = wrap(statement(statements[start]), WIDTH, subsequent_indent="    ", break_on_hyphens=False)
         yield from lines[:MAX_LINES]

@@ -112,7 +112,8 @@ class OutputView(KernelView):
 
     @property
     def has_lse(self) -> bool:
-        return self.module.variant.attention.lse is not None or bool(self.module.kept)
+        written = (*self.module.outputs, *self.module.kept)
+        return any(arg.tensor.name == "lse" for arg in written)
 
 
 #: Matrices whose rows are queries; those of the others are keys.
@@ -127,7 +128,11 @@ class Tensors:
         attention = module.variant.attention
         self.by_name: dict[str, Tensor] = {
             **found,
-            **{f"d{name}": attention.gradient_of(found[name]) for name in ("q", "k", "v", "o", "lse")},
+            **{
+                f"d{name}": attention.gradient_of(found[name])
+                for name in ("q", "k", "v", "o", "lse")
+                if name in found
+            },
             "dresult": replace(found["o"], name="dresult"),
         }
         self._packed = {

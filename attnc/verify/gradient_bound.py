@@ -70,7 +70,8 @@ def expect_gradients(
             if attention.lse is not None and "lse" in given:
                 dlse = head.place(attention.lse, given)[:, 0]
             epilogue = EpilogueErrors.of(head, do, bound)
-            HeadErrors.of(head, epilogue, dlse, bound).add_to(sums)
+            errors_of = HeadErrors.of if attention.normalises else HeadErrors.of_weights
+            errors_of(head, epilogue, dlse, bound).add_to(sums)
             epilogue.add_to(sums.rest)
         errors = {name: sums.total(name) for name in attention.grads}
     values = gradients(attention, tensors, cotangents)
@@ -275,6 +276,40 @@ class HeadErrors:
             delta_spread,
             np.where(seen, p + p_error, 0.0),
             sink,
+        )
+
+    @staticmethod
+    def of_weights(head: Head, epilogue: EpilogueErrors, dlse: Floats, bound: GradientBound) -> HeadErrors:
+        """The same where nothing is normalised: p is the weight, dS = dP, and there is no delta."""
+        do, do_error, forward = epilogue.do, epilogue.do_error, bound.forward
+        open_row = expected_rows(head, forward)["attention"].open.any(axis=1, keepdims=True)
+        open_row = open_row | np.isinf(do_error).any(axis=1, keepdims=True)
+        do_error = np.where(np.isinf(do_error), 0.0, do_error)
+        _, dot = dot_products(head, forward)
+        found = RunningError.of(head, dot, forward).analyse(head.attention.score)
+        visible, nothing = head.visible, np.zeros(head.shape[0])
+        p_error = np.where(visible, np.broadcast_to(found.error, head.shape), 0.0)
+        products = np.abs(do) @ np.abs(head.v).T
+        dot_error = forward.dot_error(head.v.shape[1])
+        if forward.o_dtype is not forward.p_dtype:  # do is rounded to v's type
+            dot_error += DType(forward.p_dtype).unit_roundoff
+        dp = do @ head.v.T
+        dp_error = dot_error * products + do_error @ np.abs(head.v).T + 4 * U * np.abs(dp)
+        return HeadErrors(
+            head,
+            bound,
+            do,
+            do_error,
+            dot,
+            visible | open_row,
+            np.where(visible, np.abs(head.weights), 0.0),
+            np.where(open_row, np.inf, p_error),
+            np.where(visible, dp, 0.0),
+            np.where(open_row, np.inf, np.where(visible, dp_error, 0.0)),
+            nothing,
+            nothing,
+            np.zeros(head.shape),
+            (0.0, 0.0, 0.0),
         )
 
     def add_to(self, sums: GradientErrors) -> None:

@@ -322,7 +322,7 @@ def _has_gradients_of(*names: str) -> Callable[[Attention], bool]:
 
 
 def _sums_to_one(attention: Attention) -> bool:
-    return attention.softmax.sink is None and attention.softmax.dropout is None
+    return attention.normalises and attention.softmax.sink is None and attention.softmax.dropout is None
 
 
 GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
@@ -360,6 +360,7 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
             _has_gradients_of("q")(attention)
             and attention.softmax.dropout is None
             and attention.epilogue is None
+            and attention.normalises
             and number(derive(attention.score).dot) is not None
         ),
         holds=_equal_values_show_delta,
@@ -368,6 +369,7 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
         name="dk sums to dlse q",
         applies=lambda attention: (
             _has_gradients_of("k")(attention)
+            and attention.normalises
             and attention.softmax.sink is None
             and number(derive(attention.score).dot) is not None
         ),

@@ -54,7 +54,8 @@ def has_values(attention: Attention) -> bool:
 
 def moves_values(attention: Attention) -> bool:
     """Returns whether a value can become larger by 64 or nearly so, and o with it."""
-    return attention.epilogue is None and is_dense(attention) and attention.v.dtype is not DType.I8
+    is_plain = attention.epilogue is None and attention.normalises
+    return is_plain and is_dense(attention) and attention.v.dtype is not DType.I8
 
 
 def sized_axes(tensor: Tensor, extent: Expr) -> list[int]:

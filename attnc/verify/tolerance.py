@@ -58,6 +58,7 @@ from attnc.reference import (
     finish,
     heads,
     to_arrays,
+    weigh,
 )
 from attnc.verify.running_error import FLUSHED, HUGE, Approx, RunningError, U
 
@@ -214,6 +215,8 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     """Returns the rows of one head: o [M, Dv], the attention before an epilogue, rounded as o is, and lse
     [M, 1].
     """
+    if not head.attention.normalises:
+        return _weighed_rows(head, bound)
     o, lse = compute_unscaled(head)
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
@@ -267,6 +270,40 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
                 eager=lse[:, None],
             ),
         }
+
+
+def _weighed_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
+    """Returns `expected_rows` where nothing is normalised.
+
+    |o - r| <= sum_j (e_ij + |w_ij| (sums + u_p)) |v_j|, with e of the running error of the weights w, which
+    are rounded to P's type. Nothing is promised of a row with a weight that leaves that type or float32.
+    """
+    with np.errstate(all="ignore"):
+        size, dot = dot_products(head, bound)
+        found = RunningError.of(head, dot, bound).analyse(head.attention.score)
+        w, visible, p_dtype = np.abs(head.weights), head.visible, DType(bound.p_dtype)
+        error = np.where(visible, np.broadcast_to(found.error, head.shape), 0.0)
+        leaves = ~np.isfinite(w) | (w + error > p_dtype.largest * (1 - p_dtype.unit_roundoff))
+        leaves = leaves | found.overflows | ~np.isfinite(error) | ((size > HUGE) & np.isfinite(dot.value))
+        row_open: Bools = np.asarray((visible & leaves).any(axis=1, keepdims=True))
+        w, error = (np.where(visible & ~row_open, x, 0.0) for x in (w, error))
+        tiles = -(-head.shape[1] // bound.min_tile_kv)
+        sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8)
+        cut_off = (chain_error(bound, visible) - U * bound.tile_kv).clip(0)[:, None]
+        share = error + (w + error) * (sums + cut_off + p_dtype.unit_roundoff + bound.product_error)
+        v_size = np.abs(np.where(np.isfinite(head.v), head.v, 0.0))
+        lost = max(p_dtype.smallest_subnormal / 2, FLUSHED) * (visible & ~row_open)
+        o = weigh(head)
+        b = (share + lost) @ v_size + 4 * U * np.where(np.isfinite(o), np.abs(o), 0.0)
+        special = ~np.isfinite(head.v)
+        tiny = ~visible | (w <= error + 4 * lost)  # 0 * inf decides
+        unsure = np.asarray(tiny.astype(np.float64) @ special > 0) | (w @ v_size + b > DType.F32.largest)
+        rows = _RawRows(o, b, np.zeros(()), row_open | unsure)
+        eager = _eager(head, DType(bound.input_dtype))
+    return {
+        "o": _leave(head, bound, _finish(head, bound, rows), eager),
+        "attention": _leave(head, bound, rows, eager),
+    }
 
 
 def _scale(head: Head, dot: Approx, bound: ErrorBound, factor: Expr) -> Approx:
@@ -416,6 +453,9 @@ def _eager(head: Head, dtype: DType) -> Floats:
     """
     dot = round_to(dtype, head.q @ head.k.T)
     score = round_to(dtype, np.broadcast_to(head.value(head.attention.score, dot), head.shape))
+    if not head.attention.normalises:
+        o = round_to(dtype, np.where(head.visible, score, 0.0) @ head.v)
+        return o if head.attention.epilogue is None else round_to(dtype, finish(head, o))
     s = np.where(head.visible, score.astype(np.float64), -np.inf)
     sink = head.sink
     m = np.fmax(s.max(axis=1, initial=-np.inf, keepdims=True), sink)

@@ -146,6 +146,9 @@ class Attention(ABC):
         self.extras = (*self.kept, *self.counters)
         self.no_extras = (None,) * len(self.extras)
         self.lse = self.output_names.index("lse") if "lse" in self.output_names else -1
+        written = [tensor.name for tensor in (*self.outputs, *self.kept)]
+        #: Of the o and lse that a backward reads: the attention where it is kept, and o for want of an lse.
+        self.needed = tuple(written.index(n) if n in written else 0 for n in ("attention", "lse"))
         self.is_single = len(self.outputs) == 1
         self.first_shape = self.inputs[0].known_shape
         self.layouts = layouts_of(len(self.inputs))
@@ -225,7 +228,7 @@ class Attention(ABC):
                         key = (key, layout(out) if is_single else tuple(map(layout, out)))
                     for x in extras:
                         if x is not None:
-                            key = (key, *map(layout, extras))
+                            key = (key, "extras", *map(layout, extras))  # not `out`, which may look alike
                             break
                     call = prepared.get(key)  # type: ignore[arg-type]  # a key by now
                 except (AttributeError, TypeError):  # what is no tensor is refused by name
@@ -337,8 +340,8 @@ class Attention(ABC):
             return out if self.is_single else results
         made = getattr(torch.ops.attnc, self.operator)(*inputs, *counters, chosen)
         if self.kept:
-            results = made[: len(self.outputs)]
-            for given, x in zip(kept, made[len(self.outputs) :], strict=False):
+            results, rest = made[: len(self.outputs)], made[len(self.outputs) :]
+            for given, x in zip(kept, rest, strict=False):
                 if given is not None:
                     given.copy_(x)
             return results[0] if self.is_single else tuple(results)
@@ -459,8 +462,7 @@ class Attention(ABC):
 
     def _clear(self, results: Sequence[torch.Tensor], extras: tuple[torch.Tensor | None, ...]) -> None:
         """Rows without a sequence, where there is none at all."""
-        everything = zip((*self.outputs, *self.kept), (*results, *extras), strict=False)
-        for tensor, x in everything:
+        for tensor, x in zip((*self.outputs, *self.kept), (*results, *extras), strict=False):
             if x is not None:
                 x.fill_(float("-inf") if tensor.name == "lse" else 0.0)
 
@@ -555,10 +557,9 @@ class Attention(ABC):
             names[f"{kernel}_config"] = chosen
         for name, text in backward.sizes.items():
             names[name] = evaluate(text, names)
-        lse = self.outputs[self.lse] if self.lse >= 0 else self.kept[0]
+        lse = (*self.outputs, *self.kept)[self.needed[1]]
         declared = backward.declare(self.inputs, self.outputs[0], lse)
-        dlse = ("dlse",) if self.lse >= 0 else ()
-        given = (backward.cotangent, *dlse, *self.input_names, "o", "lse")
+        given = (backward.cotangent, *("dlse",)[: self.first_input - 1], *self.input_names, "o", "lse")
         memories = {name: memory_of(x) for name, x in zip(given, tensors, strict=True) if x is not None}
         for made in backward.made:
             if made.like:

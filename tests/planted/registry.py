@@ -36,6 +36,7 @@ from tests.planted import (
     triton_epilogue,
     triton_forward,
     triton_serving,
+    triton_weights,
 )
 from tests.planted.bug import Bug
 
@@ -54,6 +55,7 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     "triton serving": triton_serving.BUGS,
     "triton backward": triton_backward.BUGS,
     "triton epilogue": triton_epilogue.BUGS,
+    "triton weights": triton_weights.BUGS,
     "cuda forward": cuda_forward.BUGS,
     "cuda serving": cuda_serving.BUGS,
     "cuda backward": cuda_backward.BUGS,

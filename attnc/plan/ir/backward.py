@@ -6,7 +6,8 @@
     d x[at] = sum of dS * d score / d x[at] over the scores that read x[at]
     d sink  = sum over rows of exp(sink - lse) * -delta
 
-With an epilogue o = f(a, x), O and dO above are the attention a and its gradient, which a kernel makes first:
+Without a normalization P is the score, and dS = dP. With an epilogue o = f(a, x), O and dO above are the
+attention a and its gradient, which a kernel makes first:
 
     da = d o * d f / d a      d x[at] += sum of d o * d f / d x[at]
 
@@ -82,7 +83,8 @@ class Chain:
 
     scale: d score / d dot where that is one constant, applied once at the end; slope: else, per element.
     shared: values that the score and its derivatives have in common, by name, before both. adds_dq: the step
-    adds its (d dot) K to a f32 dq in memory.
+    adds its (d dot) K to a f32 dq in memory. factor: of a weight, one number for a sequence, left out
+    of dS and P: dq, dk and dv are multiplied by it at the end.
     """
 
     scale: float
@@ -90,6 +92,7 @@ class Chain:
     shared: tuple[Let, ...]
     adjoints: tuple[Adjoint, ...]
     adds_dq: InMemory | None = None
+    factor: Expr | None = None
 
     @property
     def slope_is_finite(self) -> bool:
@@ -123,6 +126,7 @@ class Chain:
     @property
     def expressions(self) -> Iterator[Expr]:
         yield from self.step_expressions
+        yield from () if self.factor is None else (self.factor,)
         for adjoint in self.adjoints:
             yield from adjoint.load.indices
 

@@ -263,11 +263,13 @@ class Probabilities:
     """How a step makes probabilities of scores: p = exp2(scale * s - m), then dropout.
 
     scale: factor of the raw score in the exponent: set when score = scale * s with scale > 0, so that the
-    multiplication fuses with the subtraction; None when the score is already in base-2 units.
+    multiplication fuses with the subtraction; None when the score is already in base-2 units. normalises:
+    else p is the score itself, and nothing is subtracted or divided by.
     """
 
     scale: float | None
     dropout: Dropout | None
+    normalises: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,6 +284,8 @@ def _sequences(sequences: Sequences | None) -> list[str]:
 
 
 def _softmax(softmax: Softmax) -> Iterator[str]:
+    if not softmax.normalises:
+        yield "p = s"
     told = [f"{softmax.kind}", f"rescale = {softmax.rescale}"]
     told += [f"threshold = {softmax.threshold:g}"] if softmax.threshold else []
     told += [f"headroom = {softmax.headroom:g}"] if softmax.headroom else []
@@ -303,7 +305,7 @@ def _epilogue(epilogue: Epilogue | None) -> Iterator[str]:
 
 
 def _probabilities(softmax: Probabilities) -> Iterator[str]:
-    yield f"p = exp2(s - lse2), {_scale(softmax)}"
+    yield f"p = exp2(s - lse2), {_scale(softmax)}" if softmax.normalises else "p = s"
     yield from _dropout(softmax)
 
 
@@ -391,6 +393,8 @@ def _takes(planned: BackwardKernel, layout: BackwardLayout | None) -> Iterator[s
 
 def _chain(chain: Chain) -> Iterator[str]:
     yield from _statements(chain.shared)
+    if chain.factor is not None:
+        yield f"times {show(chain.factor)} at the end"
     slope = "" if chain.slope is None else f" * ({show(chain.slope)})"
     yield f"d dot = ds * {chain.scale!r}{slope}"
     if chain.adds_dq is not None:

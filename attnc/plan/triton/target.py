@@ -178,6 +178,7 @@ class Triton(Target):
     reads_narrow: ClassVar = True
     has_epilogue: ClassVar = True
     walks_lists: ClassVar = True
+    has_weights: ClassVar = True
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnc.expr.construct import conj
+from attnc.expr.interval import is_finite
 from attnc.expr.nodes import FALSE, TRUE, Const, Dot, Expr, Index, walk
+from attnc.expr.simplify import substitute
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Loop, Module
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
@@ -132,6 +134,12 @@ class Sums(AdjointText):
         return self.show(Index(index)).replace(index, f"{index}.to(tl.int64)")
 
 
+class SumsOfWeights(Sums):
+    """The same where nothing is normalised, and a weight may be 0 whose derivative is not."""
+
+    kept: ClassVar[str] = "tl.where(ds == 0.0, 0.0, {})"
+
+
 # --- kernels
 
 
@@ -150,11 +158,13 @@ class BackwardText(ProgramText, BackwardView):
         self.is_packed = self.packs_queries or attention.k.storage.is_packed
         self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
         self.needs_dp = self.makes != ("dv",)
+        self.normalises = planned.softmax.normalises
         self.step_function = f"_backward_{''.join(self.makes) or 'rows'}_step"
         self.by_row = "[:, None]" if self.over_q else "[None, :]"
         self.show = tiled if self.over_q else transposed
         self._shortened = frozenset(attention.lengths)
-        self.sums = Sums(
+        sums = Sums if self.normalises else SumsOfWeights
+        self.sums = sums(
             adjoints=self.chain.adjoints,
             over_q=self.over_q,
             show=self.show,
@@ -196,6 +206,27 @@ class BackwardText(ProgramText, BackwardView):
         later = (*(a.value for a in self.chain.adjoints), *([self.chain.slope] if self.chain.slope else []))
         return "score" if any(Dot() in walk(expr) for expr in later) else "s"
 
+    @property
+    def clears_rows(self) -> bool:
+        """Whether a weight past the end of the queries, where the product is 0, or its slope, might be
+        infinite: 0 times it would be NaN.
+        """
+        read = (self.kernel.step.score, self.chain.slope)
+        exprs = [substitute(self.chain.inline(x), {Dot(): Const(0.0)}) for x in read if x is not None]
+        return not self.over_q and not all(map(is_finite, exprs))
+
+    @property
+    def in_rows(self) -> str:
+        return self.show(IN_ROWS)
+
+    @property
+    def keep_before(self) -> str:
+        """What `keep` is where a tile is not partial, as is known at run time alone."""
+        if self.kernel.step.keep is None or self._masked_is_constant:
+            return ""
+        shape = "BLOCK_M, BLOCK_N" if self.over_q else "BLOCK_N, BLOCK_M"
+        return f"keep = tl.full([{shape}], True, tl.int1)"
+
     def block(self, name: str) -> int:
         return block(self.tensors.size(name))
 
@@ -206,7 +237,8 @@ class BackwardText(ProgramText, BackwardView):
         step, vectors = self.kernel.step, self.sums.vectors
         if self.over_q:
             own = [*self.makes, *vectors]
-            own += ["q", "K", "V", "do", "lse2", "delta", *(["b", self.kv_name] if self.kernel.tma else [])]
+            own += ["q", "K", "V", "do", *(["lse2", "delta"] if self.normalises else [])]
+            own += ["b", self.kv_name] if self.kernel.tma else []
             own += ["kv_lo", "N"]
             own += ["stride_kn", "stride_vn"]
             if any(adjoint.along == ("q", "kv") for adjoint in self.chain.adjoints):
@@ -219,10 +251,8 @@ class BackwardText(ProgramText, BackwardView):
             *(["v"] if self.needs_dp else []),
             "q_head",
             "do_head",
-            "lse2_head",
+            *(f"{name}_head" for name in self.parameters.vectors),
         ]
-        if self.needs_dp:
-            own.append("delta_head")
         own += [*(["b", "h", "row"] if self.kernel.tma else []), "q_lo", "M"]
         if self.uses_q_pos:
             own.append("N")
@@ -241,6 +271,7 @@ class BackwardText(ProgramText, BackwardView):
         return (
             self.uses_q_pos
             or self.packs_queries
+            or (not self.normalises and self.clears_rows)
             or self.chain.adds_dq is not None
             or self.kernel.softmax.dropout is not None
             or self._step_reads("q_idx")
@@ -294,11 +325,11 @@ class BackwardText(ProgramText, BackwardView):
     def _constants(self) -> list[str]:
         masked = [self.masked] if self.kernel.step.keep is not None else []
         masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
-        dropout = self.kernel.softmax.dropout is not None
+        both = self.kernel.softmax.dropout is not None or (not self.normalises and bool(self.keep_before))
         tiles = ["BLOCK_N"] if self.over_q else ["BLOCK_M"]
         return [
             *masked,
-            *(["BLOCK_M", "BLOCK_N"] if dropout else tiles),
+            *(["BLOCK_M", "BLOCK_N"] if both else tiles),
             *(["EARLY_DP"] if self.dp_order == "both" else []),
             *(["TMA"] if self.kernel.tma else []),
         ]
@@ -410,9 +441,15 @@ class BackwardText(ProgramText, BackwardView):
     def heads(self) -> Iterator[str]:
         yield f"q_head = Q + {self.offset('q')}"
         yield f"do_head = DO + {self.offset('do')}"
-        for name in ("lse2", *(("delta",) if self.needs_dp else ())):
+        for name in self.parameters.vectors:
             at = "first_row" if self.packs_queries else "row.to(tl.int64) * M_padded"
             yield f"{name}_head = {name.upper()} + {at}"
+
+    @property
+    def described(self) -> str:
+        """The same where tiles come through descriptors."""
+        names = ("q", "do", *self.parameters.vectors)
+        return f"{', '.join(f'{name}_head' for name in names)} = {', '.join(map(str.upper, names))}"
 
     @property
     def first_row(self) -> str:
@@ -428,6 +465,8 @@ class BackwardText(ProgramText, BackwardView):
             else ("kv_lo", "N", "BLOCK_N", self.kv_name, "n")
         )
         scale = "" if name == "dv" or self.chain.scale == 1.0 else f" * {scalar(Const(self.chain.scale))}"
+        if self.chain.factor is not None:
+            scale += f" * ({scalar(self.chain.factor)})"
         tile = f"({name}{scale})" if scale else name
         dtype = TL_DTYPES[DType(self.tensors.by_name[name].dtype)]
         where = f"b, {head}, " if self.kernel.tma else ""

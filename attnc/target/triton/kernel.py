@@ -174,7 +174,7 @@ class KernelText(ProgramText, OutputView):
         self.d, self.dv = feature(attention.q), feature(attention.v)
         self.block_d, self.block_dv = block(self.d), block(self.dv)
         self.padded = (self.d, self.dv) != (self.block_d, self.block_dv)
-        self.may_lack_lse = attention.lse is None and bool(module.kept)
+        self.may_lack_lse = any(arg.tensor.name == "lse" for arg in module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
         self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel.expressions)
         self.o_dtype = TL_DTYPES[kernel.bound.o_dtype]
@@ -325,7 +325,8 @@ class KernelText(ProgramText, OutputView):
     def step_names(self) -> list[str]:
         own: list[str]
         if self.kernel.grid.over == "q":
-            own = ["l", "m", "q", *self._key_names("k" if self.two_pass else "kv")]
+            carried = ["l", "m"] if self.kernel.softmax.normalises else []
+            own = [*carried, "q", *self._key_names("k" if self.two_pass else "kv")]
             if not self.two_pass:
                 own.insert(0, "acc")
             return unique((*own, *self.kernel.step.names))
@@ -382,7 +383,14 @@ class KernelText(ProgramText, OutputView):
         return self.kernel.grid.over == "head" or self.kernel.softmax.dropout is not None
 
     @property
+    def excluded(self) -> str:
+        """The score of a key that is not kept."""
+        return '-float("inf")' if self.kernel.softmax.normalises else "0.0"
+
+    @property
     def step_result(self) -> str:
+        if not self.kernel.softmax.normalises:
+            return "acc"
         return "l, m" if self.two_pass else "acc, l, m"
 
     # -- single expressions --------------------------------------------------------------------------------

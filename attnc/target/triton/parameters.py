@@ -198,19 +198,21 @@ class Parameters:
         return [[name for name, _ in self._own], *([pointers] if pointers else []), *self._numbers]
 
     @property
-    def _vectors(self) -> list[str]:
+    def vectors(self) -> list[str]:
+        if not self.kernel.softmax.normalises:
+            return []
         return ["lse2", *(["delta"] if self.needs_dp else [])]
 
     @property
     def _own(self) -> list[Pair]:
-        vectors = self._vectors if self.prologue is None else []
+        vectors = self.vectors if self.prologue is None else []
         return [(name.upper(), name) for name in (*self.matrices, *vectors)]
 
     @property
     def _pointers(self) -> list[Pair]:
         pointers: list[Pair] = [] if self.first is None else [*self.first.pointers]
         if self.prologue is not None and self.prologue.stored:
-            pointers += [(f"{name}_ptr", name) for name in self._vectors]
+            pointers += [(f"{name}_ptr", name) for name in self.vectors]
         if self.chain.adds_dq is not None:
             pointers.append(("dq_ptr", "dq"))
         pointers += [(f"{name}_ptr", name) for name in self._extras]

@@ -31,7 +31,7 @@ from attnc.target.declaration import (
     tiles,
     tuning,
 )
-from attnc.target.header import GLOSSARY, header, module_numbers
+from attnc.target.header import GLOSSARY, WEIGHTS_GLOSSARY, header, module_numbers
 from attnc.target.quote import without_comments
 from attnc.target.support import imports
 from attnc.target.templates import python_environment, tidy
@@ -47,6 +47,10 @@ from attnc.tuned.choices import NOT_TUNED, Tuned
 _OF_THE_BACKWARD = """\
 In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
 delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2."""
+
+
+_OF_WEIGHTS = """\
+In the backward dx is the gradient of x: dp = do v^T, and ds = dp, times the weight's derivative."""
 
 
 def render_triton(
@@ -126,7 +130,10 @@ def _backward_kernels(
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
-    glossary = GLOSSARY if module.backward is None else f"{GLOSSARY}\n{_OF_THE_BACKWARD}"
+    normalises = module.variant.attention.normalises
+    glossary = GLOSSARY if normalises else WEIGHTS_GLOSSARY
+    if module.backward is not None:
+        glossary += f"\n{_OF_THE_BACKWARD if normalises else _OF_WEIGHTS}"
     return {**header(module, "Triton", _and_back(module), path, sha256), "glossary": glossary}
 
 

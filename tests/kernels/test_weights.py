@@ -1,0 +1,90 @@
+"""Weights without a softmax: of the score, of loaded values, under masks, lengths and in packed sequences."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.verify.case import Case
+from tests.targets import small_tiles
+from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
+
+#: The targets that have weights without a softmax.
+EACH = ("triton",)
+
+#: A relative bias, lengths, target groups; a division once for each row, or, of f16, for each weight.
+HSTU = (
+    "input q: {}[B, M, Hkv * G, 16]",
+    "input k, v: {}[B, N, Hkv, 16]",
+    "input table: f32[Hkv * G, 64]",
+    "input lens: i32[B]",
+    "input targets: i32[B]",
+    "length M = lens[b]",
+    "length N = lens[b]",
+    "score = dot(q, k) / sqrt(D) + table[h, clamp(q_pos - kv_idx, 0, 63)]",
+    "weight = score * sigmoid(score) / N",
+    "mask = causal and (kv_idx < N - targets[b] or kv_idx == q_pos)",
+    "normalize = none",
+    "output o: {}[B, M, Hkv * G, 16]",
+    "grad q, k, v{}",
+)
+#: Squared ReLU, whose slope is 0 where the weight is; an epilogue; 24 columns.
+RELU = (
+    "input q: f16[B, M, H, 24]",
+    "input k, v: f16[B, N, H, 24]",
+    "input bias: f32[B, N]",
+    "input gate: f32[B, M, H]",
+    "score = dot(q, k) / sqrt(D) + bias[b, kv_idx]",
+    "weight = max(score, 0) * max(score, 0) / 16",
+    "normalize = none",
+    "output o: f16[B, M, H, 24] = attention * gate[b, q_idx, h] / (1 + abs(attention))",
+    "grad q, k, v, bias, gate",
+)
+#: A weight of 0 whose derivative is not: masked keys have to be told from it.
+LINEAR = (
+    "input q: bf16[B, M, H, 16]",
+    "input k, v: bf16[B, N, H, 16]",
+    "score = dot(q, k) / sqrt(D)",
+    "mask = (q_pos - kv_idx) % 3 == 0",
+    "normalize = none",
+    "output o: bf16[B, M, H, 16]",
+    "grad q, k, v",
+)
+#: A weight that is infinite over infinite beyond the end of a row.
+PACKED = (
+    "input q: bf16[T, H, 16] via ragged(ends)",
+    "input k, v: bf16[T, H, 16] via ragged(ends)",
+    "input ends: i32[B + 1]",
+    "score = dot(q, k) / sqrt(D)",
+    "weight = exp(score) / (1 + exp(2 * score))",
+    "mask = window(7, 2)",
+    "normalize = none",
+    "output o: bf16[T, H, 16]",
+    "grad q, k, v",
+)
+
+
+def hstu(element: str, wanted: str = "") -> tuple[str, ...]:
+    return tuple(line.format(wanted if "grad" in line else element) for line in HSTU)
+
+
+@pytest.mark.parametrize("target", EACH)
+@pytest.mark.parametrize(
+    "lines",
+    [hstu("bf16"), hstu("f16", ", table"), RELU, LINEAR],
+    ids=["hstu", "hstu of f16", "relu", "linear"],
+)
+def test_weights(lines: tuple[str, ...], target: str) -> None:
+    right_by_day(subject_of_text(spec(lines, small_tiles(target), target=target)), count=2)
+
+
+@pytest.mark.parametrize("target", EACH)
+def test_weights_of_packed_rows(target: str) -> None:
+    made = subject_of_text(spec(PACKED, small_tiles(target), target=target))
+    assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
+
+
+@pytest.mark.parametrize("way", ["atomic", "sequential"])
+def test_dq_in_memory(way: str) -> None:
+    schedule = f"tile.q = 16, tile.kv = 16\n  backward {{ accumulate.dq = {way} }}"
+    made = subject_of_text(spec(LINEAR, schedule))
+    assert_within_bound(made, Case(dims={"B": 2, "M": 37, "N": 21, "H": 2}))
