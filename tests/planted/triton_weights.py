@@ -33,8 +33,8 @@ BUGS: tuple[TritonBug, ...] = (
         name="weight before the division beside one after it",
         attention="hstu",
         story="dv was left without the factor that dk and dq have",
-        anchor="_store_rows(DV, kv_lo, N, stride_dvn, (dv * (1.0 / tl.maximum(N, 1))).to(",
-        patch="_store_rows(DV, kv_lo, N, stride_dvn, (dv).to(",
+        anchor="_store_rows(DV, kv_lo, N, stride_dvn, (dv * (1.0 / tl.maximum(N, 1))).to(tl.bfloat16)",
+        patch="_store_rows(DV, kv_lo, N, stride_dvn, (dv).to(tl.bfloat16)",
         phase="backward",
     ),
 )
