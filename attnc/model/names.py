@@ -186,7 +186,7 @@ class Taken:
 #: Parameters and tensors of a function with gradients, of one whose outer loop runs over keys, and of one
 #: that decodes.
 WITH_GRADIENTS = frozenset((
-    "backward_config", "delta", "dk", "dlse", "do", "dq", "dq_sum", "dv", "lse2",
+    "backward_config", "delta", "dk", "dk_sum", "dlse", "do", "dq", "dq_sum", "dv", "dv_sum", "lse2",
 ))  # fmt: skip
 KEYS_FIRST = frozenset(("acc", "l", "m"))
 DECODING = frozenset(("fallbacks", "lse_splits", "splits"))

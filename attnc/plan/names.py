@@ -47,8 +47,9 @@ KERNEL = frozenset((
 #: What the texts of a declared call mention besides sizes: configs, tiles, counts of programs and splits.
 DECLARED = frozenset((
     "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "dk_config", "dkdv_config", "dq_config", "dq_floats",
-    "dv_config", "EARLY_DP", "KV_SECTION", "M_padded", "PDL", "ROW_TILE", "rows", "rows_config",
+    "dv_config", "EARLY_DP", "KEY_ROWS", "KV_SECTION", "M_padded", "PDL", "ROW_TILE", "rows", "rows_config",
     "SECTION", "shared", "SPLIT", "SPLIT_ROWS", "SPLIT_SIZE", "SPLITS", "STAGES", "tiles", "TMA", "WARPS",
+    "HEAD_PARTS", "WALK_PARTS", "WALKS",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
 CPP = frozenset((
@@ -79,8 +80,8 @@ CUDA_MADE = frozenset((
     "at_v", "B_BY_ROWS", "below_qk", "below_v", "copy_k_pages", "copy_pages", "copy_qk_rows",
     "copy_v_pages", "copy_v_rows", "dk_map", "do_map", "dq_map", "dv_map", "k_map", "Keeps", "kv_start",
     "lse_splits", "all_see_hi", "number",
-    "of_key", "of_key_2", "of_key_3", "of_key_4", "of_pair", "o_map", "others", "q_end", "q_map", "sequence",
-    "swizzle", "total", "v_map",
+    "of_key", "of_key_2", "of_key_3", "of_key_4", "of_pair", "o_map", "others",
+    "h_first", "part", "q_end", "q_from", "q_map", "q_to", "sequence", "swizzle", "total", "v_map",
 ))  # fmt: skip
 #: What a template fills in or leaves out, comments and strings; and a name that is no field of another.
 _NOT_TEXT = re.compile(r'\[\[.*?\]\]|\{%.*?%\}|\{#.*?#\}|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)

@@ -1,7 +1,7 @@
 """Sizes as text: what a module declares of shapes, grids and numbers, evaluated for a call.
 
 `B`, `M * G`, `cdiv(M, BLOCK_M) * B * H`, `dq_config.BLOCK_M`: names, their fields, integers, + - * // %,
-and some functions. Evaluated once for all calls alike, never in the quick path.
+== and >, which are 1 or 0, and some functions. Evaluated once for all calls alike, never in the quick path.
 """
 
 import ast
@@ -45,8 +45,31 @@ def section(heads: int, size: int, room: int, least: int = 1, most: int | None =
     return max(1, min(heads, max(least, fitting if most is None else min(fitting, most))))
 
 
+#: Tiles of queries that a part of a walk has at least, where it is cut within a head: what a block does once
+#: takes as long as two or three of them.
+_LEAST_TILES = 2
+
+
+def count_parts(walks: int, heads: int, tiles: int, wanted: int, few: int, chosen: int = 0) -> int:
+    """Returns into how many parts each walk over queries is cut, so that there are as many parts as `wanted`,
+    or, of each walk, about as many as a config has `chosen`.
+
+    walks: of the call; heads, tiles: query heads that a walk goes through, and tiles of each. A part has the
+    same number of whole heads as the others, but for the last one; or, where all heads are fewer than `few`,
+    an equal share of the tiles of one: then the result is a multiple of `heads`. Follows from shapes and the
+    device alone, so that sums of parts are the same bits in every run.
+    """
+    parts = chosen or cdiv(wanted, max(1, walks))
+    if parts <= heads:
+        return cdiv(heads, cdiv(heads, parts))
+    if not chosen and walks * heads >= few:
+        return heads
+    return heads * max(1, min(cdiv(parts, heads), tiles // (1 if chosen else _LEAST_TILES)))
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cdiv": cdiv,
+    "count_parts": count_parts,
     "gcd": math.gcd,
     "max": max,
     "min": min,
@@ -81,6 +104,9 @@ def _value(node: ast.expr, names: Names) -> Any:
             return getattr(names[name], field)
         case ast.BinOp(left=left, op=op, right=right):
             return _OPERATORS[type(op)](_value(left, names), _value(right, names))
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.Gt() as op], comparators=[right]):
+            compare = operator.eq if isinstance(op, ast.Eq) else operator.gt
+            return int(compare(_value(left, names), _value(right, names)))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, names)
         case ast.Tuple(elts=parts):

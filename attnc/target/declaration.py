@@ -194,7 +194,7 @@ def attention_fields(module: Module, kernel: Forward | Decode, operator: str) ->
 def tensor(arg: Arg) -> CallText:
     """Returns `Tensor("q", "bf16[B, M, H, 128]", "bmh")`."""
     name = arg.tensor.name
-    sizes = ", ".join(map(_size, arg.axes))
+    sizes = ", ".join(map(show_axis, arg.axes))
     declared = [
         quote_word(name),
         quote_word(f"{arg.tensor.dtype}[{sizes}]" if arg.axes else str(arg.tensor.dtype)),
@@ -205,7 +205,8 @@ def tensor(arg: Arg) -> CallText:
     return CallText("Tensor", declared)
 
 
-def _size(bind: Bind) -> str:
+def show_axis(bind: Bind) -> str:
+    """Returns a size of a tensor as declarations say it."""
     if bind.name:
         fixed = "" if bind.expected is None else f"={show(bind.expected)}"
         return f"{bind.name} + {bind.plus}" if bind.plus else f"{bind.name}{fixed}"
@@ -306,24 +307,30 @@ class BackwardDeclaration:
 
     def list_allocations(self) -> Iterator[CallText]:
         """Yields what a call allocates, in the order in which it is written about."""
-        # Keys that a length cuts off, and rows behind the last packed sequence, are nobody's.
-        zero = self._shortened or not is_plain(self.module.variant.attention)
         for name in dict.fromkeys(self._makes):
             like = name.removeprefix("d")
-            yield _declare_allocation(name, "f32" if like in self._f32 else "", like=like, zero=zero)
+            dtype = "f32" if like in self._f32 else ""
+            yield declare_allocation(name, dtype, like=like, zero=self.leaves_rows)
         if self._adds_dq:
             yield from self.sum_of_dq()
         if self._backward.epilogue is not None:
-            yield _declare_allocation("do", like="o")
+            yield declare_allocation("do", like="o")
         if self.stores_rows:
-            yield _declare_allocation("lse2", f"f32[{self.row_sizes}]")
-            yield _declare_allocation("delta", f"f32[{self.row_sizes}]")
+            yield declare_allocation("lse2", f"f32[{self.row_sizes}]")
+            yield declare_allocation("delta", f"f32[{self.row_sizes}]")
         for adjoint, count in self._adjoints():
             yield self._workspace(adjoint, count)
 
+    @property
+    def leaves_rows(self) -> bool:
+        """Whether kernels write no gradients of some rows: keys that a length cuts off, and rows behind the
+        last packed sequence, are nobody's.
+        """
+        return self._shortened or not is_plain(self.module.variant.attention)
+
     def sum_of_dq(self) -> Iterable[CallText]:
         """Returns what dq is summed in."""
-        yield _declare_allocation("dq", "f32", like="q", zero=True)
+        yield declare_allocation("dq", "f32", like="q", zero=True)
 
     @property
     def stores_rows(self) -> bool:
@@ -351,7 +358,7 @@ class BackwardDeclaration:
     def _workspace(self, adjoint: Adjoint, count: str) -> CallText:
         x = adjoint.load.tensor
         if adjoint.accumulate == "atomic":
-            return _declare_allocation(adjoint.name, "f32", like=x, zero=True)
+            return declare_allocation(adjoint.name, "f32", like=x, zero=True)
         sizes = {"q": "M_padded", "kv": "N", "tile": count, "d": str(self._columns)}
         shape = ", ".join(sizes[axis] for axis in adjoint.along) or count
         part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
@@ -361,7 +368,7 @@ class BackwardDeclaration:
             self._shortened and adjoint.along not in ((), ("tile", "d"))
         )
         dtype = self._dtypes[x] if whole else "f32"
-        return _declare_allocation(adjoint.name, f"{dtype}[B, H, {shape}]", zero=partial)
+        return declare_allocation(adjoint.name, f"{dtype}[B, H, {shape}]", zero=partial)
 
     def _gradient(self, gradient: Gradient) -> CallText:
         name = gradient.tensor.name
@@ -375,7 +382,8 @@ class BackwardDeclaration:
         return CallText("Gradient", [quote_word(name)], fields)
 
 
-def _declare_allocation(name: str, type_: str = "", *, like: str = "", zero: bool = False) -> CallText:
+def declare_allocation(name: str, type_: str = "", *, like: str = "", zero: bool = False) -> CallText:
+    """Returns `Made(...)`."""
     fields: dict[str, Value] = {"like": quote_word(like)} if like else {}
     if type_:
         fields["type"] = quote_word(type_)

@@ -7,7 +7,7 @@ of NaN before its kernels see them (`subject.poison_allocations`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -65,7 +65,7 @@ def run_backward(
     kernels = module.BACKWARD_CONFIGS.items()
     options = {
         "config": module.CONFIGS[case.config],
-        "backward_config": {name: configs[case.backward_config(len(configs))] for name, configs in kernels},
+        "backward_config": {name: backward_config(configs, case) for name, configs in kernels},
     }
     function: Callable[..., Any] = getattr(module, attention.name)
     tensors, device = [x for x in inputs if isinstance(x, torch.Tensor)], _device(problem)
@@ -90,6 +90,19 @@ def run_backward(
         if device.type != "cpu":
             torch.cuda.synchronize()
     return dict(zip(leaves, gradients, strict=True)), cotangents
+
+
+#: Blocks that share a walk over queries, of kernels where several can: as many as suit, one, and several.
+_PARTS = (0, 1, 3)
+
+
+def backward_config(configs: Sequence[Any], case: Case) -> Any:
+    """Returns the config of a kernel of the backward that the case has. How many blocks share a walk follows
+    from its seed too: by the size of a call few cases would have one on a small device, or several on a large
+    one.
+    """
+    config = configs[case.backward_config(len(configs))]
+    return config._replace(parts=_PARTS[case.seed % len(_PARTS)]) if hasattr(config, "parts") else config
 
 
 def _handed_over(

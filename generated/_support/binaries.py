@@ -36,7 +36,10 @@ class Program:
         element: str = "",
     ) -> None:
         self.module = Path(module)
-        self.kernels = {kernel.name: kernel for kernel in kernels}
+        self.kernels: dict[str, Compiled] = {}
+        for kernel in kernels:  # one that is launched in several forms has the configs of all
+            known = self.kernels.get(kernel.name, kernel._replace(configs=()))
+            self.kernels[kernel.name] = known._replace(configs=known.configs + kernel.configs)
         self.sources, self.element = sources, element
         self._texts: dict[str, str] = {}
         self._functions: dict[object, Any] = {}
@@ -177,4 +180,6 @@ def list_defines(config: KernelConfig, aligned: bool) -> dict[str, int]:
     sizes = {name: int(getattr(config, name)) for name in names if hasattr(config, name)}
     if limit := getattr(config, "maxnreg", 0):
         sizes["MAXNREG"] = int(limit)
+    if getattr(config, "parts", 0) > 1:
+        sizes["IN_PARTS"] = 1  # however many there are
     return {**sizes, "ALIGNED": int(aligned)}

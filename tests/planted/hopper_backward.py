@@ -176,9 +176,9 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_ordered",
         file="backward_dkdv",
         story="it saves an atomic addition, until a block waits for one that has not begun",
-        anchor="tile = uniform(is_leader ? atomicAdd(args.counter_ptr, 1) : 0);",
-        patch="tile = tile < 0 ? blockIdx.x : gridDim.x + uniform(is_leader ? atomicAdd(args.counter_ptr, 1)"
-        " : 0);",
+        anchor="taken = uniform(is_leader ? atomicAdd(args.counter_ptr, 1) : 0);",
+        patch="taken = taken < 0 ? blockIdx.x : "
+        "gridDim.x + uniform(is_leader ? atomicAdd(args.counter_ptr, 1) : 0);",
     ),
     HopperBug(
         name="every kv tile the first to add",
@@ -210,8 +210,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_softcapped",
         file="backward_dk",
         story="K was given back after its last product",
-        anchor="tma_wait_read(); mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);",
-        patch="{} mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);",
+        anchor="tma_wait_read(); } mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);",
+        patch="{} } mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);",
     ),
     HopperBug(
         name="dO not waited for",

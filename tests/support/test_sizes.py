@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given as drawn_by
+from hypothesis import strategies as st
 
 from attnc.support.arguments import Sizes, Tensor
-from attnc.support.sizes import cdiv, evaluate, list_names, next_power_of_2, whole_tiles
+from attnc.support.sizes import cdiv, count_parts, evaluate, list_names, next_power_of_2, whole_tiles
 
 
 def test_a_size_is_evaluated() -> None:
@@ -16,6 +18,12 @@ def test_a_size_is_evaluated() -> None:
     assert evaluate("max(whole_tiles(M, 16, 64), twice(B))", names) == 128
     assert evaluate("config.name", names) == "x"
     assert list_names("cdiv(M, config.BLOCK_M) + 3") >= {"M", "config"}
+
+
+def test_a_comparison_is_one_or_zero() -> None:
+    assert [evaluate(f"8 * (M {op} 3)", {"M": 3}) for op in ("==", ">")] == [8, 0]
+    with pytest.raises(ValueError, match="not a size"):
+        evaluate("1 < M < 3", {"M": 2})
 
 
 @pytest.mark.parametrize("text", ["M if B else 1", "[M]", "M ** 2", "M.x.y", "'M'()"])
@@ -127,3 +135,56 @@ def test_a_size_that_is_fixed_and_one_more_than_a_size() -> None:
 )
 def test_how_many_heads_are_worked_at_together(text: str, heads: int) -> None:
     assert evaluate(text, {}) == heads
+
+
+# --- parts of walks over queries
+
+
+def shares_of(parts: int, heads: int, tiles: int) -> list[tuple[range, range]]:
+    """Heads and tiles of each part, as kernels compute them (`templates/sm90/_backward_tiles.cu.jinja`)."""
+    heads_of_part, parts_of_head = cdiv(heads, parts), max(parts // heads, 1)
+    shares = []
+    for part in range(parts):
+        first, share = part // parts_of_head * heads_of_part, part % parts_of_head
+        ends = (tiles * number // parts_of_head for number in (share, share + 1))
+        shares.append((range(first, min(first + heads_of_part, heads)), range(*ends)))
+    return shares
+
+
+@drawn_by(
+    walks=st.integers(0, 600),
+    heads=st.integers(1, 130),
+    tiles=st.integers(0, 40),
+    wanted=st.integers(1, 1200),
+    few=st.integers(0, 200),
+    chosen=st.sampled_from((0, 0, 1, 2, 3, 7)),
+)
+def test_parts_have_every_tile_of_every_head_once(
+    walks: int, heads: int, tiles: int, wanted: int, few: int, chosen: int
+) -> None:
+    parts = count_parts(walks, heads, tiles, wanted, few, chosen)
+    shares = shares_of(parts, heads, tiles)
+    visited = [(h, tile) for of_heads, of_tiles in shares for h in of_heads for tile in of_tiles]
+    assert sorted(visited) == [(h, tile) for h in range(heads) for tile in range(tiles)]
+    assert all(of_heads for of_heads, _ in shares)
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ((528, 4, 64, 528, 132), 1),  # enough walks as they are
+        ((64, 48, 64, 528, 132), 8),  # six heads each
+        ((64, 71, 16, 528, 132), 9),  # eight each, the last of them seven
+        ((128, 8, 64, 528, 132), 4),  # the group is divided, ...
+        ((128, 4, 64, 1056, 132), 4),  # ... and no head
+        ((8, 1, 16, 528, 132), 8),  # but where too few are at work: two tiles of it each
+        ((32, 4, 64, 528, 132), 20),  # five of each head
+        ((32, 4, 64, 528, 0), 4),
+        ((1, 4, 1, 528, 132), 4),  # no tile is divided
+        ((0, 4, 1, 528, 132), 4),
+        ((512, 4, 64, 528, 132, 3), 2),  # as a config says: two heads each, for three parts cannot be alike
+        ((4, 4, 64, 528, 132, 1), 1),
+    ],
+)
+def test_how_many_parts_walks_have(given: tuple[int, ...], parts: int) -> None:
+    assert count_parts(*given) == parts

@@ -34,9 +34,10 @@ KERNEL = "under_test_backward_"
 EARLY, RACE = "not arrived|deadlock", "may still read|without a barrier|is under way"
 
 
-def compiled(kernel: str, mask: str, **options: Any) -> Any:
+def compiled(kernel: str, mask: str, *, parts: bool = False, **options: Any) -> Any:
     program = program_of(load_module(planned(mask, **options)))
-    _, source, (config, *_) = program.kernels[KERNEL + kernel]
+    _, source, configs = program.kernels[KERNEL + kernel]
+    config = next(config for config in configs if (config.parts > 1) is parts)
     assert source.endswith(f"_backward_{kernel}.cu")
     return compile_cubin(program.source(KERNEL + kernel), program.options(config, True, "sm_90"))
 
@@ -60,6 +61,18 @@ def test_rows_of_rounded_dq_lie_in_different_banks(d: int) -> None:
 def test_products_are_not_serialised(mask: str, d: int, accumulate: str) -> None:
     """ptxas says so by C75xx alone, and the kernel is a fifth slower."""
     cubin = compiled("dkdv", mask, d=d, accumulate=accumulate)
+    assert cubin.warnings == ()
+    assert cubin.registers == entry_registers(CONSUMERS)
+    assert cubin.spills <= SPILLED_BY_COPIES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("d", "accumulate"),
+    [(64, "atomic"), (128, "atomic"), (128, "ordered"), (128, "two_pass"), (256, "two_pass")],
+)
+def test_products_of_parts_are_not_serialised(d: int, accumulate: str) -> None:
+    cubin = compiled("dkdv", CAUSAL, d=d, accumulate=accumulate, parts=True)
     assert cubin.warnings == ()
     assert cubin.registers == entry_registers(CONSUMERS)
     assert cubin.spills <= SPILLED_BY_COPIES

@@ -1,12 +1,16 @@
-"""The declaration of a Hopper call: its grid."""
+"""The declaration of a Hopper call: its grids, and which kernels a size launches."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
+
+from attnc.runtime.loader import load_module
 from attnc.support.sizes import evaluate
 from attnc.target.files import render_files
 from tests.plan.hopper import planned
+from tests.plan.test_sm90_backward import planned as planned_with_gradients
 
 
 def test_a_grid_is_whole_clusters_of_the_multiprocessors_that_there_are() -> None:
@@ -24,3 +28,42 @@ def test_a_grid_is_whole_clusters_of_the_multiprocessors_that_there_are() -> Non
     assert [count(2, n) for n in (132, 131, 7, 1)] == [132, 130, 6, 2]
     assert [count(1, n) for n in (132, 131, 1)] == [120, 120, 1]
     assert [count(2, 132, H=1, M=m) for m in (0, 1, 256, 257)] == [0, 2, 2, 4]
+
+
+@pytest.mark.parametrize("accumulate", ["atomic", "ordered", "two_pass"])
+@pytest.mark.parametrize(
+    ("sizes", "chosen", "parts"),
+    [
+        ({"B": 64, "H": 32, "N": 4096}, 0, 1),  # as many walks as a device wants
+        # two tiles of queries each; a head is not divided where blocks take turns
+        ({"B": 1, "H": 1, "N": 1024}, 0, {"atomic": 4, "ordered": 1, "two_pass": 4}),
+        ({"B": 64, "H": 32, "N": 4096}, 3, 3),
+        ({"B": 1, "H": 1, "N": 1024}, 1, 1),
+    ],
+)
+def test_a_walk_has_one_block_or_parts_that_are_joined(
+    accumulate: str, sizes: dict[str, int], chosen: int, parts: int | dict[str, int]
+) -> None:
+    call = load_module(planned_with_gradients(d=64, accumulate=accumulate)).CALL
+    (config,) = call.backward.configs["dkdv"]
+    names = {**sizes, "M": sizes["N"], "G": 1, "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
+    names |= {
+        "multiprocessors()": lambda: 132,
+        "dkdv_config": config._replace(parts=chosen),
+        "dq_config": config,
+    }
+    for name, text in call.backward.sizes.items():
+        names[name] = evaluate(text, names)
+    wanted = parts if isinstance(parts, int) else parts[accumulate]
+    assert names["WALK_PARTS"] == wanted
+    blocks = {
+        (kernel.name.rpartition("_")[2], kernel.choose_config(config).parts): evaluate(kernel.blocks, names)
+        for launch in call.backward.launches
+        for kernel in launch.kernels
+        if "_dkdv" in kernel.name or "_join" in kernel.name
+    }
+    (whole, cut, joined) = blocks["dkdv", 1], blocks["dkdv", 2], blocks["join", 0]
+    assert (whole > 0, cut > 0, joined > 0) == ((True, False, False) if wanted == 1 else (False, True, True))
+    (made,) = (made for made in call.backward.made if made.name == "dk_sum")
+    held = evaluate(made.type.partition("[")[2].rstrip("]").split(", ")[1], names)
+    assert held == (0 if wanted == 1 else wanted)

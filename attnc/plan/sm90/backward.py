@@ -16,6 +16,9 @@ S. dq is not summed in memory for any of these.
 `dq`, of `accumulate.dq = two_pass`, is the same turned around: a block keeps 128 queries, keys come by, and
 dS = P (dP - delta) is the left operand of dQ += dS K without leaving registers.
 
+A kernel over keys walks over the queries of all heads that share them. Where there are few such walks, they
+are cut into parts (`Sm90Backward.cuts_walks`), each the work of a block.
+
 What these do not make the kernels of `cuda.sm_80` make, each by itself.
 
 Blocks that add to dq may take turns, kv tile after kv tile (`turns_under`). They take the kv tiles of a head
@@ -168,6 +171,8 @@ _ADDS_FROM_REGISTERS, _QUERIES_BESIDE_P = 64, 64
 #: Warps that round dq, each what one warp of a consumer has added; rows that a warp stores at once, and bytes
 #: of those rows and 64 columns.
 FINISH_WARPS, STORED_ROWS, _STAGED_PANEL = 8, 16, 2048
+#: Warps of a block that adds dk and dv of parts; blocks for each multiprocessor, at most.
+JOIN_WARPS, JOIN_BLOCKS = 8, 8
 #: Warps of a block; bytes that a warp stages results in; columns of dQ that a warpgroup makes.
 WARPS = 4 * (CONSUMERS + 1)
 _STAGED, DQ_COLUMNS = 4096, 64
@@ -183,6 +188,9 @@ SECTIONS = Section(cache=(1, 8))
 SECTIONS_OF_TURNS = Section(cache=(2, 5))
 #: Tiles for each block in the last section.
 LAST_ROUNDS = 3
+#: Walks over queries for each multiprocessor, fewer than which are cut into parts: where the longest come
+#: first, and where blocks take turns, which may come last.
+WALKS, WALKS_IN_TURNS = 4, 8
 #: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.
 _ALIGNMENT, _BARRIERS = 1024, 512
 #: Columns of q, or of v, at most, of a kernel for dk and dv together; of all others.
@@ -201,6 +209,25 @@ class Sm90Backward(CudaBackwardLayout):
     @property
     def gives_p(self) -> bool:
         return "dkdv" in self.by_wgmma and max(self.layout.d, self.layout.dv) > _WIDEST
+
+    @property
+    def cuts_walks(self) -> bool:
+        """Whether several blocks may share the walk of a kv tile over queries: each sums dk and dv of its
+        part, and a kernel adds those in order.
+        """
+        return bool({"dkdv", "dk", "dv"} & self.by_wgmma)
+
+    @property
+    def walks_for_each(self) -> int:
+        """Parts of walks that each multiprocessor has at least, if walks are long enough."""
+        return WALKS if self.turns is None else WALKS_IN_TURNS
+
+    @property
+    def few_walks(self) -> str:
+        """Walks over a single head fewer than which are cut too. Not where blocks take turns: each would wait
+        for the others at its first tile.
+        """
+        return "multiprocessors()" if self.turns is None else "0"
 
     @property
     def stores_boxes(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from attnc.expr.nodes import show
 from attnc.model.tensors import Role
@@ -187,6 +187,10 @@ class CudaBackward(BackwardDeclaration):
     """The backward of a CUDA module. files: the kernels in the order of execution, with their sources."""
 
     rounds_dq = True
+    #: Whether blocks may share the walk of a kv tile over queries.
+    cuts_walks = False
+    #: The size that says how many of them a kv head counts as, where they have query heads of their own.
+    head_parts = ""
 
     def __init__(self, module: Module, arguments: ArgumentText, files: Mapping[str, str]) -> None:
         assert module.backward is not None
@@ -201,14 +205,18 @@ class CudaBackward(BackwardDeclaration):
     def declared(self) -> CallText:
         """`Backward(...)`."""
         launch = cuda_kernels(
-            [self.kernel(name) for name in self.files],
+            list(self.kernels()),
             [name for _, name in self._arguments.pointers if name != COUNTER],
             self._arguments.strides,
             self._arguments.sizes,
             self.sections,
             self.maps,
         )
-        return self.fields(self._padded, Items([launch]))
+        return self.fields(self.sizes, Items([launch]))
+
+    def kernels(self) -> Iterator[CallText]:
+        """Yields the launches, in the order of execution."""
+        return (self.kernel(name) for name in self.files)
 
     @property
     def maps(self) -> dict[str, str]:
@@ -239,6 +247,11 @@ class CudaBackward(BackwardDeclaration):
         return "H, M_padded" if self.packs_queries else "B, H, M_padded"
 
     @property
+    def sizes(self) -> dict[str, str]:
+        """Sizes that a backward has besides those of the call."""
+        return self._padded
+
+    @property
     def _padded(self) -> dict[str, str]:
         """M rounded up to whole q tiles of every kernel; rows of all tiles that packed sequences can have."""
         tiles = [f"{config}.BLOCK_M" for config in self.configs]
@@ -256,6 +269,8 @@ class CudaBackward(BackwardDeclaration):
         queries = f"{self.queries} // B" if self.packs_queries else "M"
         shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
         kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
+        if self.head_parts:
+            shared, kv_heads = f"{shared} // {self.head_parts}", f"{kv_heads} * {self.head_parts}"
         planned = self.section
         return {
             "SECTION": section(planned, "H" if self.packs_queries else "B * H", keys, row_bytes),

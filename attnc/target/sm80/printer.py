@@ -227,7 +227,7 @@ class CudaWalk:
     where it is a local of the same name; section: the argument with the heads of a section, "" where heads
     come one after the other; last_rounds: the last section has so many tiles for each block at least, 0: none
     is larger than the others. blocks: how many take tiles; size: the rows of a tile, where it is not that of
-    one block.
+    one block; parts: the local that says how many tiles share a place, and count as heads, "" for one.
     """
 
     walk: TileWalk
@@ -236,6 +236,7 @@ class CudaWalk:
     last_rounds: int = 0
     blocks: str = "(int)gridDim.x"
     size: str = ""
+    parts: str = ""
 
     @property
     def tiles(self) -> str:
@@ -247,7 +248,8 @@ class CudaWalk:
 
     @property
     def all_heads(self) -> str:
-        return self.walk.heads if self.walk.sequences is not None else f"B * {self.walk.heads}"
+        heads = self.walk.heads if self.walk.sequences is not None else f"B * {self.walk.heads}"
+        return f"{heads} * {self.parts}" if self.parts else heads
 
     @property
     def place(self) -> Iterator[str]:
@@ -267,11 +269,14 @@ class CudaWalk:
             yield f"const int first_head = tile / ({in_section}) * {section};"
             heads = f"min({section}, {self.all_heads} - first_head)"
             yield f"const int heads = {heads}, rank = tile % ({in_section});"
+        number = "first_head + rank % heads"
+        if self.parts:
+            yield f"const int in_turn = {number};  // a head, and a part of it"
+            number = f"in_turn / {self.parts}"
         if self.walk.sequences is not None:
-            yield f"const int {head} = first_head + rank % heads, number = rank / heads;"
+            yield f"const int {head} = {number}, number = rank / heads;"
             yield from self.find_sequence(self.walk.sequences, size)
             return
-        number = "first_head + rank % heads"
         tile = f"({tiles} - 1 - rank / heads)" if self.walk.last_first else "rank / heads"
         yield f"const int {lo} = {tile} * {size};"
         yield f"const int b = ({number}) / {self.walk.heads}, {head} = ({number}) % {self.walk.heads};"

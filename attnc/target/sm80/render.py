@@ -157,6 +157,7 @@ _TASKS = {
     "backward_dkdv": "a block of threads per kv tile",
     "backward_dkdv_wide": "a block of threads per kv tile",
     "backward_finish": "dq rounded",
+    "backward_join": "the sums of parts added",
 }
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from attnc.expr.nodes import Index, Ref, walk
+from attnc.expr.nodes import Const, Index, Ref, walk
 from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm80.layout import GRANULE, CudaLayout
-from attnc.plan.sm90.backward import DS_TILES, P_TILES, TURNS, Sm90Backward
+from attnc.plan.sm90.backward import DS_TILES, JOIN_WARPS, P_TILES, TURNS, Sm90Backward
 from attnc.plan.steps import select_per_head
 from attnc.target.sm80.arguments import ArgumentText
-from attnc.target.sm80.backward import FinishText, RowsText
+from attnc.target.sm80.backward import CudaFileText, FinishText, RowsText, default_of
+from attnc.target.sm80.printer import scalar
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90TileText
 
 
@@ -116,6 +118,35 @@ class Sm90PreprocessText(RowsText):
     def constants(self) -> Iterator[str]:
         if self.plan.adds_dq:
             yield from _dq_constants(self.plan)
+
+
+def join_name(module: Module) -> str:
+    """Returns the function that adds dk and dv of the parts of walks."""
+    return f"{module.variant.attention.name}_backward_join"
+
+
+class Sm90JoinText(CudaFileText):
+    """Text of the kernel that adds parts of dk and dv: what `templates/sm90/backward_join.cu.jinja` prints.
+
+    joined: name, columns, scale as a factor, and whether it leaves in f32.
+    """
+
+    def __init__(self, module: Module, arguments: Sm90Arguments) -> None:
+        assert module.backward is not None
+        last = default_of(module.backward.kernels[-1])
+        super().__init__(module, arguments, join_name(module), replace(last, warps=JOIN_WARPS, stages=1))
+        self.width = f"D = {self.layout.d}, DV = {self.layout.dv}"
+        self.makes = [name.removesuffix("_sum") for name in arguments.summed]
+        scale = f" * {scalar(Const(module.backward.kernels[0].chain.scale))}"
+        self.joined = [
+            (
+                name,
+                "DV" if name == "dv" else "D",
+                "" if name == "dv" else scale,
+                name not in arguments.as_elements,
+            )
+            for name in self.makes
+        ]
 
 
 class Sm90FinishText(FinishText):

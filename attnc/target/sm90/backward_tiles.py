@@ -31,9 +31,17 @@ class Sm90Arguments(ArgumentText):
         leave = {"dk", "dv"} & {*self.as_elements} if layout.stores_boxes else set()
         self.maps = ("q", "k", "v", "do", *(name for name in self.made if name in leave))
 
+        #: dk and dv, where blocks may share the walk of a tile.
+        self.summed = [f"{name}_sum" for name in ("dk", "dv") if name in self.made and layout.cuts_walks]
+
     @property
     def pointers(self) -> list[tuple[str, str]]:
-        return [*super().pointers, ("int", "counter")]
+        sums = [("float", name) for name in self.summed]
+        return [*super().pointers, *sums, ("int", "counter")]
+
+    @property
+    def sizes(self) -> list[str]:
+        return [*super().sizes, *(["WALK_PARTS", "KEY_ROWS"] if self.summed else [])]
 
     @property
     def fields(self) -> Iterator[str]:
@@ -78,13 +86,14 @@ class Sm90TileText(CudaBackwardText):
         self.p_first = has_room and not planned.chain.adjoints and self.kernel.softmax.dropout is None
         self.packs_p = self.packs_p and self.p_first
         self.queries_in_box, self.keys_in_box = self.plan.boxes
+        self.cuts_walks = not self.over_q
 
     searching_lanes = "32"
     fragment = FRAGMENT
 
     @property
     def walk(self) -> CudaWalk:
-        walk = super().walk
+        walk = replace(super().walk, parts="head_parts" if self.cuts_walks and self.groups else "")
         if self.turns is None:
             return replace(walk, last_rounds=LAST_ROUNDS)
         return replace(walk, walk=replace(walk.walk, last_first=self.turns.from_last))
@@ -212,6 +221,22 @@ class Sm90TileText(CudaBackwardText):
             place=[name for name, exists in place.items() if exists],
             over_q=self.over_q,
         )
+
+    # -- what is said of a part of a walk ------------------------------------------------------------------
+
+    @property
+    def part_fields(self) -> list[str]:
+        """What is published of a part: its number, its query heads, and the bounds of its q tiles."""
+        return ["part", *(["h_first", "h_last"] if self.groups else []), "q_from", "q_to"]
+
+    @property
+    def whole_walk(self) -> dict[str, str]:
+        """What a walk that is not cut begins and ends with; `work.lo`, where that is published."""
+        bounds = {"lo": self.lo, "hi": self.hi} if self.cuts_walks else {}
+        return {
+            name: f"work.{name}" if bound == name and name in self.work.published else bound
+            for name, bound in bounds.items()
+        }
 
     @property
     def read_sizes(self) -> Iterator[str]:

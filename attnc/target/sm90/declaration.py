@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from attnc.expr.nodes import show
-from attnc.plan.ir import Decode, Forward, Module
+from attnc.plan.ir import Arg, Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.sm90.backward import FINISH_WARPS, STORED_ROWS, TURNS, Sm90Backward
-from attnc.target.declaration import CallText, Items, Value, attention_fields, tiles
+from attnc.plan.sm90.backward import (
+    FINISH_WARPS,
+    JOIN_BLOCKS,
+    JOIN_WARPS,
+    STORED_ROWS,
+    TURNS,
+    Sm90Backward,
+)
+from attnc.target.declaration import (
+    CallText,
+    Items,
+    Value,
+    attention_fields,
+    declare_allocation,
+    show_axis,
+    tiles,
+)
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
@@ -20,7 +35,7 @@ from attnc.target.sm80.declaration import (
     parts_addresses,
     parts_fields,
 )
-from attnc.target.sm90.backward import finish_pitch
+from attnc.target.sm90.backward import finish_pitch, join_name
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
@@ -71,6 +86,10 @@ def _blocks(text: Sm90Text) -> str:
     return f"min({tiles}, multiprocessors())"
 
 
+#: Whether walks over queries are cut into parts, as sizes say it.
+_WHOLE, _CUT = "WALK_PARTS == 1", "WALK_PARTS > 1"
+
+
 class HopperBackward(CudaBackward):
     """As for `cuda.sm_80`, for kernels that copy by TMA."""
 
@@ -80,6 +99,9 @@ class HopperBackward(CudaBackward):
         plan = module.backward.layout
         assert isinstance(plan, Sm90Backward)
         self._plan, self._adds = plan, arguments.adds_dq
+        self._summed, self.cuts_walks = arguments.summed, plan.cuts_walks
+        if self.cuts_walks and self._over_keys[0].sums_heads:
+            self.head_parts = "HEAD_PARTS"
 
     @property
     def maps(self) -> dict[str, str]:
@@ -100,7 +122,60 @@ class HopperBackward(CudaBackward):
     def sum_bytes(self) -> int:
         return 64 * self._plan.qk_panels * 4 if self._adds else 0
 
+    @property
+    def sizes(self) -> dict[str, str]:
+        sizes = super().sizes
+        if not self.cuts_walks:
+            return sizes
+        planned = self._over_keys[0]
+        walks = super().blocks(planned).replace("BLOCK_N", f"{planned.config}.BLOCK_N")
+        queries = f"cdiv({f'{self.queries} // B' if self.packs_queries else 'M'}, {planned.config}.BLOCK_M)"
+        heads = "G" if planned.sums_heads else "1"
+        wanted, few = f"{self._plan.walks_for_each} * multiprocessors()", self._plan.few_walks
+        rows = [show_axis(bind) for bind in self._keys.axes[:-1]]
+        return {
+            **sizes,
+            "WALKS": walks,
+            "WALK_PARTS": f"count_parts(WALKS, {heads}, {queries}, {wanted}, {few}, {planned.config}.parts)",
+            **({self.head_parts: "min(WALK_PARTS, G)"} if self.head_parts else {}),
+            "KEY_ROWS": " * ".join(rows),
+        }
+
+    @property
+    def _over_keys(self) -> list[BackwardKernel]:
+        return [planned for planned in self._backward.kernels if not planned.over_q]
+
+    @property
+    def _keys(self) -> Arg:
+        name = self.module.variant.attention.k.name
+        return next(arg for arg in self.module.args if arg.tensor.name == name)
+
+    def list_allocations(self) -> Iterator[CallText]:
+        yield from super().list_allocations()
+        zero = self.leaves_rows
+        for name in self._summed:
+            columns = self._plan.layout.dv if name == "dv_sum" else self._plan.layout.d
+            shape = f"f32[KEY_ROWS, WALK_PARTS * ({_CUT}), {columns}]"
+            yield declare_allocation(name, shape, zero=zero)
+
+    def kernels(self) -> Iterator[CallText]:
+        by_name = {planned.name: planned for planned in self._over_keys if self.cuts_walks}
+        for name in self.files:
+            planned = by_name.get(name)
+            if planned is None:
+                yield self.kernel(name)
+                continue
+            for parts, work, when in (("1", "WALKS", _WHOLE), ("2", "WALKS * WALK_PARTS", _CUT)):
+                blocks = f"min({work}, multiprocessors()) * ({when})"
+                yield cuda_kernel(name, blocks, config=planned.config, changes={"parts": parts})
+
     def kernel(self, name: str) -> CallText:
+        if name == join_name(self.module):
+            widest = max(self._plan.layout.d, self._plan.layout.dv)
+            blocks = f"cdiv(KEY_ROWS * {widest // 8}, {32 * JOIN_WARPS})"
+            own = {"WARPS": str(JOIN_WARPS), "STAGES": "1", "shared": "0"}
+            most = f"min({blocks}, {JOIN_BLOCKS} * multiprocessors()) * ({_CUT})"
+            return cuda_kernel(name, most, config=self.configs[-1], changes=own)
         if name != finish_name(self.module):
             return super().kernel(name)
         row_bytes = finish_pitch(self._plan.layout) * self._plan.layout.element.bytes

@@ -21,7 +21,13 @@ from attnc.target.sm80.render import (
     render_host,
 )
 from attnc.target.sm80.tidy import tidy_cuda
-from attnc.target.sm90.backward import Sm90BackwardText, Sm90FinishText, Sm90PreprocessText, Sm90RowsText
+from attnc.target.sm90.backward import (
+    Sm90BackwardText,
+    Sm90FinishText,
+    Sm90JoinText,
+    Sm90PreprocessText,
+    Sm90RowsText,
+)
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.declaration import HopperBackward, hopper_declaration
 from attnc.target.sm90.decode import Sm90DecodeText
@@ -70,6 +76,8 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
             continue
         made = (Sm90RowsText if planned.over_q else Sm90BackwardText)(module, arguments, planned)
         sources[made] = (f"sm90/{made.template}", "sm90/backward_module")
+    if arguments.summed:
+        sources[Sm90JoinText(module, arguments)] = ("sm90/backward_join", frame)
     if arguments.adds_dq:
         sources[Sm90FinishText(module, arguments)] = ("sm90/backward_finish", frame)
     names = {made.name: file_of(module, made.name) for made in sources}

@@ -51,6 +51,8 @@ struct Args {
     float* lse2_ptr;
     float* delta_ptr;
     float* dslope_ptr;
+    float* dk_sum_ptr;
+    float* dv_sum_ptr;
     int* counter_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
@@ -62,7 +64,7 @@ struct Args {
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
     long long stride_slope_0;
-    int B, H, M, N, M_padded, SECTION, KV_SECTION;
+    int B, H, M, N, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // Tiles in shared memory have rows of WIDTH elements, whose 16-byte chunks are permuted so that ldmatrix finds 8

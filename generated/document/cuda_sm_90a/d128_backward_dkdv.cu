@@ -30,6 +30,9 @@
 #define BLOCK_N 128  // keys of a tile
 #define STAGES 2  // tiles in shared memory of what comes by
 #endif
+#ifndef IN_PARTS
+#define IN_PARTS 0  // 1: blocks share the queries that a tile of keys walks over
+#endif
 
 #define ELEMENT bf16
 #define LANES_SEARCH 32
@@ -83,6 +86,8 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dk_sum_ptr;
+    float* dv_sum_ptr;
     int* counter_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
@@ -95,13 +100,15 @@ struct Args {
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
     long long stride_doc_0, stride_doc_1;
-    int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION;
+    int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // What the scheduler publishes: a tile of keys, and the range that it walks over.
 struct WorkTile {
     int kv_lo;  // its first row; negative: no more tiles
     int b, h_kv, lo, hi, full_lo, full_hi;
+    // of a part: its number, its query heads if several share the keys, and its queries
+    int part, h_first, h_last, q_from, q_to;
 };
 
 WGMMA_SS(64)
@@ -149,30 +156,35 @@ __device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u
 // All lanes compute the same values, and search for bounds together.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
-    const int B = args.B, M = args.M, N = args.N, Hkv = args.Hkv;
+    const int B = args.B, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv;
     // Tiles are walked in sections of heads whose q and do share the L2 cache.
-    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * Hkv);
+    // A walk is cut into parts of some query heads each, which count as heads, or of some q tiles of a head.
+    const int head_parts = IN_PARTS ? min(args.WALK_PARTS, G) : 1;
+    const int tile_parts = IN_PARTS ? args.WALK_PARTS / head_parts : 1;
+    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * Hkv * head_parts) * tile_parts;
     const bool is_leader = threadIdx.x % 32 == 0;
     PipelineState<WORK_TILES> slot = {0, 1};
-    for (int tile = -1;; slot.advance()) {
+    for (int taken = -1;; slot.advance()) {
         mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
         __syncwarp();  // a late lane would wait for a phase that has passed
         WorkTile& work = work_tiles[slot.index];
-        tile = tile < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
-        if (tile >= tiles) {
+        taken = taken < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+        if (taken >= tiles) {
             if (is_leader)
                 work.kv_lo = -1;
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
+        const int tile = taken / tile_parts;
         // The last section is larger, so that what begins last is short, and nobody waits.
         const int last = (3 * (int)gridDim.x + kv_tiles - 1) / kv_tiles;
-        const int others = max((B * Hkv - last) / args.KV_SECTION, 1) * args.KV_SECTION;
+        const int others = max((B * Hkv * head_parts - last) / args.KV_SECTION, 1) * args.KV_SECTION;
         const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);
-        const int heads = first_head < others ? args.KV_SECTION : B * Hkv - others;
+        const int heads = first_head < others ? args.KV_SECTION : B * Hkv * head_parts - others;
         const int rank = tile - first_head * kv_tiles;
+        const int in_turn = first_head + rank % heads;  // a head, and a part of it
         const int kv_lo = rank / heads * BLOCK_N;
-        const int b = (first_head + rank % heads) / Hkv, h_kv = (first_head + rank % heads) % Hkv;
+        const int b = (in_turn / head_parts) / Hkv, h_kv = (in_turn / head_parts) % Hkv;
         const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // causal and doc[b, q_pos] == doc[b, kv_idx]: which q tiles are partial, and which are full
@@ -193,6 +205,20 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             work.hi = hi;
             work.full_lo = full_lo;
             work.full_hi = full_hi;
+        }
+        if constexpr (IN_PARTS) {
+            // Each has as many q tiles of a head as the others, whatever the mask leaves.
+            const int share = taken % tile_parts, q_first = lo / BLOCK_M,
+                q_tiles = max((hi + BLOCK_M - 1) / BLOCK_M - q_first, 0);
+            const int head_part = in_turn % head_parts, part_heads = (G + head_parts - 1) / head_parts,
+                h = h_kv * G + head_part * part_heads;
+            if (is_leader) {
+                work.part = head_part * tile_parts + share;
+                work.h_first = h;
+                work.h_last = min(h + part_heads, h_kv * G + G) - 1;
+                work.q_from = (q_first + q_tiles * share / tile_parts) * BLOCK_M;
+                work.q_to = min((q_first + q_tiles * (share + 1) / tile_parts) * BLOCK_M, hi);
+            }
         }
         mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
     }
@@ -221,13 +247,14 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
             return;
         const int b = work.b;
         const int h_kv = work.h_kv;
-        const int lo = work.lo;
-        const int hi = work.hi;
+        const int lo = IN_PARTS ? work.q_from : work.lo;
+        const int hi = IN_PARTS ? work.q_to : work.hi;
+        const int h_first = IN_PARTS ? work.h_first : h_kv * G;
+        const int h_last = IN_PARTS ? work.h_last : h_kv * G + G - 1;  // the last query head
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        const int h_last = h_kv * G + G - 1;  // the last query head of this KV head
-        int h = h_kv * G;
+        int h = h_first;
         mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), !(q_lo >= lo));
         if (!(q_lo >= lo))
             continue;
@@ -296,17 +323,19 @@ __device__ __forceinline__ void run_consumer(
             break;
         const int b = uniform(work.b);
         const int h_kv = uniform(work.h_kv);
-        const int lo = uniform(work.lo);
-        const int hi = uniform(work.hi);
         const int full_lo = uniform(work.full_lo);
         const int full_hi = uniform(work.full_hi);
+        const int lo = IN_PARTS ? uniform(work.q_from) : uniform(work.lo);
+        const int hi = IN_PARTS ? uniform(work.q_to) : uniform(work.hi);
+        const int h_first = IN_PARTS ? uniform(work.h_first) : h_kv * G;
+        const int h_last = IN_PARTS ? uniform(work.h_last) : h_kv * G + G - 1;  // the last query head
+        const int part = IN_PARTS ? uniform(work.part) : 0;
         mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
         const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
-        const int h_last = h_kv * G + G - 1;  // the last query head of this KV head
-        int h = h_kv * G;
+        int h = h_first;
 
         // Row r of a thread is key first_key + 8 * r + g of the tile.
         int kv_idx[ROWS];
@@ -443,41 +472,64 @@ __device__ __forceinline__ void run_consumer(
             v.advance();
         }
 
-        // dv: each warp stores its own 16 keys.
-        if (lane == 0)
-            tma_wait_read();
-        __syncwarp();
-        #pragma unroll
-        for (int j = 0; j < DV / 8; j += 2)
-            stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                         pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
-        proxy_fence();
-        __syncwarp();
-        if (lane == 0) {
+        if constexpr (IN_PARTS) {
+            // dv of this part alone.
             #pragma unroll
-            for (int panel = 0; panel < V_PANELS; ++panel)
-                tma_store(args.dv_map, base + staged + panel * 2048, 64 * panel, kv_lo + first_key, h_kv, b);
-            tma_commit();
-        }
-        // dk: each warp stores its own 16 keys.
-        if (lane == 0)
-            tma_wait_read();
-        __syncwarp();
-        #pragma unroll
-        for (int j = 0; j < D / 8; j += 2)
-            stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                         pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f),
-                             pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
-                         pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f),
-                             pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
-        proxy_fence();
-        __syncwarp();
-        if (lane == 0) {
+            for (int r = 0; r < ROWS; ++r)
+                if (kv_lo + first_key + 8 * r + g < args.N) {
+                    float* const to = args.dv_sum_ptr + (b * args.stride_dvb + h_kv * args.stride_dvh
+                        + (kv_lo + first_key + 8 * r + g) * args.stride_dvn) * args.WALK_PARTS + part * DV + 2 * t;
+                    #pragma unroll
+                    for (int j = 0; j < DV / 8; ++j)
+                        *(Pair*)(to + 8 * j) = {dv[j][2 * r], dv[j][2 * r + 1]};
+                }
+            // dk of this part alone.
             #pragma unroll
-            for (int panel = 0; panel < QK_PANELS; ++panel)
-                tma_store(args.dk_map, base + staged + panel * 2048, 64 * panel, kv_lo + first_key, h_kv, b);
-            tma_commit();
+            for (int r = 0; r < ROWS; ++r)
+                if (kv_lo + first_key + 8 * r + g < args.N) {
+                    float* const to = args.dk_sum_ptr + (b * args.stride_dkb + h_kv * args.stride_dkh
+                        + (kv_lo + first_key + 8 * r + g) * args.stride_dkn) * args.WALK_PARTS + part * D + 2 * t;
+                    #pragma unroll
+                    for (int j = 0; j < D / 8; ++j)
+                        *(Pair*)(to + 8 * j) = {dk[j][2 * r], dk[j][2 * r + 1]};
+                }
+        } else {
+            // dv: each warp stores its own 16 keys.
+            if (lane == 0)
+                tma_wait_read();
+            __syncwarp();
+            #pragma unroll
+            for (int j = 0; j < DV / 8; j += 2)
+                stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                             pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                             pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+            proxy_fence();
+            __syncwarp();
+            if (lane == 0) {
+                #pragma unroll
+                for (int panel = 0; panel < V_PANELS; ++panel)
+                    tma_store(args.dv_map, base + staged + panel * 2048, 64 * panel, kv_lo + first_key, h_kv, b);
+                tma_commit();
+            }
+            // dk: each warp stores its own 16 keys.
+            if (lane == 0)
+                tma_wait_read();
+            __syncwarp();
+            #pragma unroll
+            for (int j = 0; j < D / 8; j += 2)
+                stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                             pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f),
+                                 pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
+                             pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f),
+                                 pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
+            proxy_fence();
+            __syncwarp();
+            if (lane == 0) {
+                #pragma unroll
+                for (int panel = 0; panel < QK_PANELS; ++panel)
+                    tma_store(args.dk_map, base + staged + panel * 2048, 64 * panel, kv_lo + first_key, h_kv, b);
+                tma_commit();
+            }
         }
     }
     if (lane == 0)

@@ -31,6 +31,9 @@
 #define BLOCK_N 128  // keys of a tile
 #define STAGES 2  // tiles in shared memory of what comes by
 #endif
+#ifndef IN_PARTS
+#define IN_PARTS 0  // 1: blocks share the queries that a tile of keys walks over
+#endif
 
 #define ELEMENT bf16
 #include "sm90.cuh"
@@ -84,6 +87,8 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dk_sum_ptr;
+    float* dv_sum_ptr;
     int* counter_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
@@ -95,13 +100,14 @@ struct Args {
     long long stride_dqb, stride_dqm, stride_dqh;
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
-    int B, H, M, N, M_padded, SECTION, KV_SECTION;
+    int B, H, M, N, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // What the scheduler publishes: a tile of keys, and the range that it walks over.
 struct WorkTile {
     int kv_lo;  // its first row; negative: no more tiles
     int b, h, lo, full_lo;
+    int part, q_from, q_to;  // of a part: its number, its query heads if several share the keys, and its queries
 };
 
 WGMMA_SS(128)
@@ -151,20 +157,23 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
     // Tiles are walked in sections of heads whose q and do share the L2 cache.
-    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * H);
+    // A walk is cut into parts of some query heads each, which count as heads, or of some q tiles of a head.
+    const int tile_parts = IN_PARTS ? args.WALK_PARTS : 1;
+    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * H) * tile_parts;
     const bool is_leader = threadIdx.x % 32 == 0;
     PipelineState<WORK_TILES> slot = {0, 1};
-    for (int tile = -1;; slot.advance()) {
+    for (int taken = -1;; slot.advance()) {
         mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
         __syncwarp();  // a late lane would wait for a phase that has passed
         WorkTile& work = work_tiles[slot.index];
-        tile = tile < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
-        if (tile >= tiles) {
+        taken = taken < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+        if (taken >= tiles) {
             if (is_leader)
                 work.kv_lo = -1;
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
+        const int tile = taken / tile_parts;
         // The last section is larger, so that what begins last is short, and nobody waits.
         const int last = (3 * (int)gridDim.x + kv_tiles - 1) / kv_tiles;
         const int others = max((B * H - last) / args.KV_SECTION, 1) * args.KV_SECTION;
@@ -183,6 +192,16 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             work.h = h;
             work.lo = lo;
             work.full_lo = full_lo;
+        }
+        if constexpr (IN_PARTS) {
+            // Each has as many q tiles of a head as the others, whatever the mask leaves.
+            const int share = taken % tile_parts, q_first = lo / BLOCK_M,
+                q_tiles = max((M + BLOCK_M - 1) / BLOCK_M - q_first, 0);
+            if (is_leader) {
+                work.part = share;
+                work.q_from = (q_first + q_tiles * share / tile_parts) * BLOCK_M;
+                work.q_to = min((q_first + q_tiles * (share + 1) / tile_parts) * BLOCK_M, M);
+            }
         }
         mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
     }
@@ -211,8 +230,8 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
             return;
         const int b = work.b;
         const int h = work.h;
-        const int lo = work.lo;
-        const int hi = M;
+        const int lo = IN_PARTS ? work.q_from : work.lo;
+        const int hi = IN_PARTS ? work.q_to : M;
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
@@ -279,12 +298,13 @@ __device__ __forceinline__ void run_consumer(
             break;
         const int b = uniform(work.b);
         const int h = uniform(work.h);
-        const int lo = uniform(work.lo);
         const int full_lo = uniform(work.full_lo);
+        const int lo = IN_PARTS ? uniform(work.q_from) : uniform(work.lo);
+        const int hi = IN_PARTS ? uniform(work.q_to) : M;
+        const int part = IN_PARTS ? uniform(work.part) : 0;
         mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
         const float p_value = args.p_ptr[0];
         const long long seed = args.seed_ptr[0];
-        const int hi = M;
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
@@ -392,45 +412,51 @@ __device__ __forceinline__ void run_consumer(
                 step(!(q_next >= lo));
                 q_lo = q_next;
             }
-            // Each warp stores its own 16 keys.
-            if (lane == 0)
-                tma_wait_read();  // the previous store has read the same place
-            __syncwarp();
-            warpgroup_fence_operand(dk);
-            #pragma unroll
-            for (int j = 0; j < D / 8; j += 2)
-                stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                             pack(dk[j][0] * 0.125f, dk[j][1] * 0.125f), pack(dk[j][2] * 0.125f, dk[j][3] * 0.125f),
-                             pack(dk[j + 1][0] * 0.125f, dk[j + 1][1] * 0.125f),
-                                 pack(dk[j + 1][2] * 0.125f, dk[j + 1][3] * 0.125f));
-            proxy_fence();
-            __syncwarp();
-            if (lane == 0) {
+            if constexpr (!IN_PARTS) {
+                // Each warp stores its own 16 keys.
+                if (lane == 0)
+                    tma_wait_read();  // the previous store has read the same place
+                __syncwarp();
+                warpgroup_fence_operand(dk);
                 #pragma unroll
-                for (int panel = 0; panel < QK_PANELS; ++panel)
-                    tma_store(args.dk_map, base + staged + panel * 2048, 64 * panel, kv_lo + first_key, h, b);
-                tma_commit();
-            }
-            warpgroup_fence_operand(dv);
-            #pragma unroll
-            for (int j = 0; j < DV / 8; j += 2)
-                stmatrix_x4(base + staged + 2048 * QK_PANELS + j / 8 * 2048 + lane % 16 * 128
-                    + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                             pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                             pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
-            proxy_fence();
-            __syncwarp();
-            if (lane == 0) {
+                for (int j = 0; j < D / 8; j += 2)
+                    stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                                 pack(dk[j][0] * 0.125f, dk[j][1] * 0.125f), pack(dk[j][2] * 0.125f, dk[j][3] * 0.125f),
+                                 pack(dk[j + 1][0] * 0.125f, dk[j + 1][1] * 0.125f),
+                                     pack(dk[j + 1][2] * 0.125f, dk[j + 1][3] * 0.125f));
+                proxy_fence();
+                __syncwarp();
+                if (lane == 0) {
+                    #pragma unroll
+                    for (int panel = 0; panel < QK_PANELS; ++panel)
+                        tma_store(args.dk_map, base + staged + panel * 2048, 64 * panel, kv_lo + first_key, h, b);
+                    tma_commit();
+                }
+                warpgroup_fence_operand(dv);
                 #pragma unroll
-                for (int panel = 0; panel < V_PANELS; ++panel)
-                    tma_store(args.dv_map, base + staged + 2048 * QK_PANELS + panel * 2048, 64 * panel,
-                        kv_lo + first_key, h, b);
-                tma_commit();
+                for (int j = 0; j < DV / 8; j += 2)
+                    stmatrix_x4(base + staged + 2048 * QK_PANELS + j / 8 * 2048 + lane % 16 * 128
+                        + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                                 pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                                 pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+                proxy_fence();
+                __syncwarp();
+                if (lane == 0) {
+                    #pragma unroll
+                    for (int panel = 0; panel < V_PANELS; ++panel)
+                        tma_store(args.dv_map, base + staged + 2048 * QK_PANELS + panel * 2048, 64 * panel,
+                            kv_lo + first_key, h, b);
+                    tma_commit();
+                }
             }
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
             k.advance();
+            if constexpr (IN_PARTS) {
+                warpgroup_fence_operand(dk);
+                warpgroup_fence_operand(dv);
+            }
             v.advance();
-        } else {  // no query sees these keys
+        } else if constexpr (!IN_PARTS) {  // no query sees these keys
             for (int i = lane; i < 16 * DV / 8; i += 32)
                 if (const int row = kv_lo + first_key + i / (DV / 8); row < args.N)
                     *(Chunk*)(args.dv_ptr + b * args.stride_dvb + h * args.stride_dvh + row * args.stride_dvn
@@ -439,6 +465,28 @@ __device__ __forceinline__ void run_consumer(
                 if (const int row = kv_lo + first_key + i / (D / 8); row < args.N)
                     *(Chunk*)(args.dk_ptr + b * args.stride_dkb + h * args.stride_dkh + row * args.stride_dkn
                         + i % (D / 8) * 8) = {};
+        }
+        if constexpr (IN_PARTS) {
+            // dv of this part alone.
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                if (kv_lo + first_key + 8 * r + g < args.N) {
+                    float* const to = args.dv_sum_ptr + (b * args.stride_dvb + h * args.stride_dvh
+                        + (kv_lo + first_key + 8 * r + g) * args.stride_dvn) * args.WALK_PARTS + part * DV + 2 * t;
+                    #pragma unroll
+                    for (int j = 0; j < DV / 8; ++j)
+                        *(Pair*)(to + 8 * j) = {dv[j][2 * r], dv[j][2 * r + 1]};
+                }
+            // dk of this part alone.
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                if (kv_lo + first_key + 8 * r + g < args.N) {
+                    float* const to = args.dk_sum_ptr + (b * args.stride_dkb + h * args.stride_dkh
+                        + (kv_lo + first_key + 8 * r + g) * args.stride_dkn) * args.WALK_PARTS + part * D + 2 * t;
+                    #pragma unroll
+                    for (int j = 0; j < D / 8; ++j)
+                        *(Pair*)(to + 8 * j) = {dk[j][2 * r], dk[j][2 * r + 1]};
+                }
         }
     }
     if (lane == 0)

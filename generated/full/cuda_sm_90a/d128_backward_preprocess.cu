@@ -49,6 +49,8 @@ struct Args {
     float* lse2_ptr;
     float* delta_ptr;
     float* dq_sum_ptr;
+    float* dk_sum_ptr;
+    float* dv_sum_ptr;
     int* counter_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
@@ -60,7 +62,7 @@ struct Args {
     long long stride_dqb, stride_dqm, stride_dqh;
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
-    int B, H, M, N, M_padded, SECTION, KV_SECTION;
+    int B, H, M, N, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // The scalar product of eight elements of two rows.

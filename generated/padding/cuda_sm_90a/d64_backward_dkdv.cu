@@ -30,6 +30,9 @@
 #define BLOCK_N 128  // keys of a tile
 #define STAGES 2  // tiles in shared memory of what comes by
 #endif
+#ifndef IN_PARTS
+#define IN_PARTS 0  // 1: blocks share the queries that a tile of keys walks over
+#endif
 
 #define ELEMENT f16
 #include "sm90.cuh"
@@ -82,6 +85,8 @@ struct Args {
     f16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dk_sum_ptr;
+    float* dv_sum_ptr;
     int* counter_ptr;
     long long stride_qb, stride_qh, stride_qm;
     long long stride_kb, stride_kh, stride_kn;
@@ -94,13 +99,14 @@ struct Args {
     long long stride_dkb, stride_dkh, stride_dkn;
     long long stride_dvb, stride_dvh, stride_dvn;
     long long stride_kv_len_0;
-    int B, H, M, N, M_padded, SECTION, KV_SECTION;
+    int B, H, M, N, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // What the scheduler publishes: a tile of keys, and the range that it walks over.
 struct WorkTile {
     int kv_lo;  // its first row; negative: no more tiles
     int b, h, kv_len, hi, full_hi;
+    int part, q_from, q_to;  // of a part: its number, its query heads if several share the keys, and its queries
 };
 
 WGMMA_SS(128)
@@ -150,20 +156,23 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
     // Tiles are walked in sections of heads whose q and do share the L2 cache.
-    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * H);
+    // A walk is cut into parts of some query heads each, which count as heads, or of some q tiles of a head.
+    const int tile_parts = IN_PARTS ? args.WALK_PARTS : 1;
+    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * H) * tile_parts;
     const bool is_leader = threadIdx.x % 32 == 0;
     PipelineState<WORK_TILES> slot = {0, 1};
-    for (int tile = -1;; slot.advance()) {
+    for (int taken = -1;; slot.advance()) {
         mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
         __syncwarp();  // a late lane would wait for a phase that has passed
         WorkTile& work = work_tiles[slot.index];
-        tile = tile < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
-        if (tile >= tiles) {
+        taken = taken < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+        if (taken >= tiles) {
             if (is_leader)
                 work.kv_lo = -1;
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
+        const int tile = taken / tile_parts;
         // The last section is larger, so that what begins last is short, and nobody waits.
         const int last = (3 * (int)gridDim.x + kv_tiles - 1) / kv_tiles;
         const int others = max((B * H - last) / args.KV_SECTION, 1) * args.KV_SECTION;
@@ -184,6 +193,16 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             work.kv_len = kv_len;
             work.hi = hi;
             work.full_hi = full_hi;
+        }
+        if constexpr (IN_PARTS) {
+            // Each has as many q tiles of a head as the others, whatever the mask leaves.
+            const int share = taken % tile_parts, q_first = 0 / BLOCK_M,
+                q_tiles = max((hi + BLOCK_M - 1) / BLOCK_M - q_first, 0);
+            if (is_leader) {
+                work.part = share;
+                work.q_from = (q_first + q_tiles * share / tile_parts) * BLOCK_M;
+                work.q_to = min((q_first + q_tiles * (share + 1) / tile_parts) * BLOCK_M, hi);
+            }
         }
         mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
     }
@@ -212,8 +231,8 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
             return;
         const int b = work.b;
         const int h = work.h;
-        const int hi = work.hi;
-        const int lo = 0;
+        const int lo = IN_PARTS ? work.q_from : 0;
+        const int hi = IN_PARTS ? work.q_to : work.hi;
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
@@ -280,10 +299,11 @@ __device__ __forceinline__ void run_consumer(
         const int b = uniform(work.b);
         const int h = uniform(work.h);
         const int kv_len = uniform(work.kv_len);
-        const int hi = uniform(work.hi);
         const int full_hi = uniform(work.full_hi);
+        const int lo = IN_PARTS ? uniform(work.q_from) : 0;
+        const int hi = IN_PARTS ? uniform(work.q_to) : uniform(work.hi);
+        const int part = IN_PARTS ? uniform(work.part) : 0;
         mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
-        const int lo = 0;
         auto next = [](int q_lo) { return q_lo - BLOCK_M; };
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
@@ -398,45 +418,51 @@ __device__ __forceinline__ void run_consumer(
                 step(!(q_next >= lo));
                 q_lo = q_next;
             }
-            // Each warp stores its own 16 keys.
-            if (lane == 0)
-                tma_wait_read();  // the previous store has read the same place
-            __syncwarp();
-            warpgroup_fence_operand(dk);
-            #pragma unroll
-            for (int j = 0; j < D / 8; j += 2)
-                stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                             pack(dk[j][0] * 0.125f, dk[j][1] * 0.125f), pack(dk[j][2] * 0.125f, dk[j][3] * 0.125f),
-                             pack(dk[j + 1][0] * 0.125f, dk[j + 1][1] * 0.125f),
-                                 pack(dk[j + 1][2] * 0.125f, dk[j + 1][3] * 0.125f));
-            proxy_fence();
-            __syncwarp();
-            if (lane == 0) {
+            if constexpr (!IN_PARTS) {
+                // Each warp stores its own 16 keys.
+                if (lane == 0)
+                    tma_wait_read();  // the previous store has read the same place
+                __syncwarp();
+                warpgroup_fence_operand(dk);
                 #pragma unroll
-                for (int panel = 0; panel < QK_PANELS; ++panel)
-                    tma_store(args.dk_map, base + staged + panel * 2048, 64 * panel, kv_lo + first_key, h, b);
-                tma_commit();
-            }
-            warpgroup_fence_operand(dv);
-            #pragma unroll
-            for (int j = 0; j < DV / 8; j += 2)
-                stmatrix_x4(base + staged + 2048 * QK_PANELS + j / 8 * 2048 + lane % 16 * 128
-                    + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                             pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                             pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
-            proxy_fence();
-            __syncwarp();
-            if (lane == 0) {
+                for (int j = 0; j < D / 8; j += 2)
+                    stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                                 pack(dk[j][0] * 0.125f, dk[j][1] * 0.125f), pack(dk[j][2] * 0.125f, dk[j][3] * 0.125f),
+                                 pack(dk[j + 1][0] * 0.125f, dk[j + 1][1] * 0.125f),
+                                     pack(dk[j + 1][2] * 0.125f, dk[j + 1][3] * 0.125f));
+                proxy_fence();
+                __syncwarp();
+                if (lane == 0) {
+                    #pragma unroll
+                    for (int panel = 0; panel < QK_PANELS; ++panel)
+                        tma_store(args.dk_map, base + staged + panel * 2048, 64 * panel, kv_lo + first_key, h, b);
+                    tma_commit();
+                }
+                warpgroup_fence_operand(dv);
                 #pragma unroll
-                for (int panel = 0; panel < V_PANELS; ++panel)
-                    tma_store(args.dv_map, base + staged + 2048 * QK_PANELS + panel * 2048, 64 * panel,
-                        kv_lo + first_key, h, b);
-                tma_commit();
+                for (int j = 0; j < DV / 8; j += 2)
+                    stmatrix_x4(base + staged + 2048 * QK_PANELS + j / 8 * 2048 + lane % 16 * 128
+                        + ((j % 8 + lane / 16) ^ lane % 8) * 16,
+                                 pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                                 pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+                proxy_fence();
+                __syncwarp();
+                if (lane == 0) {
+                    #pragma unroll
+                    for (int panel = 0; panel < V_PANELS; ++panel)
+                        tma_store(args.dv_map, base + staged + 2048 * QK_PANELS + panel * 2048, 64 * panel,
+                            kv_lo + first_key, h, b);
+                    tma_commit();
+                }
             }
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
             k.advance();
+            if constexpr (IN_PARTS) {
+                warpgroup_fence_operand(dk);
+                warpgroup_fence_operand(dv);
+            }
             v.advance();
-        } else {  // no query sees these keys
+        } else if constexpr (!IN_PARTS) {  // no query sees these keys
             for (int i = lane; i < 16 * DV / 8; i += 32)
                 if (const int row = kv_lo + first_key + i / (DV / 8); row < args.N)
                     *(Chunk*)(args.dv_ptr + b * args.stride_dvb + h * args.stride_dvh + row * args.stride_dvn
@@ -445,6 +471,28 @@ __device__ __forceinline__ void run_consumer(
                 if (const int row = kv_lo + first_key + i / (D / 8); row < args.N)
                     *(Chunk*)(args.dk_ptr + b * args.stride_dkb + h * args.stride_dkh + row * args.stride_dkn
                         + i % (D / 8) * 8) = {};
+        }
+        if constexpr (IN_PARTS) {
+            // dv of this part alone.
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                if (kv_lo + first_key + 8 * r + g < args.N) {
+                    float* const to = args.dv_sum_ptr + (b * args.stride_dvb + h * args.stride_dvh
+                        + (kv_lo + first_key + 8 * r + g) * args.stride_dvn) * args.WALK_PARTS + part * DV + 2 * t;
+                    #pragma unroll
+                    for (int j = 0; j < DV / 8; ++j)
+                        *(Pair*)(to + 8 * j) = {dv[j][2 * r], dv[j][2 * r + 1]};
+                }
+            // dk of this part alone.
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                if (kv_lo + first_key + 8 * r + g < args.N) {
+                    float* const to = args.dk_sum_ptr + (b * args.stride_dkb + h * args.stride_dkh
+                        + (kv_lo + first_key + 8 * r + g) * args.stride_dkn) * args.WALK_PARTS + part * D + 2 * t;
+                    #pragma unroll
+                    for (int j = 0; j < D / 8; ++j)
+                        *(Pair*)(to + 8 * j) = {dk[j][2 * r], dk[j][2 * r + 1]};
+                }
         }
     }
     if (lane == 0)

@@ -50,6 +50,8 @@ struct Args {
     f16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dk_sum_ptr;
+    float* dv_sum_ptr;
     int* counter_ptr;
     long long stride_qb, stride_qh, stride_qm;
     long long stride_kb, stride_kh, stride_kn;
@@ -62,7 +64,7 @@ struct Args {
     long long stride_dkb, stride_dkh, stride_dkn;
     long long stride_dvb, stride_dvh, stride_dvn;
     long long stride_kv_len_0;
-    int B, H, M, N, M_padded, SECTION, KV_SECTION;
+    int B, H, M, N, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // The scalar product of eight elements of two rows.

@@ -79,6 +79,8 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dk_sum_ptr;
+    float* dv_sum_ptr;
     int* counter_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
@@ -90,7 +92,7 @@ struct Args {
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
     long long stride_prefix_0;
-    int B, H, M, N, M_padded, SECTION, KV_SECTION;
+    int B, H, M, N, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // What the scheduler publishes: a tile of queries, and the range that it walks over.

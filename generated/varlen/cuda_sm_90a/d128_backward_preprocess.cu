@@ -52,6 +52,8 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dk_sum_ptr;
+    float* dv_sum_ptr;
     int* counter_ptr;
     long long stride_qm, stride_qh;
     long long stride_kn, stride_kh;
@@ -65,7 +67,7 @@ struct Args {
     long long stride_dvn, stride_dvh;
     long long stride_cu_q_0;
     long long stride_cu_k_0;
-    int B, H, G, T, Hkv, S, M_padded, ROW_TILE, SECTION, KV_SECTION;
+    int B, H, G, T, Hkv, S, M_padded, ROW_TILE, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // The scalar product of eight elements of two rows.
