@@ -19,7 +19,9 @@ from attnc.plan.steps import fetches_for
 from attnc.target.header import ROW_NUMBERS, Number, score_numbers
 from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.sm80.arguments import ArgumentText
-from attnc.target.sm80.kernel import CudaLoopText
+from attnc.target.sm80.dropout import Drawing
+from attnc.target.sm80.elements import FRAGMENT, Elements
+from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
     STORED,
     CudaSums,
@@ -34,7 +36,7 @@ from attnc.target.sm80.printer import (
     statement,
     value_type,
 )
-from attnc.target.sm80.tiles import ElementText
+from attnc.target.sm80.shared import SharedTiles
 
 # --- a file for each kernel
 
@@ -56,7 +58,7 @@ def default_of(planned: BackwardKernel) -> KernelBuild:
     return KernelBuild(**dict(zip(("block_m", "block_n", "warps", "stages"), sizes, strict=True)))
 
 
-class CudaFileText(ElementText):
+class CudaFileText:
     """What every `.cu` file of a backward begins with."""
 
     #: What `_device.cu.jinja` asks: whether a unified maximum falls back.
@@ -64,6 +66,10 @@ class CudaFileText(ElementText):
     page = 0
     bounds = "__launch_bounds__(THREADS)"
     makes_tiles = False
+    turns_columns = False
+    _fragment = FRAGMENT
+    elements: Elements
+    tiles: SharedTiles
     numbers: tuple[Number, ...] = ()
 
     def __init__(self, module: Module, arguments: ArgumentText, name: str, default: KernelBuild) -> None:
@@ -73,7 +79,8 @@ class CudaFileText(ElementText):
         self.layout = self.plan.layout
         self.element, self.element_param = STORED[self.layout.element], module.variant.element_param
         self.padded = self.layout.is_padded
-        self.d_tile, self.dv_tile = ("D_TILE", "DV_TILE") if self.padded else ("D", "DV")
+        self.elements = Elements(is_f32=self.layout.is_f32, products_of="backward_", fragment=self._fragment)
+        self.tiles = SharedTiles(layout=self.layout)
         self.dtypes = arguments.dtypes
         self.places = BackwardPlaces(arguments)
 
@@ -89,31 +96,10 @@ class CudaFileText(ElementText):
     def dq_constants(self) -> Iterator[str]:
         yield "constexpr int DQ_ROWS = BLOCK_M % 32 == 0 && WARPS % (BLOCK_M / 32) == 0 ? 32 : BLOCK_M;"
         yield "constexpr int DQ_WARPS = WARPS * DQ_ROWS / BLOCK_M;  // warps that share its rows"
-        yield f"constexpr int DQ_COLUMNS = ({self.d_tile} / 16 + DQ_WARPS - 1) / DQ_WARPS * 16;"
+        yield f"constexpr int DQ_COLUMNS = ({self.tiles.d} / 16 + DQ_WARPS - 1) / DQ_WARPS * 16;"
         yield "constexpr int DQ_SIZE = BLOCK_M * DQ_COLUMNS * DQ_WARPS;"
 
     # -- elements ------------------------------------------------------------------------------------------
-
-    @property
-    def products(self) -> str:
-        return super().products.replace("/_products", "/_backward_products")
-
-    @property
-    def period(self) -> str:
-        return (
-            "WIDTH % 32 == 0 ? 8 : 4"
-            if self.layout.is_f32
-            else "WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2"
-        )
-
-    def left(self, rows: str) -> str:
-        """Returns the declaration of pieces of an accumulator as left operands."""
-        if self.layout.is_f32:
-            return f"Operand left[{rows} / 16][COLUMNS / 8];"
-        return f"u32 left[{rows} / 16][COLUMNS / 16][4];"
-
-    def as_float(self, element: str) -> str:
-        return element if self.layout.is_f32 else f"to_float({element})"
 
 
 # --- where rows lie
@@ -223,15 +209,21 @@ class CudaTileText(CudaFileText):
 # --- its loops, scores and sums
 
 
-class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
+class CudaBackwardText(BackwardView, CudaTileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print."""
 
     kernel: BackwardKernel
+    loop: TileLoop
+    dropout: Drawing
 
     def __init__(self, module: Module, arguments: ArgumentText, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
+        self.loop = TileLoop(kernel=planned, dtypes=self.dtypes, fills=self.over_q or planned.fills_keys)
+        self.dropout = Drawing(planned.softmax.dropout)
         self.chain, self.makes = planned.chain, planned.makes
         self.as_elements = arguments.as_elements
+        # dq += ds k: ds lies in shared memory, keys as rows
+        self.turns_columns = self.chain.adds_dq is not None and not self.over_q
         self.numbers = tuple(score_numbers(self.kernel))
         self.exchange = self.plan.exchange and not self.over_q
         self.by_row = "[r]" if self.over_q else ""
@@ -251,9 +243,8 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
         self.needs_kv_idx = has_adjoints or drops or planned.uses("kv_idx")
 
     @property
-    def turns_columns(self) -> bool:
-        """dq += ds k: ds lies in shared memory, keys as rows."""
-        return self.chain.adds_dq is not None and not self.over_q
+    def times_scale(self) -> str:
+        return "" if self.kernel.softmax.scale is None else " * SCALE"
 
     @property
     def stores_sums(self) -> bool:
@@ -270,7 +261,7 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
             yield "constexpr int COLUMNS = BLOCK_N;  // of the scores of a warp"
             yield "constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4"
             return
-        d, dv = self.d_tile, self.dv_tile
+        d, dv = self.tiles.d, self.tiles.dv
         if self.exchange:
             yield "constexpr int WARP_N = 32;  // keys of a warp: PARTS warps share them"
             yield "constexpr int PARTS = WARPS * WARP_N / BLOCK_N;"
@@ -312,11 +303,6 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
         return f"({self.keep_text})" if joins else self.keep_text
 
     @property
-    def keeps(self) -> str:
-        fills = self.over_q or self.kernel.fills_keys
-        return super().keeps if fills else ""
-
-    @property
     def clears_ds(self) -> bool:
         return not self.over_q and self.kernel.step.kept is not None and not self.kernel.fills_keys
 
@@ -327,12 +313,6 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
             if self.over_q
             else "kept[r / 2][j / 8] >> (4 * j % 32 + 2 * c + r % 2) & 1"
         )
-
-    @property
-    def keep_scale(self) -> str:
-        assert self.kernel.softmax.dropout is not None
-        p = scalar(self.kernel.softmax.dropout.p)
-        return f"{p} < 1.0f ? 1.0f / (1.0f - {p}) : 0.0f"
 
     @property
     def scale(self) -> str:
@@ -431,7 +411,7 @@ class CudaBackwardText(CudaLoopText, BackwardView, CudaTileText):
         """
         if self.kernel.step.keep is None:
             return "never"
-        known = {"true": "always", "false": "never"}.get(self.masked)
+        known = {"true": "always", "false": "never"}.get(self.loop.masked)
         return known or ("each" if self.chain.adjoints else "after")
 
 

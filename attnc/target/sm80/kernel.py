@@ -6,10 +6,10 @@ are joined.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from attnc.expr.construct import ZERO
 from attnc.expr.nodes import Dim, Expr, Index, Ref, Search, walk
-from attnc.model.dtypes import DType
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import (
     Arg,
@@ -22,10 +22,9 @@ from attnc.plan.ir import (
     statement_expressions,
     unified_of,
 )
-from attnc.plan.regions import guard_of, partial_test
 from attnc.plan.sm80.layout import CudaLayout
-from attnc.plan.steps import fetches_for, kept_fetches
-from attnc.target.kernel_view import KernelView
+from attnc.plan.steps import fetches_for
+from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
     STORED,
     at_row,
@@ -39,92 +38,10 @@ from attnc.target.sm80.printer import (
 )
 from attnc.target.sm80.tiles import PLACES, TileText
 
-# --- its loops, forward or backward
-
-
-class CudaLoopText(KernelView):
-    """Attribute by attribute what `templates/cuda/*.jinja` print of loops and scores."""
-
-    dtypes: dict[str, DType]
-
-    @property
-    def dropout_p(self) -> str:
-        assert self.kernel.softmax.dropout is not None
-        return scalar(self.kernel.softmax.dropout.p)
-
-    @property
-    def drawn_by(self) -> str:
-        """What a draw depends on besides the probability and the position: seed, sequence and head."""
-        dropout = self.kernel.softmax.dropout
-        assert dropout is not None
-        return f"{scalar(dropout.seed)}, b, {scalar(dropout.head)}"
-
-    @property
-    def lo(self) -> str:
-        return scalar(self.kernel.regions.loops[0].start)
-
-    @property
-    def hi(self) -> str:
-        return scalar(self.kernel.regions.loops[-1].stop)
-
-    @property
-    def masked(self) -> str:
-        return scalar(partial_test(self.kernel.regions))
-
-    @property
-    def guard(self) -> str:
-        guard = guard_of(self.kernel.regions)
-        return "" if guard is None else scalar(guard)
-
-    @property
-    def end(self) -> str:
-        return "hi"
-
-    @property
-    def end_of_kept(self) -> str:
-        """Where zeros begin in a copied tile that must not hold what no query keeps: at the end of the loop,
-        where a condition for them ends it.
-        """
-        step, over_keys = self.kernel.step, self.kernel.regions.axis == "kv"
-        return self.end if over_keys and step.kept != step.kept_inside else "N"
-
-    @property
-    def keeps(self) -> str:
-        return "" if self.kernel.step.kept_inside is None else ", keeps"
-
-    @property
-    def kept(self) -> str:
-        assert self.kernel.step.kept_inside is not None
-        return scalar(self.kernel.step.kept_inside)
-
-    @property
-    def kept_values(self) -> list[str]:
-        assert self.kernel.step.kept_inside is not None
-        fetches = fetches_for(kept_fetches(self.kernel), self.kernel.step.kept_inside)
-        return [statement(fetch, self.dtypes, (), scalar) for fetch in fetches]
-
-    @property
-    def asks_partial_tiles_alone(self) -> bool:
-        """Whether keys of full tiles are not asked, since it takes a load."""
-        return self.kernel.regions.axis == "kv" and self.masked != "true" and bool(self.kept_values)
-
-    @property
-    def tile_step(self) -> str:
-        return "BLOCK_N"
-
-    @property
-    def tests(self) -> tuple[Statement, ...]:
-        return self.kernel.regions.tests
-
-    @property
-    def times_scale(self) -> str:
-        return "" if self.kernel.softmax.scale is None else " * SCALE"
-
-
 # --- a kernel that computes o
 
 
-class CudaText(CudaLoopText, TileText):
+class CudaText(TileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/*.jinja` print."""
 
     kernel: Forward | Decode
@@ -273,17 +190,6 @@ class CudaText(CudaLoopText, TileText):
         return keep is not None and len(at_row(keep)) > 40
 
     @property
-    def keep_scale(self) -> str:
-        if self.kernel.softmax.dropout is None:
-            return "1.0f"
-        p = scalar(self.kernel.softmax.dropout.p)
-        return f"({p} < 1.0f ? 1.0f / (1.0f - {p}) : 0.0f)"
-
-    @property
-    def times_keep_scale(self) -> str:
-        return "" if self.kernel.softmax.dropout is None else f" * {self.keep_scale}"
-
-    @property
     def row_writer(self) -> str:
         return "t == 0" if self.split == "q" else "warp == 0 && t == 0"
 
@@ -330,9 +236,12 @@ class CudaDecodeText(CudaText):
         super().__init__(module, kernel, layout)
         self.is_split = kernel.split is not None
         self.has_fixed_splits = has_fixed_splits(kernel)
-        self.update = "q" if layout.warp_split == "q" or self.own_copies else "kv"
-        self.finish = "rows" if layout.warp_split == "q" else "warps" if self.own_copies else "sums"
+        self.update = "q" if layout.warp_split == "q" or self.copiers.by_warp else "kv"
+        self.finish = "rows" if layout.warp_split == "q" else "warps" if self.copiers.by_warp else "sums"
         self.combine_name = f"{module.variant.attention.name}_combine"
+
+    def _plan_loop(self, loop: TileLoop) -> TileLoop:
+        return replace(loop, end="split_hi") if self.kernel.split is not None else loop
 
     # -- rows ----------------------------------------------------------------------------------------------
 
@@ -426,10 +335,6 @@ class CudaDecodeText(CudaText):
     @property
     def split_columns(self) -> int:
         return self.layout.dv
-
-    @property
-    def end(self) -> str:
-        return "split_hi" if self.is_split else "hi"
 
     @property
     def own_split(self) -> list[str]:

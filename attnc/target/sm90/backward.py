@@ -36,7 +36,7 @@ class Sm90BackwardText(Sm90TileText):
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
         self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
         if self.turns is not None and self.turns.first_varies:
-            self.edge = self.lo if self.turns.from_last else self.hi
+            self.edge = self.loop.lo if self.turns.from_last else self.loop.hi
         self.adds_by_bulk = self.turns is not None or (self.plan.adds_by_bulk(planned.kind))
 
     @property

@@ -89,7 +89,7 @@ class Sm90TileText(CudaBackwardText):
         self.cuts_walks = not self.over_q
 
     searching_lanes = "32"
-    fragment = FRAGMENT
+    _fragment = FRAGMENT
 
     @property
     def walk(self) -> CudaWalk:
@@ -111,7 +111,7 @@ class Sm90TileText(CudaBackwardText):
         found = (*self.kernel.program, *regions.statements)
         bounds = [expr for x in found for expr in statement_expressions(x)]
         bounds += [expr for loop in regions.loops for expr in loop.expressions]
-        return searches(bounds) and not searches(e for x in self.tests for e in statement_expressions(x))
+        return searches(bounds) and not searches(e for x in self.loop.tests for e in statement_expressions(x))
 
     def coordinates(self, name: str, row: str) -> str:
         """Row, head and batch of a box."""
@@ -232,7 +232,7 @@ class Sm90TileText(CudaBackwardText):
     @property
     def whole_walk(self) -> dict[str, str]:
         """What a walk that is not cut begins and ends with; `work.lo`, where that is published."""
-        bounds = {"lo": self.lo, "hi": self.hi} if self.cuts_walks else {}
+        bounds = {"lo": self.loop.lo, "hi": self.loop.hi} if self.cuts_walks else {}
         return {
             name: f"work.{name}" if bound == name and name in self.work.published else bound
             for name, bound in bounds.items()

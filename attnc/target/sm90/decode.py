@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice, takewhile
 
 from attnc.expr.construct import ZERO
@@ -10,6 +11,7 @@ from attnc.plan.ir import Arg, Decode, Let, Module
 from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
 from attnc.plan.sm90.layout import PIECE, widest_product
 from attnc.target.sm80.kernel import CudaDecodeText
+from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import scalar
 from attnc.target.sm90.tiles import BoxText, WgmmaTiles, parts_of
 
@@ -109,11 +111,11 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         shortened = any(isinstance(item, Let) and item.name == "N" for item in self.kernel.program)
         return self.kernel.step.kept is not None or (shortened and not self.copies_rows)
 
-    # -- splits --------------------------------------------------------------------------------------------
+    def _plan_loop(self, loop: TileLoop) -> TileLoop:
+        planned = super()._plan_loop(loop)
+        return replace(planned, step="split_step") if self.kernel.split is not None else planned
 
-    @property
-    def tile_step(self) -> str:
-        return "split_step" if self.is_split else super().tile_step
+    # -- splits --------------------------------------------------------------------------------------------
 
     @property
     def copies_rows(self) -> bool:
@@ -126,7 +128,9 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         """
         split, loops = self.kernel.split, self.kernel.regions.loops
         first = loops[0].start if split is None else split.lo
-        return first == ZERO and not self.guard and self.rows("k").first is None and "N" in self.kernel.dims
+        return (
+            first == ZERO and not self.loop.guard and self.rows("k").first is None and "N" in self.kernel.dims
+        )
 
     @property
     def start_of_split(self) -> list[str]:

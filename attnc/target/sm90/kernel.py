@@ -15,6 +15,7 @@ from attnc.plan.sm90.roles import (
     ALL_SEE,
     partial_tiles_end_the_range,
 )
+from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
     CudaWalk,
     at_row,
@@ -92,6 +93,9 @@ class Sm90Text(BoxText):
             ),
         )
 
+    def _plan_loop(self, loop: TileLoop) -> TileLoop:
+        return replace(loop, end=loop.hi)
+
     @property
     def size_names(self) -> list[str]:
         """As the view says, without sections of heads: blocks are at different tiles of a head, which stays
@@ -146,7 +150,7 @@ class Sm90Text(BoxText):
 
     @property
     def partial(self) -> str:
-        return self.masked
+        return self.loop.masked
 
     @property
     def partial_tiles_end_the_range(self) -> bool:
@@ -173,7 +177,7 @@ class Sm90Text(BoxText):
 
     @property
     def lo_of_all(self) -> str:
-        return "work.first_tile" if self.lo in self.work.own else self.lo
+        return "work.first_tile" if self.loop.lo in self.work.own else self.loop.lo
 
     @property
     def turn_threads(self) -> int:
@@ -184,14 +188,9 @@ class Sm90Text(BoxText):
         return "(32 / (BLOCK_M / 64))" if self.work.own_ranges else "32"
 
     @property
-    def end(self) -> str:
-        return self.hi
-
-    @property
     def last_tile(self) -> str:
-        if self.guard:
-            return f"hi > {self.lo} ? previous((hi - 1) / BLOCK_N * BLOCK_N + BLOCK_N) : {self.lo} - BLOCK_N"
-        return f"hi > {self.lo} ? (hi - 1) / BLOCK_N * BLOCK_N : {self.lo} - BLOCK_N"
+        lo, last = self.loop.lo, "(hi - 1) / BLOCK_N * BLOCK_N"
+        return f"hi > {lo} ? {f'previous({last} + BLOCK_N)' if self.loop.guard else last} : {lo} - BLOCK_N"
 
     # -- arguments -----------------------------------------------------------------------------------------
 
@@ -238,11 +237,6 @@ class Sm90Text(BoxText):
         return self.score.pair is not None and not self.clears_values
 
     # -- rows ----------------------------------------------------------------------------------------------
-
-    @property
-    def seed(self) -> str:
-        assert self.kernel.softmax.dropout is not None
-        return scalar(self.kernel.softmax.dropout.seed)
 
     @property
     def first_m(self) -> str:

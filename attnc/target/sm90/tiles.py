@@ -100,7 +100,7 @@ class BoxText(CudaText):
     """Attribute by attribute what templates of prefill and of decoding print of copies by TMA."""
 
     wgmma: WgmmaTiles
-    fragment = FRAGMENT
+    _fragment = FRAGMENT
 
     @property
     @abstractmethod

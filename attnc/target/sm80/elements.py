@@ -1,0 +1,71 @@
+"""How CUDA kernels round and pair elements: of 16 bits, two at a time, or f32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Where an accumulator has the element of row r of a thread in column c of its group j.
+FRAGMENT = "[r / 2][j][r % 2 * 2 + c]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elements:
+    """Elements of 16 bits, or f32. products_of: which products of tiles are printed, "" or "backward_";
+    fragment: where an accumulator has an element.
+    """
+
+    is_f32: bool
+    products_of: str = ""
+    fragment: str = FRAGMENT
+
+    @property
+    def products(self) -> str:
+        """The template of products of tiles."""
+        return f"cuda/_{self.products_of}products{'_tf32' if self.is_f32 else ''}.cu.jinja"
+
+    @property
+    def pair_type(self) -> str:
+        return "Pair" if self.is_f32 else "u32"
+
+    @property
+    def no_pair(self) -> str:
+        return "Pair{}" if self.is_f32 else "0"
+
+    def pair(self, first: str, second: str) -> str:
+        """Rounds two floats to a pair of elements."""
+        return f"Pair{{{first}, {second}}}" if self.is_f32 else f"pack({first}, {second})"
+
+    def of_pair(self, which: int) -> str:
+        """Returns the first or the second of `pair`."""
+        if self.is_f32:
+            return f"pair.values[{which}]"
+        return f"element{{(unsigned short){'(pair >> 16)' if which else 'pair'}}}"
+
+    def rounded(self, value: str) -> str:
+        """Returns a float as an element."""
+        return value if self.is_f32 else f"element{{(unsigned short)pack({value}, 0.0f)}}"
+
+    def as_float(self, element: str) -> str:
+        """Returns an element as a float."""
+        return element if self.is_f32 else f"to_float({element})"
+
+    def left(self, rows: str) -> str:
+        """Returns the declaration of pieces of an accumulator as left operands."""
+        if self.is_f32:
+            return f"Operand left[{rows} / 16][COLUMNS / 8];"
+        return f"u32 left[{rows} / 16][COLUMNS / 16][4];"
+
+    @property
+    def piece_chunk(self) -> str:
+        return "2 * j + t / 2" if self.is_f32 else "j"
+
+    @property
+    def in_chunk(self) -> str:
+        return "t % 2 * 2" if self.is_f32 else "2 * t"
+
+    @property
+    def period(self) -> str:
+        """Chunks after which the permutation of a row of a tile repeats."""
+        if self.is_f32:
+            return "WIDTH % 32 == 0 ? 8 : 4"
+        return "WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2"

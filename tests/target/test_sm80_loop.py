@@ -1,0 +1,45 @@
+"""The loop over tiles of a kernel, as text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attnc.model.dtypes import DType
+from attnc.plan.ir import Module
+from attnc.target.sm80.loop import TileLoop
+from tests.plans import module_of
+from tests.verify.judging import modules_of, spec
+
+
+def loop(name: str) -> TileLoop:
+    return loop_over(module_of(name, "cuda.sm_80"))
+
+
+def loop_over(module: Module) -> TileLoop:
+    dtypes = {arg.tensor.name: DType(arg.tensor.dtype) for arg in module.args}
+    return TileLoop(kernel=module.kernel, dtypes=dtypes)
+
+
+def test_bounds_are_those_of_the_first_and_of_the_last_region() -> None:
+    causal = loop("causal_gqa")
+    assert (causal.lo, causal.hi, causal.end, causal.step) == ("0", "hi", "hi", "BLOCK_N")
+    assert causal.masked == "kv_lo >= full_hi"
+    assert causal.guard == ""
+
+
+def test_zeros_begin_where_a_condition_on_keys_ends_the_loop() -> None:
+    padded = loop("padding")
+    assert padded.end_of_kept == "hi"
+    assert replace(padded, end="split_hi").end_of_kept == "split_hi"
+    assert loop("causal_gqa").end_of_kept == "N"
+
+
+def test_keys_are_asked_for_where_a_condition_keeps_some_within_the_loop() -> None:
+    lines = (
+        *("input q: f16[B, M, H, 64]", "input k, v: f16[B, N, H, 64]", "input pad: i32[B, N]"),
+        *("score = dot(q, k)", "mask = pad[b, kv_idx] > 0", "normalize = softmax"),
+        "output o: f16[B, M, H, 64]",
+    )
+    (module,) = modules_of(spec(lines, "tile.q = 64, tile.kv = 64", target="cuda.sm_80"))
+    found = loop_over(module)
+    assert (found.keeps, replace(found, fills=False).keeps) == (", keeps", "")
