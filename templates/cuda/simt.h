@@ -6,13 +6,13 @@
 // and the wait for it, so that a missing wait shows too. Blocks run one at a time, in an order that changes from run to run.
 #pragma once
 
-#include <csetjmp>
-#include <csignal>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <cmath>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <math.h>
 #include <ucontext.h>
 
 #define __global__ __attribute__((visibility("default")))

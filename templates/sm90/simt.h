@@ -76,7 +76,7 @@ static inline u32 ballot(bool x, SIMT_LINE)
 static inline int warp_min(int x, SIMT_LINE)
 {
     for (int mask = 1; mask < simt::WARP; mask *= 2)
-        x = std::min(x, shuffle_xor(x, mask, line));
+        x = min(x, shuffle_xor(x, mask, line));
     return x;
 }
 

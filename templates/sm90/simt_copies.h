@@ -388,8 +388,12 @@ static void copies_arrive(u32 bar, int line)
         block->copying[block->copying_count++] = current;
     me.arrivals[me.last_arrival++ % ARRIVALS] = {me.last_chunk, barrier.phase, number_of(barrier)};
     if (chance(16))
-        while (me.first_arrival != me.last_arrival)
-            arrive_behind_copies(int(std::find(block->copying, block->copying + block->copying_count, current) - block->copying));
+        while (me.first_arrival != me.last_arrival) {
+            int place = 0;
+            while (block->copying[place] != current)
+                ++place;
+            arrive_behind_copies(place);
+        }
 }
 
 // Makes one of the copies under way, or what threads of a warp wait for, any one of them. Returns false if there is none.

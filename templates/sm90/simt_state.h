@@ -1,16 +1,14 @@
 // What a block of a Hopper kernel is while a CPU runs it; a part of sm90/simt.h.
 #pragma once
 
-#include <algorithm>
-#include <csetjmp>
-#include <csignal>
-#include <cstdarg>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <cmath>
-#include <type_traits>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <math.h>
 #include <ucontext.h>
 
 #define __global__ __attribute__((visibility("default")))

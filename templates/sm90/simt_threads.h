@@ -411,7 +411,7 @@ static const char* launch(void (*kernel)(), int grid_size, int threads, int byte
     for (int i = 0; i < 4; ++i)
         random_word();
     const auto take = [&](auto& place, size_t bytes) {
-        place = (std::remove_reference_t<decltype(place)>)memory;
+        place = (decltype(&*place))memory;
         memory += (bytes + 4095) / 4096 * 4096;
     };
     for (int i = 0; i < places; ++i) {
