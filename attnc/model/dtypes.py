@@ -123,17 +123,17 @@ _FACTS: Mapping[DType, Facts] = {
         elsewhere="bool_ boolean i1 b1",
     ),
     DType.E4M3: Facts(
-        kind="narrow", bytes=1, torch="float8_e4m3fn", triton="fp8e4nv",
+        kind="narrow", bytes=1, torch="float8_e4m3fn", triton="fp8e4nv", cuda="e4m3",
         elsewhere="fp8 float8 f8 float8_e4m3fn float8_e4m3 fp8_e4m3 fp8e4nv f8e4m3 e4m3fn",
         precision=4, least_exponent=-6, largest=448.0, has_nan=True, capability=89,
     ),
     DType.E5M2: Facts(
-        kind="narrow", bytes=1, torch="float8_e5m2", triton="fp8e5",
+        kind="narrow", bytes=1, torch="float8_e5m2", triton="fp8e5", cuda="e5m2",
         elsewhere="float8_e5m2 fp8_e5m2 fp8e5 f8e5m2",
         precision=3, least_exponent=-14, largest=57344.0, has_infinity=True, has_nan=True,
     ),
     DType.I8: Facts(
-        kind="narrow", bytes=1, torch="int8", triton="i8",
+        kind="narrow", bytes=1, torch="int8", triton="i8", cuda="i8",
         elsewhere="int8 s8 char",
         largest=127.0,
     ),

@@ -34,7 +34,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     knobs = schedule.forward
     yield from refuse_sizes(variant)
     yield from refuse_foreign_keys(schedule, knobs)
-    yield from refuse_narrow_types(variant, target)
+    yield from refuse_narrow_types(variant, schedule, target)
     yield from refuse_epilogue(variant, schedule, target)
     yield from refuse_lists(variant, schedule, walks=target.walks_lists)
     yield from target.check(variant, schedule)
@@ -52,10 +52,10 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
         yield from refuse_walks(variant, loops.span)
 
 
-def refuse_narrow_types(variant: Variant, target: Target) -> Iterator[Diagnostic]:
+def refuse_narrow_types(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
     """Yields a refusal of keys and values of 8 bits, and of a scale of v, by targets that have neither."""
     attention = variant.attention
-    if target.reads_narrow:
+    if target.reads_narrow(schedule):
         return
     instead = "write a schedule for the target 'triton'"
     for tensor in (attention.k, attention.v):

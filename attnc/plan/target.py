@@ -40,9 +40,8 @@ class Target(ABC):
     family: what targets with the same kernels share, and the name of their folders.
     cuts_edges: tiles that may hold keys which no query keeps get loops of their own (`regions.with_edges`).
     has_backward: there are kernels for gradients; has_f32_dq: that of q can be f32 where q is not, as
-    those of k and v can be. reads_narrow: k and v can be of 8 bits, and v have a scale. has_lazy_maximum:
-    for `online(maximum = lazy(...))`. has_epilogue: rows of o can become something else before they leave;
-    has_weights: there are kernels without a normalization.
+    those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`. has_epilogue: rows of o can
+    become something else before they leave; has_weights: there are kernels without a normalization.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
@@ -58,7 +57,6 @@ class Target(ABC):
     always_fills: ClassVar[bool]
     has_backward: ClassVar[bool]
     has_f32_dq: ClassVar[bool] = False
-    reads_narrow: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     has_epilogue: ClassVar[bool] = False
     has_weights: ClassVar[bool] = False
@@ -88,6 +86,10 @@ class Target(ABC):
         """Returns every reason why the target has no forward or decode kernel for the variant under this
         schedule. Reasons common to all targets are in `lower.check_lowerable`.
         """
+
+    def reads_narrow(self, schedule: Schedule) -> bool:
+        """Returns whether kernels of the schedule take k and v of 8 bits, and a scale of v."""
+        return False
 
     @abstractmethod
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:

@@ -175,7 +175,7 @@ def inline_headers(source: str, read: Callable[[str], str]) -> str:
 
 def list_defines(config: KernelConfig, aligned: bool) -> dict[str, int]:
     """Returns what a kernel is compiled with, by name."""
-    names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "BLOCK_D")
+    names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "BLOCK_D", "RAW_TILES")
     sizes = {name: int(getattr(config, name)) for name in names if hasattr(config, name)}
     if limit := getattr(config, "maxnreg", 0):
         sizes["MAXNREG"] = int(limit)

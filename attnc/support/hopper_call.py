@@ -33,8 +33,15 @@ from .sizes import evaluate
 _MAP, _ALIGNMENT = 128, 64
 #: Bytes behind the counters, which are what maps of empty tensors show.
 _NOTHING = 16
-#: CU_TENSOR_MAP_DATA_TYPE_FLOAT16, _FLOAT32 and _BFLOAT16.
-_MAP_TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
+#: CU_TENSOR_MAP_DATA_TYPE_FLOAT16, _FLOAT32, _BFLOAT16, and _UINT8 for what is copied as it is.
+_MAP_TYPES = {
+    torch.float16: 6,
+    torch.float32: 7,
+    torch.bfloat16: 9,
+    torch.float8_e4m3fn: 0,
+    torch.float8_e5m2: 0,
+    torch.int8: 0,
+}
 #: Bytes of the columns of a box, which the swizzle permutes, and what addresses and strides are multiples of.
 _COLUMN_BYTES, _CHUNK = 128, 16
 #: Tensor maps that a launch keeps of each tensor.

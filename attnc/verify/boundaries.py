@@ -103,6 +103,7 @@ def boundaries_of(module: ir.Module, processors: int = PROCESSORS) -> tuple[Boun
     forward = module.kernel
     runner = runner_of(module.target)
     found = [*_empty(), *_kernel("forward", forward, runner.stages), *_mask(module), *_storage(module)]
+    found += _converted(forward)
     for makes, planned in module.backward_kernels.items():
         found += _kernel(makes, planned, runner.stages)
     found += _searches(module)
@@ -147,6 +148,15 @@ def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundar
                 f"{stages} stages of {inner[1]} of {name}", "keys" if over_keys else rows, filled, name, where
             )
         yield from _splits(name, kernel, config)
+
+
+def _converted(kernel: ir.Forward | ir.Decode) -> Iterator[Boundary]:
+    """Yields how many keys fill the tiles of 8 bits that come before they are converted."""
+    for config in kernel.configs:
+        chosen = {} if kernel.layout is None else kernel.layout.chosen(config)
+        if ahead := chosen.get("RAW_TILES"):
+            where = (("BLOCK_N", config.tile_kv), ("RAW_TILES", ahead))
+            yield _near(f"{ahead} tiles of 8 bits", "keys", ahead * config.tile_kv, "forward", where)
 
 
 def _splits(name: str, kernel: ir.Kernel, config: Any) -> Iterator[Boundary]:

@@ -25,6 +25,7 @@ from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
+from attnc.verify.narrow import equals_16_bits, is_narrow
 from attnc.verify.problem import Value, build
 from attnc.verify.rerun import FinishedRun, Outputs, excluded_keys_are_invisible, may_exclude
 from attnc.verify.running_error import RunningError
@@ -462,6 +463,7 @@ def rule_names() -> frozenset[str]:
 PROPERTIES: tuple[Property, ...] = (
     Property(name="run to run", applies=lambda attention: True, holds=runs_agree),
     Property(name="configs agree", applies=lambda attention: True, holds=configs_agree),
+    Property(name="8 bits equal 16", applies=is_narrow, holds=equals_16_bits),
     Property(name="2v gives 2o", applies=has_values, holds=values_scale),
     Property(
         name="batches permute",

@@ -1,4 +1,4 @@
-"""kv8_decode for triton: calls what is fastest for the device, KV and the sizes.
+"""kv8_decode for cuda.sm_90a, triton: calls what is fastest for the device, KV and the sizes.
 
 Each target has a function of its own in its folder. Made from specs/kv8_decode.attn; `attnc compile specs/kv8_decode.attn` makes it again.
 """
@@ -9,13 +9,14 @@ from .._support.by_target import ByTarget
 
 #: What launches the kernels of a target, the compute capabilities that they are for, and whether the CPU runs them too.
 TARGETS = {
+    "cuda.sm_90a": ("cupy", 90, 90, False),
     "triton": ("triton", 80, None, True),
 }
 PARAMS = ("KV",)
 #: Targets by KV: the first that runs on a device that was not measured.
 VARIANTS = {
-    (torch.float8_e4m3fn,): ("triton",),
-    (torch.bfloat16,): ("triton",),
+    (torch.float8_e4m3fn,): ("cuda.sm_90a", "triton"),
+    (torch.bfloat16,): ("cuda.sm_90a", "triton"),
 }
 #: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
 TUNED = {}

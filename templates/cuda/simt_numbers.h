@@ -61,3 +61,25 @@ static inline u32 less_halves(u32 x, u32 bound)
 {
     return ((x & 0x7FFF) < (bound & 0xFFFF) ? 0xFFFF : 0) | ((x >> 16 & 0x7FFF) < bound >> 16 ? 0xFFFF0000 : 0);
 }
+
+// Four numbers of 4 bits of exponent and 3 of significand as f16; 15 with all ones is no number.
+static inline void halves_of_e4m3(u32 four, u32 (&pairs)[2])
+{
+    pairs[0] = pairs[1] = 0;
+    for (int i = 0; i < 4; ++i) {
+        const u32 code = four >> 8 * i & 0xff, exponent = code >> 3 & 15, significand = code & 7;
+        const float size = exponent ? (8 + significand) * exp2f(int(exponent) - 10) : significand * exp2f(-9);
+        const _Float16 x = (code & 0x7f) == 0x7f ? __builtin_nanf("") : size;
+        pairs[i / 2] |= u32(__builtin_bit_cast(uint16_t, x) | (code & 0x80) << 8) << 16 * (i % 2);
+    }
+}
+
+static inline u32 subtract_halves(u32 x, u32 y)
+{
+    u32 z = 0;
+    for (int i = 0; i < 2; ++i) {
+        const auto of = [&](u32 pair) { return __builtin_bit_cast(_Float16, uint16_t(pair >> 16 * i)); };
+        z |= u32(__builtin_bit_cast(uint16_t, _Float16(of(x) - of(y)))) << 16 * i;
+    }
+    return z;
+}

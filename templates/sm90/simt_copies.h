@@ -317,19 +317,18 @@ static void land(Lane& lane, u32 end)
 {
     for (; lane.first_chunk != end; ++lane.first_chunk) {
         const auto& chunk = lane.chunks[lane.first_chunk % CHUNKS];
-        if (chunk.from)
-            memcpy(memory_at(chunk.place), chunk.from, UNIT);
-        else
-            memset(memory_at(chunk.place), 0, UNIT);
+        memset(memory_at(chunk.place), 0, UNIT);
+        memcpy(memory_at(chunk.place), chunk.from, chunk.bytes);
     }
 }
 
-static void copy_async(u32 place, const void* from, bool inside, int line)
+// So many bytes, by instructions that each copy `aligned` of them; then zeros.
+static void copy_async(u32 place, const void* from, u32 bytes, u32 aligned, int line)
 {
     Lane& me = lane_now();
     at(place, UNIT, UNIT, line, "a copy");
-    if (inside && (uintptr_t)from % UNIT)
-        fail(line, "a copy from an address that is not a multiple of 16");
+    if (bytes > 0 && (uintptr_t)from % aligned)
+        fail(line, "a copy from an address that is not a multiple of %u", aligned);
     if (me.last_chunk - me.first_chunk == CHUNKS || me.last_chunk - me.told_chunk == CHUNKS)
         fail(line, "more than %d copies of a thread under way", CHUNKS);
     for (int i = 0; i < block->barrier_count; ++i)
@@ -343,7 +342,7 @@ static void copy_async(u32 place, const void* from, bool inside, int line)
     one.barrier = UNTOLD;
     one.copier = current + 1;
     memset(memory_at(place), 0xff, UNIT);
-    me.chunks[me.last_chunk++ % CHUNKS] = {place, inside ? from : nullptr};
+    me.chunks[me.last_chunk++ % CHUNKS] = {place, bytes, from};
     if (chance(64))
         land(me, me.last_chunk);
 }

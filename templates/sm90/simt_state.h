@@ -179,7 +179,7 @@ struct Lane {
     int line, kind, turn;
     Wait wait;
     u32 groups;  // of bulk stores, committed
-    struct { u32 place; const void* from; } chunks[CHUNKS];     // cp.async: from the first that is under way to the last; null: zeros
+    struct { u32 place, bytes; const void* from; } chunks[CHUNKS];  // cp.async: from the first that is under way to the last; then zeros
     struct { u32 chunk, phase; int barrier; } arrivals[ARRIVALS];  // and arrivals behind them; chunk: the one behind its last
     u32 first_chunk, last_chunk, told_chunk, first_arrival, last_arrival;  // told_chunk: the first that no arrival stands behind
 };

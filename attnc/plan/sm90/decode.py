@@ -11,6 +11,9 @@ consumers = 2: each has half of the columns of o, which are too many for one, an
     registers, and the other's, from shared memory, by its columns of V. So one softmax runs beside the
     other's products (the "seesaw" of FlashMLA, github.com/deepseek-ai/FlashMLA).
 
+Keys and values of 8 bits are converted by the warpgroup that copies them (`sm90.narrow`): what multiplies
+reads tiles of 16 bits, and does not know of it.
+
 Where there are fewer blocks than multiprocessors, two blocks can share the columns of o (tile.d): both make
 all probabilities, and each multiplies them by half of the columns of V, and stores half of what splits leave.
 """
@@ -41,10 +44,19 @@ from attnc.plan.sm90.layout import (
     hopper,
     widest_product,
 )
+from attnc.plan.sm90.narrow import (
+    CONVERTING_WARPS,
+    PIECE_OF_BYTES,
+    Narrow,
+    narrow_misfit,
+    narrow_of,
+)
 
 #: Registers of a thread that copies, and of one that multiplies, by the number of warpgroups that multiply:
 #: all that the launch holds, exactly, with as many blocks on a multiprocessor as `_BLOCKS` says.
 REGISTERS: Mapping[int, tuple[int, int]] = {1: (40, 216), 2: (40, 232)}
+#: The same where those that copy convert, too.
+CONVERTING_REGISTERS: Mapping[int, tuple[int, int]] = {1: (48, 208), 2: (56, 224)}
 BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
 #: Tiles of keys for each multiprocessor below which two blocks share the columns of o; measured on an H200.
 FEW_TILES = 1
@@ -52,6 +64,8 @@ FEW_TILES = 1
 LATENT_IDLE_GAIN = 1.0
 #: What a byte of their partial results costs in bytes of keys: few blocks join them. Measured there.
 LATENT_TRIPS = 4
+#: Bytes of shared memory that the system keeps for each block.
+SYSTEM_BYTES = 1024
 #: Bytes of a row of a piece of a tile, and of a barrier.
 _ROW, _BARRIER = 128, 8
 #: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.
@@ -71,7 +85,7 @@ class Sm90DecodeLayout(CudaLayout):
 
     consumers: warpgroups that multiply; shares: blocks of some config share the columns of o; page: keys that
     lie one behind the other in memory, 0: all; copies: how keys come; room: bytes of shared memory of a
-    block.
+    block; narrow: what is converted.
     """
 
     consumers: int
@@ -79,6 +93,7 @@ class Sm90DecodeLayout(CudaLayout):
     page: int
     copies: Copies
     room: int
+    narrow: Narrow
 
     @property
     def qk_panels(self) -> int:
@@ -93,7 +108,20 @@ class Sm90DecodeLayout(CudaLayout):
         return self.dv // config.tile_d if self.shares else 1
 
     def chosen(self, config: TileConfig) -> dict[str, int]:
-        return {"BLOCK_D": config.tile_d} if self.shares else {}
+        columns = {"BLOCK_D": config.tile_d} if self.shares else {}
+        return columns | ({"RAW_TILES": self.ahead(config)} if self.narrow else {})
+
+    def ahead(self, config: TileConfig) -> int:
+        """Tiles of 8 bits in shared memory: as many as leave room for the other blocks of a multiprocessor,
+        or else for this one.
+        """
+        others = sum(size for name, size in self._buffers(config, 0).items())
+        own = DEVICES["sm_90"].shared_per_sm // BLOCKS.get(self.consumers, 1) - SYSTEM_BYTES
+        return self.narrow.count_ahead(config.tile_kv, (own - others, self.room - others))
+
+    def registers_of(self, consumers: int) -> tuple[int, int]:
+        """Registers of a thread that copies, and of one that multiplies."""
+        return (CONVERTING_REGISTERS if self.narrow else REGISTERS)[consumers]
 
     def columns(self, config: TileConfig) -> int:
         """Of o, that one warpgroup has."""
@@ -120,7 +148,8 @@ class Sm90DecodeLayout(CudaLayout):
 
     def box(self, tile_kv: int) -> int:
         """Keys of a tile that are copied at once."""
-        return gcd(self.page, tile_kv) if self.page else tile_kv
+        keys = tile_kv // CONVERTING_WARPS if self.narrow else tile_kv
+        return gcd(self.page, keys) if self.page else keys
 
     def threads(self, config: TileConfig) -> int:
         return 128 * (self.consumers + 1)
@@ -131,23 +160,30 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def consumer_registers(self) -> int:
-        return REGISTERS[self.consumers][1]
+        return self.registers_of(self.consumers)[1]
 
     def barriers(self, config: TileConfig) -> dict[str, int]:
         """Barriers by what they guard: a full and an empty one of each part of a stage."""
-        stages = config.stages
-        return {"keys": 2 * stages * self.groups, **({"p": 2} if self.consumers == 2 else {})}
+        return self._barriers(config, self.ahead(config) if self.narrow else 0)
+
+    def _barriers(self, config: TileConfig, ahead: int) -> dict[str, int]:
+        found = {"keys": 2 * config.stages * self.groups, **({"p": 2} if self.consumers == 2 else {})}
+        return found | ({"8 bits": ahead * self.narrow.barriers} if self.narrow else {})
 
     def shared_memory(self, config: TileConfig) -> dict[str, int]:
         """Bytes of shared memory by buffer, in the kernel's order."""
+        return self._buffers(config, self.ahead(config) if self.narrow else 0)
+
+    def _buffers(self, config: TileConfig, ahead: int) -> dict[str, int]:
         tile_kv, stages = config.tile_kv, config.stages
         buffers = {
             "q": WGMMA_ROWS * self.qk_panels * _ROW,
             "k": stages * tile_kv * self.qk_panels * _ROW,
             "v": 0 if self.v_in_k else stages * tile_kv * self.v_panels * _ROW,
+            "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
             "p": WGMMA_ROWS * _ROW if self.consumers == 2 else 0,
             "statistics": 4 * WGMMA_ROWS * 4 if self.consumers == 2 else 0,
-            "barriers": _BARRIER * sum(self.barriers(config).values()),
+            "barriers": _BARRIER * sum(self._barriers(config, ahead).values()),
         }
         return {name: size for name, size in buffers.items() if size}
 
@@ -257,6 +293,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         page=page_of(attention),
         copies=copies_of(attention),
         room=DEVICES["sm_90"].shared_per_block,
+        narrow=narrow_of(attention),
     )
 
 
@@ -289,7 +326,7 @@ def _complete(
     blocks that share the columns of o.
     """
     config = Tiles(tile_q=WGMMA_ROWS, warps=4 * (layout.consumers + 1)).without(knobs).of(config)
-    held = REGISTERS[layout.consumers][1] if layout.consumers in REGISTERS else 0
+    held = layout.registers_of(layout.consumers)[1] if layout.consumers in REGISTERS else 0
     config = replace(
         config,
         consumers=config.consumers if "consumers" in knobs else layout.consumers,
@@ -320,7 +357,7 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
     for key, size, needed, why in (
         ("tile.q", config.tile_q, WGMMA_ROWS, "the rows of a wgmma"),
         ("warps", config.warps, 4 * (consumers + 1), copying),
-        ("registers", config.registers, REGISTERS[consumers][1], "what the launch holds"),
+        ("registers", config.registers, layout.consumer_registers, "what the launch holds"),
     ):
         if size != needed:
             return f"{key} = {size} is not {needed}: {why}"
@@ -328,11 +365,13 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
     if consumers == 2 and tile_kv > PIECE:
         return f"tile.kv = {tile_kv}: {PIECE} at most where two warpgroups share the columns of o"
-    if config.stages < 2:
+    if layout.narrow and (reason := narrow_misfit(tile_kv)):
+        return reason
+    if config.stages < 2 and not (layout.narrow and consumers == 1):
         return "stages = 1 leaves nothing to copy ahead: two at least"
     needed = sum(sm90_decode_registers(layout, config).values())
-    if needed > REGISTERS[consumers][1]:
-        return f"needs about {needed} registers a thread; one that multiplies has {REGISTERS[consumers][1]}"
+    if needed > (held := layout.consumer_registers):
+        return f"needs about {needed} registers a thread; one that multiplies has {held}"
     if tile_kv > (widest := widest_product(layout.entry_registers)):
         starts = f"a thread starts with {layout.entry_registers} registers"
         return f"tile.kv = {tile_kv}: one product has {widest} columns at most, for {starts}"
@@ -351,6 +390,7 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estima
         "q": f"{WGMMA_ROWS}x{layout.qk.width}",
         "k": f"{stages} x {tile_kv}x{layout.qk.width}",
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
+        "8 bits": f"{layout.ahead(config)} x {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
         "p": f"{WGMMA_ROWS}x{tile_kv}",
         "statistics": f"2 x 2x{WGMMA_ROWS}",
         "barriers": str(sum(layout.barriers(config).values())),
@@ -366,12 +406,13 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estima
 
 def sm90_decode_roles(layout: Sm90DecodeLayout, config: TileConfig) -> Iterator[str]:
     """Yields what the warpgroups of a block do."""
-    copying, multiplying = REGISTERS[layout.consumers]
+    copying, multiplying = layout.registers_of(layout.consumers)
     barriers = layout.barriers(config)
     yield f"roles: of {layout.threads(config)} threads"
     paged = f", {layout.box(config.tile_kv)} keys at once" if layout.page else ""
     tiles = "rows of keys by cp.async" if layout.copies == "rows" else f"tiles{paged}"
-    yield f"  1 warpgroup   {copying:3} registers a thread: copies {tiles}"
+    converted = f", converts {' and '.join(layout.narrow.tensors)} of 8 bits" if layout.narrow else ""
+    yield f"  1 warpgroup   {copying:3} registers a thread: copies {tiles}{converted}"
     what = (
         f"{layout.columns(config)} of {layout.dv} columns of o each, p of every other tile"
         if layout.consumers == 2

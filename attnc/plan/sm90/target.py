@@ -77,6 +77,9 @@ class Sm90a(Target):
     def backward_section(self, *, short_loops: bool, in_turns: bool) -> Section:
         return SECTIONS_OF_TURNS if in_turns else SECTIONS
 
+    def reads_narrow(self, schedule: Schedule) -> bool:
+        return schedule.is_decode
+
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90(variant, schedule)
 

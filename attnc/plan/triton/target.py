@@ -175,7 +175,6 @@ class Triton(Target):
     always_fills: ClassVar = True
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
-    reads_narrow: ClassVar = True
     has_epilogue: ClassVar = True
     walks_lists: ClassVar = True
     has_weights: ClassVar = True
@@ -187,6 +186,9 @@ class Triton(Target):
 
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
         return wide
+
+    def reads_narrow(self, schedule: Schedule) -> bool:
+        return True
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         for knob in schedule.forward.values():

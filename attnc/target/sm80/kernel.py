@@ -154,6 +154,12 @@ class CudaText(TileText):
         return at_row(sink)
 
     @property
+    def v_scale(self) -> str:
+        """What row r of o is multiplied by; empty: nothing."""
+        factor = self.kernel.softmax.v_scale
+        return "" if factor is None else at_row(factor)
+
+    @property
     def row_fetches(self) -> tuple[Fetch, ...]:
         step = self.kernel.step
         loads = (*self.kernel.outer, *step.fetches, *step.masked_fetches)
@@ -223,7 +229,7 @@ class CudaText(TileText):
         kernel = self.kernel
         for item in self._computed():
             yield from statement_expressions(item)
-        exprs = (kernel.step.score, kernel.step.keep, kernel.step.kept)
+        exprs = (kernel.step.score, kernel.step.keep, kernel.step.kept, kernel.softmax.v_scale)
         yield from (expr for expr in exprs if expr is not None)
 
 
@@ -296,8 +302,7 @@ class CudaDecodeText(CudaText):
 
     @property
     def rows_have_heads(self) -> bool:
-        sink = self.kernel.softmax.sink
-        found = (*self._expressions(), *(() if sink is None else (sink,)))
+        found = (*self._expressions(), *self.kernel.softmax.expressions)
         return bool(self.group) and any(
             isinstance(node, Ref) and node.name == "h" for expr in found for node in walk(expr)
         )

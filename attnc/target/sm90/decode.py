@@ -8,11 +8,13 @@ from itertools import islice, takewhile
 
 from attnc.expr.construct import ZERO
 from attnc.plan.ir import Arg, Decode, Let, Module
-from attnc.plan.sm90.decode import BLOCKS, REGISTERS, Sm90DecodeLayout
+from attnc.plan.sm90.decode import BLOCKS, Sm90DecodeLayout
 from attnc.plan.sm90.layout import PIECE, widest_product
+from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import scalar
+from attnc.target.sm90.narrow import NarrowPart, narrow_parts
 from attnc.target.sm90.tiles import BoxText, WgmmaTiles, parts_of
 
 
@@ -42,13 +44,18 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
             sum_columns=sums,
             parts=parts[0],
             page=self.page,
+            warps=CONVERTING_WARPS if layout.narrow else 1,
             more_wgmma=[
                 *(f"WGMMA_SS_ROWS({columns})" for columns in sums if self.shares_columns),
                 *(f"WGMMA_RS_COLUMNS({keys})" for keys in self.key_tiles if self.keeps_rest),
             ],
         )
         self.blocks_share = layout.shares
-        self.registers, self.blocks = REGISTERS[layout.consumers], BLOCKS[layout.consumers]
+        self.narrow = bool(layout.narrow)
+        self.narrow_parts: tuple[NarrowPart, ...] = narrow_parts(
+            layout.narrow, layout, module.variant.attention
+        )
+        self.registers, self.blocks = layout.registers_of(layout.consumers), BLOCKS[layout.consumers]
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"
         self.v_bytes = "K_BYTES" if layout.v_in_k else "V_BYTES"
 
@@ -59,6 +66,32 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         if self.shares_columns:
             return "the columns of V that each warpgroup multiplies; what is not in V comes with either"
         return "K, with V in it" if self.v_in_k else "K and V"
+
+    @property
+    def wide(self) -> str:
+        """The one of k and v that comes in 16 bits beside the other."""
+        converted = [part.name for part in self.narrow_parts]
+        return "" if self.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
+
+    @property
+    def raw_places(self) -> str:
+        """Where tiles of 8 bits begin, and end, as declarations."""
+        places, at = [], "TILES_END"
+        for part in self.narrow_parts:
+            name = f"RAW_{part.letter}"
+            places.append(f"{name}_BYTES = {part.panels} * BLOCK_N * 128, {name}_AT = {at}")
+            at = f"{name}_AT + RAW_TILES * {name}_BYTES"
+        return ", ".join([*places, f"RAW_END = {at}"])
+
+    @property
+    def tiles_end(self) -> str:
+        return "RAW_END" if self.narrow else "TILES_END"
+
+    def byte_pool(self, name: str) -> str:
+        """Returns where rows of K or V of the head at hand lie, in bytes."""
+        tensor = self.rows(name).tensor
+        strides = f"args.stride_{tensor}p, args.stride_{tensor}n"
+        return f"byte_pool(args.{tensor}_ptr + {self.offset(name)}, {strides})"
 
     @property
     def row(self) -> str:

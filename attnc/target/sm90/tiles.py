@@ -52,7 +52,8 @@ class WgmmaTiles:
 
     d_stored, dv_stored: columns of rows of q and k, of v and o, as C++, where D and DV are those of products;
     box: keys that are copied at once, which lie in one page; box_rows: the same as declarations say it, or
-    all keys of a tile; functions: macros of `support/sm90_wgmma.cuh` that define the products.
+    all keys of a tile, of one of the `warps` that have rows of their own; functions: macros of
+    `support/sm90_wgmma.cuh` that define the products.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class WgmmaTiles:
         sum_columns: Iterable[int],
         parts: Parts = (),
         page: int = 0,
+        warps: int = 1,
         more_wgmma: Iterable[str] = (),
     ) -> None:
         padded_d, padded_dv = layout.d != layout.d_multiplied, layout.dv != layout.dv_multiplied
@@ -70,9 +72,10 @@ class WgmmaTiles:
         self.dv_stored = str(layout.dv) if padded_dv else "DV"
         self._is_padded, self._parts = padded_d or padded_dv, parts
         last, *others = key_tiles
-        boxes = [f"BLOCK_N == {tile} ? {gcd(page, tile)} : " for tile in others]
-        self.box = f"{''.join(boxes)}{gcd(page, last)}"
-        self.box_rows = f"gcd({page}, BLOCK_N)" if page else "BLOCK_N"
+        boxes = [f"BLOCK_N == {tile} ? {gcd(page, tile // warps)} : " for tile in others]
+        self.box = f"{''.join(boxes)}{gcd(page, last // warps)}"
+        keys = "BLOCK_N" if warps == 1 else f"BLOCK_N // {warps}"
+        self.box_rows = f"gcd({page}, {keys})" if page else keys
         self.functions = [
             *(f"WGMMA_SS({keys})" for keys in key_tiles),
             *(f"WGMMA_RS({columns})" for columns in dict.fromkeys(sum_columns)),

@@ -1,0 +1,76 @@
+"""Keys and values of 8 bits on Hopper: tiles come as they lie in memory, and are converted in shared memory.
+
+wgmma multiplies k and v of q's type. So each warp of the warpgroup that copies has rows of every tile for its
+own: it copies them, waits for them, converts them (exactly: f16 and bf16 hold every number of 8 bits), and
+writes them to where TMA would have put rows of 16 bits. Those that multiply read these, and are the same as
+in a kernel for 16 bits; so are its bits. Since nobody else touches a warp's rows of 8 bits, no barrier says
+that they may be overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attnc.model.attention import Attention
+from attnc.model.dtypes import DType
+from attnc.plan.signature import feature
+
+#: Warps that copy and convert; columns of a piece of a tile of 8 bits, which are as many bytes.
+CONVERTING_WARPS, PIECE_OF_BYTES = 4, 128
+#: Fewest and most tiles of 8 bits in shared memory: one is converted while others come.
+_FEWEST_AHEAD, _MOST_AHEAD = 2, 4
+#: Rows that the swizzle repeats after, of which a warp has whole runs; and rows that its lanes look up.
+_PERIOD, _MOST_ROWS = 8, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrow:
+    """What is converted. tensors: "k", "v" or both; panels: pieces of a tile of all of them."""
+
+    tensors: tuple[str, ...] = ()
+    panels: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.tensors)
+
+    @property
+    def barriers(self) -> int:
+        """mbarriers of a tile of 8 bits: one for each warp's rows of each tensor."""
+        return CONVERTING_WARPS * len(self.tensors)
+
+    def tile_bytes(self, tile_kv: int) -> int:
+        """Returns bytes of a tile of 8 bits of so many keys, of all tensors."""
+        return tile_kv * self.panels * PIECE_OF_BYTES
+
+    def count_ahead(self, tile_kv: int, rooms: Iterable[int]) -> int:
+        """Returns how many tiles of 8 bits a block has: as many as the first of these rooms that has bytes
+        for enough of them; at least the fewest.
+        """
+        size = self.tile_bytes(tile_kv) + 8 * self.barriers
+        found = (min(room // size, _MOST_AHEAD) for room in rooms)
+        return next((count for count in found if count >= _FEWEST_AHEAD), _FEWEST_AHEAD)
+
+
+def narrow_of(attention: Attention) -> Narrow:
+    """Returns what of k and v has 8 bits; of values that are part of the keys, the keys alone."""
+    stored = [tensor for tensor in (attention.k, attention.v) if not tensor.storage.is_part]
+    found = [tensor for tensor in stored if DType(tensor.dtype).is_narrow]
+    return Narrow(
+        tensors=tuple("k" if tensor is attention.k else "v" for tensor in found),
+        panels=sum(pieces_of_bytes(feature(tensor)) for tensor in found),
+    )
+
+
+def pieces_of_bytes(columns: int) -> int:
+    """Returns pieces of a row of so many columns of 8 bits."""
+    return -(-columns // PIECE_OF_BYTES)
+
+
+def narrow_misfit(tile_kv: int) -> str | None:
+    """Returns why the rows of a tile of so many keys cannot be converted; None if they can."""
+    step, most = _PERIOD * CONVERTING_WARPS, _MOST_ROWS * CONVERTING_WARPS
+    if tile_kv % step == 0 and tile_kv <= most:
+        return None
+    why = f"{CONVERTING_WARPS} warps convert its rows, {_PERIOD} at once"
+    return f"tile.kv = {tile_kv} is not a multiple of {step} up to {most}: {why}"

@@ -1,0 +1,130 @@
+"""Keys and values of 8 bits give the bits that a kernel for 16 bits gives of the same numbers.
+
+Every number of 8 bits is one of q's type, so nothing tells the two apart: not the order of sums, not a
+rounding. The twin of a module is made from the same spec and schedule, with k and v of q's type; a pair of
+configs with the same tiles and splits has to agree bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from attnc.diagnostics import DiagnosticError
+from attnc.model.attention import Attention
+from attnc.model.dtypes import DType
+from attnc.model.resolve import resolve
+from attnc.model.schedule import Schedule
+from attnc.model.tensors import Tensor
+from attnc.plan import ir
+from attnc.plan.lower import plan
+from attnc.support.arguments import DTYPES
+from attnc.syntax.parser import parse, prelude
+from attnc.verify.check import same_bits
+from attnc.verify.rerun import FinishedRun, Inputs
+from attnc.verify.subject import Subject, subject_of
+
+#: Fields of a config that no bit depends on: how far copies run ahead, and in how much memory.
+_WITHOUT_BITS = frozenset({"STAGES", "num_stages", "shared", "staged", "RAW_TILES"})
+#: By the text of a spec, variant and schedule: a module is compiled once.
+_TWINS: dict[tuple[str, ...], Subject | None] = {}
+
+
+def is_narrow(attention: Attention) -> bool:
+    """Returns whether k or v has 8 bits."""
+    return any(DType(tensor.dtype).is_narrow for tensor in (attention.k, attention.v))
+
+
+def equals_16_bits(run: FinishedRun) -> str | None:
+    """Checks that the outputs have the bits of the twin's, where one has the same plan."""
+    twin = None if run.subject.plan is None else twin_of(run.subject, run.subject.plan)
+    if twin is None:
+        return None
+    inputs = widen(run.attention, run.inputs)
+    for number, own, other in _pairs(run.subject, twin):
+        if number == run.case.config:
+            mine, theirs = (run.subject.blank(run.inputs) for _ in range(2))
+            run.subject.function(*run.inputs.values(), out=_given(mine), config=own)
+            twin.function(*inputs.values(), out=_given(theirs), config=other)
+            for name, output in mine.items():
+                if not same_bits(output, theirs[name]):
+                    count = int((output != theirs[name]).sum())
+                    return f"config {own}: '{name}' differs from that of 16 bits in {count} elements"
+    return None
+
+
+def _given(outputs: dict[str, Any]) -> Any:
+    found = tuple(outputs.values())
+    return found[0] if len(found) == 1 else found
+
+
+def _pairs(subject: Subject, twin: Subject) -> Iterator[tuple[int, Any, Any]]:
+    """Yields the number of a config, itself, and one of the twin's with the same tiles and splits. Where the
+    number of splits follows from bytes, both have two.
+    """
+    for number, config in enumerate(subject.configs):
+        counted = getattr(config, "splits", 1) == 0 and not getattr(config, "split_size", 0)
+        own = config._replace(splits=2) if counted else config
+        for other in twin.configs:
+            same = other._replace(splits=2) if counted and other.splits == 0 else other
+            if _bits_of(same) == _bits_of(own):
+                yield number, own, same
+                break
+
+
+def _bits_of(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in config._asdict().items() if name not in _WITHOUT_BITS}
+
+
+def twin_of(subject: Subject, module: ir.Module) -> Subject | None:
+    """Returns the same attention under the same schedule, with k and v of q's type; None where its schedule
+    is not in the spec, or has no config for them.
+    """
+    variant = module.variant
+    key = (variant.source.text, variant.name, variant.attention.name, module.target, module.label)
+    if key not in _TWINS:
+        made = _plan_twin(module)
+        _TWINS[key] = None if made is None else subject_of(made)
+    return _TWINS[key]
+
+
+def _plan_twin(module: ir.Module) -> ir.Module | None:
+    attention = module.variant.attention
+    variant = replace(module.variant, attention=widen_attention(attention))
+    found = resolve(parse(module.variant.source), prelude()).schedules
+    own = (attention.name, module.target, module.label)
+    for schedule in (made for made in found if (made.name, made.target, made.label) == own):
+        for candidate in (schedule, _without_stages(schedule)):
+            try:
+                return plan(variant, candidate)
+            except DiagnosticError:
+                continue
+    return None
+
+
+def _without_stages(schedule: Schedule) -> Schedule:
+    knobs = {
+        phase: {key: knob for key, knob in found.items() if key != "stages"}
+        for phase, found in schedule.knobs.items()
+    }
+    return replace(schedule, knobs=knobs)
+
+
+def widen_attention(attention: Attention) -> Attention:
+    """Returns the attention with k and v of q's type where they have 8 bits."""
+
+    def widened(tensor: Tensor) -> Tensor:
+        is_narrow = DType(tensor.dtype).is_narrow
+        return replace(tensor, dtype=attention.element) if is_narrow else tensor
+
+    return replace(attention, inputs=tuple(map(widened, attention.inputs)))
+
+
+def widen(attention: Attention, inputs: Inputs) -> Inputs:
+    """Returns the inputs with k and v of q's type, which holds their numbers exactly."""
+    made = dict(inputs)
+    for tensor in (attention.k, attention.v):
+        if not tensor.storage.is_part and DType(tensor.dtype).is_narrow:
+            made[tensor.name] = made[tensor.name].to(DTYPES[attention.element])  # type: ignore[union-attr]  # a tensor
+    return made

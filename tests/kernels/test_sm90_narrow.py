@@ -1,0 +1,165 @@
+"""Keys and values of 8 bits on Hopper, thread by thread: the bits of the kernel for 16 bits, in every
+storage, and the number of every code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.model.dtypes import DType
+from attnc.support.arguments import DTYPES
+from attnc.target.files import render_files
+from attnc.target.support import with_headers
+from attnc.verify import narrow
+from attnc.verify.case import Case
+from attnc.verify.check import check
+from attnc.verify.properties import violations
+from attnc.verify.subject import Subject, subject_of
+from tests.by_day import some_by_day
+from tests.targets import needs_gxx
+from tests.verify.judging import modules_of, spec
+
+pytestmark = [needs_gxx, pytest.mark.slow]
+NARROW = tuple(dtype for dtype in DType if dtype.is_narrow)
+
+
+def text_of(
+    k: str = "e4m3",
+    v: str = "e4m3",
+    *,
+    q: str = "bf16",
+    page: int = 0,
+    d: int = 64,
+    dv: int = 64,
+    mask: str = "causal",
+    prefix: bool = False,
+    splits: str = "auto, 1",
+    knobs: str = "tile.kv = 32",
+    scale: str = "vs[h]",
+) -> str:
+    """A decode step of grouped heads, or with the values in the keys of the one KV head that all share."""
+    paged = f" via paged(table, page = {page})" if page else ""
+    heads, shared = ("G", "1") if prefix else ("Hkv * G", "Hkv")
+    lines = [
+        f"input q: {q}[B, M, {heads}, {d}]",
+        f"input k: {k}[B, N, {shared}, {d}]{paged}",
+        f"input v: {v}[B, N, {shared}, {dv}]{' via prefix(k)' if prefix else paged}",
+        *(["input table: i32[B, P]"] if page else []),
+        "input lens: i32[B]",
+        f"input vs: f32[{heads}]",
+        "length N = lens[b]",
+        "score = dot(q, k) / 8",
+        f"mask = {mask}",
+        f"normalize = softmax(v_scale = {scale})",
+        f"output o: {q}[B, M, {heads}, {dv}]",
+        f"output lse: f32[B, {heads}, M]",
+    ]
+    schedule = f"loops = [kv], pack = gqa, split.kv = {{{splits}}}".replace("= {", "in {")
+    return spec(lines, f"{schedule}\n  {knobs}", target="cuda.sm_90a")
+
+
+LATENT: Mapping[str, Any] = {"prefix": True, "d": 192, "dv": 128, "knobs": "consumers = 2, tile.kv = 32"}
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "dense": {},
+    "pages": {"page": 16, "q": "f16"},
+    "pages of several boxes": {"page": 8, "knobs": "tile.kv = 64, stages = 1"},
+    "small pages": {"page": 4, "k": "e5m2", "v": "e5m2"},
+    "wide rows": {"d": 136, "dv": 200, "k": "i8", "v": "i8"},
+    "odd rows": {"d": 72, "dv": 40, "page": 16},
+    "odd rows in small pages": {"d": 72, "dv": 40, "page": 2},
+    "a window": {"mask": "window(40, 0)", "page": 32, "k": "i8", "v": "e5m2", "q": "f16"},
+    "documents": {"mask": "causal and q_pos // 64 == kv_idx // 64", "page": 16},
+    "keys alone": {"v": "bf16", "page": 16},
+    "values alone": {"k": "bf16", "page": 16},
+    "values alone, dense": {"k": "f16", "q": "f16", "v": "i8"},
+    "keys alone in small pages": {"k": "i8", "v": "bf16", "page": 4},
+    "values alone in small pages": {"k": "bf16", "v": "e5m2", "page": 4},
+    "latent": {**LATENT, "page": 16},
+    "latent in small pages": {**LATENT, "page": 4},
+    "latent, one warpgroup": {**LATENT, "knobs": "tile.kv = 32"},
+    "latent in halves": {**LATENT, "dv": 256, "d": 256, "page": 16, "k": "i8", "v": "i8"},
+}
+SIZES = ((1, 5, 3, 170), (2, 3, 40, 65))
+
+
+@cache
+def subject(kind: str) -> Subject:
+    (module,) = modules_of(text_of(**KINDS[kind]))
+    return subject_of(module)
+
+
+def case(made: Subject, sizes: tuple[int, int, int, int], **changes: Any) -> Case:
+    b, m, g, n = sizes
+    heads = {} if made.variant.attention.v.storage.is_part else {"Hkv": 2}
+    return Case(**{"dims": {"B": b, "M": m, "G": g, "N": n, **heads}, "logits": "rising", **changes})
+
+
+@pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, SIZES, of=4))
+def test_outputs_are_within_the_bound(kind: str, sizes: tuple[int, int, int, int]) -> None:
+    made = subject(kind)
+    for config in range(0, len(made.configs), 2):
+        found = check(made, case(made, sizes, config=config, seed=config), fills=("nan",))
+        assert found.ok, found.message
+
+
+@pytest.mark.parametrize(
+    "kind", [k if n % 3 == 0 else pytest.param(k, marks=pytest.mark.nightly) for n, k in enumerate(KINDS)]
+)
+def test_the_bits_are_those_of_16_bits(kind: str) -> None:
+    made = subject(kind)
+    assert made.plan is not None
+    assert narrow.twin_of(made, made.plan) is not None
+    for config in range(2):
+        found = violations(made, case(made, SIZES[config], config=config), only="8 bits equal 16")
+        assert list(found) == []
+
+
+def test_a_kernel_that_rounds_on_the_way_is_found() -> None:
+    """Numbers of e4m3 to which something is added on the way have other bits."""
+    made = subject("dense")
+    assert made.plan is not None
+    planted = "permute_bytes(word_of(low), word_of(high) + 65536u, 0x7632)"
+    files = render_files(made.plan, path="a.attn", sha256="")
+    name = next(name for name in files if name.endswith(".cu"))
+    text = with_headers(files[name]).replace("permute_bytes(word_of(low), word_of(high), 0x7632)", planted)
+    assert planted in text
+    broken = replace(subject_of(made.plan, {name: text}), plan=made.plan)
+    found = list(violations(broken, case(made, SIZES[0], config=1), only="8 bits equal 16"))
+    assert found
+    assert found[0].startswith("8 bits equal 16: config ")
+
+
+@pytest.mark.parametrize(("dtype", "q"), some_by_day(NARROW, ("bf16", "f16"), of=2))
+def test_every_code_becomes_its_number(dtype: DType, q: str) -> None:
+    """Of one key o is the value."""
+    (module,) = modules_of(text_of(dtype, dtype, q=q, splits="1", scale="1"))
+    made = subject_of(module)
+    codes = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(DTYPES[dtype])
+    v = codes.view(torch.uint8).reshape(1, 1, 4, 64).view(DTYPES[dtype])
+    queries = torch.zeros(1, 1, 4, 64, dtype=DTYPES[q])
+    k = torch.zeros(1, 1, 4, 64, dtype=torch.int8).view(DTYPES[dtype])
+    inputs = {"q": queries, "k": k, "v": v, "lens": torch.ones(1, dtype=torch.int32)}
+    inputs |= {"vs": torch.ones(4)} if "vs" in [t.name for t in made.variant.attention.inputs] else {}
+    outputs = made.blank(inputs)
+    made.run(inputs, outputs)
+    expected = codes.to(DTYPES[q])
+    found = outputs["o"].flatten()
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found[~found.isnan()], expected[~expected.isnan()])
+
+
+def test_lengths_that_end_before_the_first_tile_and_junk_behind_them() -> None:
+    """The first tile is copied before the length is known; what lies behind it is NaN."""
+    for kind in ("pages", "dense", "latent"):
+        made = subject(kind)
+        for lengths in ("tiles", "full"):
+            for special in ("nan_v", "inf_k"):
+                given = case(made, (3, 2, 3, 70), special=special, lengths=lengths)
+                found = check(made, given, fills=("nan",))
+                assert found.ok, found.message

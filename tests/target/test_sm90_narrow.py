@@ -1,0 +1,53 @@
+"""What a Hopper kernel's text says of keys and values of 8 bits, and that others say nothing of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.plan.sm90 import decode_layout_of
+from attnc.target.files import render_files
+from attnc.target.sm90.narrow import narrow_parts
+from tests.verify.judging import modules_of, spec
+
+
+def texts(k: str, v: str) -> tuple[str, list[tuple[str, str, int, int]]]:
+    """The text of a kernel, and of what it converts the name, type, number and panels."""
+    lines = [
+        "input q: bf16[B, M, H, 192]",
+        f"input k: {k}[B, N, H, 192]",
+        f"input v: {v}[B, N, H, 128]",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 128]",
+    ]
+    (module,) = modules_of(spec(lines, "loops = [kv], split.kv = 2, tile.kv = 32", target="cuda.sm_90a"))
+    layout = decode_layout_of(module.kernel)
+    parts = narrow_parts(layout.narrow, layout, module.variant.attention)
+    files = render_files(module, path="a.attn", sha256="")
+    text = next(text for name, text in files.items() if name.endswith(".cu"))
+    return text, [(part.name, part.stored, part.number, part.panels) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "expected"),
+    [
+        ("e4m3", "i8", [("k", "e4m3", 0, 2), ("v", "i8", 1, 1)]),
+        ("e5m2", "bf16", [("k", "e5m2", 0, 2)]),
+        ("bf16", "e4m3", [("v", "e4m3", 0, 1)]),
+    ],
+)
+def test_what_is_converted_is_told_by_type_and_panels(
+    k: str, v: str, expected: list[tuple[str, str, int, int]]
+) -> None:
+    text, parts = texts(k, v)
+    assert parts == expected
+    for name, stored, _, panels in expected:
+        letter = name.upper()
+        assert f"RAW_{letter}_BYTES = {panels} * BLOCK_N * 128" in text
+        assert f"convert_rows<{stored}, OWN_ROWS, {'QK' if name == 'k' else 'V'}_PANELS>" in text
+
+
+def test_kernels_for_16_bits_do_not_know_of_it() -> None:
+    text, parts = texts("bf16", "bf16")
+    assert parts == []
+    assert not any(word in text for word in ("RAW_", "OWN_ROWS", "sm90_convert.cuh", "8 bits"))
