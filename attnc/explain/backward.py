@@ -34,10 +34,13 @@ from attnc.tuned.choices import knobs_of_kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardExplanation:
-    """One kernel of a backward under its first config that fits the device, or its first."""
+    """One kernel of a backward under its first config that fits the device, or its first. walks: how many
+    walks over queries a multiprocessor has at least before several blocks share one; 0: none is shared.
+    """
 
     planned: BackwardKernel
     position: int
+    walks: int
     needs: Estimate
     device: Device
     roofline: Roofline
@@ -51,6 +54,7 @@ def explain_backward(
     what the compiler says of each.
     """
     found = []
+    layout = None if module.backward is None else module.backward.layout
     for name, planned in module.backward_kernels.items():
         position = default_position(planned, device)
         config = planned.configs[position]
@@ -62,6 +66,7 @@ def explain_backward(
             BackwardExplanation(
                 planned=planned,
                 position=position,
+                walks=0 if layout is None else layout.walks_for_each(name),
                 needs=target_of(module.target).estimate(module, config, name, device),
                 device=device,
                 roofline=roofline_of(d, device, shape, dtype=dtype, columns=columns, moved=moved),
@@ -89,6 +94,7 @@ def backward_dict(explanations: tuple[BackwardExplanation, ...]) -> list[dict[st
             "kernel": e.planned.kind,
             "config": _knobs(e),
             "grid": _grid(e),
+            **({"walks": e.walks} if e.walks else {}),
             "bounds": bounds_dict(e.planned),
             "loops": [
                 {"start": show(loop.start), "stop": show(loop.stop)} for loop in e.planned.regions.loops
@@ -104,6 +110,9 @@ def _section(e: BackwardExplanation) -> Iterator[str]:
     knobs = ", ".join(f"{key} = {value}" for key, value in _knobs(e).items())
     yield f"backward kernel {e.planned.kind}, config {e.position} of {len(e.planned.configs)}: {knobs}"
     yield f"  {_grid(e)}"
+    if e.walks:
+        fewer = f"  fewer than {e.walks} for each multiprocessor"
+        yield f"{fewer}: blocks share the queries of a kv tile, and their sums are added in order"
     yield from _sum_of_dq(e)
     if e.planned.grid.longest_first:
         yield "  longest first: the last rows, which see most keys, start first"

@@ -47,6 +47,11 @@ class BackwardLayout(Protocol):
     def registers(self, config: TileConfig, kernel: KernelName) -> Mapping[str, int]:
         """Returns 32-bit registers of a thread by value, those that live through a step."""
 
+    def walks_for_each(self, kernel: KernelName) -> int:
+        """Returns how many walks over queries a multiprocessor has at least before several blocks share one;
+        0: none is shared.
+        """
+
 
 # --- what a block takes, and what a launch moves
 

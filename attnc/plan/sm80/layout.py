@@ -231,6 +231,10 @@ class CudaBackwardLayout:
             buffers["sums"] = (warps + self.parts(config) * tile_kv) * 4
         return buffers
 
+    def walks_for_each(self, kernel: KernelName) -> int:
+        """Returns 0: a block walks over all queries that see its keys."""
+        return 0
+
     def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
         """Returns 32-bit registers of a thread by value, those that live through a step."""
         tile_q, tile_kv = config.tile_q, config.tile_kv

@@ -210,17 +210,18 @@ class Sm90Backward(CudaBackwardLayout):
     def gives_p(self) -> bool:
         return "dkdv" in self.by_wgmma and max(self.layout.d, self.layout.dv) > _WIDEST
 
-    @property
-    def cuts_walks(self) -> bool:
-        """Whether several blocks may share the walk of a kv tile over queries: each sums dk and dv of its
-        part, and a kernel adds those in order.
+    def walks_for_each(self, kernel: KernelName) -> int:
+        """Returns how many walks over queries a multiprocessor has before several blocks share one: each sums
+        dk and dv of its part, and a kernel adds those in order.
         """
-        return bool({"dkdv", "dk", "dv"} & self.by_wgmma)
+        if over_rows(kernel) or kernel not in self.by_wgmma:
+            return 0
+        return WALKS if self.turns is None else WALKS_IN_TURNS
 
     @property
-    def walks_for_each(self) -> int:
-        """Parts of walks that each multiprocessor has at least, if walks are long enough."""
-        return WALKS if self.turns is None else WALKS_IN_TURNS
+    def cuts_walks(self) -> bool:
+        """Whether several blocks may share the walk of a kv tile over queries."""
+        return any(map(self.walks_for_each, self.by_wgmma))
 
     @property
     def few_walks(self) -> str:

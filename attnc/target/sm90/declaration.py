@@ -131,7 +131,7 @@ class HopperBackward(CudaBackward):
         walks = super().blocks(planned).replace("BLOCK_N", f"{planned.config}.BLOCK_N")
         queries = f"cdiv({f'{self.queries} // B' if self.packs_queries else 'M'}, {planned.config}.BLOCK_M)"
         heads = "G" if planned.sums_heads else "1"
-        wanted, few = f"{self._plan.walks_for_each} * multiprocessors()", self._plan.few_walks
+        wanted, few = f"{self._plan.walks_for_each(planned.kind)} * multiprocessors()", self._plan.few_walks
         rows = [show_axis(bind) for bind in self._keys.axes[:-1]]
         return {
             **sizes,
