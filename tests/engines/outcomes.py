@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from signal import SIGTERM
+from threading import Timer
 from typing import Any
 
 import torch
@@ -43,17 +45,28 @@ def run(name: str, test: Callable[[], Any], excluded: str = "") -> Outcome:
     return found
 
 
-def share(module: str, arguments: list[str], workers: int) -> list[Outcome]:
+#: The part of the tests that is all of them.
+WHOLE = "0/1"
+
+
+def share(module: str, arguments: list[str], workers: int, seconds: float | None = None) -> list[Outcome]:
     """Runs so many processes of a module of this folder, each with its part of the tests; returns what all
-    found. The module takes `--part K/N`, and then prints its outcomes by `announce` in place of keeping them.
+    found. The module takes `--part K/N`, and then prints outcomes by `announce` as they come in place of
+    keeping them. seconds: after which the processes are ended.
     """
     command = [sys.executable, "-m", module, *arguments, "--part"]
     crew = [
         subprocess.Popen([*command, f"{number}/{workers}"], stdout=subprocess.PIPE, text=True)
         for number in range(workers)
     ]
+    timers = [] if seconds is None else [Timer(seconds, process.terminate) for process in crew]
+    for timer in timers:
+        timer.start()
     with ThreadPoolExecutor(workers) as readers:
-        return [outcome for part in readers.map(_outcomes_of, crew) for outcome in part]
+        found = [outcome for part in readers.map(_outcomes_of, crew) for outcome in part]
+    for timer in timers:
+        timer.cancel()
+    return found
 
 
 _MARK = "outcome "
@@ -74,7 +87,7 @@ def _outcomes_of(process: subprocess.Popen[str]) -> list[Outcome]:
                 found.append(Outcome(**json.loads(line.removeprefix(_MARK))))
             else:
                 print(line, end="", flush=True)
-    if process.returncode:
+    if process.returncode not in (0, -SIGTERM):
         found.append(Outcome("a process of tests", "failed", f"exit {process.returncode}"))
     return found
 

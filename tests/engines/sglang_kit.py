@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tests.engines.outcomes import Outcome, announce, is_mine, keep, run, share
+from tests.engines.outcomes import WHOLE, Outcome, announce, is_mine, keep, run, share
 from tests.engines.standins import stand_in
 
 _KIT = "sglang.test.kits.attention_unittest"
@@ -172,11 +172,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="tests whose names have this")
     parser.add_argument("--write", action="store_true", help="keep the outcomes")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the tests")
-    parser.add_argument("--part", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help="of the workers; what they do not reach is not kept")
+    parser.add_argument("--part", default=WHOLE, help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.workers > 1:
-        shared = share("tests.engines.sglang_kit", ["--only", options.only], options.workers)
+        shared = share("tests.engines.sglang_kit", ["--only", options.only], options.workers, options.seconds)
         return keep("sglang", version("sglang"), device, shared, write=options.write)
     if device == "cpu":
         from attnc.verify.interpreter import ensure_interpreter
@@ -187,11 +188,13 @@ def main() -> int:
     testcase = unittest.TestCase()
     outcomes: list[Outcome] = []
     for number, (name, test, why) in enumerate(tests(device)):
-        if options.only in name and is_mine(number, options.part or "0/1"):
+        if options.only in name and is_mine(number, options.part):
             excluded = why if device == "cpu" or why == _NO_PAGES else ""
             outcomes.append(run(name, partial(test, testcase), excluded))
-    if options.part:
-        announce(outcomes)
+            if options.part != WHOLE:
+                announce(outcomes)
+                outcomes.clear()
+    if options.part != WHOLE:
         return 0
     return keep("sglang", version("sglang"), device, outcomes, write=options.write)
 

@@ -88,3 +88,14 @@ def stand_in(names: Iterable[str]) -> list[str]:
     missing = [name for name in names if "." in name or importlib.util.find_spec(name) is None]
     sys.meta_path.insert(0, _Finder(missing))
     return missing
+
+
+def register_models(*names: str) -> None:
+    """Tells vLLM of its own classes of models, each `module.Class`: it would look at one in a process of its
+    own, which has no stand-ins.
+    """
+    registry: Any = importlib.import_module("vllm").ModelRegistry
+    for name in names:
+        module, _, made = name.rpartition(".")
+        found = importlib.import_module(f"vllm.model_executor.models.{module}")
+        registry.register_model(made, getattr(found, made))

@@ -26,8 +26,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engines.outcomes import Outcome, announce, is_mine, keep, share
-from tests.engines.standins import VLLM, stand_in
+from tests.engines.outcomes import WHOLE, Outcome, announce, is_mine, keep, share
+from tests.engines.standins import VLLM, register_models, stand_in
 
 #: Sizes of the models whose configurations the tests ask for, as published.
 MODELS: dict[str, dict[str, Any]] = {
@@ -80,6 +80,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
     },
 }
+_MODULES = ("qwen3.Qwen3ForCausalLM", "mistral.MistralForCausalLM", "deepseek_v2.DeepseekV3ForCausalLM")
 _LIST = r"^( *)(\w*BACKENDS_TO_TEST)(?:: [^=]+)? = (?:\[[^\]]*\]|\([^)]*\)|[^\n]+)$"
 _TESTS = "tests/v1/attention"
 DENSE, LATENT = "test_attention_backends.py", "test_mla_backends.py"
@@ -153,6 +154,7 @@ def prepare(device: str) -> None:
     from attnc.adapters.vllm import register
 
     register()
+    register_models(*_MODULES)
     from vllm import _custom_ops as ops
 
     if not hasattr(torch.ops._C_cache_ops, "concat_and_cache_mla"):
@@ -265,6 +267,9 @@ class Chosen:
             )
         elif report.when == "call":
             self.outcomes.append(Outcome(name, "passed"))
+        if self.part != WHOLE and self.outcomes:
+            announce(self.outcomes)
+            self.outcomes.clear()
 
 
 def _why_not(file: str, test: str, device: str) -> str:
@@ -285,19 +290,20 @@ def main() -> int:
     parser.add_argument("--only", default="", help="tests whose names have this")
     parser.add_argument("--write", action="store_true", help="keep the outcomes")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the tests")
-    parser.add_argument("--part", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help="of the workers; what they do not reach is not kept")
+    parser.add_argument("--part", default=WHOLE, help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.workers > 1:
         arguments = ["--source", str(options.source), "--only", options.only]
-        shared = share("tests.engines.vllm_backends", arguments, options.workers)
+        shared = share("tests.engines.vllm_backends", arguments, options.workers, options.seconds)
         return keep("vllm", version("vllm"), device, shared, write=options.write)
     if device == "cpu":
         from attnc.verify.interpreter import ensure_interpreter
 
         ensure_interpreter()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    chosen = Chosen(device, options.only, options.part or "0/1")
+    chosen = Chosen(device, options.only, options.part)
     with folder(options.source.resolve()) as place:
         prepare(device)
         sys.modules["tests_engines_vllm_backends"] = sys.modules[__name__]
@@ -309,7 +315,7 @@ def main() -> int:
         pytest.main(
             ["-v", "-p", "no:cacheprovider", "--rootdir", str(place), *files], plugins=[chosen, Fixtures()]
         )
-    if options.part:
+    if options.part != WHOLE:
         announce(chosen.outcomes)
         return 0
     return keep("vllm", version("vllm"), device, chosen.outcomes, write=options.write)

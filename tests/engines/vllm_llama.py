@@ -16,13 +16,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from tests.engines.standins import VLLM, stand_in
+from tests.engines.standins import VLLM, register_models, stand_in
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -60,6 +59,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 #: Of weights under which the likeliest token leads at every step by more than types of 16 bits round.
 SEEDS = {"llama": 0, "deepseek": 5}
+MODULES = {"llama": "llama.LlamaForCausalLM", "deepseek": "deepseek_v2.DeepseekV2ForCausalLM"}
 BACKENDS = {"llama": ("CUSTOM", "TRITON_ATTN"), "deepseek": ("ATTNC_MLA", "TRITON_MLA")}
 
 
@@ -101,6 +101,7 @@ def generate(model: str, backend: str) -> list[list[int]]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }
     stand_in(VLLM)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -109,10 +110,9 @@ def generate(model: str, backend: str) -> list[list[int]]:
     from attnc.adapters.vllm import register
 
     register()
-    from vllm import LLM, ModelRegistry, SamplingParams
+    from vllm import LLM, SamplingParams
 
-    # vLLM would look at a class by its name in a process of its own, which has no stand-ins.
-    ModelRegistry.register_model(*_class_of(model))
+    register_models(MODULES[model])
     more: dict[str, Any] = {}
     if device == "cuda":
         more = {"attention_config": {"backend": backend}, "gpu_memory_utilization": 0.1}
@@ -136,15 +136,6 @@ def generate(model: str, backend: str) -> list[list[int]]:
     asked = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     found = engine.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], asked)
     return [list(request.outputs[0].token_ids) for request in found]
-
-
-def _class_of(model: str) -> tuple[str, Any]:
-    """Returns the name of vLLM's class for a model, and the class."""
-    module, name = {
-        "llama": ("llama", "LlamaForCausalLM"),
-        "deepseek": ("deepseek_v2", "DeepseekV2ForCausalLM"),
-    }[model]
-    return name, getattr(import_module(f"vllm.model_executor.models.{module}"), name)
 
 
 def _stand_in_for_a_platform(backend: str) -> None:
