@@ -329,6 +329,14 @@ def finish(head: Head, attended: Floats) -> Floats:
         return np.broadcast_to(head.value(epilogue, attended), attended.shape).astype(np.float64)
 
 
+def value_rows(attention: Attention, arrays: Mapping[str, Array], b: int, stop: int | None = None) -> Array:
+    """Returns `rows` of v, which may be the first columns of those of k."""
+    if not attention.v.storage.is_part:
+        return rows(attention.v, arrays, b, stop)
+    columns = _size(attention.v.size(Role.FEATURE), {})
+    return rows(attention.k, arrays, b, stop)[..., :columns]
+
+
 def softmax(head: Head) -> tuple[Floats, Floats]:
     """Returns (the attention [M, Dv], lse [M]) of one head; without a normalization lse is 0."""
     if not head.attention.normalises:
@@ -380,10 +388,7 @@ def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
             given = int(evaluate(length, Env(indices=at_b, dims=dims, tensors=arrays)).item())
             dims[name] = min(max(given, 0), dims[name])
         k = rows(attention.k, arrays, b, dims["N"]).astype(np.float64)
-        if attention.v.storage.is_part:
-            v = k[..., : shape["Dv"]]
-        else:
-            v = rows(attention.v, arrays, b, dims["N"]).astype(np.float64)
+        v = value_rows(attention, arrays, b, dims["N"]).astype(np.float64)
         group = max(q.shape[1] // max(k.shape[1], 1), 1)
         for h in range(q.shape[1]):
             keys, values = k[:, h // group], v[:, h // group]

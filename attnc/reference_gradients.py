@@ -10,6 +10,8 @@ With an epilogue o = f(a, x), do above is that of the attention, do_id (d o_id /
 dx[at] = sum of do_id (d o_id / d x[at]) is added. Without a normalization P_ij is the score itself, and
 dS_ij = dP_ij.
 
+Where v is the first columns of k, those of dk have dv added to them.
+
 The derivatives of the score come from PyTorch's automatic differentiation of a float64 evaluation on the
 visible pairs alone, so that a masked key has no part in anything; they share nothing with `expr.derive`.
 Rows that see no key, and pairs that are masked, have gradient 0.
@@ -41,7 +43,7 @@ from attnc.expr.nodes import (
     Or,
 )
 from attnc.model.attention import Attention
-from attnc.reference import Array, Floats, Head, Input, heads, rows, softmax, to_arrays
+from attnc.reference import Array, Floats, Head, Input, heads, rows, softmax, to_arrays, value_rows
 
 Values = torch.Tensor
 
@@ -56,7 +58,8 @@ def gradients(
     """
     arrays = to_arrays(attention, tensors)
     given = {name: _float64(value) for name, value in cotangents.items()}
-    found = {name: np.zeros(arrays[name].shape) for name in {"q", "k", "v", *attention.grads}}
+    stored = arrays.keys() & {"q", "k", "v", *attention.grads}
+    found = {name: np.zeros(arrays[name].shape) for name in stored}
     for head in heads(attention, arrays):
         do = head.place(attention.o, given)
         dlse = np.zeros(head.shape[0])
@@ -115,7 +118,7 @@ class _Pieces:
         group, views = max(head.dims["H"] // max(head.dims["Hkv"], 1), 1), {**head.arrays, **found}
         dq = rows(attention.q, views, head.b)[head.first : head.first + head.shape[0], head.h]
         dk = rows(attention.k, views, head.b)[:, head.h // group]
-        dv = rows(attention.v, views, head.b)[:, head.h // group]
+        dv = value_rows(attention, views, head.b)[:, head.h // group]
         _add_rows(dq, i, ds * d_dot, j, head.k)
         _add_rows(dk, j, ds * d_dot, i, head.q)
         _add_rows(dv, j, factor * p, i, self.do)

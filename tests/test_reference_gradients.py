@@ -15,9 +15,13 @@ import torch
 from attnc.expr.nodes import Attended, Binary, Call, Compare, Const, Dim, Expr, Index, Load
 from attnc.model.attention import Attention, Softmax
 from attnc.model.dtypes import DType
+from attnc.model.resolve import resolve
 from attnc.model.tensors import Tensor
+from attnc.model.variants import variants
 from attnc.reference import reference
 from attnc.reference_gradients import gradients
+from attnc.source import Source
+from attnc.syntax.parser import parse, prelude
 from tests.specimens import CAUSAL, HEADS, SCALED, attention
 from tests.test_reference import data
 
@@ -91,6 +95,37 @@ def test_agree_with_finite_differences(score: Expr, softmax: Softmax, epilogue: 
         assert (ends[0] - ends[1]) / 2e-5 == pytest.approx(
             (found[name] * direction).sum(), rel=1e-6, abs=1e-8
         )
+
+
+def test_values_that_are_columns_of_keys_add_their_gradient_to_that_of_the_keys() -> None:
+    text = """attention a {
+          input q: f32[B, M, Hkv * G, 6]
+          input k: f32[B, N, Hkv, 6]
+          input v: f32[B, N, Hkv, 4] via prefix(k)
+          score = dot(q, k) / 3
+          mask = causal
+          normalize = softmax
+          output o: f32[B, M, Hkv * G, 4]
+          grad q, k
+        }"""
+    program = resolve(parse(Source("a.attn", text)), prelude())
+    wanted = next(iter(variants(program, program.attention("a")))).attention
+    make = torch.Generator().manual_seed(0)
+    q, k, do = (
+        torch.randn(shape, generator=make, dtype=torch.float64)
+        for shape in ((1, 5, 4, 6), (1, 7, 2, 6), (1, 5, 4, 4))
+    )
+    q.requires_grad_()
+    k.requires_grad_()
+    keys = k.repeat_interleave(2, dim=2)
+    scores = torch.einsum("bmhd,bnhd->bhmn", q, keys) / 3
+    hidden = torch.ones(5, 7, dtype=torch.bool).triu(3)
+    p = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    o = torch.einsum("bhmn,bnhd->bmhd", p, keys[..., :4])
+    dq, dk = torch.autograd.grad(o, (q, k), do)
+    found = gradients(wanted, {"q": q, "k": k}, {"o": do})
+    np.testing.assert_allclose(found["q"], dq.numpy(), atol=1e-12)
+    np.testing.assert_allclose(found["k"], dk.numpy(), atol=1e-12)
 
 
 def test_dropped_keys_get_no_gradient() -> None:

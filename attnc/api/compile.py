@@ -275,7 +275,9 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
     """Returns the targets to try, the fastest first, and what keeps a faster one out, or "": one that has a
     schedule, where the attention has some.
     """
-    from attnc.plan.targets import TARGETS, shape_in
+    from attnc.model.variants import variants
+    from attnc.plan.differentiable import can_differentiate
+    from attnc.plan.targets import TARGETS, shape_in, target_of
 
     if "" in ranked:
         return ranked[""], ""
@@ -285,7 +287,10 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
     shape = shape_in(program, name)
     targets = ranked[kind_of(shape.dtype == "f32", shape.width, shape.gradients)]
     if not known:
-        return targets, ""
+        made = [variant.attention for variant in variants(program, program.attention(name))]
+        wanted = [attention for attention in made if attention.grads]
+        able = [x for x in targets if all(can_differentiate(a, target_of(x)) for a in wanted)]
+        return able or targets, ""
     lost = _lacks(program, name, HOPPER) if targets[0] == HOPPER and HOPPER not in known else ""
     return [next((target for target in targets if target in known), known[0])], lost
 

@@ -88,6 +88,10 @@ def values_of(statements: Iterable[ir.Statement]) -> list[tuple[str, str]]:
     return found
 
 
+#: Bytes of a thread that cost nothing to speak of: what a loop does not change.
+_FEW_SPILLED = 64
+
+
 def resource_lines(needs: Estimate, device: Device, usage: KernelUsage | None) -> Iterator[str]:
     """Yields the estimated resources of a block, and the compiler's report."""
     yield f"shared memory: {needs.shared} B of {device.shared_per_block} B a block (estimate)"
@@ -99,6 +103,8 @@ def resource_lines(needs: Estimate, device: Device, usage: KernelUsage | None) -
     if usage is not None:
         spills = f"{usage.stack} B spilled a thread" if usage.stack else "no spills"
         yield f"compiled: {usage.registers} registers, {spills}, {usage.shared} B of shared memory"
+        if usage.stack > _FEW_SPILLED:
+            yield "warning: spilled values pass through local memory; smaller tiles or more warps avoid that"
 
 
 def resource_dict(needs: Estimate, device: Device, usage: KernelUsage | None) -> dict[str, Any]:

@@ -105,6 +105,23 @@ def check_grads_are_float(tree: ast.Attention, attention: Attention, report: Rep
             )
 
 
+def check_grads_of_parts(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
+    """Reports the gradient of a v that is part of k, which has it."""
+    if not attention.v.storage.is_part:
+        return
+    for name in _grad_names(tree):
+        if name.id == attention.v.name:
+            place = attention.v.storage.span
+            report.error(
+                "E0319",
+                f"'{name.id}' has no gradient of its own",
+                name.span,
+                "its elements are columns of k",
+                related=() if place is None else (Label(place, "its storage is declared here"),),
+                hints=("write 'grad k': it sums what k gets as keys and as values",),
+            )
+
+
 def check_grads_of_narrow(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports gradients beside k or v of 8 bits, or beside a scale of v, which no backward knows."""
     names = _grad_names(tree)
@@ -235,6 +252,7 @@ ATTENTION_RULES: tuple[AttentionRule, ...] = (
     check_paged_has_length,
     check_lists_are_masks,
     check_grads_are_float,
+    check_grads_of_parts,
     check_grads_of_narrow,
     check_grads_are_used,
     check_unused,

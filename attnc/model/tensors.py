@@ -156,10 +156,13 @@ class Ragged(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix(Kind):
-    """The first columns of another input: no memory of its own."""
+    """The first columns of another input: no memory of its own, and no gradient but what it adds to that
+    input's.
+    """
 
     name: ClassVar[str] = "prefix"
     is_part: ClassVar[bool] = True
+    has_gradients: ClassVar[bool] = True
     of: str
 
 

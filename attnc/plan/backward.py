@@ -6,7 +6,8 @@ backward_dkdv   a program per kv tile: dk and dv in registers, the inner loop ov
                 (the forward's regions, transposed), for each of the query heads that share it
 
 Both compute the scores: seven dots where one kernel would need five, yet on Hopper they are faster than
-adding dq to memory. Where the accumulators of dk and dv do not fit a kernel, each has its own. With
+adding dq to memory. Where the accumulators of dk and dv do not fit a kernel, each has its own. Where v is
+columns of k there is one sum of both, dk = dS^T Q + P^T dO, in one kernel. With
 `accumulate.dq = atomic` a small kernel makes the rows, the second one adds to a f32 dq, and the first is left
 out; with `sequential` one program for each head walks over all kv tiles, so that nothing is added at the same
 time (FlashAttention-1, arXiv 2205.14135, algorithm 4).
@@ -51,7 +52,7 @@ from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
-from attnc.plan.signature import are_wide, block, feature, has_descriptors, is_plain, kv_heads
+from attnc.plan.signature import are_wide, block, feature, has_descriptors, is_plain, kv_heads, several_parts
 from attnc.plan.softmax import LOG2E, plan_dropout
 from attnc.plan.steps import (
     IN_BOUNDS,
@@ -168,6 +169,8 @@ class KernelMaker:
             chain=rule.chain,
             makes=makes,
             prologue=prologue,
+            parts=several_parts(attention),
+            v_in_k=attention.v.storage.is_part,
         )
 
     def _loops(
@@ -271,7 +274,9 @@ def plan_backward(
     if over_kv:
         summed = columns if over_q else [*columns, *others]
         wide = are_wide(*(block(feature(t)) for t in (attention.q, attention.v)))
-        if adds_dq is None and target.splits_keys(layout, wide=wide):
+        if attention.v.storage.is_part:
+            kernels.append(maker.kernel("q", summed, ("dk",)))
+        elif adds_dq is None and target.splits_keys(layout, wide=wide):
             kernels += [maker.kernel("q", [], ("dv",)), maker.kernel("q", summed, ("dk",))]
         else:
             kernels.append(maker.kernel("q", summed, ("dk", "dv"), adds_dq=adds_dq))

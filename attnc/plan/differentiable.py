@@ -19,11 +19,19 @@ from attnc.source import Span
 
 
 def has_backward(attention: Attention, schedule: Schedule) -> bool:
-    """Returns whether the spec asks for gradients, and a backward can be generated: not for decoding, nor for
-    keys in pages or values that are a prefix of them, nor for targets that have none.
+    """Returns whether the spec asks for gradients, and a backward can be generated: not for most kernels that
+    decode, nor for keys in pages, nor for targets that have none, or none where values are a prefix of the
+    keys.
     """
-    can_be = has_rows(attention) and target_of(schedule.target).has_backward
-    return bool(attention.grads) and not schedule.is_decode and can_be
+    target = target_of(schedule.target)
+    is_forward = not schedule.is_decode or (attention.v.storage.is_part and target.decodes_prompts)
+    return bool(attention.grads) and is_forward and can_differentiate(attention, target)
+
+
+def can_differentiate(attention: Attention, target: Target) -> bool:
+    """Returns whether the target has kernels for gradients of tensors that are stored like these."""
+    lacks = attention.v.storage.is_part and target.refuse_latent_gradients(normalise(attention))
+    return has_rows(attention) and target.has_backward and not lacks
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -46,10 +54,18 @@ def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagn
 def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | None, str, str]:
     for tensor in (attention.k, attention.v):
         if not tensor.storage.has_gradients:
-            what = "keys and values in pages" if tensor.storage.is_paged else "a prefix of k"
             rows = "to train, store k and v as tensors of their own, or packed ('via ragged(...)')"
-            return tensor.storage.span, f"{what}: there are no gradients of such memory", rows
-    if not target_of(schedule.target).has_backward:
+            return (
+                tensor.storage.span,
+                "keys and values in pages: there are no gradients of such memory",
+                rows,
+            )
+    target = target_of(schedule.target)
+    if target.has_backward and attention.v.storage.is_part:
+        lacks = target.refuse_latent_gradients(normalise(attention))
+        if lacks:
+            return attention.v.storage.span, lacks, "to train, add a schedule for triton"
+    if not target.has_backward:
         label = f"{schedule.target} has no backward kernels yet"
         return schedule.span or attention.span, label, "to train, add a schedule for triton or cuda.sm_80"
     place = next((knob.span for knob in schedule.decode_knobs), None)
@@ -79,9 +95,9 @@ def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Ite
                     "this order cannot be asked for",
                     "write 'loops = [kv, q]'; with 'accumulate.dq = sequential' it is FlashAttention-1's",
                 )
-            case "accumulate.dq", (str(way), *_) if way != "two_pass" and not is_plain(attention):
+            case "accumulate.dq", (str(way), *_) if way != "two_pass" and (of := _makes_dq_apart(attention)):
                 yield unsupported(
-                    "dq of packed sequences is made by a pass of its own",
+                    f"dq of {of} is made by a pass of its own",
                     knob.span,
                     f"'{way}' cannot be asked for",
                     "write 'accumulate.dq = two_pass'",
@@ -97,6 +113,13 @@ def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Ite
                     "its index is not one of b, h, q_idx, q_pos and kv_idx",
                     "write 'atomic', which is what a schedule that says nothing gets",
                 )
+
+
+def _makes_dq_apart(attention: Attention) -> str:
+    """Returns what no kernel over keys adds the dq of; "" where one can."""
+    if attention.v.storage.is_part:
+        return "keys whose columns are values"
+    return "" if is_plain(attention) else "packed sequences"
 
 
 def refuse_rounded_gradients(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:

@@ -178,7 +178,7 @@ def shape_of(attention: Attention) -> TileShape:
     return TileShape(
         dtype=str(attention.q.dtype),
         width=max(widths, default=128),
-        gradients=bool(attention.grads) and attention.v.storage.is_plain,
+        gradients=bool(attention.grads) and (attention.v.storage.is_plain or attention.v.storage.is_part),
         masked=attention.mask != TRUE,
         latent=attention.v.storage.is_part,
     )

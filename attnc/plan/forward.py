@@ -19,7 +19,7 @@ from attnc.plan.ir import Axis, Forward, Grid, expressions_of
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
-from attnc.plan.signature import has_descriptors
+from attnc.plan.signature import has_descriptors, several_parts
 from attnc.plan.softmax import plan_softmax
 from attnc.plan.steps import (
     IN_BOUNDS,
@@ -87,6 +87,7 @@ def plan_forward(
         step=step,
         softmax=softmax,
         tma=not lines and has_descriptors(attention),
+        parts=several_parts(attention) if inner == "kv" else (),
         configs=choices,
         shared=tuple(target.count_shared_bytes(variant, config, "forward", layout) for config in choices),
         layout=layout,

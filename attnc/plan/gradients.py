@@ -161,6 +161,10 @@ def chain_rule(
     values = dict(derivative.loads)
     score = None if isinstance(raw, Dot) else names.replace(raw)
     slope = None if slope is None else names.replace(slope)
+    if attention.v.storage.is_part and scale != 1.0:
+        # dk is a sum that has p^T do too, which has no such factor
+        constant = Const(scale)
+        scale, slope = 1.0, constant if slope is None else Binary("*", slope, constant)
     adjoints = tuple(
         adjoint_of(entry, names.replace(values[entry.load]), accumulate, names)
         for entry, accumulate in wanted

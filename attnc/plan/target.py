@@ -39,9 +39,11 @@ class Target(ABC):
 
     family: what targets with the same kernels share, and the name of their folders.
     cuts_edges: tiles that may hold keys which no query keeps get loops of their own (`regions.with_edges`).
-    has_backward: there are kernels for gradients; has_f32_dq: that of q can be f32 where q is not, as
-    those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`. has_epilogue: rows of o can
-    become something else before they leave; has_weights: there are kernels without a normalization.
+    has_backward: there are kernels for gradients; decodes_prompts: kernels that decode serve all rows of an
+    attention whose v is columns of k, so that it has gradients beside them; has_f32_dq: that of q can be f32
+    where q is not, as those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
+    has_epilogue: rows of o can become something else before they leave; has_weights: there are kernels
+    without a normalization.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
@@ -56,6 +58,7 @@ class Target(ABC):
     cuts_edges: ClassVar[bool]
     always_fills: ClassVar[bool]
     has_backward: ClassVar[bool]
+    decodes_prompts: ClassVar[bool] = False
     has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     has_epilogue: ClassVar[bool] = False
@@ -113,6 +116,12 @@ class Target(ABC):
         bits in every run where it is to be deterministic.
         """
         return "two_pass"
+
+    def refuse_latent_gradients(self, attention: Attention) -> str:
+        """Returns why there are no kernels for gradients of a normalised attention whose v is columns of k;
+        "" where there are.
+        """
+        return f"{self.name} has no kernel for the sum of both gradients"
 
     @abstractmethod
     def default_schedule(self, shape: TileShape) -> Iterator[str]:

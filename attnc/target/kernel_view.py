@@ -12,6 +12,7 @@ from attnc.model.tensors import Role, Tensor
 from attnc.plan.access import Rows
 from attnc.plan.ir import Arg, Decode, Forward, Kernel, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.ir.kernel import DotPart
 from attnc.plan.signature import RowZero, feature, stride_name
 from attnc.plan.steps import select_per_head, starts_with
 from attnc.target.quote import comment, expression
@@ -116,6 +117,11 @@ class OutputView(KernelView):
         return any(arg.tensor.name == "lse" for arg in written)
 
 
+def parts_of(module: Module, kernel: Kernel) -> tuple[DotPart, ...]:
+    """Returns the parts of the columns of q and k, at least one."""
+    return kernel.parts or (DotPart(first=0, width=feature(module.variant.attention.k)),)
+
+
 #: Matrices whose rows are queries; those of the others are keys.
 BY_QUERY = frozenset({"q", "do", "dq", "dresult", "o"})
 
@@ -126,19 +132,16 @@ class Tensors:
     def __init__(self, module: Module) -> None:
         found = {arg.tensor.name: arg.tensor for arg in (*module.args, *module.outputs, *module.kept)}
         attention = module.variant.attention
+        differentiated = [name for name in ("q", "k", "v", "o", "lse") if name in found]
         self.by_name: dict[str, Tensor] = {
             **found,
-            **{
-                f"d{name}": attention.gradient_of(found[name])
-                for name in ("q", "k", "v", "o", "lse")
-                if name in found
-            },
+            **{f"d{name}": attention.gradient_of(found[name]) for name in differentiated},
             "dresult": replace(found["o"], name="dresult"),
         }
         self._packed = {
             role: found[name].storage.is_packed for name, role in (("q", Role.QUERY), ("k", Role.KEY))
         }
-        self.d, self.dv = feature(found["q"]), feature(found["v"])
+        self.d, self.dv = feature(attention.q), feature(attention.v)
 
     def packs(self, role: Role) -> bool:
         """Returns whether the rows of sequences follow each other: those of q, do, o and lse, or those of k

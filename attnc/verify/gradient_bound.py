@@ -26,7 +26,18 @@ from attnc.expr.nodes import Expr, Index, Load, uses
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.plan.ir.backward import GradientBound
-from attnc.reference import Array, Bools, Floats, Head, Input, heads, rows, softmax, to_arrays
+from attnc.reference import (
+    Array,
+    Bools,
+    Floats,
+    Head,
+    Input,
+    heads,
+    rows,
+    softmax,
+    to_arrays,
+    value_rows,
+)
 from attnc.reference_gradients import gradients
 from attnc.verify.epilogue_bound import EpilogueErrors
 from attnc.verify.running_error import FLUSHED, Approx, RunningError, U
@@ -61,7 +72,7 @@ def expect_gradients(
     """
     arrays = to_arrays(attention, tensors)
     given = {name: to_float64(value) for name, value in cotangents.items()}
-    like = {name: arrays[name] for name in {"q", "k", "v", *attention.grads}}
+    like = {name: arrays[name] for name in arrays.keys() & {"q", "k", "v", *attention.grads}}
     sums = GradientErrors.zeros(bound, like, independent=not _repeats(given[attention.o.name]))
     with np.errstate(all="ignore"):
         for head in heads(attention, arrays):
@@ -320,7 +331,10 @@ class HeadErrors:
         if m == 0:
             return
         over_keys = 2 * U * (bound.tile + -(-n // bound.min_tile) + 8)
-        over_rows = 2 * U * (bound.tile + (-(-head.dims["M"] // bound.min_tile)) * group + 8)
+        # what is a key and a value gets two sums of each tile
+        sums_of_tile = 2 if attention.v.storage.is_part else 1
+        added = sums_of_tile * (bound.tile + -(-head.dims["M"] // bound.min_tile) * group)
+        over_rows = 2 * U * (added + 8)
         derivative = derive(attention.score)
         slope = self._analyse(derivative.dot)
         d_dot = self.ds * slope.value
@@ -348,7 +362,7 @@ class HeadErrors:
             for of in (rest, size, variance, terms, cut_off)
         )
         dv, dv_terms, dv_cut_off = (
-            rows(attention.v, of, head.b)[:n, head.h // group] for of in (rest, terms, cut_off)
+            value_rows(attention, of, head.b)[:n, head.h // group] for of in (rest, terms, cut_off)
         )
         chained = beyond_a_tile(bound, chain_error(forward, head.visible))[:, None]
         dq += (error + (over_keys + chained) * np.abs(d_dot)) @ k_size

@@ -90,7 +90,9 @@ class GradientRun:
     def with_equal_rows(self) -> GradientRun:
         """Makes the case with equal keys and equal values."""
         problem = build(self.attention, replace(self.case, logits="constant"), device=self.subject.device)
-        inputs = {**problem.inputs, "v": torch.ones_like(torch.as_tensor(problem.inputs["v"]))}
+        inputs = dict(problem.inputs)
+        if not self.attention.v.storage.is_part:  # else equal keys make equal values
+            inputs["v"] = torch.ones_like(torch.as_tensor(inputs["v"]))
         problem = Problem(inputs, problem.outputs, ())
         self.subject.run(inputs, problem.outputs, self.case.config)
         return GradientRun(self.subject, self.case, problem, *_backward(self.subject, self.case, problem))
@@ -199,6 +201,10 @@ def _queries_trade_with_keys(run: GradientRun) -> str | None:
             dq, dq_error = (run.queries(of, head) for of in (run.values, run.allowed))
             left = left + (dq * head.q).sum()
             allowed = allowed + (dq_error * np.abs(head.q)).sum()
+            if run.attention.v.storage.is_part:  # dk . k holds dv . v too, which is do . o
+                do, o = (head.place(run.attention.o, of) for of in (run.given, run.outputs))
+                left = left + (do * o).sum()
+                allowed = allowed + (np.abs(do) * head.place(run.attention.o, {"o": run.allowed_o})).sum()
         return left, allowed
 
     return _find_wrong_head(run, sums)
@@ -213,6 +219,11 @@ def _keys_sum_to_lse(run: GradientRun) -> str | None:
         if lse is not None:
             terms = (head.place(lse, run.given) * head.q for head in group)
             left = left - float(slope) * sum(term.sum(0) for term in terms)
+        if run.attention.v.storage.is_part:  # the sum of dv too, which is that of do
+            for head in group:
+                seen = head.scores.max(axis=1, initial=-np.inf) > -np.inf
+                do = head.place(run.attention.o, run.given)[seen].sum(0)
+                left[: len(do)] -= do
         return left, allowed
 
     return _find_wrong_head(run, sums)
@@ -305,13 +316,14 @@ def _mark_visible(run: GradientRun) -> dict[str, Array]:
     NaN where no sequence has it.
     """
     attention = run.attention
-    found: dict[str, Array] = {name: np.full(run.arrays[name].shape, np.nan) for name in ("q", "k", "v")}
+    tensors = [x for x in (attention.q, attention.k, attention.v) if not x.storage.is_part]
+    found: dict[str, Array] = {x.name: np.full(run.arrays[x.name].shape, np.nan) for x in tensors}
     views = {**run.arrays, **found}
     for (b, h_kv), group in run.heads.items():
         for head in group:
             part = run.queries(views, head)
             part[...] = head.visible.any(axis=1, keepdims=True)
-            for tensor in (attention.k, attention.v):
+            for tensor in tensors[1:]:
                 keys = rows(tensor, views, b)[: head.shape[1], h_kv]
                 keys[...] = np.fmax(keys, np.asarray(head.visible).any(axis=0).reshape(-1, 1))
     return found
@@ -371,6 +383,7 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
             _has_gradients_of("k")(attention)
             and attention.normalises
             and attention.softmax.sink is None
+            and not (attention.v.storage.is_part and attention.softmax.dropout is not None)
             and number(derive(attention.score).dot) is not None
         ),
         holds=_keys_sum_to_lse,

@@ -39,6 +39,7 @@ TOLD = (
     ("kv8_decode", "e4m3", "triton"),  # keys and values of 8 bits, a scale of v
     ("mla_decode", "d576_dv512", "cuda.sm_80"),  # values that are columns of keys
     ("unified_decode", "d128", "cuda.sm_80"),  # one maximum for all rows
+    ("mla_training", "d576_dv512", "triton"),  # one gradient of keys and of values that are columns of them
 )
 
 
@@ -100,7 +101,7 @@ def difference(one: Any, other: Any) -> str:
 
 @pytest.mark.parametrize(
     ("spec", "variant", "target"),
-    [TOLD[2], TOLD[4], TOLD[8], TOLD[13], TOLD[15], TOLD[19]],
+    [TOLD[2], TOLD[4], TOLD[8], TOLD[13], TOLD[15], TOLD[19], TOLD[21]],
     ids=lambda value: value,
 )
 def test_whatever_changes_in_a_plan_changes_its_text(spec: str, variant: str, target: str) -> None:

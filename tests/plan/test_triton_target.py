@@ -1,5 +1,7 @@
 """Which configs of Triton kernels some device can run."""
 
+from dataclasses import replace
+
 import pytest
 
 from attnc.diagnostics import DiagnosticError, render
@@ -8,7 +10,7 @@ from attnc.model.schedule import Knob, Schedule
 from attnc.plan.device import DEVICES
 from attnc.plan.layout import KernelName
 from attnc.plan.triton.resources import misfit, room
-from attnc.plan.triton.target import portable, triton_backward_configs
+from attnc.plan.triton.target import portable, triton_backward_configs, triton_configs
 from tests.plan.wide_attention import SPEC, config, variant
 
 
@@ -31,6 +33,29 @@ def test_gradients_of_f32_fit_every_device(d: int) -> None:
         found = triton_backward_configs(variant(d, dtype=DType.F32), schedule, kernel)
         needs = [room(config, variant(d, dtype=DType.F32), kernel) for config in found]
         assert all(min(needs) <= device.shared_per_block for device in DEVICES.values())
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
+@pytest.mark.parametrize("d", [264, 384, 512])
+def test_wide_heads_fit_a_device_where_a_schedule_says_nothing(d: int, dtype: DType) -> None:
+    schedule = Schedule(name="huge", target="triton", knobs={}, where={})
+    assert triton_configs(variant(d, dtype=dtype), schedule)
+    kernels: tuple[KernelName, ...] = ("dq", "dk", "dv")
+    for kernel in kernels:
+        assert triton_backward_configs(variant(d, dtype=dtype), schedule, kernel)
+
+
+def test_wide_heads_have_a_config_for_devices_of_little_shared_memory() -> None:
+    schedule = Schedule(name="huge", target="triton", knobs={}, where={})
+    least = min(device.shared_per_block for device in DEVICES.values())
+    assert any(room(config, variant(512)) <= least for config in triton_configs(variant(512), schedule))
+
+
+def test_what_a_schedule_says_of_wide_heads_stays() -> None:
+    said = schedule().phases["forward"]["stages"]
+    knobs = {"stages": replace(said, choices=(1,))}
+    wide = Schedule(name="huge", target="triton", knobs={"forward": knobs}, where={})
+    assert {config.stages for config in triton_configs(variant(512), wide)} == {1}
 
 
 def test_portable_keeps_what_runs_on_some_device() -> None:

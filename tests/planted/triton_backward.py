@@ -243,4 +243,40 @@ BUGS: tuple[TritonBug, ...] = (
         "part = part.sum(lacking)",
         "part = part[0] if lacking == [0] else part.sum(lacking)",
     ),
+    # Keys whose columns are values
+    _bug(
+        "values left out of dk",
+        "latent",
+        "the kernel for dk was that of keys with values of their own",
+        "dk = tl.dot(p.to(do.dtype), do, dk)",
+        "pass",
+    ),
+    _bug(
+        "columns that are keys alone left out of the score",
+        "latent",
+        "the second part of the columns was multiplied in the kernel for dq alone",
+        "s = tl.dot(k_2, q_2.T, s)",
+        "pass",
+    ),
+    _bug(
+        "second part of dk over the first",
+        "latent",
+        "the pointer was moved for the load of q, not for the store of dk",
+        "_store_rows(DK + 32,",
+        "_store_rows(DK,",
+    ),
+    _bug(
+        "second part of dk from the first of q",
+        "latent",
+        "both sums were of the same columns of q, of which the tile has as many",
+        "q_2 = _load_rows(q_head + 32,",
+        "q_2 = _load_rows(q_head,",
+    ),
+    _bug(
+        "factor of ds left out of dk",
+        "latent",
+        "the constant factor of ds was left to the end, where nothing is multiplied by it",
+        "ds = ds * 0.14285714285714285\n    ds = ds.to(q.dtype)",
+        "ds = ds.to(q.dtype)",
+    ),
 )

@@ -61,9 +61,8 @@ class Storage:
     def plain(self) -> bool:
         return self == Storage()
 
-    @property
-    def has_gradients(self) -> bool:
-        return self.kv != "paged" and not self.prefix
+    def has_gradients(self, *, on_cuda: bool) -> bool:
+        return self.kv != "paged" and not (self.prefix and on_cuda)
 
     def q_axes(self, heads: str) -> tuple[str, ...]:
         return ("B", "M", heads) if self.q == "dense" else ("T", heads)
@@ -124,7 +123,7 @@ def specs(
     hopper = HOPPER in targets and draw(st.integers(0, 4)) > 0
     dtype = draw(st.sampled_from(("bf16", "f16") if hopper else ("bf16", "f16", "f32")))
     heads, kv_heads = draw(st.sampled_from(HEADS))
-    storages = [storage for storage in _STORAGES if storage.has_gradients or not with_gradients]
+    storages = [x for x in _STORAGES if x.has_gradients(on_cuda=on_cuda) or not with_gradients]
     storage = draw(st.sampled_from(storages))
     never_decodes = with_gradients or storage.q != "dense"
     decodes = not never_decodes and draw(st.integers(0, 4)) == 0
@@ -172,9 +171,12 @@ def specs(
     if draw(st.booleans()):
         lines.append(f"output lse: f32[{_drawn(draw, storage.q_axes(heads))}]")
     lines.append(f"normalize = {softmax}")
-    may_grad = storage.has_gradients and not decodes and (with_gradients or draw(st.booleans()))
+    may_grad = (
+        storage.has_gradients(on_cuda=on_cuda) and not decodes and (with_gradients or draw(st.booleans()))
+    )
     may_grad = may_grad and not on_triton_alone
-    grads = _grads(draw, words, score + softmax) if may_grad else []
+    own = ("q", "k") if storage.prefix else ("q", "k", "v")
+    grads = _grads(draw, words, score + softmax, own) if may_grad else []
     if grads:
         lines.append(f"grad {', '.join(grads)}")
     statements = "\n  ".join(lines)
@@ -187,7 +189,7 @@ def specs(
             storage=storage,
             decodes=decodes,
             wide=wide,
-            sums_dq="q" in grads,
+            sums_dq="q" in grads and not storage.prefix,
             joins_bools=joins_bools,
         )
         schedules[target] = f"schedule spec for {target} {{\n  {draw_schedule(draw, shape)}\n}}\n"
@@ -246,11 +248,11 @@ def _scaled(softmax: str, factor: str) -> str:
     return f"{softmax[:-1]}, v_scale = {factor})" if softmax.endswith(")") else f"softmax(v_scale = {factor})"
 
 
-def _grads(draw: st.DrawFn, words: Words, text: str) -> list[str]:
+def _grads(draw: st.DrawFn, words: Words, text: str, own: Sequence[str]) -> list[str]:
     """Some of what can be differentiated by."""
     used = [e for e in words.extras if re.search(rf"\b{e.name}\b(?! = )", text)]  # not 'seed = draws'
     floats = [e.name for e in used if e.type == "float"]
-    return draw(st.lists(st.sampled_from(("q", "k", "v", *floats)), min_size=1, unique=True))
+    return draw(st.lists(st.sampled_from((*own, *floats)), min_size=1, unique=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

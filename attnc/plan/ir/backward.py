@@ -28,6 +28,7 @@ from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences, TileWalk
 from attnc.plan.ir.kernel import (
     Axis,
+    DotPart,
     ErrorBound,
     Fetch,
     Let,
@@ -220,13 +221,16 @@ class BackwardKernel(TileKernel):
     """A kernel of a backward: p from the saved lse, and what follows from it.
 
     makes: the gradients that stay in its registers; prologue: what it does for later kernels; tma: tiles may
-    come through tensor descriptors.
+    come through tensor descriptors. parts: of the columns of q and k, () where they are one; v_in_k: values
+    are the first columns of keys, so that dk is a sum of both, and the first part has all that do has.
     """
 
     configs: tuple[BackwardConfig, ...]
     chain: Chain
     makes: tuple[Made, ...]
     tma: bool
+    parts: tuple[DotPart, ...]
+    v_in_k: bool
     prologue: Prologue | None = None
 
     @property

@@ -493,11 +493,12 @@ class OutputKernel(TileKernel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward(OutputKernel):
-    """A kernel for many query rows. tma: K and V tiles may come through tensor descriptors; roles: what each
-    warp does, where warps do different things.
+    """A kernel for many query rows. tma: K and V tiles may come through tensor descriptors; parts: of the
+    columns of q and k, () where they are one; roles: what each warp does, where warps do different things.
     """
 
     tma: bool
+    parts: tuple[DotPart, ...]
     roles: Roles | None = None
 
     @property

@@ -144,6 +144,7 @@ def _program(kernel: Kernel) -> Iterator[str]:
         yield f"rows stored = {show(kernel.stored)}"
     if kernel.tma:
         yield "tma"
+    yield from _columns(kernel)
     if kernel.program:
         yield from _block("program", _statements(kernel.program))
     outer: Axis = "q" if kernel.regions.axis == "kv" else "kv"
@@ -164,8 +165,15 @@ def _splits(kernel: Decode) -> Iterator[str]:
         told += ["in turn"] if split.in_turn else []
         told += [f"staging on {list(split.staging)}"] if split.staging else []
         yield _list(f"split keys {show(split.lo)} .. {show(split.hi)}", told)
-    parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)
-    yield f"columns of q and k: {', '.join(parts)}"
+
+
+def _columns(kernel: Kernel) -> Iterator[str]:
+    """Yields the parts of the columns of q and k, and whether v is of them."""
+    if kernel.parts:
+        parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)
+        yield f"columns of q and k: {', '.join(parts)}"
+    if isinstance(kernel, BackwardKernel) and kernel.v_in_k:
+        yield "v is columns of k"
 
 
 def _describe_output(kernel: Forward | Decode) -> Iterator[str]:

@@ -51,6 +51,7 @@ from attnc.plan.sm90.decode import (
     sm90_decode_layout,
     sm90_decode_roles,
 )
+from attnc.plan.sm90.latent import plan_latent_backward, refuse_latent_gradients
 from attnc.plan.sm90.layout import TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
 from attnc.plan.sm90.roles import Sm90Roles, plan_roles
 from attnc.plan.sm90.softcap import TAIL
@@ -70,6 +71,7 @@ class Sm90a(Target):
     own_tensors: ClassVar = TAKING_TILES
     sections: ClassVar = SECTIONS
     splits_in_turn: ClassVar = True
+    decodes_prompts: ClassVar = True
 
     def section(self) -> None:
         return None  # blocks are at different tiles of a head, which so stays in the cache
@@ -88,6 +90,9 @@ class Sm90a(Target):
 
     def check_turns(self, variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
         return check_turns(variant, schedule, knob)
+
+    def refuse_latent_gradients(self, attention: Attention) -> str:
+        return refuse_latent_gradients(attention)
 
     def check_speed(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sums(variant, schedule)
@@ -127,6 +132,8 @@ class Sm90a(Target):
     ) -> CudaBackwardLayout:
         default = self.configs(variant, schedule)[0]
         layout = replace(cuda_layout(variant, default, schedule), arch=DEVICES["sm_90"].arch)
+        if variant.attention.v.storage.is_part:
+            return plan_latent_backward(variant, schedule, layout)
         return plan_sm90_backward(variant, schedule, layout)
 
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:

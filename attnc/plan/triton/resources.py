@@ -65,9 +65,17 @@ class SharedMemory:
 
     @property
     def columns(self) -> tuple[int, int]:
-        """The columns of a tile of q or k, which only the decode kernel takes in parts, and of v."""
-        q, v = self.attention.q, self.attention.v
-        return tile_columns(self.attention) if self._decodes else block(feature(q)), block(feature(v))
+        """The columns of a tile of q or k, of all parts, and of v or do."""
+        attention = self.attention
+        d = block(feature(attention.q)) if self._walks_over_queries else tile_columns(attention)
+        if self.kernel != "forward" and attention.v.storage.is_part:
+            return d, block(parts(attention)[0].width)
+        return d, block(feature(attention.v))
+
+    @property
+    def _walks_over_queries(self) -> bool:
+        """Whether the loop of a forward runs over queries, whose columns are then one part."""
+        return self.kernel == "forward" and self._inner == "q"
 
     @property
     def _decodes(self) -> bool:
@@ -78,8 +86,9 @@ class SharedMemory:
     @property
     def _shares_v(self) -> bool:
         """Whether v has no memory of its own: it is the first part of k's columns."""
-        of_k = self.attention.v.storage.is_part
-        return self._decodes and of_k and parts(self.attention)[0].width == feature(self.attention.v)
+        if not self.attention.v.storage.is_part or self._walks_over_queries:
+            return False
+        return self.kernel != "forward" or parts(self.attention)[0].width == feature(self.attention.v)
 
     @property
     def _tile(self) -> tuple[int, int]:

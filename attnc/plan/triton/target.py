@@ -43,6 +43,12 @@ _SMALLER: tuple[Tiles, ...] = (
     Tiles(32, 32, stages=1),
     Tiles(16, 16, stages=1),
 )
+#: What a forward kernel tries where its schedule leaves these keys open and the usual sizes fit no device:
+#: large tiles first, the last for less shared memory.
+_WIDE: tuple[tuple[Tiles, ...], ...] = (
+    (Tiles(64, 32, 8, 2), Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1)),
+    (Tiles(32, 32, 8, 1), Tiles(16, 16, 4, 1)),
+)
 #: Columns of q or v up to which a backward kernel of f32 tries these first: tile.q, tile.kv, warps, stages;
 #: the fastest on an H200 first, the last for less shared memory.
 _F32_TILES: Mapping[str, Mapping[int, tuple[Tiles, ...]]] = {
@@ -55,6 +61,12 @@ _F32_TILES: Mapping[str, Mapping[int, tuple[Tiles, ...]]] = {
         128: (Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1)),
     },
 }
+#: What it tries first beyond `_WIDEST` columns of q or v, as `_WIDE`.
+_WIDE_BACKWARD: Mapping[str, tuple[tuple[Tiles, ...], ...]] = {
+    "dq": ((Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1)),),
+    "dkdv": ((Tiles(32, 64, 8, 1), Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1)),),
+}
+_WIDEST = 256
 _SMALLER_KEYS = {key for tiles in _SMALLER for key in tiles.by_key()}
 #: Tried in this order to say what would fit, the smallest change of each knob first.
 _CHANGES: Mapping[str, tuple[int, ...]] = {
@@ -69,7 +81,12 @@ def triton_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig,
     """Returns the configs of a forward or decode kernel that run on some device, in their order. Raises
     DiagnosticError (E0601) when there is none.
     """
-    found = fit_blocks(configs(schedule, "forward", variant), variant, schedule, "forward")
+    found = configs(schedule, "forward", variant)
+    if not any(_misfit(config, variant, "forward") is None for config in found):
+        knobs = schedule.phases["forward"]
+        groups = ([tiles.without(knobs) for tiles in group] for group in _WIDE)
+        found = tuple(dict.fromkeys(first_fitting(found, groups, lambda x: _misfit(x, variant, "forward"))))
+    found = fit_blocks(found, variant, schedule, "forward")
     return portable(found, variant, schedule)
 
 
@@ -82,7 +99,8 @@ def triton_backward_configs(
     phase = backward_phase_of(kernel)
     found = configs(schedule, phase, variant)
     if not _SMALLER_KEYS & schedule.phases[phase].keys():
-        groups = (*_f32_tiles(variant.attention, phase), *((tiles,) for tiles in _SMALLER))
+        first = (*_f32_tiles(variant.attention, phase), *_wide_tiles(variant.attention, phase))
+        groups = (*first, *((tiles,) for tiles in _SMALLER))
         found = first_fitting(found, groups, lambda config: _misfit(config, variant, kernel))
     return portable(fit_blocks(found, variant, schedule, phase), variant, schedule, kernel)
 
@@ -92,6 +110,11 @@ def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]
         widest = max(feature(attention.q), feature(attention.v))
         groups = (group for columns, group in _F32_TILES[phase].items() if widest <= columns)
         yield from islice(groups, 1)
+
+
+def _wide_tiles(attention: Attention, phase: Phase) -> tuple[tuple[Tiles, ...], ...]:
+    widest = max(feature(attention.q), feature(attention.v))
+    return _WIDE_BACKWARD[phase] if widest > _WIDEST else ()
 
 
 def portable(
@@ -189,6 +212,9 @@ class Triton(Target):
 
     def reads_narrow(self, schedule: Schedule) -> bool:
         return True
+
+    def refuse_latent_gradients(self, attention: Attention) -> str:
+        return "" if attention.normalises else "the factor of these weights is left to the end of a sum"
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         for knob in schedule.forward.values():

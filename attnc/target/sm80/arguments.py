@@ -69,7 +69,8 @@ class ArgumentText:
     @property
     def strides(self) -> list[list[str]]:
         matrices = {"q", "k", "v"}
-        given = ("q", "k", "v", "o", "do", "lse", *(["dlse"] if self.has_dlse else []), *self.made)
+        v = ["v"] if "v" in self.tensors.by_name else []  # not where it is columns of k
+        given = ("q", "k", *v, "o", "do", "lse", *(["dlse"] if self.has_dlse else []), *self.made)
         found = [self.tensors.strides(name) for name in given]
         found += [self.tensors.extra_strides(name, name) for name in self.inputs if name not in matrices]
         found += [

@@ -156,6 +156,8 @@ _TASKS = {
     "backward_dq": "a block of threads per q tile",
     "backward_dkdv": "a block of threads per kv tile",
     "backward_dkdv_wide": "a block of threads per kv tile",
+    "backward_latent_dk": "a block of threads per kv tile",
+    "backward_latent_dq": "a block of threads per q tile",
     "backward_finish": "dq rounded",
     "backward_join": "the sums of parts added",
 }

@@ -29,7 +29,8 @@ class Sm90Arguments(ArgumentText):
         layout = self._backward.layout
         assert isinstance(layout, Sm90Backward)
         leave = {"dk", "dv"} & {*self.as_elements} if layout.stores_boxes else set()
-        self.maps = ("q", "k", "v", "do", *(name for name in self.made if name in leave))
+        v = ["v"] if "v" in self.tensors.by_name else []
+        self.maps = ("q", "k", *v, "do", *(name for name in self.made if name in leave))
 
         #: dk and dv, where blocks may share the walk of a tile.
         self.summed = [f"{name}_sum" for name in ("dk", "dv") if name in self.made and layout.cuts_walks]

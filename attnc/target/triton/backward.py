@@ -13,6 +13,7 @@ from attnc.expr.simplify import substitute
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Loop, Module
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
+from attnc.plan.ir.kernel import DotPart
 from attnc.plan.signature import block
 from attnc.plan.steps import kept_fetches
 from attnc.target.kernel_view import BY_QUERY, BackwardView
@@ -143,6 +144,18 @@ class SumsOfWeights(Sums):
 # --- kernels
 
 
+@dataclass(frozen=True, slots=True)
+class BackwardPartText:
+    """Names and loads of some columns of q and k, and names of the sums of their gradients."""
+
+    q: str
+    k: str
+    dq: str
+    dk: str
+    load_q: str
+    load_k: str
+
+
 class BackwardText(ProgramText, BackwardView):
     """Text of one kernel; attribute by attribute what `templates/triton/backward_*.py.jinja` prints."""
 
@@ -151,6 +164,8 @@ class BackwardText(ProgramText, BackwardView):
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
         self.module, self.kernel = module, planned
         self.chain, self.makes = planned.chain, planned.makes
+        self.v, self.dv_sum = ("k", "dk") if planned.v_in_k else ("v", "dv")
+        self.adds_pdo = self.dv_sum in planned.makes and not planned.over_q
         self.tensors, attention = TritonTensors(module), module.variant.attention
         self.over_q, self.groups = planned.over_q, planned.sums_heads
         self.block_d, self.block_dv = block(self.tensors.d), block(self.tensors.dv)
@@ -227,8 +242,36 @@ class BackwardText(ProgramText, BackwardView):
         shape = "BLOCK_M, BLOCK_N" if self.over_q else "BLOCK_N, BLOCK_M"
         return f"keep = tl.full([{shape}], True, tl.int1)"
 
-    def block(self, name: str) -> int:
-        return block(self.tensors.size(name))
+    # -- parts of the columns of q and k -------------------------------------------------------------------
+
+    @property
+    def parts(self) -> list[BackwardPartText]:
+        found = []
+        for number, part in enumerate(self.tensors.parts):
+            own = f"_{number + 1}" if number else ""
+            loads = (self._tile(self._matrix(name), name, part) for name in ("q", "k"))
+            found.append(BackwardPartText(f"q{own}", f"k{own}", f"dq{own}", f"dk{own}", *loads))
+        return found
+
+    @property
+    def more_parts(self) -> list[BackwardPartText]:
+        return self.parts[1:]
+
+    def _matrix(self, name: str) -> str:
+        return name.upper() if self.over_q or name == "k" else f"{name}_head"
+
+    @property
+    def sums_of_tile(self) -> dict[str, int]:
+        """The sums that stay in registers, and columns of each."""
+        found: dict[str, int] = {}
+        for name in self.makes:
+            if name == "dv":
+                found[name] = block(self.tensors.dv)
+                continue
+            widths = (part.width for part in self.tensors.parts)
+            names = (getattr(part, name) for part in self.parts)
+            found |= {own: block(width) for own, width in zip(names, widths, strict=True)}
+        return found
 
     # -- the step ------------------------------------------------------------------------------------------
 
@@ -236,19 +279,19 @@ class BackwardText(ProgramText, BackwardView):
     def step_names(self) -> list[str]:
         step, vectors = self.kernel.step, self.sums.vectors
         if self.over_q:
-            own = [*self.makes, *vectors]
-            own += ["q", "K", "V", "do", *(["lse2", "delta"] if self.normalises else [])]
+            own = [*self.sums_of_tile, *vectors, *(part.q for part in self.parts)]
+            keys = ["k"] if self.kernel.v_in_k else ["k", "v"]
+            own += [*map(str.upper, keys), "do", *(["lse2", "delta"] if self.normalises else [])]
             own += ["b", self.kv_name] if self.kernel.tma else []
-            own += ["kv_lo", "N"]
-            own += ["stride_kn", "stride_vn"]
+            own += ["kv_lo", "N", *(f"stride_{name}n" for name in keys)]
             if any(adjoint.along == ("q", "kv") for adjoint in self.chain.adjoints):
                 own += ["q_idx", "M"]
             return unique((*own, *step.names, *self.sums.step_names))
         own = [
-            *self.makes,
+            *self.sums_of_tile,
             *vectors,
-            "k",
-            *(["v"] if self.needs_dp else []),
+            *(part.k for part in self.parts),
+            *(["v"] if self.needs_dp and not self.kernel.v_in_k else []),
             "q_head",
             "do_head",
             *(f"{name}_head" for name in self.parameters.vectors),
@@ -336,7 +379,7 @@ class BackwardText(ProgramText, BackwardView):
 
     @property
     def step_result(self) -> str:
-        return ", ".join((*self.makes, *self.sums.vectors))
+        return ", ".join((*self.sums_of_tile, *self.sums.vectors))
 
     @property
     def step_assignment(self) -> str:
@@ -395,24 +438,25 @@ class BackwardText(ProgramText, BackwardView):
         in_head = name in ("q", "do", "dq", "o")
         return self.tensors.offset(name, "h" if in_head else self.kv_name)
 
-    def _tile(self, text: str, name: str) -> str:
-        """Returns the load of a tile of q, k, v or do; `text` names the matrix."""
+    def _tile(self, text: str, name: str, part: DotPart | None = None) -> str:
+        """Returns the load of a tile of q, k, v or do, or of a part of its columns; `text` names the
+        matrix.
+        """
         start, stop, rows, head = (
             ("q_lo", "M", "BLOCK_M", "h") if name in BY_QUERY else ("kv_lo", "N", "BLOCK_N", self.kv_name)
         )
         letter = "m" if name in BY_QUERY else "n"
-        width = self.tensors.width(name)
+        text, width = self._columns(text, name, part)
         where = f"b, {head}, " if self.kernel.tma else ""
         tma = ", TMA" if self.kernel.tma else ""
         return f"_load_rows({text}, {where}{start}, {stop}, stride_{name}{letter}, {rows}, {width}{tma})"
 
-    @property
-    def load_q(self) -> str:
-        return self._tile("Q" if self.over_q else "q_head", "q")
-
-    @property
-    def load_k(self) -> str:
-        return self._tile("K", "k")
+    def _columns(self, text: str, name: str, part: DotPart | None) -> tuple[str, str]:
+        """Returns where a part of the columns of a matrix begins, and their number."""
+        if part is None or part.width == self.tensors.size(name):
+            return text, self.tensors.width(name)
+        width = f"{part.width}, {block(part.width)}" if self.tensors.padded else str(part.width)
+        return (f"{text} + {part.first}" if part.first else text), width
 
     @property
     def load_v(self) -> str:
@@ -421,8 +465,8 @@ class BackwardText(ProgramText, BackwardView):
     @property
     def load_do(self) -> str:
         tensors = self.tensors.by_name
-        same = tensors["o"].dtype == tensors["v"].dtype
-        convert = "" if same else f".to({TL_DTYPES[DType(tensors['v'].dtype)]})"
+        of_v = tensors[self.v].dtype
+        convert = "" if tensors["o"].dtype == of_v else f".to({TL_DTYPES[DType(of_v)]})"
         return self._tile("DO" if self.over_q else "do_head", "do") + convert
 
     @property
@@ -457,8 +501,16 @@ class BackwardText(ProgramText, BackwardView):
             return f"h.to(tl.int64) * {self.tensors.packed_queries} + q_first"
         return f"{'(b * H + h)' if self.over_q else 'row'}.to(tl.int64) * M_padded"
 
-    def store(self, name: str) -> str:
-        """Returns the store of dq, dk or dv, scaled as the chain rule says."""
+    def stores(self, name: str) -> Iterator[str]:
+        """Yields the stores of dq, dk or dv, part by part."""
+        if name == "dv":
+            yield self._store(name, name, None)
+            return
+        for text, part in zip(self.parts, self.tensors.parts, strict=True):
+            yield self._store(name, getattr(text, name), part)
+
+    def _store(self, name: str, value: str, part: DotPart | None) -> str:
+        """Returns the store of a sum, scaled as the chain rule says."""
         start, stop, rows, head, letter = (
             ("q_lo", "M", "BLOCK_M", "h", "m")
             if name in BY_QUERY
@@ -467,13 +519,14 @@ class BackwardText(ProgramText, BackwardView):
         scale = "" if name == "dv" or self.chain.scale == 1.0 else f" * {scalar(Const(self.chain.scale))}"
         if self.chain.factor is not None:
             scale += f" * ({scalar(self.chain.factor)})"
-        tile = f"({name}{scale})" if scale else name
+        tile = f"({value}{scale})" if scale else value
+        text, width = self._columns(name.upper(), name, part)
         dtype = TL_DTYPES[DType(self.tensors.by_name[name].dtype)]
         where = f"b, {head}, " if self.kernel.tma else ""
         tma = ", TMA" if self.kernel.tma else ""
         return (
-            f"_store_rows({name.upper()}, {where}{start}, {stop}, stride_{name}{letter}, "
-            f"{tile}.to({dtype}), {rows}, {self.tensors.width(name)}{tma})"
+            f"_store_rows({text}, {where}{start}, {stop}, stride_{name}{letter}, "
+            f"{tile}.to({dtype}), {rows}, {width}{tma})"
         )
 
     @property

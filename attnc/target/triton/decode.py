@@ -11,8 +11,9 @@ from attnc.expr.construct import ZERO
 from attnc.plan.access import Rows
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Fetch, Loop, Module, Statement
+from attnc.plan.ir.kernel import DotPart
 from attnc.plan.signature import block
-from attnc.target.triton.kernel import MATRICES, KernelText, PartText
+from attnc.target.triton.kernel import MATRICES, KernelText
 from attnc.target.triton.printer import scalar
 
 
@@ -66,9 +67,6 @@ class DecodeText(KernelText):
     def __init__(self, module: Module, kernel: Decode) -> None:
         super().__init__(module, kernel)
         assert isinstance(kernel, Decode), "the structure says so"
-        self._columns = kernel.parts
-        widths = [*(part.width for part in kernel.parts), self.dv]
-        self.padded = any(width != block(width) for width in widths)
         self.group = None if kernel.walk.group is None else scalar(kernel.walk.group)
 
     @property
@@ -163,27 +161,13 @@ class DecodeText(KernelText):
 
     # -- parts of q and k ----------------------------------------------------------------------------------
 
-    @property
-    def parts(self) -> list[PartText]:
-        return [self._part(number) for number in range(len(self._columns))]
-
-    @property
-    def more_parts(self) -> list[PartText]:
-        return self.parts[1:]
-
-    def _part(self, number: int) -> PartText:
-        part, suffix = self._columns[number], f"_{number + 1}" if number else ""
+    def _load_part(self, part: DotPart) -> str:
         width = block(part.width)
         columns = f"({part.first} + tl.arange(0, {width}))" if part.first else f"tl.arange(0, {width})"
         mask = "exists[:, None]"
         if width != part.width:
             mask += f" & ({columns} < {part.width})[None, :]"
-        return PartText(
-            q=f"q{suffix}",
-            k=f"k{suffix}",
-            load_q=f"tl.load(q_at[:, None] + {columns}[None, :], mask={mask}, other=0.0)",
-            load_k=self._load_kv("k", part.width, part.first),
-        )
+        return f"tl.load(q_at[:, None] + {columns}[None, :], mask={mask}, other=0.0)"
 
     def _load_stored(self, name: str, width: int, first: int) -> str:
         rows = self.rows(name)
@@ -198,27 +182,6 @@ class DecodeText(KernelText):
     @property
     def _cut(self) -> str:
         return "True" if self.branches else "MASKED"
-
-    @property
-    def load_k(self) -> str:
-        return self.parts[0].load_k
-
-    @property
-    def load_v(self) -> str:
-        return "k" if self._shares_v else super().load_v
-
-    @property
-    def _shares_v(self) -> bool:
-        return self.rows("v").tensor == "k" and self._columns[0].width == self.dv
-
-    def stays(self, name: str) -> str:
-        return super().stays("v" if self._shares_v else name)
-
-    @property
-    def step_names(self) -> list[str]:
-        names = super().step_names
-        at = names.index("q") + 1
-        return [*names[:at], *(part.q for part in self.more_parts), *names[at:]]
 
     # -- the walk over the keys ----------------------------------------------------------------------------
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from attnc.expr.nodes import COLUMN, Binary, Index, Load, Ref, walk
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Arg, Decode, Fetch, Forward, Loop, Module
+from attnc.plan.ir.kernel import DotPart
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.signature import block, feature
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
 from attnc.target.declaration import CallText, Table, Value, Words, in_words, quote_word
-from attnc.target.kernel_view import KernelView, OutputView
+from attnc.target.kernel_view import KernelView, OutputView, parts_of
 from attnc.target.triton.printer import TL_DTYPES, offset, scalar, tiled, transposed, widening
 
 
@@ -148,6 +149,19 @@ class ProgramText(KernelView):
         return f"tl.where({p} < 1.0, 1.0 / (1.0 - {p}), 0.0)"
 
 
+def is_padded(module: Module) -> bool:
+    """Returns whether some tile has more columns than its rows have, a power of two: the functions that move
+    rows then take both numbers.
+    """
+    dv = feature(module.variant.attention.v)
+    backward = () if module.backward is None else module.backward.kernels
+    if any(kernel.v_in_k and parts_of(module, kernel)[0].width != dv for kernel in backward):
+        return True  # do has the columns of k
+    kernels = (module.kernel, *backward)
+    widths = {dv, *(part.width for kernel in kernels for part in parts_of(module, kernel))}
+    return any(width != block(width) for width in widths)
+
+
 CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA", "ZERO_FILL")
 #: Tensors that are read or written in whole tiles.
 MATRICES = {"q": "Q", "k": "K", "v": "V", "o": "O"}
@@ -173,7 +187,8 @@ class KernelText(ProgramText, OutputView):
         self.module, self.kernel = module, kernel
         self.d, self.dv = feature(attention.q), feature(attention.v)
         self.block_d, self.block_dv = block(self.d), block(self.dv)
-        self.padded = (self.d, self.dv) != (self.block_d, self.block_dv)
+        self._columns = parts_of(module, kernel)
+        self.padded = is_padded(module)
         self.may_lack_lse = any(arg.tensor.name == "lse" for arg in module.kept)
         self.two_pass = kernel.softmax.kind == "two_pass"
         self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel.expressions)
@@ -183,20 +198,37 @@ class KernelText(ProgramText, OutputView):
     # -- loads of tiles ------------------------------------------------------------------------------------
 
     @property
+    def parts(self) -> list[PartText]:
+        return [self._part(number) for number in range(len(self._columns))]
+
+    @property
     def more_parts(self) -> list[PartText]:
-        return []
+        return self.parts[1:]
+
+    def _part(self, number: int) -> PartText:
+        part, suffix = self._columns[number], f"_{number + 1}" if number else ""
+        load_k = self._load_kv("k", part.width, part.first)
+        return PartText(q=f"q{suffix}", k=f"k{suffix}", load_q=self._load_part(part), load_k=load_k)
+
+    def _load_part(self, part: DotPart) -> str:
+        return self._load_rows("q", "h", "q_lo, M, stride_qm, BLOCK_M", part.width, part.first)
 
     @property
     def load_q(self) -> str:
-        return self._load_rows("q", "h", "q_lo, M, stride_qm, BLOCK_M", self.d)
+        return self.parts[0].load_q
 
     @property
     def load_k(self) -> str:
-        return self._load_kv("k", self.d)
+        return self.parts[0].load_k
 
     @property
     def load_v(self) -> str:
-        return self._load_kv("v", self.dv)
+        return "k" if self._shares_v else self._load_kv("v", self.dv)
+
+    @property
+    def _shares_v(self) -> bool:
+        """Whether v has no load of its own: it is the first part of k's columns."""
+        return self.rows("v").tensor == "k" and self._columns[0].width == self.dv
 
     def _load_kv(self, name: str, width: int, first: int = 0) -> str:
         """Returns a tile of rows of k or v, in the type of q: `width` columns from column `first` on."""
@@ -211,7 +243,7 @@ class KernelText(ProgramText, OutputView):
         tensor cores read shared memory, tiles of 16 bits lie there anyway, and Triton's pipelines for some of
         them take no assembly that is not pure.
         """
-        if name != "v" or self.kernel.grid.over == "head":
+        if name != ("k" if self._shares_v else "v") or self.kernel.grid.over == "head":
             return "False"
         return f"q.shape[0] < {FEWEST_FROM_SHARED}"
 
@@ -326,7 +358,7 @@ class KernelText(ProgramText, OutputView):
         own: list[str]
         if self.kernel.grid.over == "q":
             carried = ["l", "m"] if self.kernel.softmax.normalises else []
-            own = [*carried, "q", *self._key_names("k" if self.two_pass else "kv")]
+            own = [*carried, *self._q_names, *self._key_names("k" if self.two_pass else "kv")]
             if not self.two_pass:
                 own.insert(0, "acc")
             return unique((*own, *self.kernel.step.names))
@@ -338,7 +370,11 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def apply_names(self) -> list[str]:
-        return unique(("acc", "shift", "q", *self._key_names("kv"), *self.kernel.step.names))
+        return unique(("acc", "shift", *self._q_names, *self._key_names("kv"), *self.kernel.step.names))
+
+    @property
+    def _q_names(self) -> list[str]:
+        return [part.q for part in self.parts]
 
     def _key_names(self, names: str) -> list[str]:
         of = unique(self.rows(name).tensor for name in names)

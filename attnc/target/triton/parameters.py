@@ -16,8 +16,8 @@ from attnc.plan.ir.backward import Adjoint, BackwardKernel, Preprocess, Prologue
 from attnc.plan.signature import block, longest, stride_name
 from attnc.plan.steps import tensors_of
 from attnc.target.declaration import CallText, section
-from attnc.target.kernel_view import Tensors
-from attnc.target.triton.kernel import list_types, triton_kernel
+from attnc.target.kernel_view import Tensors, parts_of
+from attnc.target.triton.kernel import is_padded, list_types, triton_kernel
 from attnc.target.triton.printer import address, offset, scalar
 
 #: A kernel's parameter and the tensor that is passed for it.
@@ -29,11 +29,18 @@ class TritonTensors(Tensors):
 
     def __init__(self, module: Module) -> None:
         super().__init__(module)
-        self.padded = (self.d, self.dv) != (block(self.d), block(self.dv))
+        self.padded = is_padded(module)
+        assert module.backward is not None
+        first = module.backward.kernels[0]
+        self.parts = parts_of(module, first)
+        #: Columns of a tile of o and do: those of the keys that are values, where keys are.
+        self.columns_of_o = self.parts[0].width if first.v_in_k else self.dv
 
     def width(self, name: str) -> str:
+        """Returns the columns of a matrix of one part, and of its tile."""
         size = self.size(name)
-        return f"{size}, {block(size)}" if self.padded else str(size)
+        columns = block(self.columns_of_o if name in ("o", "do") else size)
+        return f"{size}, {columns}" if self.padded else str(size)
 
     def offset(self, name: str, head: str) -> str:
         """Returns the offset from the first element to the rows of one head, of the sequence at hand."""
@@ -190,7 +197,8 @@ class Parameters:
     @property
     def matrices(self) -> list[str]:
         o = ["o"] if self.prologue is not None else []
-        return ["q", "k", *(["v"] if self.needs_dp else []), *o, "do", *self.makes]
+        v = ["v"] if self.needs_dp and not self.kernel.v_in_k else []
+        return ["q", "k", *v, *o, "do", *self.makes]
 
     @property
     def lines(self) -> list[list[str]]:

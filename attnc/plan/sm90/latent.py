@@ -1,0 +1,111 @@
+"""Gradients where the first columns of keys are values, by wgmma: of multi-head latent attention.
+
+dk = dS^T Q, with P^T dO added to the columns that are values, is one sum of up to 640 columns, and so is dq:
+too many for the registers of one warpgroup. Two share them, for the same 64 rows. The first multiplies S and
+makes P, which it gives to the other through shared memory, as f32 in the order of fragments. The other
+multiplies dP, makes dS, and gives it back rounded. Each then holds both as left operands in registers, and
+multiplies them by its half of the columns of Q and dO, or of K. Every product is made once; a tile of K is
+one of V too.
+
+`dk`: a block keeps 64 keys, and queries come by, 32 at a time, head after head of those that share the keys.
+`dq`: a block keeps 64 queries, and keys come by, 32 at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from attnc.expr.nodes import Dim, Index, walk
+from attnc.model.attention import Attention, Variant
+from attnc.model.schedule import Schedule, TileConfig
+from attnc.plan.device import DEVICES
+from attnc.plan.gradients import has_constant_slope
+from attnc.plan.layout import KernelName
+from attnc.plan.signature import feature, kv_heads
+from attnc.plan.sm80.backward import plan_cuda_backward
+from attnc.plan.sm80.layout import CudaLayout, over_rows
+from attnc.plan.sm90.backward import Sm90Backward
+from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS
+
+#: Rows of the tiles that come by; buffers of them.
+_ROWS, _STAGES = 32, 2
+#: Bytes that may be skipped so that tiles lie right, and of barriers and what is known of tiles.
+_BARRIERS = 1024 + 512
+#: Pieces of 64 columns whose sums a thread of a warpgroup holds.
+_MOST_PIECES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentBackward(Sm90Backward):
+    """As for `Sm90Backward`, of kernels whose keys are values too."""
+
+    @property
+    def first_panels(self) -> int:
+        """Panels of 64 columns of dk and dq that the first warpgroup sums; the other has the rest."""
+        return self.qk_panels // 2
+
+    @property
+    def gives_p(self) -> bool:
+        return True
+
+    def tile(self, kernel: KernelName) -> tuple[int, int]:
+        return (WGMMA_ROWS, _ROWS) if over_rows(kernel) else (_ROWS, WGMMA_ROWS)
+
+    def staged(self, kernel: KernelName) -> int:
+        return 0
+
+    def k_tiles(self, kernel: KernelName) -> int:
+        return 1
+
+    def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
+        rows, keys = self.tile(kernel)
+        queries_at_once, keys_at_once = (1, _STAGES) if over_rows(kernel) else (_STAGES, 1)
+        buffers = {
+            "q": queries_at_once * rows * self.qk_panels * 2 * PIECE,
+            "do": queries_at_once * rows * self.v_panels * 2 * PIECE,
+            "k": keys_at_once * keys * self.qk_panels * 2 * PIECE,
+            "p": rows * keys * 4,
+            "ds": rows * keys * 2,
+            "rows": 0 if over_rows(kernel) else _STAGES * 2 * rows * 4,
+            "barriers": _BARRIERS,
+        }
+        return {name: size for name, size in buffers.items() if size}
+
+    def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
+        made = "dq" if over_rows(kernel) else "dk"
+        return {made: 32 * (self.qk_panels - self.first_panels), "p": _ROWS // 2, "dp": _ROWS // 2}
+
+
+def plan_latent_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> LatentBackward:
+    """Returns how the kernels of a schedule lie."""
+    plan = plan_cuda_backward(variant, schedule, layout)
+    return LatentBackward(
+        **{field.name: getattr(plan, field.name) for field in fields(plan)},
+        by_wgmma=frozenset({"dq", "dk"}),
+        turns=None,
+    )
+
+
+def refuse_latent_gradients(attention: Attention) -> str:
+    """Returns why there are no kernels for gradients of a normalised attention whose values are columns of
+    its keys; "" where there are.
+    """
+    if not attention.normalises:
+        return "these kernels make p from the score and lse"
+    d, dv = feature(attention.q), feature(attention.v)
+    pieces = -(-d // PIECE)
+    if d % PIECE or dv % PIECE:
+        return f"{d} and {dv} columns are no multiples of {PIECE}"
+    if pieces - pieces // 2 > _MOST_PIECES or pieces < 2:
+        return f"two warpgroups share {2 * PIECE} to {2 * _MOST_PIECES * PIECE} columns of sums, not {d}"
+    # of the kernel for dq: Q and dO of 64 rows, and two tiles of K
+    held = (WGMMA_ROWS * (d + dv) + _STAGES * _ROWS * d) * 2 + WGMMA_ROWS * _ROWS * 6 + _BARRIERS
+    if held > DEVICES["sm_90"].shared_per_block:
+        return f"tiles of {d} and {dv} columns need {held} B of shared memory"
+    if not has_constant_slope(attention) or attention.softmax.dropout is not None:
+        return "of ds, p is one factor, and the other a constant here: no soft caps, no dropout"
+    if set(attention.grads) - {"q", "k"}:
+        return "these kernels make the gradients of q and k alone"
+    if kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask):
+        return "one mask for all heads that share the keys"
+    return ""
