@@ -122,3 +122,12 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
     ticks = text.rpartition(")")[2].split()[11:15]  # behind the name, which may hold anything
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def environment_of(number: int, devices: int) -> dict[str, str]:
+    """Returns the environment of one of several processes side by side: one thread each, and the GPUs, of
+    which there are so many, in turn.
+    """
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    device = {"CUDA_VISIBLE_DEVICES": str(number % devices)} if devices else {}
+    return {**os.environ, **threads, **device}

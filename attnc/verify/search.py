@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -111,8 +111,12 @@ class Trial(ABC):
         """Runs a kept failure, and holds it to the rule that it broke."""
         return self.check(kept.case, fills)
 
-    def holds_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
-        """Returns the verdict, joined with that of the properties where it is the case's turn."""
+    def has_rules_for(self, case: Case) -> bool:
+        """Returns whether there are rules besides the bound that the case may be held to."""
+        return False
+
+    def hold_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
+        """Returns the verdict on a case that is right, joined with that of the rules."""
         return verdict
 
 
@@ -136,7 +140,6 @@ class AttentionTrial(Trial):
         self.fit = fit_of(subject.variant.attention, len(subject.configs))
         self.device, self.place = subject.device, place(subject)
         self._limits, self._coverage = subject.limits(), Coverage(subject.space)
-        self._seen = self._held = 0
 
     def cases(self, count: int) -> Iterable[Case]:
         return covering_cases(self.subject.space, self._limits, count)
@@ -171,17 +174,53 @@ class AttentionTrial(Trial):
     def coverage(self) -> Summary:
         return self._coverage.summary
 
-    def holds_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
-        """Holds about every eighth case to the rules, if it is small: rules run the kernel some twenty
-        times.
-        """
+    def has_rules_for(self, case: Case) -> bool:
+        """Returns whether the case is small: rules run the kernel some twenty times."""
+        if self.rules is None or prod(case.dims.values()) > _SMALL:
+            return False
+        return self._limits.cost(case.dims, case.config) <= self._limits.work
+
+    def hold_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
+        return verdict if self.rules is None else keeps(self.subject, case, self.rules, verdict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A case in its turn: what surrounds its tensors, and whether it is held to the rules too."""
+
+    case: Case
+    fills: tuple[str, ...]
+    is_held: bool
+
+    def take(self, trial: Trial) -> Verdict:
+        """Runs the case."""
+        verdict = trial.check(self.case, self.fills)
+        return trial.hold_to_rules(self.case, verdict) if self.is_held and verdict.ok else verdict
+
+
+class _Turns:
+    """Says when a case is held to the rules: about every eighth is, if it is small."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._seen = self._held = 0
+
+    def next_step(self, case: Case, fills: Iterable[str]) -> Step:
         self._seen += 1
-        if not verdict.ok or self.rules is None:
-            return verdict
-        due = self._seen // _EVERY > self._held and prod(case.dims.values()) <= _SMALL
-        due = due and self._limits.cost(case.dims, case.config) <= self._limits.work
-        self._held += due
-        return keeps(self.subject, case, self.rules, verdict) if due else verdict
+        is_held = self._seen // _EVERY > self._held and self._trial.has_rules_for(case)
+        self._held += is_held
+        return Step(case=case, fills=tuple(fills), is_held=is_held)
+
+
+def list_steps(trial: Trial, count: int, fills: Iterable[str] = tuple(FILLS)) -> Iterator[Step]:
+    """Yields the cases of a trial that are the same on every run, in their order. fills: what surrounds
+    tensors, the first and one of the others in turn.
+    """
+    first, *others = fills
+    turns = _Turns(trial)
+    for number, case in enumerate(trial.cases(count)):
+        second = others[number % len(others) :][:1] if others else ()
+        yield turns.next_step(case, (first, *second))
 
 
 @dataclass(slots=True)
@@ -201,15 +240,15 @@ class _Tally:
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def judge(self, case: Case, fills: Iterable[str]) -> Verdict:
-        verdict = self.trial.holds_to_rules(case, self.trial.check(case, fills))
+    def judge(self, step: Step) -> Verdict:
+        verdict = step.take(self.trial)
         self.examples += 1
         self.eager_ratio = max(self.eager_ratio, verdict.eager_ratio)
         self.open += verdict.open
         if verdict.worst > self.worst[0]:
             self.worst = (verdict.worst, verdict.where)
         if self.progress is not None:
-            self.progress(self.examples, case, verdict)
+            self.progress(self.examples, step.case, verdict)
         return verdict
 
     def fail(self, case: Case, verdict: Verdict) -> None:
@@ -243,19 +282,18 @@ def run(
 
     fills: what surrounds tensors, the first and one of the others in turn.
     """
-    first, *others = fills
+    fills = tuple(fills)
     replayed = _Tally(trial, None)
     for kept in trial.kept:
-        verdict = trial.replay(kept, (first, *others[:1]))
+        verdict = trial.replay(kept, fills[:2])
         if not verdict.ok:
             replayed.fail(kept.case, verdict)
     tally = _Tally(trial, progress)
-    for number, case in enumerate(trial.cases(count)):
-        second = others[number % len(others) :][:1] if others else ()
-        verdict = tally.judge(case, (first, *second))
-        trial.note(case)
+    for step in list_steps(trial, count, fills):
+        verdict = tally.judge(step)
+        trial.note(step.case)
         if not verdict.ok:
-            tally.fail(case, verdict)
+            tally.fail(step.case, verdict)
         is_late = tally.seconds > (seconds if tally.examples >= least else _LONGER * seconds)
         if is_late or len(tally.failures) == 3:
             break
@@ -279,7 +317,7 @@ def search(
     Ends after `examples` or about `seconds`, whichever is first, and after one case at least. `failures`: a
     directory for the case that failed, as JSON.
     """
-    tally = _Tally(trial, progress)
+    tally, turns = _Tally(trial, progress), _Turns(trial)
     known: dict[str, Verdict] = {}
 
     @seeded(seed)
@@ -300,7 +338,7 @@ def search(
                 if all(verdict.ok for verdict in known.values()):
                     raise _TimeIsUp("enough")
                 return
-            known[key] = tally.judge(case, ("nan",))
+            known[key] = tally.judge(turns.next_step(case, ("nan",)))
         verdict = known[key]
         target(min(verdict.worst, 1e3), label="error / bound")
         if not verdict.ok:

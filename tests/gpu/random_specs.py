@@ -38,7 +38,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tests.processes import cpu_seconds
+from tests.processes import cpu_seconds, environment_of
 
 if TYPE_CHECKING:
     from attnc.plan.ir import Module
@@ -313,7 +313,7 @@ class Worker:
         command += self.mode.options
         with self.path.open("ab") as out, self.path.with_suffix(".err").open("ab") as errors:
             self.process = subprocess.Popen(
-                command, stdout=out, stderr=errors, env=_environment(self.number, self.devices)
+                command, stdout=out, stderr=errors, env=environment_of(self.number, self.devices)
             )
 
     def collect(self) -> list[dict[str, Any]]:
@@ -466,7 +466,7 @@ def again(record: Record, workers: int, out: Path | None, mode: Mode) -> None:
             command = [sys.executable, "-m", "tests.gpu.random_specs", "--these", *mode.options]
             with subprocess.Popen(
                 ["timeout", "-s", "KILL", str(PATIENCE + 10 * len(left)), *command],
-                env=_environment(number, devices),
+                env=environment_of(number, devices),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -508,13 +508,6 @@ def rerun_here(mode: Mode) -> None:
         else:
             wrong = wrong_to_compilers(modules, whole=mode.compiling == "whole")
         print("wrong: " + json.dumps(wrong), flush=True)
-
-
-def _environment(number: int, devices: int) -> dict[str, str]:
-    """Of a process: one thread, and its turn of the GPUs."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    device = {"CUDA_VISIBLE_DEVICES": str(number % devices)} if devices else {}
-    return {**os.environ, **threads, **device}
 
 
 def main() -> int:

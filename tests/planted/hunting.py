@@ -23,7 +23,7 @@ from attnc.verify.projection_check import (
     text_of,
 )
 from attnc.verify.properties import violations
-from attnc.verify.search import AttentionTrial, Trial, run, search
+from attnc.verify.search import AttentionTrial, Trial, list_steps, search
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.tolerance import Verdict
 from attnc.verify.trials import large_cases
@@ -62,31 +62,18 @@ def hunt(bug: Bug, *, seed: int = 0) -> Catch:
 
 def verify(bug: Bug, *, count: int = 24) -> Catch:
     """Plants the bug and runs the cases of `attnc verify`, up to the first that catches it."""
-    subject, seen = planted(bug), 0
-
-    def progress(number: int, case: Case, verdict: Verdict) -> None:
-        nonlocal seen
-        seen = number
+    trial, number = _trial(planted(bug)), 0
+    for number, step in enumerate(list_steps(trial, count), start=1):
+        verdict = step.take(trial)
         if not verdict.ok:
-            raise _Caught(Catch(bug=bug, case=case, examples=number, message=verdict.message))
-
-    try:
-        run(_trial(subject), count=count, progress=progress)
-    except _Caught as caught:
-        return caught.catch
-    return Catch(bug=bug, case=None, examples=seen, message="")
+            return Catch(bug=bug, case=step.case, examples=number, message=verdict.message)
+    return Catch(bug=bug, case=None, examples=number, message="")
 
 
 def _trial(subject: AnySubject, *, spares_gradients: bool = True) -> Trial:
     if isinstance(subject, ProjectionSubject):
         return ProjectionTrial(subject)
     return AttentionTrial(subject, violations, spares_gradients=spares_gradients)
-
-
-class _Caught(Exception):
-    def __init__(self, catch: Catch) -> None:
-        super().__init__(catch.message)
-        self.catch = catch
 
 
 def shows(bug: Bug, case: Case, by: By, rule: str = "") -> bool:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tools.mutants.__main__ import list_table
-from tools.mutants.judge import judge
+from tools.mutants.crew import judge_draws, list_batches, read_results
+from tools.mutants.judge import Bench
 from tools.mutants.operators import OPERATORS, Mutant, list_mutants
 from tools.mutants.sample import Draw, Place, draw_mutants, list_places, texts_of
+from tools.mutants.scores import join_results, list_table
+from tools.mutants.syntax import add_trap
 
 CUDA = """
 // i < 7 in a comment is no code
@@ -139,14 +145,66 @@ def drawn(old: str, new: str) -> Draw:
     [("l_new = l + tl.sum(p, 1)", "killed"), ("l_new = nothing", "invalid"), ("l_new = (", "invalid")],
 )
 def test_what_becomes_of_a_mutant(new: str, outcome: str) -> None:
-    verdict = judge(drawn("l_new = l * alpha + tl.sum(p, 1)", new))
-    assert verdict.outcome == outcome, verdict
+    draw = drawn("l_new = l * alpha + tl.sum(p, 1)", new)
+    judgment = Bench(draw.place, draw.phase).judge(draw.mutant)
+    assert judgment.outcome == outcome, judgment
 
 
-def test_a_table_counts_what_compiles() -> None:
+def test_a_mutant_that_ends_its_process_is_not_the_last(tmp_path: Path) -> None:
+    old, out = "l_new = l * alpha + tl.sum(p, 1)", tmp_path / "mutants.jsonl"
+    texts = ("l_new = (", "__import__('os')._exit(3)", "l_new = )", "l_new = ]")
+    draws = {number: drawn(old, new) for number, new in enumerate(texts)}
+    first = {number: draws[number] for number in range(3)}
+    options: dict[str, Any] = {"out": out, "workers": 1, "seconds": 300, "oracle": "default", "devices": 0}
+    assert judge_draws(first, **options) == 3
+    with out.open("a", encoding="utf-8") as file:
+        file.write('{"number": 3, "outc')  # as a run that is ended leaves it
+    outcomes = {number: result["outcome"] for number, result in read_results(out).items()}
+    assert outcomes == {0: "invalid", 1: "died", 2: "invalid"}
+    assert judge_draws({3: draws[3]}, **options) == 1
+    assert read_results(out).keys() == draws.keys()
+
+
+def test_batches_are_of_one_module() -> None:
+    places = [place for place in list_places(["triton"]) if place.spec in ("causal_gqa", "decode")]
+    draws = dict(enumerate(draw_mutants(30, 3, places, together=12)))
+    batches = list(list_batches(draws, "default"))
+    assert [number for batch in batches for number in batch["numbers"]] == list(range(30))
+    assert all(len(batch["numbers"]) <= 10 for batch in batches)
+    for batch in batches:
+        for number, mutant in zip(batch["numbers"], batch["mutants"], strict=True):
+            assert batch["place"] == asdict(draws[number].place)
+            assert mutant == asdict(draws[number].mutant)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "at", "made"),
+    [
+        ("a.cu", "void f() { int i = 1; g(i); }", "g(", "int i = 1; __trap(); g(i);"),
+        ("a.cu", "void f() { if (a) g(i); }", "g(", "if (a) { __trap(); g(i); }"),
+        ("a.cu", "void f() { for (int i = 0; i < 3; ++i) g(i); }", "i < 3", "{ __trap(); for (int i = 0;"),
+        ("a.py", "def f():\n    if a:\n        b = 1\n", "1", "        b = 1"),
+        ("a.py", "def f():\n    for i in range(3):\n        b = 1\n", "3", "    for i in range(3):"),
+    ],
+)
+def test_a_trap_stands_before_a_statement(file: str, text: str, at: str, made: str) -> None:
+    trapped = add_trap(text, file, text.index(at))
+    assert trapped is not None
+    if file.endswith(".cu"):
+        assert made in trapped
+    else:
+        lines = trapped.splitlines()
+        assert "trap;" in lines[lines.index(made) - 1]
+        compile(trapped, file, "exec")
+
+
+def test_a_table_counts_what_is_wrong() -> None:
     mutant = {"place": {"target": "triton"}, "phase": "forward", "mutant": {"operator": "drop"}}
-    outcomes = ("killed", "fault", "hung", "survived", "invalid")
-    lines = list(list_table([{**mutant, "outcome": outcome} for outcome in outcomes]))
+    outcomes = ("killed", "fault", "hung", *["survived"] * 3, "invalid", "same code", "unknown")
+    first = {n: {**mutant, "outcome": outcome, "message": ""} for n, outcome in enumerate(outcomes)}
+    second = {3: {"outcome": "equal", "message": ""}, 4: {"outcome": "rounding", "message": ""}}
+    lines = list(list_table(join_results(first, second)))
     assert [line.split() for line in lines[1:]] == [
-        [*name, "5", "3", "1", "1", "75.0", "%"] for name in (["all"], ["triton", "forward"], ["drop"])
+        [*name, "8", "3", "1", "2", "1", "1", "75.0", "%"]
+        for name in (["all"], ["triton", "forward"], ["drop"])
     ]

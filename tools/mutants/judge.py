@@ -1,153 +1,193 @@
-"""What becomes of a mutant: `attnc verify` with its default budget, in a process of its own kind.
+"""What becomes of a mutant: `attnc verify` with its default budget, up to the first case that is wrong.
 
-Processes outlive the mutants that they judge, since imports take seconds. One that a mutant kills, or keeps
-waiting, is started again; so is one whose GPU has seen a fault, after which no call of CUDA works.
+Cases that compile the same configs follow each other, and machine code that is the original's is not run. A
+`Bench` keeps what all mutants of a module have in common.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import fcntl
 import re
-import selectors
-import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import IO, Any, Literal, TypeAlias, cast
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, Literal, TypeAlias
 
+import torch
+
+from attnc.plan import ir
+from attnc.runtime.cubin import list_differences
+from attnc.runtime.loader import program_of
+from attnc.runtime.nvrtc import compile_cubin
+from attnc.support.devices import gpu_of
+from attnc.verify.case import Case, is_far
+from attnc.verify.properties import violations
+from attnc.verify.search import AttentionTrial, Step, list_steps
+from attnc.verify.subject import Subject, subject_of
+from attnc.verify.tolerance import Verdict
 from tools.mutants.operators import Mutant
-from tools.mutants.sample import Draw, Place, texts_of
+from tools.mutants.sample import Phase, Place, texts_of
 
 #: `killed`: a case was wrong; `fault`: a launch failed, or the simulator found a race or a wait for ever;
-#: `died`, `hung`: the process; `invalid`: no compiler takes it; `survived`: all cases were right.
-Outcome: TypeAlias = Literal["killed", "fault", "died", "hung", "invalid", "survived"]
+#: `died`, `hung`: the process; `invalid`: no compiler takes it; `same code`: compilers make the original's
+#: machine code of it; `survived`: all cases were right.
+Outcome: TypeAlias = Literal["killed", "fault", "died", "hung", "invalid", "same code", "survived"]
 #: The default budget of `attnc verify`: cases, and seconds.
 COUNT, SECONDS = 24, 60.0
-#: Seconds after which a process is taken for one that waits for ever: the budget, and what compilers take.
-PATIENCE = 150.0
-#: Exceptions for a text that a compiler refuses.
-_OF_COMPILERS = {"CompilationError", "CompileException", "PTXASError", "SyntaxError", "IndentationError"}
-#: What a verdict says where Triton's interpreter, which is no compiler, finds a name without a value, or
-#: shapes that do not fit: the compiler would have refused the text.
+#: What a message says where a compiler refused the text.
+_OF_COMPILERS = re.compile(
+    r"^(?:backward: )?(?:\w+: )?(?:CompilationError|CompileException|CompileTimeAssertionFailure|PTXASError"
+    r"|UnsupportedLanguageConstruct|RuntimeError: (?:\S+\.cu |PassManager::run failed|Triton Error)"
+    r"|SyntaxError|IndentationError)"
+)
+#: The same of Triton's interpreter, which is no compiler: a name without a value, or shapes that do not fit.
 _OF_INTERPRETER = re.compile(
     r"InterpreterError.*(NameError|UnboundLocalError|TypeError|broadcast|cannot convert|shape)"
 )
+#: A launch that failed, in the words of CUDA, and of the simulators.
+_FAULT = re.compile(r"CUDA error|CUDARuntimeError|CUDADriverError|AcceleratorError|CUDA_ERROR|SimulatorError")
+_NO_MEMORY = re.compile("OutOfMemory|out of memory")
+#: How often a case is tried for which the GPU, which others use too, has no memory; seconds between.
+_TRIES, _PAUSE = 20, 1.0
+#: Cases of gigabytes that run side by side.
+_AT_ONCE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What became of a mutant. cases: how many were run; message: of the first that was wrong."""
+class Judgment:
+    """What became of a mutant. cases: how many were run; message: of the first that was wrong, or what else
+    there is to say.
+    """
 
-    outcome: Outcome
+    outcome: str
     cases: int = 0
     message: str = ""
 
 
-def judge(draw: Draw) -> Verdict:
-    """Runs the cases of `attnc verify` on a mutant, up to the first that is wrong."""
-    from attnc.verify.properties import violations
-    from attnc.verify.search import AttentionTrial, run
-    from attnc.verify.subject import subject_of
+class Bench:
+    """A module whose mutants are judged: the original, and the cases of the default budget."""
 
-    cases = 0
+    def __init__(self, place: Place, phase: Phase) -> None:
+        self.place, self.phase = place, phase
 
-    class Wrong(Exception):
-        """Ends a run at the first case that is wrong."""
+    @cached_property
+    def module(self) -> ir.Module:
+        return self.place.module
 
-    def stop_if_wrong(number: int, case: object, verdict: Any) -> None:
-        nonlocal cases
-        cases = number
-        if not verdict.ok:
-            raise Wrong(verdict.message)
+    @cached_property
+    def original(self) -> Subject:
+        return subject_of(self.module)
 
-    text = draw.mutant.apply(texts_of(draw.place)[draw.mutant.file])
-    try:
-        subject = subject_of(draw.place.module, {draw.mutant.file: text})
-        run(AttentionTrial(subject, violations), count=COUNT, seconds=SECONDS, progress=stop_if_wrong)
-    except Wrong as wrong:
-        is_refused = _OF_INTERPRETER.search(str(wrong)) is not None
-        return Verdict(outcome="invalid" if is_refused else "killed", cases=cases, message=str(wrong))
-    except Exception as error:  # whatever a wrong kernel can do
-        outcome: Outcome = "invalid" if _is_of_compiler(error) else "fault"
-        return Verdict(outcome=outcome, cases=cases, message=f"{type(error).__name__}: {error}"[:400])
-    return Verdict(outcome="survived", cases=cases)
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The cases, those of the same configs together, and last those that take gigabytes."""
+        steps = list(list_steps(AttentionTrial(self.original, violations), COUNT))
+        first: dict[object, int] = {}
+        for number, step in enumerate(steps):
+            first.setdefault(self._configs_of(step), number)
+        return tuple(sorted(steps, key=lambda step: (is_large(step.case), first[self._configs_of(step)])))
 
+    def subject(self, mutant: Mutant) -> Subject:
+        """Loads a mutant. Raises what the text raises."""
+        return subject_of(self.module, {mutant.file: mutant.apply(texts_of(self.place)[mutant.file])})
 
-def _is_of_compiler(error: BaseException) -> bool:
-    """Returns whether a compiler refused the text, and no launch was made."""
-    chain: list[BaseException] = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
-        chain.append(cause)
-    return bool({type(link).__name__ for link in chain} & _OF_COMPILERS)
-
-
-class Judge:
-    """A process that judges one mutant after the other. number: which GPU is its own, of so many."""
-
-    def __init__(self, number: int, devices: int) -> None:
-        self._environment = {
-            **os.environ,
-            **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-            **({"CUDA_VISIBLE_DEVICES": str(number % devices)} if devices else {}),
-        }
-        self._process: subprocess.Popen[str] | None = None
-
-    def judge(self, draw: Draw) -> Verdict:
-        """Returns what became of a mutant."""
-        process = self._running()
-        stdin, stdout = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+    def judge(self, mutant: Mutant, seconds: float = SECONDS) -> Judgment:
+        """Runs the cases on a mutant. seconds: after which no more are begun where kernels run on the CPU."""
+        began = time.monotonic()
         try:
-            stdin.write(json.dumps(asdict(draw)) + "\n")
-            stdin.flush()
-        except BrokenPipeError:
-            self.stop()
-            return Verdict(outcome="died", message="the process was gone")
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            line = stdout.readline() if selector.select(PATIENCE) else None
-        if line:
-            found = Verdict(**json.loads(line))
-            if found.outcome == "fault":
-                self.stop()  # what a fault leaves behind is not the next mutant's
-            return found
-        self.stop()
-        if line is None:
-            return Verdict(outcome="hung", message=f"no answer after {PATIENCE:g} seconds")
-        return Verdict(outcome="died", message=f"exit status {process.returncode}")
+            subject = self.subject(mutant)
+            if self.is_same_code(subject, mutant.file):
+                return Judgment(outcome="same code")
+        except Exception as error:
+            return judge_message(f"{type(error).__name__}: {error}", 0)
+        trial = AttentionTrial(subject, violations)
+        for number, step in enumerate(self.steps, start=1):
+            verdict = take(trial, step)
+            if not verdict.ok:
+                return judge_message(verdict.message, number)
+            if subject.device == "cpu" and time.monotonic() - began > seconds:
+                break
+        return Judgment(outcome="survived", cases=number)
 
-    def stop(self) -> None:
-        """Ends the process; the next mutant starts another."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+    def is_same_code(self, subject: Subject, file: str) -> bool:
+        """Returns whether a file's CUDA kernels have the original's machine code, at every config. Raises as
+        the compiler does.
+        """
+        if subject.target == "triton":
+            return False
+        mine, own = program_of(subject.module), program_of(self.original.module)
+        for name, kernel in mine.kernels.items():
+            for config in dict.fromkeys(kernel.configs) if kernel.file == file else ():
+                for aligned in (True, False):
+                    codes = [_compile(one, name, config, aligned, subject) for one in (own, mine)]
+                    if codes[0] != codes[1] and list_differences(*codes):
+                        return False
+        return True
 
-    def _running(self) -> subprocess.Popen[str]:
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tools.mutants.judge"],
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-        return self._process
-
-
-def draw_of(data: Mapping[str, Any]) -> Draw:
-    """Returns the draw of its JSON."""
-    return Draw(place=Place(**data["place"]), phase=data["phase"], mutant=Mutant(**data["mutant"]))
+    def _configs_of(self, step: Step) -> object:
+        case = step.case
+        if self.phase != "backward":
+            return case.config
+        backward: Mapping[str, Any] = getattr(self.original.module, "BACKWARD_CONFIGS", {})
+        return tuple(case.backward_config(len(configs)) for configs in backward.values())
 
 
-def main() -> None:
-    """Answers each line, a mutant, by a line, its verdict."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
-    for line in sys.stdin:
-        print(json.dumps(asdict(judge(draw_of(json.loads(line))))), file=answers, flush=True)
+def judge_message(message: str, cases: int) -> Judgment:
+    """Returns what a message about a wrong case, or an exception, says of a mutant."""
+    if _OF_COMPILERS.search(message) or _OF_INTERPRETER.search(message):
+        return Judgment(outcome="invalid", cases=cases, message=message[:200])
+    outcome = "fault" if _FAULT.search(message) else "killed"
+    return Judgment(outcome=outcome, cases=cases, message=message[:300])
 
 
-if __name__ == "__main__":
-    main()
+def take(trial: AttentionTrial, step: Step) -> Verdict:
+    """Runs a case, again where the GPU has no memory for it, which says nothing of the mutant."""
+    left = _TRIES
+    while True:
+        with room_for(step.case):
+            verdict = step.take(trial)
+        left -= 1
+        if not _NO_MEMORY.search(verdict.message) or not left:
+            return verdict
+        torch.cuda.empty_cache()
+        time.sleep(_PAUSE)
+
+
+@contextmanager
+def room_for(case: Case) -> Iterator[None]:
+    """While a case takes gigabytes, few other processes run one."""
+    if not is_large(case):
+        yield
+        return
+    with ExitStack() as stack:
+        places = [Path(tempfile.gettempdir(), f"attnc-mutants-{number}.lock") for number in range(_AT_ONCE)]
+        locks = [stack.enter_context(place.open("w")) for place in places]
+        while not any(map(_is_taken, locks)):
+            time.sleep(0.05)
+        yield
+
+
+def _is_taken(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_large(case: Case) -> bool:
+    """Returns whether a tensor of the case spans gigabytes."""
+    return any(is_far(layout) for layout in case.layouts.values())
+
+
+def _compile(program: Any, name: str, config: Any, aligned: bool, subject: Subject) -> bytes:
+    """Returns the machine code of a kernel. Raises as the compiler does."""
+    if subject.device == "cuda":
+        path: Path = program.cubin(name, config, aligned, gpu_of(0).arch)
+        return path.read_bytes()
+    options = program.options(config, aligned, "sm_80" if subject.target == "cuda.sm_80" else "sm_90")
+    return compile_cubin(program.source(name), options).image

@@ -9,15 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from attnc.build import Planned, digest, front, plan_program
+from attnc.build import digest
 from attnc.plan import ir
 from attnc.plan.ir import Decode
 from attnc.target.files import render_files
 from attnc.target.support import with_headers
+from tests.plans import SPECS, plans_of
 from tools.mutants.operators import OPERATORS, Mutant, list_mutants
 
 Phase: TypeAlias = Literal["forward", "decode", "backward"]
-SPECS = Path(__file__).parents[2] / "specs"
 #: How often a draw may find no mutant that is new before there are taken to be no more.
 _ATTEMPTS = 50
 
@@ -34,7 +34,7 @@ class Place:
     @property
     def module(self) -> ir.Module:
         """Returns the plan. KeyError where the specs have no such module."""
-        for module in _planned(self.spec).modules:
+        for module in plans_of(self.spec).modules:
             if place_of(self.spec, module) == self:
                 return module
         raise KeyError(self)
@@ -77,14 +77,14 @@ def list_places(targets: Collection[str] = ()) -> tuple[Place, ...]:
     found = (
         place_of(path.stem, module)
         for path in sorted(SPECS.glob("*.attn"))
-        for module in _planned(path.stem).modules
+        for module in plans_of(path.stem).modules
     )
     return tuple(place for place in found if not targets or place.target in targets)
 
 
-def draw_mutants(count: int, seed: int, places: Collection[Place]) -> Iterator[Draw]:
-    """Draws so many mutants, none twice: target and phase take turns, then a module, an operator and a site
-    are drawn, each with the same chance. Fewer where there are no more.
+def draw_mutants(count: int, seed: int, places: Collection[Place], together: int = 1) -> Iterator[Draw]:
+    """Draws so many mutants, none twice: target and phase take turns, then a module is drawn, and for each of
+    so many together an operator and a site, each with the same chance. Fewer where there are no more.
     """
     chance = random.Random(seed)
     groups: dict[tuple[str, Phase], list[tuple[Place, str]]] = {}
@@ -100,21 +100,17 @@ def draw_mutants(count: int, seed: int, places: Collection[Place]) -> Iterator[D
                 continue
             place, name = chance.choice(files)
             known = _mutants(place, name, phase)
-            operator = chance.choice([operator for operator in OPERATORS if operator in known])
-            mutant = chance.choice(known[operator])
-            key = (f"{place}", name, mutant.start, mutant.stop, mutant.new)
-            if key in seen:
-                failed[target, phase] += 1
-                continue
-            failed[target, phase] = 0
-            seen.add(key)
-            count -= 1
-            yield Draw(place=place, phase=phase, mutant=mutant)
-
-
-@cache
-def _planned(spec: str) -> Planned:
-    return plan_program(front(SPECS / f"{spec}.attn"))
+            operators = [operator for operator in OPERATORS if operator in known]
+            for _ in range(min(together, count)):
+                mutant = chance.choice(known[chance.choice(operators)])
+                key = (f"{place}", name, mutant.start, mutant.stop, mutant.new)
+                if key in seen:
+                    failed[target, phase] += 1
+                    continue
+                failed[target, phase] = 0
+                seen.add(key)
+                count -= 1
+                yield Draw(place=place, phase=phase, mutant=mutant)
 
 
 def _phases_of(place: Place, name: str) -> tuple[Phase, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, TypeAlias
@@ -85,3 +85,39 @@ def _below(node: Node, function: str) -> Iterator[Site]:
     yield Site(node, function)
     for child in node.children:
         yield from _below(child, function)
+
+
+#: Ends a launch, in each language: a statement.
+_TRAPS: Mapping[LanguageName, str] = {
+    "cuda": "__trap();",
+    "python": 'tl.inline_asm_elementwise("trap; mov.u32 $0, 0;", "=r", [], tl.int32, False, 1)',
+}
+_BLOCKS = ("compound_statement", "block")
+_AROUND = ("if_statement", "else_clause", "for_statement", "while_statement")
+
+
+def add_trap(text: str, file: str, at: int) -> str | None:
+    """Returns the text with a statement that ends the launch before the statement at a byte; None where there
+    is none.
+    """
+    language: LanguageName = "python" if file.endswith(".py") else "cuda"
+    node = _parser(language).parse(text.encode()).root_node.descendant_for_byte_range(at, at)
+    while node is not None and not _stands_alone(node):
+        node = node.parent
+    if node is None or node.parent is None:
+        return None
+    data, trap = text.encode(), _TRAPS[language]
+    before, own, behind = data[: node.start_byte], text_of(node), data[node.end_byte :]
+    if language == "python":
+        made = f"{trap}\n{' ' * node.start_point[1]}{own}"
+    else:
+        made = f"{trap} {own}" if node.parent.type in _BLOCKS else f"{{ {trap} {own} }}"
+    return (before + made.encode() + behind).decode()
+
+
+def _stands_alone(node: Node) -> bool:
+    """Returns whether a node is a statement of a block, or the only one behind a condition or a loop."""
+    around = node.parent
+    if around is None or around.type in _BLOCKS:
+        return around is not None
+    return around.type in _AROUND and node.type.endswith("_statement") and node.type not in _BLOCKS

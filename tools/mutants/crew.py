@@ -1,0 +1,165 @@
+"""Batches of mutants, judged side by side by processes; results are written as they come, one a line.
+
+A file of results is gone on with: what it has is not judged again. Batches are drawn at random, so what there
+is when the time is over is a sample. No mutant is begun then, and those that are begun end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tests.processes import environment_of
+from tools.mutants.sample import Draw
+
+Result: TypeAlias = Mapping[str, Any]
+#: Mutants of one module that one process judges in turn, at most.
+BATCH = 10
+#: Seconds that mutants may take which are begun when the time is over.
+_GRACE = 40.0
+
+
+def read_results(path: Path) -> dict[int, Result]:
+    """Reads a file of results, by their numbers. A line that was not finished is left out."""
+    found: dict[int, Result] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with suppress(ValueError):
+            result = json.loads(line)
+            found[result["number"]] = result
+    return found
+
+
+def list_batches(draws: Mapping[int, Draw], oracle: str) -> Iterator[dict[str, Any]]:
+    """Yields the mutants that follow each other and are of one module and phase, as hosts read them."""
+    for (place, phase), group in groupby(draws.items(), key=lambda item: (item[1].place, item[1].phase)):
+        items = list(group)
+        for first in range(0, len(items), BATCH):
+            part = items[first : first + BATCH]
+            yield {
+                "oracle": oracle,
+                "place": asdict(place),
+                "phase": phase,
+                "numbers": [number for number, _ in part],
+                "mutants": [asdict(draw.mutant) for _, draw in part],
+            }
+
+
+def judge_draws(
+    draws: Mapping[int, Draw], *, out: Path, workers: int, seconds: float, oracle: str, devices: int
+) -> int:
+    """Judges mutants by so many processes until the time is over, and appends results to a file. Returns how
+    many.
+    """
+    if out.is_file() and not out.read_bytes().endswith(b"\n"):
+        out.write_bytes(out.read_bytes() + b"\n")  # behind a line that was not finished
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder, ThreadPoolExecutor(workers) as pool:
+        batches = [{**batch, "folder": folder} for batch in list_batches(draws, oracle)]
+        crew = _Crew(draws, batches, out, time.monotonic() + seconds, devices)
+        last = threading.Timer(min(seconds + _GRACE, threading.TIMEOUT_MAX), crew.stop)
+        last.start()
+        try:
+            list(pool.map(crew.work, range(workers)))
+        finally:
+            last.cancel()
+            crew.stop()
+    return crew.count
+
+
+class _Crew:
+    """Processes that take batches from one list."""
+
+    def __init__(
+        self,
+        draws: Mapping[int, Draw],
+        batches: Sequence[Mapping[str, Any]],
+        out: Path,
+        until: float,
+        devices: int,
+    ) -> None:
+        self.draws, self.batches, self.until, self.devices = draws, iter(batches), until, devices
+        self.out, self.count, self.total = out, 0, sum(len(batch["mutants"]) for batch in batches)
+        self.lock, self.hosts = threading.Lock(), list[subprocess.Popen[str]]()
+        self.said = time.monotonic()
+
+    def work(self, number: int) -> None:
+        """Runs a host, until there are no batches or is no time."""
+        if time.monotonic() > self.until:
+            return
+        host = self._start(number)
+        try:
+            while (batch := self._next()) is not None:
+                assert host.stdin is not None
+                assert host.stdout is not None
+                host.stdin.write(json.dumps({**batch, "until": self.until}) + "\n")
+                host.stdin.flush()
+                for line in host.stdout:
+                    if line == "{}\n":
+                        break
+                    self._keep(json.loads(line))
+                else:
+                    if time.monotonic() < self.until:
+                        raise RuntimeError(f"a host has ended: {host.wait()}")
+        finally:
+            self._end(host)
+
+    def stop(self) -> None:
+        """Ends what still runs; each `work` then ends too."""
+        for host in tuple(self.hosts):
+            _kill(host)
+
+    def _start(self, number: int) -> subprocess.Popen[str]:
+        host = subprocess.Popen(
+            [sys.executable, "-m", "tools.mutants.host", *(["--gpu"] if self.devices else [])],
+            env=environment_of(number, self.devices),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if "ATTNC_MUTANTS_ERRORS" not in os.environ else None,
+            text=True,
+            start_new_session=True,
+        )
+        self.hosts.append(host)
+        return host
+
+    def _end(self, host: subprocess.Popen[str]) -> None:
+        _kill(host)
+        self.hosts.remove(host)
+        host.wait()
+        for pipe in (host.stdin, host.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+    def _next(self) -> Mapping[str, Any] | None:
+        with self.lock:
+            return None if time.monotonic() > self.until else next(self.batches, None)
+
+    def _keep(self, judgment: Mapping[str, Any]) -> None:
+        draw = self.draws[judgment["number"]]
+        line = json.dumps({**judgment, **asdict(draw)})
+        with self.lock:
+            with self.out.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+            self.count += 1
+            if time.monotonic() - self.said > 10:
+                self.said = time.monotonic()
+                print(f"{self.count} of {self.total}", file=sys.stderr, flush=True)
+
+
+def _kill(host: subprocess.Popen[str]) -> None:
+    """Ends a host and its children."""
+    with suppress(ProcessLookupError):
+        os.killpg(host.pid, signal.SIGKILL)
