@@ -10,7 +10,7 @@ verify` with its default budget on each, and `heavy` looks again at what survive
     python -m tools.mutants --count 3000 --seed 7 --together 8 --seconds 100 --out mutants.jsonl --heavy
 
 With a GPU the mutants run there, compiled by as many processes as there are processors; elsewhere Triton's
-interpreter and the simulators of CUDA kernels run them. The same command again goes on with a file of results.
+interpreter and the simulators of CUDA kernels run them. The same command goes on with a file of results.
 `scores` counts them. A mutant is *killed* where a case is judged wrong, where it hangs, faults or dies. What
 no compiler takes is *invalid*. A mutant is *equivalent* if compilers make the original's machine code of it,
 or its results have the original's bits in every run; *rounding* if they differ within the bound of every
