@@ -8,7 +8,7 @@ PYTEST_WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo test quick nightly mutants lint check-generated fmt generated bench dist release clean
+.PHONY: help install docs demo test quick nightly mutants mutants-python lint check-generated fmt generated bench dist release clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 18
@@ -47,6 +47,12 @@ SEED ?= 0
 
 mutants: $(INSTALLED)  ## change N kernels at random places (N=200, SEED=0), and say which of it 'attnc verify' sees
 	$(BIN)/python -m tools.mutants --count $(N) --seed $(SEED)
+
+PACKAGE ?= expr
+
+mutants-python: $(INSTALLED)  ## change N places of attnc's PACKAGE (PACKAGE="expr plan"), and say which its tests see
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[mutants-python]'
+	$(BIN)/python -m tools.mutants.python $(PACKAGE) --count $(N) --seed $(SEED)
 
 lint: $(INSTALLED)  ## ruff and mypy --strict
 	$(BIN)/ruff check .

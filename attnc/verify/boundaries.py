@@ -22,7 +22,8 @@ from attnc.verify.runners import runner_of
 
 #: What is counted. rows, keys: of one sequence; packed: rows of one KV head; heads: of all sequences;
 #: entries: of what is searched; columns: of a block table; splits: of a sequence's keys; tiles: of all rows
-#: of the call. Of a projection: rows, features (N) and depth (K).
+#: of the call; offsets: of elements, along an axis of some tensors. Of a projection: rows, features (N) and
+#: depth (K).
 Quantity: TypeAlias = Literal[
     "rows",
     "keys",
@@ -33,6 +34,7 @@ Quantity: TypeAlias = Literal[
     "columns",
     "splits",
     "tiles",
+    "offsets",
     "features",
     "depth",
 ]
@@ -57,7 +59,8 @@ _LONGEST = 320
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
     """name: the constant and whose it is; quantity: what is compared with it; where: the config's fields that
-    put it in force, of this kernel ("": of none); reach: which cases get there.
+    put it in force, of this kernel ("": of none); reach: which cases get there; axes: along which offsets
+    pass it.
     """
 
     name: str
@@ -66,9 +69,12 @@ class Boundary:
     kernel: str = ""
     where: tuple[tuple[str, int], ...] = ()
     reach: Reach = "default"
+    axes: str = ""
 
     @property
     def points(self) -> tuple[int, ...]:
+        if self.axes:
+            return (self.value,)
         return tuple(n for n in (self.value - 1, self.value, self.value + 1) if n >= 0)
 
     def is_in_force(self, configs: Mapping[str, Any]) -> bool:
@@ -81,16 +87,21 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseFacts:
-    """What a case is, as far as boundaries ask: sizes by quantity, and the config of every kernel."""
+    """What a case is, as far as boundaries ask: sizes by quantity, the config of every kernel, and the axes
+    along which offsets pass 32 bits.
+    """
 
     sizes: Mapping[str, frozenset[int]]
     configs: Mapping[str, Any]
+    far: frozenset[str] = frozenset()
 
     def points(self, boundaries: Iterable[Boundary]) -> Iterator[tuple[Boundary, int]]:
         """Yields the points of these boundaries that the case meets."""
         for boundary in boundaries:
-            found = self.sizes.get(boundary.quantity)
-            if found and boundary.is_in_force(self.configs):
+            found = self.sizes.get(boundary.quantity, ())
+            if boundary.axes in self.far:
+                yield boundary, boundary.value
+            elif found and boundary.is_in_force(self.configs):
                 for point in boundary.points:
                     if point in found:
                         yield boundary, point

@@ -30,7 +30,7 @@ class TensorLayout:
 
 def is_far(layout: TensorLayout) -> bool:
     """Returns whether it makes a tensor span gigabytes."""
-    return any(gap > 1 << 20 for gap in layout.gaps)
+    return any(gap > 1 << 20 for gap in (*layout.gaps, layout.step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

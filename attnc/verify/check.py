@@ -21,7 +21,7 @@ from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Floats
 from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
-from attnc.verify.case import Case, TensorLayout, is_far
+from attnc.verify.case import Case, is_far
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.memory import guarding, shuffle_programs
 from attnc.verify.problem import Problem, build, place_tensor
@@ -81,7 +81,7 @@ def run_backward(
         )
         arrays = {name: to_float64(value) for name, value in outputs.items()}
         cotangents = {
-            name: _handed_over(attention.tensor(name), value, outputs[name], case.layouts.get(f"d{name}"))
+            name: _handed_over(attention.tensor(name), value, outputs[name], problem, case)
             for name, value in cotangents_of(attention, arrays, case.seed)
         }
         gradients = torch.autograd.grad(
@@ -106,15 +106,15 @@ def backward_config(configs: Sequence[Any], case: Case) -> Any:
 
 
 def _handed_over(
-    tensor: Tensor, value: Floats, like: torch.Tensor, layout: TensorLayout | None
+    tensor: Tensor, value: Floats, like: torch.Tensor, problem: Problem, case: Case
 ) -> torch.Tensor:
     """Returns the gradient of an output as autograd may hand it over: strided in any way, in the output's
     type.
     """
-    data = torch.from_numpy(np.array(value)).to(like.dtype)
+    data, layout = torch.from_numpy(np.array(value)).to(like.dtype), case.layouts.get(f"d{tensor.name}")
     if layout is None:
         return data.to(like.device)
-    return place_tensor(tensor, data, layout, "nan", str(like.device)).view
+    return place_tensor(tensor, data, layout, "nan", str(like.device), problem.arena).view
 
 
 def _device(problem: Problem) -> torch.device:

@@ -21,6 +21,7 @@ from attnc.plan import ir
 from attnc.verify.boundaries import PROCESSORS, Boundary, CaseFacts, boundaries_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.data import ORDINARY, SPECIALS, VALUES, styles_for
+from attnc.verify.far import AXES, far_case
 from attnc.verify.problem import draw_extras
 from attnc.verify.storage import draw_lengths, lengths_for, memory_dims
 from attnc.verify.strategies import CALLS, all_dims, free_dims, locates_rows, size
@@ -54,7 +55,23 @@ class Space:
     @cached_property
     def boundaries(self) -> tuple[Boundary, ...]:
         found = () if self.plan is None else boundaries_of(self.plan, self.processors)
-        return tuple(boundary for boundary in found if any(map(boundary.is_in_force, self._all_configs)))
+        in_force = tuple(boundary for boundary in found if any(map(boundary.is_in_force, self._all_configs)))
+        return (*in_force, *self._far) if in_force else ()
+
+    @cached_property
+    def _far(self) -> tuple[Boundary, ...]:
+        """What no offset may be counted in: 32 bits, along each axis that tensors can be stretched along."""
+        return tuple(
+            Boundary(name=f"32 bits, along {axes}", quantity="offsets", value=1 << 31, axes=axes)
+            for axes in self.far_cases
+        )
+
+    @cached_property
+    def far_cases(self) -> Mapping[str, Case]:
+        """The cases that stretch tensors, by their axes."""
+        config = self.configs[self.usable[0]]
+        found = ((axes, far_case(self.attention, self.tensors, axes, config)) for axes in AXES)
+        return {axes: case for axes, case in found if case is not None}
 
     @property
     def _all_configs(self) -> tuple[dict[str, Any], ...]:
@@ -149,7 +166,7 @@ class Space:
         if layout is None:
             return "plain"
         axes = tuple(range(len(layout.order)))
-        if any(gap > 4096 for gap in layout.gaps):
+        if any(gap > 4096 for gap in (*layout.gaps, layout.step)):
             return "far"
         if layout.expanded:
             return "expanded"
@@ -269,6 +286,9 @@ class Space:
         return CaseFacts(
             sizes={name: frozenset(found) for name, found in sizes.items()},
             configs=self.configs_of(case),
+            far=frozenset(
+                axes for axes, far in self.far_cases.items() if far.layouts.items() <= case.layouts.items()
+            ),
         )
 
     @cached_property

@@ -16,7 +16,7 @@ from attnc.expr.nodes import Index, walk
 from attnc.plan.ir import pack_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
-from attnc.verify.strategies import Limits, far, free_dims
+from attnc.verify.strategies import Limits, free_dims
 
 #: Candidates among which each case is chosen.
 _CANDIDATES = 40
@@ -179,15 +179,16 @@ def _length(level: str, tile: int, rng: random.Random) -> int:
 
 
 def edges(space: Space) -> Iterator[Case]:
-    """Yields cases of rows gigabytes apart; of nothing: no queries, no keys, no sequences; and of several
-    groups of heads.
+    """Yields cases of tensors that span gigabytes; of nothing: no queries, no keys, no sequences; and of
+    several groups of heads.
     """
-    attention, names = space.attention, free_dims(space.attention)
+    names = free_dims(space.attention)
     few = {name: {"M": 5, "N": 7}.get(name, 1) for name in names}
-    for tensor in (attention.q, attention.k, attention.v):
-        layout = far(attention, tensor, few)
-        if layout is not None:
-            yield Case(dims=few, layouts={tensor.name: layout})
+    joining = [n for n in space.usable if getattr(space.configs[n], "splits", 0) > 1]
+    for case in space.far_cases.values():
+        yield replace(case, config=space.usable[0])
+        if joining:  # what splits find is put together by another kernel
+            yield replace(case, config=joining[0])
     for change in ({"M": 0}, {"N": 0}, {"B": 0}):
         if change.keys() <= few.keys():
             yield Case(dims={**few, **change})

@@ -21,7 +21,7 @@ import torch
 
 Addresses: TypeAlias = npt.NDArray[np.uint64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-_NOBODY = -1
+_NOBODY = 0
 #: Of Linux; in Python's mmap module from 3.13 on.
 _MAP_NORESERVE = 0x4000
 
@@ -32,7 +32,9 @@ class MemoryFault(Exception):
 
 @dataclass(slots=True)
 class Allocation:
-    """The elements of one tensor argument. `written[i]`: the program that stored element i of its span."""
+    """The elements of one tensor argument. `written[i]`: the number, from 1, of the program that stored
+    element i of its span.
+    """
 
     name: str
     base: int
@@ -65,7 +67,7 @@ class Watch:
     def register(self, name: str, tensor: torch.Tensor) -> None:
         """Adds a tensor argument: the addresses of its elements, as its sizes and strides say."""
         reach = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-        belongs = _nothing(1 + sum(reach) if tensor.numel() else 0)
+        belongs = _zeros(1 + sum(reach) if tensor.numel() else 0, np.bool_)
         if tensor.numel():
             strides = [stride * belongs.itemsize for stride in tensor.stride()]
             np.lib.stride_tricks.as_strided(belongs, tensor.shape, strides)[...] = True
@@ -83,7 +85,7 @@ class Watch:
         for allocation, index in self._locate(addresses, mask, "load"):
             if allocation.written is not None:
                 writers = allocation.written[index]
-                if ((writers != _NOBODY) & (writers != self.program)).any():
+                if ((writers != _NOBODY) & (writers != 1 + self.program)).any():
                     raise MemoryFault(
                         f"load from '{allocation.name}' of an element that another program stores"
                     )
@@ -96,11 +98,11 @@ class Watch:
             if not allocation.writable:
                 raise MemoryFault(f"store to '{allocation.name}', which is an input")
             if allocation.written is None:
-                allocation.written = np.full(len(allocation.belongs), _NOBODY, dtype=np.int64)
+                allocation.written = _zeros(len(allocation.belongs), np.int64)
             writers = allocation.written[index]
-            if ((writers != _NOBODY) & (writers != self.program)).any():
+            if ((writers != _NOBODY) & (writers != 1 + self.program)).any():
                 raise MemoryFault(f"two programs store to the same element of '{allocation.name}'")
-            allocation.written[index] = self.program
+            allocation.written[index] = 1 + self.program
 
     def atomic(self, addresses: Addresses, mask: Bools) -> None:
         """Checks an atomic update, which may race."""
@@ -162,11 +164,11 @@ def reserve_zeros(size: int) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
 
 
-def _nothing(count: int) -> Bools:
-    """Returns [count] False; tensors span gigabytes where their strides pass 32 bits."""
+def _zeros(count: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Returns [count] zeros; tensors span gigabytes where their strides pass 32 bits."""
     if count < 1 << 24:
-        return np.zeros(count, dtype=np.bool_)
-    return np.frombuffer(reserve_zeros(count), dtype=np.bool_)
+        return np.zeros(count, dtype=dtype)
+    return np.frombuffer(reserve_zeros(count * np.dtype(dtype).itemsize), dtype=dtype)
 
 
 @contextmanager

@@ -59,6 +59,9 @@ FILLS: Mapping[str, tuple[float, int, bool]] = {
 _GUARD = 64
 #: Elements of a buffer up to which it is filled and compared.
 _KEPT = 1 << 24
+#: Bytes between the starts of two tensors that span gigabytes, and of all these: less than between two of
+#: their rows.
+_APART, _ROOM = 1_000_448, 1 << 24
 Value: TypeAlias = torch.Tensor | float | int | bool
 
 
@@ -88,6 +91,7 @@ class Problem:
     inputs: Mapping[str, Value]
     outputs: Mapping[str, torch.Tensor]
     guarded: tuple[Guarded, ...]
+    arena: Arena | None = None
 
     def find_disturbed(self) -> str | None:
         """Returns the name of an input that was modified, or of a tensor whose guard was; None if there is
@@ -106,7 +110,7 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
     dims = memory_dims(attention, chosen, lengths)
     values = draw_values(attention, case, dims, lengths, fill)
     inputs: dict[str, Value] = {}
-    guarded = []
+    guarded, arena = [], Arena()
     for tensor in attention.inputs:
         if tensor.storage.is_part:
             continue
@@ -115,24 +119,50 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
             inputs[tensor.name] = value.item()
             continue
         data = convert(torch.from_numpy(np.array(value)), DType(tensor.dtype))
-        made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device)
+        made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device, arena)
         inputs[tensor.name] = made.view
         guarded.append(made)
     outputs = {}
     for tensor in attention.outputs:
         shape = [size(expr, dims) for expr in tensor.shape]
         data = torch.full(shape, torch.nan, dtype=DTYPES[tensor.dtype])
-        made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device)
+        made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device, arena)
         outputs[tensor.name] = made.view
         guarded.append(made)
-    return Problem(inputs, outputs, tuple(guarded))
+    return Problem(inputs, outputs, tuple(guarded), arena)
+
+
+class Arena:
+    """Memory of tensors that span gigabytes, of which they use little: they lie in the same gigabytes, each
+    some way behind the one before. A CPU makes only the pages that are touched, so there each has its own.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+        """Returns a buffer of so many elements, of any content."""
+        size = count * dtype.itemsize
+        if device == "cpu":
+            return torch.frombuffer(reserve_zeros(size), dtype=dtype)
+        if self._used + size > self._memory.numel():
+            self._memory, self._used = torch.empty(size + _ROOM, dtype=torch.uint8, device=device), 0
+        found = self._memory[self._used : self._used + size].view(dtype)
+        self._used += _APART
+        return found
 
 
 def place_tensor(
-    tensor: Tensor, data: torch.Tensor, layout: TensorLayout | None, fill: str, device: str
+    tensor: Tensor,
+    data: torch.Tensor,
+    layout: TensorLayout | None,
+    fill: str,
+    device: str,
+    arena: Arena | None = None,
 ) -> Guarded:
     """Returns the data in a buffer with guards, strided as the layout says; without elements it has no
-    address, as tensors have that PyTorch allocates.
+    address, as tensors have that PyTorch allocates. arena: for a buffer of gigabytes, in place of its own.
     """
     layout = layout or TensorLayout(order=tuple(range(data.dim())), gaps=(0,) * data.dim())
     strides, reach = [0] * data.dim(), layout.step
@@ -145,7 +175,11 @@ def place_tensor(
         return Guarded(tensor.name, nothing.as_strided(data.shape, strides), nothing, nothing.clone())
     start = _GUARD + layout.offset
     count = start + reach + _GUARD
-    buffer = _pages(count, data.dtype, device) if count > _KEPT else _fill(count, data.dtype, fill, device)
+    if count > _KEPT:
+        spanned = sum((length - 1) * stride for length, stride in zip(data.shape, strides, strict=True))
+        buffer = (arena or Arena()).take(start + spanned + 1 + _GUARD, data.dtype, device)
+    else:
+        buffer = _fill(count, data.dtype, fill, device)
     view, shape = buffer.as_strided(data.shape, strides, start), data.shape
     for axis in layout.expanded:
         length = min(1, shape[axis])
@@ -161,13 +195,6 @@ def _fill(count: int, dtype: torch.dtype, fill: str, device: str) -> torch.Tenso
     if dtype in SMALL:
         filler = unused_of(SMALL[dtype], fill)
     return torch.full((count,), filler, dtype=dtype, device=device)
-
-
-def _pages(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Returns a buffer of gigabytes, of which a CPU makes only the pages that are touched."""
-    if device != "cpu":
-        return torch.empty(count, dtype=dtype, device=device)
-    return torch.frombuffer(reserve_zeros(count * dtype.itemsize), dtype=dtype)
 
 
 def _restride(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:

@@ -214,24 +214,40 @@ def locates_rows(attention: Attention, tensor: Tensor) -> bool:
 
 def far(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> TensorLayout | None:
     """Returns rows so far apart that the last one starts beyond element 2^31, or pages so that the third
-    does, while their stride still has 32 bits; None for fewer than three rows, and for packed ones.
+    does; None for fewer than three rows, and for packed ones.
     """
-    known = all_dims(attention, dims)
-    match tensor.storage:
-        case Dense():
-            shape = [size(expr, known) for expr in tensor.shape]
-            rows = tensor.axis(Role.QUERY if tensor.axis(Role.KEY) is None else Role.KEY)
-        case Paged(page=page):
-            pairs = zip(tensor.roles, tensor.shape, strict=True)
-            shape = [{Role.KEY: page, Role.BATCH: 3}.get(role) or size(expr, known) for role, expr in pairs]
-            rows = tensor.axis(Role.BATCH)
-        case _:
-            return None
-    others = [axis for axis in range(len(shape) - 1) if axis != rows]
-    if rows is None or not others or (shape[rows] < 3 and isinstance(tensor.storage, Dense)) or 0 in shape:
+    role = Role.QUERY if tensor.axis(Role.KEY) is None else Role.KEY
+    if not isinstance(tensor.storage, Dense):
+        role = Role.BATCH
+    axis = tensor.axis(role)
+    return None if axis is None else far_along(attention, tensor, axis, dims)
+
+
+def far_along(
+    attention: Attention, tensor: Tensor, axis: int, dims: Mapping[str, int]
+) -> TensorLayout | None:
+    """Returns a layout in which the last index of an axis starts beyond element 2^31, while the stride still
+    has 32 bits; None for fewer than three indices, for an axis that has to be contiguous, and for a tensor
+    with a size that is none of these (`storage.memory_dims` has all).
+    """
+    known, pages = all_dims(attention, dims), {}
+    if isinstance(tensor.storage, Paged):
+        pages = {Role.KEY: tensor.storage.page, Role.BATCH: 3}
+    roles = tensor.roles or (None,) * len(tensor.shape)
+    try:
+        pairs = zip(roles, tensor.shape, strict=True)
+        shape = [pages[role] if role in pages else size(expr, known) for role, expr in pairs]
+    except KeyError:
         return None
-    inner = prod(shape[axis] for axis in (*others[1:], len(shape) - 1))
+    last = len(shape) - 1
+    is_fixed = axis == last and (tensor.axis(Role.FEATURE) == last)
+    others = [other for other in range(len(shape)) if other != axis]
+    if is_fixed or shape[axis] < 3 or 0 in shape:
+        return None
+    if not others:
+        return TensorLayout(order=(0,), gaps=(0,), step=-(-(2**31) // (shape[0] - 1)))
+    inner = prod(shape[other] for other in others[1:])
     gaps = [0] * len(shape)
-    gaps[others[0]] = -(-(2**31) // ((shape[rows] - 1) * inner))
+    gaps[others[0]] = -(-(2**31) // ((shape[axis] - 1) * inner))
     # The odd offset keeps the copy engine away, which computes its addresses itself.
-    return TensorLayout(order=(rows, *others, len(shape) - 1), gaps=tuple(gaps), offset=1)
+    return TensorLayout(order=(axis, *others), gaps=tuple(gaps), offset=1)

@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 from tests.processes import environment_of
 from tests.test_module_tests import TESTED_ELSEWHERE, own_file
@@ -296,7 +296,7 @@ def run(results: Sequence[dict[str, Any]], workers: int, until: float) -> None:
             finally:
                 copies.put((number, copy))
 
-        list(pool.map(work, [cast(dict[str, Any], result) for result in results if "outcome" not in result]))
+        list(pool.map(work, [result for result in results if "outcome" not in result]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,84 @@
+"""Cases in which offsets pass 32 bits: along every axis of every tensor, and that kernels which count in 32
+bits fail them.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnc.build import digest
+from attnc.target.files import render_files
+from attnc.verify.check import check
+from attnc.verify.cover import Coverage
+from attnc.verify.far import AXES
+from attnc.verify.problem import build
+from attnc.verify.subject import subject_of
+from tests.plans import module_of
+
+#: Tensors that are stretched along each axis.
+STRETCHED = {
+    "causal_gqa": {
+        "batch": "q k v o lse do dlse",
+        "heads": "q k v o lse do dlse",
+        "queries": "q o lse do dlse",
+        "keys": "k v",
+    },
+    "bias": {
+        "batch": "q k v key_bias o do",
+        "heads": "q k v pair o do",
+        "queries": "q pair o do",
+        "keys": "k v pair key_bias",
+    },
+    "paged_decode": {
+        "batch": "q k v block_table kv_len o lse",
+        "heads": "q k v o lse",
+        "queries": "q o lse k v",  # pages are stretched wherever there are three
+        "keys": "k v",
+    },
+}
+
+
+@pytest.mark.parametrize("spec", sorted(STRETCHED))
+def test_every_tensor_is_stretched_along_every_axis(spec: str) -> None:
+    space = subject_of(module_of(spec)).space
+    assert set(space.far_cases) == set(AXES)
+    for axes, case in space.far_cases.items():
+        assert set(STRETCHED[spec][axes].split()) <= set(case.layouts), axes
+        problem = build(space.attention, case)
+        for name in case.layouts.keys() - {"do", "dlse"}:
+            tensor = {**problem.inputs, **problem.outputs}[name]
+            assert isinstance(tensor, torch.Tensor)
+            last = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+            assert max(last) >= 2**31 > max(tensor.stride()), (axes, name)
+
+
+def test_coverage_has_them() -> None:
+    coverage = Coverage(subject_of(module_of("causal_gqa")).space)
+    boundaries = {b.axes: b for b in coverage.space.boundaries if b.axes}
+    assert set(boundaries) == set(AXES)
+    for axes, case in coverage.space.far_cases.items():
+        assert (boundaries[axes], 2**31) not in coverage.points
+        coverage.note(case)
+        assert (boundaries[axes], 2**31) in coverage.points
+
+
+@pytest.mark.parametrize(
+    ("anchor", "axes"),
+    [
+        ("O += b.to(tl.int64)", "batch"),
+        ("Q += b.to(tl.int64) * stride_qb + h.to(tl.int64)", "heads"),
+        ("lse_rows + q_idx.to(tl.int64)", "queries"),
+        ("V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64)", "heads"),
+    ],
+)
+def test_a_kernel_that_counts_in_32_bits_is_wrong(anchor: str, axes: str) -> None:
+    module = module_of("causal_gqa", variant="bf16_d64")
+    source = module.variant.source
+    files = render_files(module, path="causal_gqa.attn", sha256=digest(source))
+    text = files["bf16_d64.py"]
+    assert anchor in text
+    narrow = anchor[: anchor.rindex(".to(tl.int64)")]
+    subject = subject_of(module, text.replace(anchor, narrow, 1))
+    verdicts = {name: check(subject, case).ok for name, case in subject.space.far_cases.items()}
+    assert not verdicts[axes]
