@@ -96,6 +96,16 @@ def test_a_mutant_changes_its_place_alone() -> None:
             assert text.splitlines()[mutant.line - 1].strip() != ""
 
 
+def test_functions_that_no_kernel_calls_are_not_changed() -> None:
+    text = """
+__device__ int twice(int i) { return i + i; }
+__device__ int third(int i) { return i / 3; }
+__device__ int more(int i) { return twice(i) + 1; }
+extern "C" __global__ void kernel(int* out) { *out = more(2); }
+"""
+    assert {mutant.function for mutant in list_mutants("a.cu", text)} == {"twice", "more", "kernel"}
+
+
 def test_neither_comments_nor_host_code_are_changed() -> None:
     assert not [m for m in list_mutants("a.cu", CUDA) if m.line == 2]
     assert {m.function for m in list_mutants("a.py", TRITON)} == {"kernel"}

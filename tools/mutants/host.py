@@ -31,7 +31,7 @@ from tools.mutants.sample import Place
 #: verification, and what compilers take.
 PATIENCE = 180.0
 #: Seconds that the GPU may take for one call, while others use it too. No compiler is among what waits.
-_STALL = 6.0
+_STALL = 8.0
 _HUNG = 124
 #: Folders whose code may take long.
 _COMPILERS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -38,11 +39,12 @@ def _parser(language: LanguageName) -> Parser:
 
 
 def list_sites(text: str, language: LanguageName) -> tuple[Site, ...]:
-    """Lists the nodes in the bodies of a file's device functions, outermost first."""
+    """Lists the nodes in the bodies of a file's device functions, outermost first. What no kernel calls, as
+    much of a header, is left out.
+    """
     root = _parser(language).parse(text.encode()).root_node
-    return tuple(
-        site for function, name in _functions(root, language) for site in _below(_body_of(function), name)
-    )
+    functions = _reached(list(_functions(root, language)))
+    return tuple(site for function, name in functions for site in _below(_body_of(function), name))
 
 
 def text_of(node: Node) -> str:
@@ -59,6 +61,21 @@ def _functions(node: Node, language: LanguageName) -> Iterator[tuple[Node, str]]
                 yield child, _name_of(child)
         elif child.type != "ERROR":
             yield from _functions(child, language)
+
+
+def _reached(functions: list[tuple[Node, str]]) -> list[tuple[Node, str]]:
+    """Selects functions that kernels call, by name; all where none is a kernel of CUDA."""
+    words = [set(re.findall(r"\w+", text_of(function))) for function, _ in functions]
+    reached = {at for at, named in enumerate(words) if "__global__" in named}
+    if not reached:
+        return functions
+    waiting = list(reached)
+    while waiting:
+        named = words[waiting.pop()]
+        found = {at for at, (_, name) in enumerate(functions) if name in named} - reached
+        reached |= found
+        waiting += found
+    return [functions[at] for at in sorted(reached)]
 
 
 def _is_kernel(function: Node) -> bool:
