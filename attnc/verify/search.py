@@ -198,8 +198,8 @@ class Step:
         return trial.hold_to_rules(self.case, verdict) if self.is_held and verdict.ok else verdict
 
 
-class _Turns:
-    """Says when a case is held to the rules: about every eighth is, if it is small."""
+class _StepMaker:
+    """Makes steps of cases: about every eighth is held to the rules, if it is small."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -217,10 +217,10 @@ def list_steps(trial: Trial, count: int, fills: Iterable[str] = tuple(FILLS)) ->
     tensors, the first and one of the others in turn.
     """
     first, *others = fills
-    turns = _Turns(trial)
+    maker = _StepMaker(trial)
     for number, case in enumerate(trial.cases(count)):
         second = others[number % len(others) :][:1] if others else ()
-        yield turns.next_step(case, (first, *second))
+        yield maker.next_step(case, (first, *second))
 
 
 @dataclass(slots=True)
@@ -317,7 +317,7 @@ def search(
     Ends after `examples` or about `seconds`, whichever is first, and after one case at least. `failures`: a
     directory for the case that failed, as JSON.
     """
-    tally, turns = _Tally(trial, progress), _Turns(trial)
+    tally, maker = _Tally(trial, progress), _StepMaker(trial)
     known: dict[str, Verdict] = {}
 
     @seeded(seed)
@@ -338,7 +338,7 @@ def search(
                 if all(verdict.ok for verdict in known.values()):
                     raise _TimeIsUp("enough")
                 return
-            known[key] = tally.judge(turns.next_step(case, ("nan",)))
+            known[key] = tally.judge(maker.next_step(case, ("nan",)))
         verdict = known[key]
         target(min(verdict.worst, 1e3), label="error / bound")
         if not verdict.ok:
