@@ -9,7 +9,7 @@ where they are declared (`model.names`).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import chain, count
 from keyword import iskeyword
@@ -86,6 +86,9 @@ CUDA_MADE = frozenset((
 ))  # fmt: skip
 #: What a template fills in or leaves out, comments and strings; and a name that is no field of another.
 _NOT_TEXT = re.compile(r'\[\[.*?\]\]|\{%.*?%\}|\{#.*?#\}|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+#: A statement among the strings that a template fills in.
+_STATEMENT = re.compile(r'"((?:\\.|[^"\\\n])*;)(?:  //(?:\\.|[^"\\\n])*)?"')
+_FILLED_IN = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 _NAME = re.compile(r"(?<![\w.])[A-Za-z]\w*")
 
 
@@ -96,8 +99,15 @@ def words() -> frozenset[str]:
     """
     texts = [path for folder in ("cuda", "sm90") for path in resource("templates", folder).glob("*.cu.jinja")]
     texts += (Path(__file__).parents[1] / "support").glob("*.cuh")
-    found = (_NAME.findall(_NOT_TEXT.sub(" ", path.read_text(encoding="utf-8"))) for path in texts)
+    found = (_words_of(path.read_text(encoding="utf-8")) for path in texts)
     return KERNEL | DECLARED | CPP | CUDA_MADE | frozenset(chain.from_iterable(found))
+
+
+def _words_of(template: str) -> Iterator[str]:
+    yield from _NAME.findall(_NOT_TEXT.sub(" ", template))
+    for filled_in in _FILLED_IN.findall(template):
+        for code in _STATEMENT.findall(filled_in):
+            yield from _NAME.findall(code)
 
 
 def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> bool:

@@ -34,8 +34,8 @@ BUGS: tuple[HopperBug, ...] = (
         ),
         also=(
             Place(
-                anchor="row_maxima(m, scores[0]); release_loaded();",
-                patch="row_maxima(m, scores[0]); pairs.advance();",
+                anchor="row_maxima(m, scores); release_loaded();",
+                patch="row_maxima(m, scores); pairs.advance();",
             ),
         ),
     ),
