@@ -34,9 +34,11 @@ def test_barriers_of_turns_are_among_those_that_a_block_has(consumers: int) -> N
     assert roles[-1] == f"  {consumers} named barriers: the turn of a warpgroup each, 256 threads"
 
 
-def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule() -> None:
-    lines = "\n  ".join(SM90A.default_schedule(TileShape("bf16", 128, gradients=False, masked=True)))
-    assert planned(lines, d=128).kernel.grid.longest_first
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule(*, masked: bool) -> None:
+    """Tiles that all see every key have no order, and are claimed as early as can be."""
+    lines = "\n  ".join(SM90A.default_schedule(TileShape("bf16", 128, gradients=False, masked=masked)))
+    assert planned(lines, d=128).kernel.grid.longest_first is masked
 
 
 def test_what_blocks_share_is_explained() -> None:

@@ -104,7 +104,9 @@ class Sm90a(Target):
         if shape.latent and shape.width > WIDEST:  # prompts take this kernel too
             yield "loops = [kv], pack = gqa, tile.kv = 64, split.kv = auto"
             return
-        yield "softmax = online(maximum = lazy(20)), order = longest_first"
+        # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
+        # claimed while the one before is copied
+        yield f"softmax = online(maximum = lazy(20)){', order = longest_first' if shape.masked else ''}"
         # The plan has the other sizes, which depend on the mask and on dropout; warps follow from consumers.
         if sizes := shape.wanted.without(["warps"]).by_key():
             yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
