@@ -5,7 +5,8 @@ installed. Each makes a launch for a cell, or says why it cannot.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -228,6 +229,39 @@ def _flash_mla(cell: ModelCell, x: ModelInputs) -> Launch:
     return lambda: run(*given, plan, splits, None)
 
 
+def _with_same_bits(make: Make) -> Make:
+    """Returns a peer's gradients that are the same bits in every run, as torch is asked for them."""
+
+    def deterministic(cell: ModelCell, x: ModelInputs) -> Launch:
+        if cell.job != "training":
+            raise Unavailable("is about gradients")
+        with _deterministic_algorithms():
+            launch = make(cell, x)
+
+        def again() -> object:
+            with _deterministic_algorithms():
+                return launch()
+
+        return again
+
+    return deterministic
+
+
+@contextmanager
+def _deterministic_algorithms() -> Iterator[None]:
+    before, warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+#: Peers whose gradients are the same bits in every run.
+SAME_BITS = ("sdpa_deterministic", "fa3_deterministic")
 PEERS: Mapping[str, ModelPeer] = {
     peer.name: peer
     for peer in (
@@ -237,5 +271,13 @@ PEERS: Mapping[str, ModelPeer] = {
         ModelPeer(name="fa4", title="FlashAttention-4", make=_flash4, compiles=True),
         ModelPeer(name="flex", title="FlexAttention", make=_flex, compiles=True),
         ModelPeer(name="flashmla", title="FlashMLA", make=_flash_mla),
+        ModelPeer(
+            name="sdpa_deterministic",
+            title="PyTorch's choice, the same bits",
+            make=_with_same_bits(_sdpa(None)),
+        ),
+        ModelPeer(
+            name="fa3_deterministic", title="FlashAttention-3, the same bits", make=_with_same_bits(_flash3)
+        ),
     )
 }

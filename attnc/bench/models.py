@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from attnc.bench.model_cells import ModelCell, ModelInputs, draw_inputs, model_cells
-from attnc.bench.model_peers import DETERMINISTIC, OURS, PEERS, ModelPeer, ours
+from attnc.bench.model_peers import DETERMINISTIC, OURS, PEERS, SAME_BITS, ModelPeer, ours
 from attnc.bench.report import Page, document, figure, gaps, ran_on, table, to_the_best
 from attnc.bench.run import Benchmark, Contest, Job, Report, Result
 from attnc.runtime.timing import Launch, Timing, capture_calls, interleave, interleave_flushed
@@ -26,12 +26,14 @@ _SAMPLE_MS = 5.0
 _REPLAYED = 20
 #: Jobs that engines run as CUDA graphs.
 _REPLAYS = ("drafts", "decoding")
-#: What the summary counts together, by the jobs; and the candidate of it.
-_GROUPS: Mapping[str, tuple[Collection[str], str]] = {
-    "forward": (("prompt", "chunk"), OURS),
-    "gradients, the fastest": (("training",), OURS),
-    "gradients, the same bits in every run": (("training",), DETERMINISTIC),
-    "drafts and decoding": (_REPLAYS, OURS),
+#: What the summary counts together: jobs, the candidate, and whom it is beside, empty for all whose bits may
+#: differ from run to run.
+_GROUPS: Mapping[str, tuple[Collection[str], str, Collection[str]]] = {
+    "forward": (("prompt", "chunk"), OURS, ()),
+    "gradients, the fastest": (("training",), OURS, ()),
+    "gradients, the same bits in every run": (("training",), DETERMINISTIC, ()),
+    "the same, beside those of peers": (("training",), DETERMINISTIC, SAME_BITS),
+    "drafts and decoding": (_REPLAYS, OURS, ()),
 }
 
 
@@ -186,9 +188,11 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     geometric mean and the fastest, of cells as `figures_of` writes them.
     """
     rows = []
-    for title, (jobs, who) in _GROUPS.items():
+    for title, (jobs, who, peers) in _GROUPS.items():
         found = {
-            cell["name"]: times for cell in cells if cell["job"] in jobs and (times := _to_best(cell, who))
+            cell["name"]: times
+            for cell in cells
+            if cell["job"] in jobs and (times := _to_best(cell, who, peers))
         }
         if found:
             slowest = min(found, key=lambda name: found[name])
@@ -200,7 +204,8 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(["", "cells", "slowest", "geometric mean", "fastest", "behind"], rows) if rows else []
 
 
-def _to_best(cell: Mapping[str, Any], who: str) -> float | None:
+def _to_best(cell: Mapping[str, Any], who: str, peers: Collection[str]) -> float | None:
     times = {name: found["ms"] for name, found in cell["results"].items()}
-    others = [ms for name, ms in times.items() if name not in (OURS, DETERMINISTIC)]
+    left_out = (OURS, DETERMINISTIC, *SAME_BITS)
+    others = [ms for name, ms in times.items() if (name in peers if peers else name not in left_out)]
     return min(others) / times[who] if others and who in times else None

@@ -76,7 +76,8 @@ class Flash3(torch.autograd.Function):
         found = [torch.empty_like(x) for x in (q, k, v)]
         do = cotangents[0]
         do = do if do.stride(-1) == 1 else do.contiguous()
-        torch.ops.flash_attn_3.bwd(do, q, k, v, o, lse, *found, **ctx.options)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        torch.ops.flash_attn_3.bwd(do, q, k, v, o, lse, *found, **ctx.options, deterministic=deterministic)
         return (*found, None)
 
 

@@ -133,6 +133,30 @@ def test_training_is_the_gradients_of_everybody() -> None:
         assert [gradient.shape for gradient in gradients] == [y.shape for y in x.leaves]
 
 
+def test_a_peer_is_asked_for_the_same_bits_as_long_as_it_runs() -> None:
+    cell, seen = replace(CELL, job="training"), []
+    peer = PEERS["sdpa_deterministic"].make
+    launch = peer(cell, drawn(cell))
+    hook = drawn(cell)
+    again = peer(cell, hook)
+    leaf: Any = hook.leaves[0]
+    leaf.register_hook(lambda gradient: seen.append(torch.are_deterministic_algorithms_enabled()))
+    for run in (launch, again):
+        gradients: Any = run()
+        assert [gradient.shape for gradient in gradients] == [y.shape for y in hook.leaves]
+    assert seen == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+    with pytest.raises(Unavailable, match="about gradients"):
+        peer(CELL, drawn(CELL))
+
+
+def test_the_same_bits_are_beside_those_of_peers_too() -> None:
+    training = replace(CELL, model="Trained", job="training")
+    times = {"attnc": 2.0, "same": 2.5, "cudnn": 2.2, "sdpa_deterministic": 4.0, "fa3_deterministic": 3.0}
+    lines = summary([figures_of(result(training, None, **times))])
+    assert [line.split(" | ")[2][:5] for line in lines[2:]] == ["1.10x", "0.88x", "1.20x"]
+
+
 def test_pytorch_is_asked_for_what_it_has() -> None:
     plain = PEERS["sdpa"].make
     x = drawn(CELL)
@@ -198,6 +222,7 @@ def test_the_page_and_the_data() -> None:
         "| gradients, the same bits in every run | 1 | 0.88x (Trained training b2 n8) | 0.88x | 0.88x | 1 |"
         in lines
     )
+    assert not any("beside those of peers" in line for line in lines)
     assert "| drafts and decoding | 1 | 0.90x (Decoded decoding b2 n8) | 0.90x | 0.90x | 1 |" in lines
     assert any(line.startswith("| It prompt b2 n8 | h4/2 d16 causal | 1000 |") for line in lines)
     assert lines[-1] == "* n/a for cudnn in Decoded decoding b2 n8: takes no cells"
