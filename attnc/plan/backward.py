@@ -182,7 +182,13 @@ class KernelMaker:
             kept = kept_by_some(mask)
             cuts = self.target.cuts_edges and self.listing is None
             loops = with_edges(loops, mask, kept) if cuts else with_fills(loops, kept)
-        loops = along_lists(loops, self.listing, inner)
+        loops = along_lists(
+            loops,
+            self.listing,
+            inner,
+            packs=inner == "q" and self.target.lists_are_bits and kv_heads(self.attention) != Dim("H"),
+            bits=self.target.lists_are_bits,
+        )
         return named_bounds(loops, names), IN_BOUNDS if tail and not padded else TRUE
 
     def _heads(self, inner: Axis) -> tuple[Expr, ...]:

@@ -36,7 +36,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from refuse_foreign_keys(schedule, knobs)
     yield from refuse_narrow_types(variant, schedule, target)
     yield from refuse_epilogue(variant, schedule, target)
-    yield from refuse_lists(variant, schedule, walks=target.walks_lists)
+    yield from refuse_lists(variant, schedule, target)
     yield from target.check(variant, schedule)
     yield from refuse_combine_keys(schedule)
     if schedule.is_decode:

@@ -59,17 +59,18 @@ def plan_forward(
     if inner == "kv":
         cuts = target.cuts_edges and listing is None
         loops = with_edges(loops, attention.mask, kept) if cuts else with_fills(loops, kept)
-    loops = named_bounds(along_lists(loops, listing, inner), names)
+    loops = named_bounds(along_lists(loops, listing, inner, bits=target.lists_are_bits), names)
     softmax, score = plan_softmax(attention, default, names)
     inside = IN_BOUNDS if tail else TRUE
-    fills = listing is not None and loops.are_short
+    fills = listing is not None and loops.are_short and target.always_fills
     step = make_step(attention, score, inside, loops, softmax, names, inner, kept=kept, always_fills=fills)
     epilogue = plan_epilogue(attention, names)
     outer = tuple(fetch for fetch in names.fetches if fetch.axes and fetch.axes == other_axis(inner))
     program = program_of(names, lines)
     kv_head = kv_head_of(attention)
     finishing = () if epilogue is None else epilogue.expressions
-    used = (*expressions_of(program, outer, loops, step), *softmax.expressions, *finishing, kv_head)
+    listed = () if listing is None else listing.condition.extents
+    used = (*expressions_of(program, outer, loops, step), *softmax.expressions, *finishing, *listed, kv_head)
     kernel = Forward(
         name=f"{attention.name}_forward",
         grid=Grid(

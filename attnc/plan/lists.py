@@ -9,11 +9,11 @@ added in memory, and the host looks at no entry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import gcd
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.construct import ZERO, add, compare, conj, disj, floordiv, minimum, mul, where
@@ -24,10 +24,11 @@ from attnc.model.schedule import Knob, Phase, Schedule, TileConfig
 from attnc.model.tensors import Role
 from attnc.plan.fitting import unsupported
 from attnc.plan.ir import Axis, Let, Loop, Regions
-from attnc.plan.ir.lists import ListMaking, ListWalk
+from attnc.plan.ir.lists import ListMaking, ListWalk, Memory
 from attnc.plan.loads import is_nonnegative
 from attnc.plan.regions import START, partial_test
-from attnc.plan.signature import longest
+from attnc.plan.signature import feature, kv_heads, longest, normalise
+from attnc.plan.target import Target
 from attnc.plan.width import ends_of
 
 C = TypeVar("C", bound=TileConfig)
@@ -77,6 +78,12 @@ def listing_of(attention: Attention) -> Listing | None:
     return Listing(listed[0], replace(rest, span=attention.mask.span))
 
 
+def without_list(attention: Attention) -> Attention:
+    """Returns the attention with the rest of the mask alone, where that lists blocks."""
+    listing = listing_of(attention)
+    return attention if listing is None else replace(attention, mask=listing.rest)
+
+
 def lists_blocks(attention: Attention) -> bool:
     """Returns whether the mask has a list anywhere."""
     return any(isinstance(node, InList) for node in walk(attention.mask))
@@ -100,10 +107,12 @@ def _block_of_rows(index: Expr) -> int | None:
 # --- the walk
 
 
-def along_lists(loops: Regions, listing: Listing | None, axis: Axis, *, packs: bool = False) -> Regions:
+def along_lists(
+    loops: Regions, listing: Listing | None, axis: Axis, *, packs: bool = False, bits: bool = False
+) -> Regions:
     """Returns the loops over tiles of `axis` as one walk over listed blocks, in which tiles outside of the
     ranges of the rest of the mask are partial: nothing of them is kept. packs: a tile has all query heads of
-    a K/V head.
+    a K/V head. bits: the loops stay as they are, and tiles that are in no listed block are skipped.
     """
     if listing is None:
         return loops
@@ -116,18 +125,26 @@ def along_lists(loops: Regions, listing: Listing | None, axis: Axis, *, packs: b
         line = _number(indices, extents[:-1])
         stride, block = add(extents[-1], _ONE), listing.keys
     else:
+        at = {_GROUP: KV_HEAD} if packs else {}
         others = [n for n in range(len(condition.indices)) if n != row_axis]
-        group = _number([condition.indices[n] for n in others], [extents[n] for n in others])
+        heads = [substitute(condition.indices[n], at) for n in others]
+        group = _number(heads, [extents[n] for n in others])
         here = floordiv(START["kv"], Const(listing.keys))
-        line = where(compare("<", group, ZERO), Const(-1), add(mul(group, BLOCKS), here))
+        line = add(mul(group, BLOCKS), here)
+        line = line if is_nonnegative(group) else where(compare("<", group, ZERO), Const(-1), line)
         stride, block = add(LIST_ROWS, _ONE), listing.rows
+    if bits:
+        stride = _rounded(BLOCKS if axis == "kv" else LIST_ROWS, 32)
     bounds = (*loops.bounds, Let(name="list_line", value=line, span=condition.span))
     walked = ListWalk(
-        memory="lists" if axis == "kv" else "columns",
+        memory=_MEMORY[axis, bits],
         line=Ref("list_line", "int", within=ends_of(line)),
         stride=stride,
         block=block,
     )
+    if bits:
+        kept = tuple(replace(loop, listed=walked) for loop in loops.loops)
+        return replace(loops, bounds=bounds, loops=kept)
     loop = Loop(
         start=loops.loops[0].start,
         stop=loops.loops[-1].stop,
@@ -136,6 +153,15 @@ def along_lists(loops: Regions, listing: Listing | None, axis: Axis, *, packs: b
         listed=walked,
     )
     return replace(loops, bounds=bounds, loops=(loop,))
+
+
+#: What a loop over tiles of an axis reads: numbers of blocks, or bits.
+_MEMORY: Mapping[tuple[Axis, bool], Memory] = {
+    ("kv", False): "lists",
+    ("q", False): "columns",
+    ("kv", True): "list_bits",
+    ("q", True): "row_bits",
+}
 
 
 def _is_partial(loops: Regions) -> bool | Expr:
@@ -230,19 +256,26 @@ def fit_blocks(found: Sequence[C], variant: Variant, schedule: Schedule, phase: 
     return tuple(fitted)
 
 
+def divide_blocks(found: Sequence[C], variant: Variant) -> tuple[C, ...]:
+    """Returns the configs whose tiles divide the blocks that a mask lists; all where it lists none."""
+    listing = listing_of(variant.attention)
+    if listing is None:
+        return tuple(found)
+    rows, keys = listing.rows, listing.keys
+    return tuple(config for config in found if rows % config.tile_q == 0 and keys % config.tile_kv == 0)
+
+
 # --- what is refused
 
 
-def refuse_lists(variant: Variant, schedule: Schedule, *, walks: bool) -> Iterator[Diagnostic]:
-    """Yields why no kernel can walk over the lists of this mask. walks: whether the target's kernels can
-    walk over any.
-    """
+def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
+    """Yields why no kernel of the target can walk over the lists of this mask."""
     attention = variant.attention
     found = [node for node in walk(attention.mask) if isinstance(node, InList)]
     if not found:
         return
     span = found[0].span
-    if not walks:
+    if not target.walks_lists:
         instead = "write a schedule for the target 'triton'"
         yield unsupported(f"lists are not lowered to {schedule.target}", span, "a list of blocks", instead)
         return
@@ -258,9 +291,80 @@ def refuse_lists(variant: Variant, schedule: Schedule, *, walks: bool) -> Iterat
         yield unsupported("a list that not every key has to be in is not lowered", span, label, hint)
         return
     yield from _refuse_indices(listing, schedule, grads=bool(attention.grads))
-    if schedule.is_decode:
+    if target.lists_are_bits:
+        yield from _refuse_warpgroups(variant, listing, schedule)
+    elif schedule.is_decode:
         yield from _refuse_decoding(listing, schedule)
     yield from _refuse_tiles(listing, schedule)
+
+
+#: Queries of the smallest tile of warpgroups, and keys one of whose multiples its tiles have.
+_WARPGROUPS, _TILE_KEYS = 128, (32, 48)
+
+
+def _refuse_warpgroups(variant: Variant, listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields what kernels cannot do whose tiles are of whole warpgroups, and walk over bits."""
+    span, instead = listing.condition.span, "write a schedule for the target 'triton'"
+    if schedule.is_decode:
+        place = next((knob.span for knob in schedule.decode_knobs), schedule.span)
+        label = "not by what decodes"
+        yield unsupported(f"{schedule.target} walks over lists with loops = [q, kv]", place, label, instead)
+    if variant.attention.grads:
+        yield from _refuse_gradients(variant, listing, schedule)
+    if listing.rows % _WARPGROUPS:
+        label = f"rows = {listing.rows}" if listing.rows else "one list for all queries"
+        message = f"tiles of {schedule.target} have {_WARPGROUPS} queries or more, all with one list"
+        yield unsupported(message, span, label, f"use a multiple of {_WARPGROUPS}", instead)
+    if all(listing.keys % keys for keys in _TILE_KEYS):
+        hint = f"use a multiple of {_TILE_KEYS[0]} or {_TILE_KEYS[1]}"
+        message = f"blocks of {listing.keys} keys are not lowered to {schedule.target}"
+        yield unsupported(message, span, f"keys = {listing.keys}", hint, instead)
+    for key, most in (("consumers", listing.rows // 64), ("cluster", 1)):
+        knob = schedule.forward.get(key)
+        if knob is not None and any(choice and most % choice for choice in knob.choices if _is_count(choice)):
+            of_cluster = "blocks of a cluster walk together"
+            label = "a tile's queries have one list" if key == "consumers" else of_cluster
+            message = f"'{key}' asks for queries of several lists in a tile"
+            yield unsupported(message, knob.span, label, "remove it")
+
+
+def _is_count(choice: object) -> TypeGuard[int]:
+    return type(choice) is int
+
+
+def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields what kernels for gradients cannot do, where wgmma does not make them, or tiles cross blocks."""
+    attention, span = variant.attention, listing.condition.span
+    instead = "write a schedule for the target 'triton'"
+    wide = max(feature(attention.q), feature(attention.v)) > _WARPGROUPS
+    others = [name for name in attention.grads if name not in ("q", "k", "v")]
+    phases: tuple[Phase, ...] = ("backward", "dq", "dkdv")
+    ways = [knob for phase in phases if (knob := schedule.phases[phase].get("accumulate.dq")) is not None]
+    reads_head = [index for index in listing.condition.indices if Index("h") in walk(index)]
+    message = ""
+    if wide:
+        message = (
+            f"gradients of more than {_WARPGROUPS} columns beside lists are not lowered to {schedule.target}"
+        )
+    elif others:
+        message = f"a gradient of '{others[0]}' beside lists is not lowered to {schedule.target}"
+    elif any(knob.choices != ("two_pass",) for knob in ways):
+        span = next(knob.span for knob in ways if knob.choices != ("two_pass",))
+        message = f"beside lists, gradients of {schedule.target} are of two passes"
+        instead = "write 'accumulate.dq = two_pass'"
+    elif any(index not in (_GROUP, Index("h")) for index in reads_head) or (
+        Index("h") in reads_head and kv_heads(normalise(attention)) != Dim("H")
+    ):
+        message = (
+            f"gradients beside lists that differ in a group of heads are not lowered to {schedule.target}"
+        )
+    elif listing.keys % _WARPGROUPS:
+        message = (
+            f"tiles of {schedule.target} have {_WARPGROUPS} keys where they make dk and dv, of one block"
+        )
+        instead = f"use a multiple of {_WARPGROUPS} keys, or {instead}"
+    if message:
+        yield unsupported(message, span, "here" if ways else "the list", instead)
 
 
 def _packs(schedule: Schedule) -> bool:

@@ -49,7 +49,7 @@ class Target(ABC):
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
     besides inputs and outputs.
     splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). walks_lists: kernels can walk
-    over the blocks that a mask lists.
+    over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Target(ABC):
     sections: ClassVar[Section]
     splits_in_turn: ClassVar[bool] = False
     walks_lists: ClassVar[bool] = False
+    lists_are_bits: ClassVar[bool] = False
     own_tensors: ClassVar[frozenset[str]] = frozenset()
 
     @property

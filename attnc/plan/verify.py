@@ -61,7 +61,8 @@ def verify_module(module: Module) -> None:
 def _verify_scopes(kernel: Kernel) -> None:
     known: set[str] = set()
     known |= _from_tile(kernel)
-    known |= {"h", KV_HEAD.name} if pack_of(kernel) else set()
+    known |= {"h"} if pack_of(kernel) else set()
+    known |= {KV_HEAD.name} if pack_of(kernel) or kernel.regions.axis == "q" else set()
     known |= {"split_lo", "split_hi"} if split_of(kernel) else set()
     sizes, scopes = _sizes(kernel), scopes_of(kernel)
     for statement in kernel.program:

@@ -368,7 +368,8 @@ def _is_wrong(event: Event, what: str) -> str | None:
             if stream != _STREAM:
                 return f"{kernel} is not launched on the caller's stream"
             unaligned = re.match(r"(alignment|odd strides) of (d?)[qkvo]\b", what)
-            reads_it = unaligned and not (unaligned[2] and str(kernel).endswith("_forward"))
+            others = ("_forward", "_lists") if unaligned and unaligned[2] else ("_lists",)
+            reads_it = unaligned and not str(kernel).endswith(others)
             if aligned and reads_it:
                 return f"{kernel} for aligned rows is launched on others"
     return None

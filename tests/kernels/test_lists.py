@@ -16,6 +16,7 @@ from attnc.reference import reference
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.subject import Subject
+from tests.targets import skip_without_compiler
 from tests.verify.judging import examples, subject_of_text
 
 TRITON = """schedule a for triton {
@@ -253,3 +254,97 @@ def test_lists_that_changed_since_are_an_error_of_autograd() -> None:
     idx += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         o.sum().backward()
+
+
+HOPPER = """attention a {
+  input q: bf16[Q]
+  input k, v: bf16[KV]
+  input idx: i32[B, Hkv, R, S]
+  EXTRAS
+  score = SCORE
+  mask = MASK
+  normalize = SOFTMAX
+  output o: bf16[Q_AS_IS]
+  GRADS
+}
+
+schedule a for cuda.sm_90a {
+  SCHEDULE
+}
+"""
+ON_HOPPER: Mapping[str, Mapping[str, str]] = {
+    "gradients": {"MASK": "listed(idx, rows = 128, keys = 128) and causal", "GRADS": "grad q, k, v"},
+    "a causal mask": {"MASK": "listed(idx, rows = 128, keys = 64) and causal"},
+    "nothing else": {"SCHEDULE": "consumers = 2, tile.kv = 32, stages = 2"},
+    "a window": {"MASK": "window(90, 10) and listed(idx, rows = 128, keys = 96)", "SCHEDULE": "tile.kv = 32"},
+    "two ranges": {"MASK": "listed(idx, rows = 128, keys = 64) and (kv_idx < 40 or window(70, 0))"},
+    "padding": {
+        "MASK": "listed(idx, rows = 128, keys = 64) and kv_idx >= left[b]",
+        "EXTRAS": "input left: i32[B]",
+    },
+    "dropout": {
+        "EXTRAS": "input p: f32[]\n  input seed: i64[]",
+        "SOFTMAX": "softmax(dropout = p, seed = seed)",
+    },
+    "a bias of keys": {"EXTRAS": "input w: f32[B, N]", "SCORE": "dot(q, k) / 8 * w[b, kv_idx]"},
+    "a bias of pairs": {
+        "EXTRAS": "input w: bf16[B, Hkv * G, M, N]",
+        "SCORE": "dot(q, k) / 8 + w[b, h, q_idx, kv_idx]",
+    },
+    "a sink": {"EXTRAS": "input sink: f32[Hkv * G]", "SOFTMAX": "softmax(sink = sink[h])"},
+    "packed sequences": {
+        "Q": "T, Hkv * G, 64] via ragged(cu",
+        "KV": "U, Hkv, 64] via ragged(ck",
+        "EXTRAS": "input cu: i32[B + 1]\n  input ck: i32[B + 1]",
+        "MASK": "listed(idx, rows = 128, keys = 64) and causal",
+    },
+    "gradients without a mask": {
+        "MASK": "listed(idx, rows = 128, keys = 128)",
+        "GRADS": "grad q, k, v",
+        "SCHEDULE": "backward { dq { stages = 3 } }",
+    },
+    "gradients beside dropout": {
+        "EXTRAS": "input p: f32[]\n  input seed: i64[]",
+        "SOFTMAX": "softmax(dropout = p, seed = seed)",
+        "MASK": "listed(idx, rows = 256, keys = 128) and window(140, 20)",
+        "GRADS": "grad q, k, v",
+    },
+    "gradients of packed sequences": {
+        "Q": "T, Hkv * G, 64] via ragged(cu",
+        "KV": "U, Hkv, 64] via ragged(ck",
+        "EXTRAS": "input cu: i32[B + 1]\n  input ck: i32[B + 1]",
+        "MASK": "listed(idx, rows = 128, keys = 128) and causal",
+        "GRADS": "grad q, k, v",
+    },
+    "gradients of keys": {"MASK": "listed(idx, rows = 128, keys = 128)", "GRADS": "grad k, v"},
+    "pages": {
+        "KV": "B, N, Hkv, 64] via paged(table, page = 16",
+        "EXTRAS": "input table: i32[B, P]\n  input n: i32[B]\n  length N = n[b]",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[] if i < 2 else [pytest.mark.nightly]) for i, x in enumerate(ON_HOPPER)]
+)
+def test_bits_of_lists_on_hopper(name: str) -> None:
+    skip_without_compiler("cuda.sm_90a")
+    usual = {
+        "Q": "B, M, Hkv * G, 64",
+        "KV": "B, N, Hkv, 64",
+        "EXTRAS": "",
+        "SCORE": "dot(q, k) / 8",
+        "MASK": "listed(idx, rows = 128, keys = 64)",
+        "SOFTMAX": "softmax",
+        "SCHEDULE": "softmax = online(maximum = lazy(12)), tile.kv = 64",
+        "GRADS": "",
+        **ON_HOPPER[name],
+    }
+    text = HOPPER.replace("Q_AS_IS", usual["Q"].split("]")[0])
+    for word in ("EXTRAS", "SCORE", "MASK", "SOFTMAX", "SCHEDULE", "GRADS"):
+        text = text.replace(word, usual[word])
+    for word in ("KV", "Q"):
+        closed = "]" if "via" not in usual[word] else ")"
+        text = text.replace(f"[{word}]", f"[{usual[word]}{closed}")
+    sizes = {"B": 2, "M": 150, "N": 333, "Hkv": 1, "G": 2, "R": 2, "S": 4}
+    assert not list(wrong(subject_of_text(text), sizes, range(2, 2 + examples(1))))

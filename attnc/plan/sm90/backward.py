@@ -44,7 +44,22 @@ from functools import lru_cache
 
 from attnc.diagnostics import Diagnostic, warning
 from attnc.expr.construct import ZERO
-from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Or, Ref, Search, walk
+from attnc.expr.nodes import (
+    And,
+    Binary,
+    Call,
+    Compare,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    InList,
+    Load,
+    Or,
+    Ref,
+    Search,
+    walk,
+)
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Knob, Schedule, Summation, TileConfig
@@ -54,6 +69,7 @@ from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupport
 from attnc.plan.gradients import has_constant_slope, wanted_loads
 from attnc.plan.ir import Let, Regions
 from attnc.plan.layout import Buffer, Estimate, KernelName
+from attnc.plan.lists import listing_of, without_list
 from attnc.plan.regions import guard_of, regions
 from attnc.plan.signature import feature, is_plain, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
@@ -79,6 +95,8 @@ class Turns:
 @lru_cache(maxsize=64)
 def turns_under(mask: Expr) -> Turns:
     """Returns what is known of turns under the mask of a normalised attention."""
+    if any(isinstance(node, InList) for node in walk(mask)):
+        return Turns(why_not="it lists blocks of keys, and skips those between")
     loops, _ = regions(mask, "q", None)
     if guard_of(loops) is not None:
         return Turns(why_not="it skips tiles between others")
@@ -180,6 +198,8 @@ _STAGED, DQ_COLUMNS = 4096, 64
 TURNS = 32
 #: Keys of a tile of the kernel over queries, by the pieces of the wider of Q and V.
 _KEYS_OF_DQ: Mapping[int, int] = {1: 128, 2: 96, 3: 80, 4: 64}
+#: The same where these do not divide the blocks that a mask lists.
+_LISTED_KEYS_OF_DQ = 64
 _STAGES = 2
 #: What a section of heads has of the L2 cache: much less than all, for blocks are at several sections. (A
 #: kernel that reads from memory twice is as many cycles long, but at a lower clock: power is limited.)
@@ -200,11 +220,13 @@ _WIDEST, _WIDEST_OF_ALL = 128, 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Backward(CudaBackwardLayout):
     """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same.
-    turns: how blocks take turns at adding to dq; None: they add in any order.
+    turns: how blocks take turns at adding to dq; None: they add in any order. listed_keys: of a block that a
+    mask lists, which tiles divide; 0: it lists none.
     """
 
     by_wgmma: frozenset[KernelName]
     turns: Turns | None
+    listed_keys: int = 0
 
     @property
     def gives_p(self) -> bool:
@@ -258,7 +280,8 @@ class Sm90Backward(CudaBackwardLayout):
         """tile.q and tile.kv: what registers leave for S and dP beside the sums."""
         widest = max(self.qk_panels, self.v_panels)
         if kernel == "dq":
-            return ROWS, _KEYS_OF_DQ[widest]
+            keys = _KEYS_OF_DQ[widest]
+            return ROWS, keys if self.listed_keys % keys == 0 else _LISTED_KEYS_OF_DQ
         return 128 if widest == 1 else 64, WGMMA_ROWS if self.gives_p else ROWS
 
     @property
@@ -346,6 +369,7 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
         turns=turns_under(normalise(variant.attention).mask)
         if accumulate_of_dq(variant, schedule) == "ordered"
         else None,
+        listed_keys=0 if (listing := listing_of(variant.attention)) is None else listing.keys,
     )
 
 
@@ -408,7 +432,7 @@ def check_sums(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
-    attention = normalise(variant.attention)
+    attention = without_list(normalise(variant.attention))
     grads = set(attention.grads)
     others = grads - {"q", "k", "v"}
     d, dv = feature(attention.q), feature(attention.v)

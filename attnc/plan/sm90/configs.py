@@ -17,6 +17,7 @@ from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfi
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
+from attnc.plan.lists import divide_blocks
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, Swizzle, chunk_of
@@ -251,7 +252,9 @@ def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConf
     knobs = schedule.forward
     found = [hopper(config) for config in configs(schedule, "forward", variant)]
     for tiles in _tiles_of(variant, knobs):
-        yield tuple(dict.fromkeys(_complete(config, tiles, knobs, variant) for config in found))
+        group = tuple(dict.fromkeys(_complete(config, tiles, knobs, variant) for config in found))
+        if fitted := divide_blocks(group, variant):
+            yield fitted
 
 
 #: Boxes of a tile of pages: a lane of two warps copies one each.

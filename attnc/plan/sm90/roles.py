@@ -163,6 +163,7 @@ class _RolePlanner:
             or kernel.grid.sequences is not None
             or any(layout.way_out(config) == "v" for config in kernel.configs)
             or guard_of(kernel.regions) is not None
+            or any(loop.listed is not None for loop in kernel.regions.loops)
             or ("k" in kernel.rows and kernel.rows["k"].page)
             or softmax.pair is not None
         )

@@ -72,6 +72,8 @@ class Sm90a(Target):
     sections: ClassVar = SECTIONS
     splits_in_turn: ClassVar = True
     decodes_prompts: ClassVar = True
+    walks_lists: ClassVar = True
+    lists_are_bits: ClassVar = True
 
     def section(self) -> None:
         return None  # blocks are at different tiles of a head, which so stays in the cache

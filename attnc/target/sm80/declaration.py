@@ -212,11 +212,16 @@ class CudaBackward(BackwardDeclaration):
             self.sections,
             self.maps,
         )
-        return self.fields(self.sizes, Items([launch]))
+        return self.fields(self.sizes, Items([*self.first_launches, launch]))
 
     def kernels(self) -> Iterator[CallText]:
         """Yields the launches, in the order of execution."""
         return (self.kernel(name) for name in self.files)
+
+    @property
+    def first_launches(self) -> list[CallText]:
+        """Launches before those of the kernels that walk over tiles."""
+        return []
 
     @property
     def maps(self) -> dict[str, str]:

@@ -47,6 +47,29 @@ class TileLoop:
         return "" if guard is None else scalar(guard)
 
     @property
+    def listed(self) -> str:
+        """Words of the bits of a list, where tiles are those of listed blocks."""
+        walk = self.kernel.regions.loops[0].listed
+        return "" if walk is None else scalar(walk.stride)
+
+    @property
+    def listed_block(self) -> int:
+        """Positions of a listed block."""
+        walk = self.kernel.regions.loops[0].listed
+        return 0 if walk is None else walk.block
+
+    @property
+    def bits(self) -> str:
+        """What holds the bits."""
+        walk = self.kernel.regions.loops[0].listed
+        return "" if walk is None else f"_{walk.memory}"
+
+    @property
+    def skips(self) -> bool:
+        """Whether tiles between others are skipped."""
+        return bool(self.guard or self.listed)
+
+    @property
     def end_of_kept(self) -> str:
         """Where zeros begin in a copied tile that must not hold what no query keeps: at the end of the loop,
         where a condition for them ends it.

@@ -38,7 +38,8 @@ class Sm90Arguments(ArgumentText):
     @property
     def pointers(self) -> list[tuple[str, str]]:
         sums = [("float", name) for name in self.summed]
-        return [*super().pointers, *sums, ("int", "counter")]
+        lists = [("int", "_list_bits"), ("int", "_row_bits")] if self.module.lists is not None else []
+        return [*super().pointers, *sums, *lists, ("int", "counter")]
 
     @property
     def sizes(self) -> list[str]:

@@ -18,9 +18,11 @@ from attnc.plan.sm90.backward import (
 from attnc.target.declaration import (
     CallText,
     Items,
+    Table,
     Value,
     attention_fields,
     declare_allocation,
+    quote_word,
     show_axis,
     tiles,
 )
@@ -35,6 +37,7 @@ from attnc.target.sm80.declaration import (
     parts_addresses,
     parts_fields,
 )
+from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm90.backward import finish_pitch, join_name
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.decode import Sm90DecodeText
@@ -68,6 +71,9 @@ def hopper_declaration(
         sizes |= {text.score.pair.load.tensor: "BLOCK_M"} if text.score.pair else {}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
         kernels, more = [cuda_kernel(kernel.name, _blocks(text))], {}
+        if text.lists is not None:
+            fields["scratch"] = Table({"_list_bits": quote_word(text.lists.memory)})
+            kernels, names = [text.lists.launch, *kernels], [*names, "_list_bits"]
         if text.clusters:
             more = {"CLUSTER": "config.CLUSTER"}
         launch = cuda_kernels(kernels, names, strides, text.size_names, more, boxes)
@@ -93,8 +99,15 @@ _WHOLE, _CUT = "WALK_PARTS == 1", "WALK_PARTS > 1"
 class HopperBackward(CudaBackward):
     """As for `cuda.sm_80`, for kernels that copy by TMA."""
 
-    def __init__(self, module: Module, arguments: Sm90Arguments, files: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        module: Module,
+        arguments: Sm90Arguments,
+        files: Mapping[str, str],
+        lists: CudaListsText | None,
+    ) -> None:
         super().__init__(module, arguments, files)
+        self._lists = lists
         assert module.backward is not None
         plan = module.backward.layout
         assert isinstance(plan, Sm90Backward)
@@ -108,6 +121,10 @@ class HopperBackward(CudaBackward):
         queries, keys = map(str, self._plan.boxes)
         rows = {"q": queries, "do": queries, "k": keys, "v": keys}
         return {name: rows.get(name, str(STORED_ROWS)) for name in self._arguments.maps}
+
+    @property
+    def first_launches(self) -> list[CallText]:
+        return [] if self._lists is None else [self._lists.own_launch(self.configs[0])]
 
     @property
     def clears_dq(self) -> bool:
@@ -157,6 +174,8 @@ class HopperBackward(CudaBackward):
             columns = self._plan.layout.dv if name == "dv_sum" else self._plan.layout.d
             shape = f"f32[KEY_ROWS, WALK_PARTS * ({_CUT}), {columns}]"
             yield declare_allocation(name, shape, zero=zero)
+        for name, size in ({} if self._lists is None else self._lists.allocations).items():
+            yield declare_allocation(name, f"i32[{size}]", zero=name == "_row_bits")
 
     def kernels(self) -> Iterator[CallText]:
         by_name = {planned.name: planned for planned in self._over_keys if self.cuts_walks}

@@ -15,6 +15,7 @@ from attnc.plan.sm90.roles import (
     ALL_SEE,
     partial_tiles_end_the_range,
 )
+from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
     CudaWalk,
@@ -47,7 +48,7 @@ class Sm90Text(BoxText):
     work: Work
     memory: Places
     barriers: Places
-    is_backward = is_decode = False
+    is_backward = is_decode = ascends = False
 
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)
@@ -69,6 +70,7 @@ class Sm90Text(BoxText):
             page=self.page,
             more_wgmma=(f"WGMMA_RS_BF16({keys})" for keys in self.key_tiles if self.score.columns),
         )
+        self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
         self.draws = kernel.softmax.dropout is not None
         self.clusters = layout.clusters
         self.roles = roles_of(kernel)
@@ -190,7 +192,7 @@ class Sm90Text(BoxText):
     @property
     def last_tile(self) -> str:
         lo, last = self.loop.lo, "(hi - 1) / BLOCK_N * BLOCK_N"
-        return f"hi > {lo} ? {f'previous({last} + BLOCK_N)' if self.loop.guard else last} : {lo} - BLOCK_N"
+        return f"hi > {lo} ? {f'previous({last} + BLOCK_N)' if self.loop.skips else last} : {lo} - BLOCK_N"
 
     # -- arguments -----------------------------------------------------------------------------------------
 
@@ -219,7 +221,7 @@ class Sm90Text(BoxText):
 
     @property
     def more_pointers(self) -> list[str]:
-        return ["int* counter_ptr;"]
+        return [*(["int* _list_bits_ptr;"] if self.lists else []), "int* counter_ptr;"]
 
     # -- what is said of a tile ----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.header import forward_numbers, header
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
 from attnc.target.sm80.declaration import CudaBackward
+from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.render import (
     backward_source,
     cuda_environment,
@@ -76,8 +77,20 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
     if arguments.adds_dq:
         sources[Sm90FinishText(module, arguments)] = ("sm90/backward_finish", frame)
     names = {made.name: file_of(module, made.name) for made in sources}
+    lists = None
+    if module.lists is not None:
+        lists = CudaListsText(module, module.lists, arguments.dtypes, inverts=True)
     files = {
         names[made.name]: backward_source(template, made, page, frame)
         for made, (template, frame) in sources.items()
     }
-    return HopperBackward(module, arguments, names), files
+    if lists is not None:
+        files = {file_of(module, lists.name): _lists_source(page, lists), **files}
+    return HopperBackward(module, arguments, names, lists), files
+
+
+def _lists_source(page: Mapping[str, object], lists: CudaListsText) -> str:
+    title = str(page["title"]).split(": forward,")[0]
+    header = {**page, "title": f"{title}: backward, lists of blocks as bits."}
+    template = cuda_environment().get_template("sm90/lists.cu.jinja")
+    return tidy_cuda(template.render(header=header, lists=lists))

@@ -442,9 +442,7 @@ def listed_blocks_backward_dkdv(
         lse2_head = LSE2 + row.to(tl.int64) * M_padded
         delta_head = DELTA + row.to(tl.int64) * M_padded
     # listed(blocks, rows = 64, keys = 64): which q tiles are partial, and which are full
-    list_line = (tl.where(
-        b.to(tl.int64) * H + h < 0, -1, (b.to(tl.int64) * H + h) * list_blocks + kv_lo // 64,
-    )).to(tl.int32)
+    list_line = ((b.to(tl.int64) * H + h) * list_blocks + kv_lo // 64).to(tl.int32)
     list_row = _columns_ptr + tl.cast(list_line, tl.int64) * (list_rows + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * (64 // BLOCK_M)):
@@ -464,7 +462,7 @@ def listed_blocks_backward_dkdv(
 
 CALL = TritonAttention(
     name="listed_blocks",
-    operator="listed_blocks_d128_eb338724",
+    operator="listed_blocks_d128_60d4d2aa",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, H, 128]", "bnh"),

@@ -1,0 +1,153 @@
+"""The kernel that makes lists of blocks into bits: what `templates/sm90/_lists.cu.jinja` prints, and the
+declaration of its launch and memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from attnc.expr.nodes import Dim, Expr, Load, show, walk
+from attnc.model.dtypes import DType
+from attnc.plan.ir import Module
+from attnc.plan.ir.lists import ListMaking
+from attnc.plan.lists import BLOCKS, LIST_ROWS
+from attnc.target.declaration import CallText
+from attnc.target.sm80.printer import STORED, scalar, stored_type
+
+#: Threads of a block, which reads a list.
+LIST_THREADS = 128
+
+
+class CudaListsText:
+    """Text of the kernel. made: what of; dtypes: of the module's tensors; inverts: it sets bits of blocks of
+    queries too, for a backward.
+    """
+
+    def __init__(
+        self, module: Module, made: ListMaking, dtypes: Mapping[str, DType], *, inverts: bool = False
+    ) -> None:
+        self.made, self.tensor = made, made.tensor
+        self.name = f"{module.variant.attention.name}_{'backward_' if inverts else ''}lists"
+        self.threads, self.inverts = LIST_THREADS, inverts
+        self._dtypes, self._variant = dtypes, module.variant
+        own = not module.variant.element_param
+        self.element = STORED[module.variant.attention.element] if own else ""
+        self.entry = stored_type(dtypes[made.tensor], module.variant)
+
+    @property
+    def indices(self) -> Iterator[str]:
+        """Statements that take the number of a list apart: from the last axis to the first."""
+        rest = "line"
+        for axis in range(len(self.made.lines) - 1, 0, -1):
+            size = self._size(self.made.lines[axis])
+            yield f"const int i_{axis} = {rest} % {size}, rest_{axis} = {rest} / {size};"
+            rest = f"rest_{axis}"
+        if self.made.lines:
+            yield f"const int i_0 = {rest};"
+
+    def _size(self, size: Expr) -> str:
+        text = scalar(size)
+        return f"args.{text}" if text.isidentifier() else text if text.isdigit() else f"({text})"
+
+    def _at(self, tensor: str) -> str:
+        axes = range(len(self.made.lines))
+        return "".join(f" + i_{axis} * args.stride_{tensor}_{axis}" for axis in axes)
+
+    @property
+    def offset(self) -> str:
+        return self._at(self.tensor)
+
+    @property
+    def stride(self) -> str:
+        return f"stride_{self.tensor}_{len(self.made.lines)}"
+
+    @property
+    def count(self) -> str:
+        """How many entries count: no more than there are."""
+        most = self._size(self.made.extents[-1])
+        match self.made.limit:
+            case None:
+                return most
+            case Load(tensor=tensor, indices=indices):
+                at = self._at(tensor) if indices else ""
+                read = f"*(args.{tensor}_ptr{at})"
+                return f"{read} < {most} ? (int){read} : {most}"
+            case limit:
+                return f"min({scalar(limit)}, {most})"
+
+    @property
+    def row(self) -> str:
+        """The number of the list's block of queries."""
+        return f"i_{self.made.row_axis}"
+
+    @property
+    def group(self) -> str:
+        """The number of the lists of one sequence and head, in 64 bits."""
+        text = "0ll"
+        for axis, size in enumerate(self.made.lines):
+            if axis != self.made.row_axis:
+                text = f"i_{axis}" if text == "0ll" else f"({text} * {self._size(size)} + i_{axis})"
+        return text if text == "0ll" else f"(long long){text}"
+
+    @property
+    def _inputs(self) -> list[str]:
+        limit = self.made.limit
+        return [self.tensor, *([limit.tensor] if isinstance(limit, Load) else [])]
+
+    @property
+    def _strides(self) -> list[list[str]]:
+        ranks = [len(self.made.extents)]
+        if isinstance(self.made.limit, Load):
+            ranks.append(len(self.made.limit.indices))
+        pairs = zip(self._inputs, ranks, strict=True)
+        return [[f"stride_{name}_{axis}" for axis in range(rank)] for name, rank in pairs]
+
+    @property
+    def _sizes(self) -> list[str]:
+        used = (node.name for size in self.made.extents for node in walk(size) if isinstance(node, Dim))
+        return list(dict.fromkeys((*used, BLOCKS.name, LIST_ROWS.name)))
+
+    @property
+    def fields(self) -> Iterator[str]:
+        """The arguments, where the kernel has some of its own."""
+        for name in self._inputs:
+            yield f"const {stored_type(self._dtypes[name], self._variant)}* {name}_ptr;"
+        yield "int* _list_bits_ptr;"
+        yield "int* _row_bits_ptr;"
+        for strides in self._strides:
+            if strides:
+                yield f"long long {', '.join(strides)};"
+        yield f"int {', '.join(self._sizes)};"
+
+    def own_launch(self, config: str) -> CallText:
+        """Returns the launch of the kernel with arguments of its own. config: of a kernel of the backward."""
+        from attnc.target.sm80.declaration import cuda_kernel, cuda_kernels
+
+        own = {"WARPS": str(LIST_THREADS // 32), "STAGES": "1", "shared": "0"}
+        kernel = cuda_kernel(self.name, self.lines, config=config, changes=own)
+        addresses = [*self._inputs, "_list_bits", "_row_bits"]
+        return cuda_kernels([kernel], addresses, self._strides, self._sizes, {})
+
+    @property
+    def allocations(self) -> Mapping[str, str]:
+        """Sizes of the memory of a backward, in words, by name; of which the second is cleared first."""
+        others = (size for axis, size in enumerate(self.made.lines) if axis != self.made.row_axis)
+        groups = " * ".join(f"({show(size)})" for size in others) or "1"
+        return {"_list_bits": self.memory, "_row_bits": f"{groups} * list_blocks * cdiv(list_rows, 32)"}
+
+    @property
+    def lines(self) -> str:
+        """The number of lists, as a size."""
+        return " * ".join(f"({show(size)})" for size in self.made.lines) or "1"
+
+    @property
+    def memory(self) -> str:
+        return f"{self.lines} * cdiv(list_blocks, 32)"
+
+    @property
+    def launch(self) -> CallText:
+        """The first kernel of a call, of blocks of its own size."""
+        from attnc.target.sm80.declaration import cuda_kernel
+
+        own = {"WARPS": str(LIST_THREADS // 32), "shared": "0"}
+        return cuda_kernel(self.name, self.lines, changes=own)
