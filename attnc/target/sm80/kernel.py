@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attnc.expr.construct import ZERO
-from attnc.expr.nodes import Dim, Expr, Index, Ref, Search, walk
+from attnc.expr.nodes import Dim, Expr, Search, walk
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import (
     Arg,
@@ -28,14 +28,13 @@ from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
     STORED,
     at_row,
-    load,
     local,
     scalar,
     sizes_of_call,
     statement,
     stored_type,
-    value_type,
 )
+from attnc.target.sm80.thread import ThreadRows
 from attnc.target.sm80.tiles import PLACES, TileText
 
 # --- a kernel that computes o
@@ -45,12 +44,20 @@ class CudaText(TileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/*.jinja` print."""
 
     kernel: Forward | Decode
+    thread: ThreadRows
 
     def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:
         super().__init__(module, kernel, layout)
         self.default = kernel.configs[0]
         self.element, self.element_param = STORED[layout.element], module.variant.element_param
         self.split = layout.warp_split
+        self.thread = ThreadRows(
+            kernel=kernel,
+            dtypes=self.dtypes,
+            computed=(*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches),
+            split=self.split,
+            row="warp * WARP_M + 8 * r + g" if self.split == "q" else "8 * r + g",
+        )
         self.wants_lse = "args.lse_ptr != nullptr && " if module.kept else ""
         self.scalar, self.expression = scalar, at_row
         self.unified = unified_of(kernel)
@@ -86,90 +93,17 @@ class CudaText(TileText):
         """`const int M = args.M;`: sizes by their names; those that a `length` shortens may change."""
         shortened = {item.name for item in self.kernel.program if isinstance(item, Let)}
         by_head = self.kernel.grid.over == "head" and not any(
-            Dim("B") in walk(expr) for expr in self._expressions()
+            Dim("B") in walk(expr) for expr in self.thread.expressions()
         )
         dims = [name for name in self.kernel.dims if not (name == "B" and by_head)]
         yield from sizes_of_call(name for name in dims if name not in shortened)
         yield from sizes_of_call((name for name in dims if name in shortened), "int")
-
-    # -- rows of a thread ----------------------------------------------------------------------------------
-
-    @property
-    def first_row(self) -> str:
-        return "warp * WARP_M" if self.split == "q" else "0"
-
-    @property
-    def first_key(self) -> str:
-        return "0" if self.split == "q" else "warp * WARP_N"
-
-    @property
-    def key_offset(self) -> str:
-        return "" if self.split == "q" else "warp * WARP_N + "
-
-    @property
-    def row(self) -> str:
-        return "warp * WARP_M + 8 * r + g" if self.split == "q" else "8 * r + g"
-
-    @property
-    def first_lane(self) -> str:
-        """The one thread of a row that starts its sum with the sink's 1."""
-        if self.kernel.softmax.rescale == "every_step":
-            return "true"
-        return "t == 0" if self.split == "q" else "warp == 0 && t == 0"
-
-    @property
-    def uses_q_pos(self) -> bool:
-        return any(Index("q_pos") in walk(expr) for expr in self._expressions())
-
-    @property
-    def needs_q_idx(self) -> bool:
-        return (
-            self.uses_q_pos
-            or self.kernel.softmax.dropout is not None
-            or any(Index("q_idx") in walk(expr) for expr in self._expressions())
-        )
-
-    @property
-    def row_values(self) -> str:
-        names = ["q_idx[ROWS]"] if self.needs_q_idx else []
-        names += ["h[ROWS]"] if self.rows_have_heads else []
-        return ", ".join([*names, *(["q_pos[ROWS]"] if self.uses_q_pos else [])])
-
-    @property
-    def q_idx(self) -> str:
-        return f"q_lo + {self.row}"
-
-    @property
-    def rows_have_heads(self) -> bool:
-        return False
-
-    @property
-    def row_head(self) -> str:
-        return "h"
-
-    @property
-    def first_m(self) -> str:
-        sink = self.kernel.softmax.sink
-        assert sink is not None
-        return at_row(sink)
 
     @property
     def v_scale(self) -> str:
         """What row r of o is multiplied by; empty: nothing."""
         factor = self.kernel.softmax.v_scale
         return "" if factor is None else at_row(factor)
-
-    @property
-    def row_fetches(self) -> tuple[Fetch, ...]:
-        step = self.kernel.step
-        loads = (*self.kernel.outer, *step.fetches, *step.masked_fetches)
-        return tuple(fetch for fetch in loads if fetch.axes == ("q",))
-
-    def row_array(self, fetch: Fetch) -> str:
-        return f"{value_type(fetch, self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
-
-    def row_value(self, fetch: Fetch) -> str:
-        return f"{fetch.name}[r] = {load(fetch, self.dtypes[fetch.load.tensor])};"
 
     # -- statements and expressions ------------------------------------------------------------------------
 
@@ -195,10 +129,6 @@ class CudaText(TileText):
         keep = self.kernel.step.keep
         return keep is not None and len(at_row(keep)) > 40
 
-    @property
-    def row_writer(self) -> str:
-        return "t == 0" if self.split == "q" else "warp == 0 && t == 0"
-
     # -- loops ---------------------------------------------------------------------------------------------
 
     @property
@@ -209,14 +139,13 @@ class CudaText(TileText):
     def searches(self) -> bool:
         regions, sink = self.kernel.regions, self.kernel.softmax.sink
         items = (*regions.statements, *self._fetches())
-        exprs = [*self._expressions(), *(expr for loop in regions.loops for expr in loop.expressions)]
+        exprs = [
+            *self.thread.expressions(),
+            *(expr for loop in regions.loops for expr in loop.expressions),
+        ]
         exprs += [expr for item in items for expr in statement_expressions(item)]
         exprs += [] if sink is None else [sink]
         return any(isinstance(node, Search) for expr in exprs for node in walk(expr))
-
-    def _computed(self) -> tuple[Statement, ...]:
-        kernel = self.kernel
-        return (*kernel.program, *kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches)
 
     def _fetches(self) -> Iterator[Fetch]:
         kernel = self.kernel
@@ -224,13 +153,6 @@ class CudaText(TileText):
             if isinstance(item, Fetch):
                 yield item
         yield from (*kernel.step.fetches, *kernel.step.masked_fetches)
-
-    def _expressions(self) -> Iterator[Expr]:
-        kernel = self.kernel
-        for item in self._computed():
-            yield from statement_expressions(item)
-        exprs = (kernel.step.score, kernel.step.keep, kernel.step.kept, kernel.softmax.v_scale)
-        yield from (expr for expr in exprs if expr is not None)
 
 
 class CudaDecodeText(CudaText):
@@ -241,6 +163,13 @@ class CudaDecodeText(CudaText):
     def __init__(self, module: Module, kernel: Decode, layout: CudaLayout) -> None:
         super().__init__(module, kernel, layout)
         self.is_split = kernel.split is not None
+        self.thread = replace(
+            self.thread,
+            tile="row_lo",
+            group=self.group,
+            first_head=self.first_head,
+            is_split=self.is_split,
+        )
         self.has_fixed_splits = has_fixed_splits(kernel)
         self.update = "q" if layout.warp_split == "q" or self.copiers.by_warp else "kv"
         self.finish = "rows" if layout.warp_split == "q" else "warps" if self.copiers.by_warp else "sums"
@@ -291,21 +220,6 @@ class CudaDecodeText(CudaText):
     def first_head(self) -> str:
         head = self.kernel.walk.head
         return f"{head} * {self.group} + " if head else ""
-
-    @property
-    def q_idx(self) -> str:
-        return f"(row_lo + {self.row}) / {self.group}" if self.group else f"row_lo + {self.row}"
-
-    @property
-    def row_head(self) -> str:
-        return f"{self.first_head}(row_lo + {self.row}) % {self.group}"
-
-    @property
-    def rows_have_heads(self) -> bool:
-        found = (*self._expressions(), *self.kernel.softmax.expressions)
-        return bool(self.group) and any(
-            isinstance(node, Ref) and node.name == "h" for expr in found for node in walk(expr)
-        )
 
     def place(self, name: str) -> str:
         if not self.group or name not in ("q", "o"):
@@ -359,15 +273,6 @@ class CudaDecodeText(CudaText):
 
     def in_first_split(self, value: str, otherwise: str) -> str:
         return f"split == 0 ? {value} : {otherwise}" if self.is_split else value
-
-    @property
-    def first_m(self) -> str:
-        return self.in_first_split(super().first_m, "-INF")
-
-    @property
-    def first_lane(self) -> str:
-        lane = super().first_lane
-        return f"{lane} && split == 0" if self.is_split else lane
 
     @property
     def split_row(self) -> str:

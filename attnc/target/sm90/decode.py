@@ -34,6 +34,8 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     def __init__(self, module: Module, kernel: Decode, layout: Sm90DecodeLayout) -> None:
         super().__init__(module, kernel, layout)
         self.shares_columns = layout.consumers == 2
+        lane = "consumer == 0 && " if self.shares_columns else ""
+        self.thread = replace(self.thread, row="16 * warp + 8 * r + g", lane=lane)
         widths = dict.fromkeys(map(layout.columns, kernel.configs))
         parts = [parts_of(columns, widest_product(layout.entry_registers)) for columns in widths]
         self.keeps_rest = self.shares_columns and layout.rest > 0
@@ -94,10 +96,6 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         return f"byte_pool(args.{tensor}_ptr + {self.offset(name)}, {strides})"
 
     @property
-    def row(self) -> str:
-        return "16 * warp + 8 * r + g"
-
-    @property
     def exponent(self) -> str:
         return f"s[j][2 * r + c]{self.times_scale} - m[r]"
 
@@ -121,11 +119,6 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
     def first_column(self) -> str:
         block = "sharer * BLOCK_D + " if self.blocks_share else ""
         return f"{block}consumer * COLUMNS + " if self.shares_columns else ""
-
-    @property
-    def first_lane(self) -> str:
-        lane = super().first_lane
-        return f"consumer == 0 && {lane}" if self.shares_columns else lane
 
     @property
     def has_statistics(self) -> str:

@@ -19,7 +19,6 @@ from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
     CudaWalk,
-    at_row,
     local,
     scalar,
 )
@@ -55,6 +54,9 @@ class Sm90Text(BoxText):
         self.shape: Shape = layout.shape(self.default)
         self.stores = Stores(kernel, layout, self.stored)
         self.score = Scores(kernel, layout, self)
+        row = "64 * consumer + 16 * warp + 8 * r + g"
+        computed = tuple(item for item in self.thread.computed if item != self.score.pair)
+        self.thread = replace(self.thread, row=row, computed=computed)
         self.has_headroom = kernel.softmax.headroom > 0
         self.qk_panels, self.v_panels = layout.qk.width // PIECE, layout.v.width // PIECE
         in_tiles = (expr for x in kernel.regions.tests for expr in statement_expressions(x))
@@ -133,14 +135,7 @@ class Sm90Text(BoxText):
             return local("const float", {item.name: self.score.pair_value})
         return super().statement(item)
 
-    def _computed(self) -> tuple[Statement, ...]:
-        return tuple(item for item in super()._computed() if item != self.score.pair)
-
     # -- tiles ---------------------------------------------------------------------------------------------
-
-    @property
-    def row(self) -> str:
-        return "64 * consumer + 16 * warp + 8 * r + g"
 
     @property
     def exponent(self) -> str:
@@ -239,9 +234,3 @@ class Sm90Text(BoxText):
         return self.score.pair is not None and not self.clears_values
 
     # -- rows ----------------------------------------------------------------------------------------------
-
-    @property
-    def first_m(self) -> str:
-        """The sink, in base-2 units."""
-        assert self.kernel.softmax.sink is not None
-        return at_row(self.kernel.softmax.sink)

@@ -1,0 +1,118 @@
+"""The rows of a q tile that a thread of a CUDA kernel has: their numbers, and what is loaded of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnc.expr.nodes import Expr, Index, Ref, walk
+from attnc.model.dtypes import DType
+from attnc.plan.ir import Decode, Fetch, Forward, Statement, statement_expressions
+from attnc.target.sm80.printer import at_row, load, value_type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadRows:
+    """Rows r of a thread.
+
+    computed: statements in front of the step, and loads in it; split: what warps share, rows "q" or keys
+    "kv"; row: the number of row r in its tile; tile: the first row of that. group: query heads that fill the
+    rows of a tile together, "" for one, of which first_head comes first. lane: what is true for the only
+    thread that a row begins with, besides its lane; is_split: whether the first split of the keys begins it.
+    """
+
+    kernel: Forward | Decode
+    dtypes: dict[str, DType]
+    computed: tuple[Statement, ...]
+    split: str
+    row: str
+    tile: str = "q_lo"
+    group: str = ""
+    first_head: str = ""
+    lane: str = ""
+    is_split: bool = False
+
+    @property
+    def first(self) -> str:
+        return "warp * WARP_M" if self.split == "q" else "0"
+
+    @property
+    def first_key(self) -> str:
+        return "0" if self.split == "q" else "warp * WARP_N"
+
+    @property
+    def key_offset(self) -> str:
+        return "" if self.split == "q" else "warp * WARP_N + "
+
+    @property
+    def writer(self) -> str:
+        return "t == 0" if self.split == "q" else "warp == 0 && t == 0"
+
+    @property
+    def first_lane(self) -> str:
+        """The one thread of a row that starts its sum with the sink's 1."""
+        alone = "true" if self.kernel.softmax.rescale == "every_step" else self.writer
+        return f"{self.lane}{alone}{' && split == 0' if self.is_split else ''}"
+
+    @property
+    def first_m(self) -> str:
+        """The sink, in base-2 units."""
+        assert self.kernel.softmax.sink is not None
+        sink = at_row(self.kernel.softmax.sink)
+        return f"split == 0 ? {sink} : -INF" if self.is_split else sink
+
+    @property
+    def q_idx(self) -> str:
+        row = f"{self.tile} + {self.row}"
+        return f"({row}) / {self.group}" if self.group else row
+
+    @property
+    def head(self) -> str:
+        return f"{self.first_head}({self.tile} + {self.row}) % {self.group}" if self.group else "h"
+
+    @property
+    def have_heads(self) -> bool:
+        sink = self.kernel.softmax.sink
+        found = (*self.expressions(), *(() if sink is None else (sink,)))
+        return bool(self.group) and any(
+            isinstance(node, Ref) and node.name == "h" for expr in found for node in walk(expr)
+        )
+
+    @property
+    def uses_q_pos(self) -> bool:
+        return self._reads("q_pos")
+
+    @property
+    def needs_q_idx(self) -> bool:
+        return self.uses_q_pos or self.kernel.softmax.dropout is not None or self._reads("q_idx")
+
+    @property
+    def values(self) -> str:
+        names = ["q_idx[ROWS]"] if self.needs_q_idx else []
+        names += ["h[ROWS]"] if self.have_heads else []
+        return ", ".join([*names, *(["q_pos[ROWS]"] if self.uses_q_pos else [])])
+
+    @property
+    def fetches(self) -> tuple[Fetch, ...]:
+        step = self.kernel.step
+        loads = (*self.kernel.outer, *step.fetches, *step.masked_fetches)
+        return tuple(fetch for fetch in loads if fetch.axes == ("q",))
+
+    def array(self, fetch: Fetch) -> str:
+        """Declares what is loaded of all rows."""
+        return f"{value_type(fetch, self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
+
+    def value(self, fetch: Fetch) -> str:
+        """Loads it of row r."""
+        return f"{fetch.name}[r] = {load(fetch, self.dtypes[fetch.load.tensor])};"
+
+    def expressions(self) -> Iterator[Expr]:
+        """Yields what is computed, and the expressions of a step."""
+        for item in self.computed:
+            yield from statement_expressions(item)
+        step = self.kernel.step
+        exprs = (step.score, step.keep, step.kept, self.kernel.softmax.v_scale)
+        yield from (expr for expr in exprs if expr is not None)
+
+    def _reads(self, index: str) -> bool:
+        return any(Index(index) in walk(expr) for expr in self.expressions())
