@@ -29,7 +29,6 @@ TESTED_ELSEWHERE = {
     "target/sm80/declaration": "runtime/test_cuda_launches",
     "target/sm80/kernel": "kernels/test_cuda_storage",
     "target/sm80/render": "runtime/test_nvrtc",
-    "target/sm80/tiles": "kernels/test_cuda_storage",
     "target/sm90/backward_tiles": "target/test_sm90_backward",
     "target/sm90/decode": "kernels/test_sm90_decode",
     "target/sm90/places": "kernels/test_sm90",

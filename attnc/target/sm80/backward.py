@@ -134,15 +134,16 @@ class BackwardPlaces:
         return "(long long)(b * H + h) * args.M_padded"
 
 
-# --- which tile is a block's
+# --- a kernel of gradients
 
 
-class CudaTileText(CudaFileText):
-    """Attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print before the loops."""
+class CudaBackwardText(BackwardView, CudaFileText):
+    """Text of one kernel; attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print."""
 
     kernel: BackwardKernel
-
     makes_tiles = True
+    loop: TileLoop
+    dropout: Drawing
 
     def __init__(self, module: Module, arguments: ArgumentText, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned.name, default_of(planned))
@@ -153,6 +154,31 @@ class CudaTileText(CudaFileText):
         self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
         self.h_kv = scalar(self.kernel.kv_head)
         self.is_sequential = self.kernel.grid.over == "head"
+        self.loop = TileLoop(kernel=planned, dtypes=self.dtypes, fills=self.over_q or planned.fills_keys)
+        self.dropout = Drawing(planned.softmax.dropout)
+        self.chain, self.makes = planned.chain, planned.makes
+        self.as_elements = arguments.as_elements
+        # dq += ds k: ds lies in shared memory, keys as rows
+        self.turns_columns = self.chain.adds_dq is not None and not self.over_q
+        self.numbers = tuple(score_numbers(self.kernel))
+        self.exchange = self.plan.exchange and not self.over_q
+        self.by_row = "[r]" if self.over_q else ""
+        self.first_query = "first_query" if self.exchange else "0"
+        self.first_column = "first_query + " if self.exchange else ""
+        self.sums = CudaSums(
+            adjoints=self.chain.adjoints,
+            over_q=self.over_q,
+            show=self.show,
+            of_keys=tuple(fetch for fetch in self._fetches if fetch.axes == ("kv",)),
+            dtypes=self.dtypes,
+        )
+        self.needs_sums = bool(self.sums.vectors)
+        self.uses_q_pos = planned.uses("q_pos")
+        has_adjoints, drops = bool(self.chain.adjoints), self.kernel.softmax.dropout is not None
+        self.needs_q_idx = has_adjoints or self.uses_q_pos or planned.uses("q_idx")
+        self.needs_kv_idx = has_adjoints or drops or planned.uses("kv_idx")
+
+    # -- which tile is a block's -----------------------------------------------------------------------
 
     def statement(self, item: Statement) -> str:
         if item in self._first_lengths:
@@ -205,42 +231,7 @@ class CudaTileText(CudaFileText):
         section = "SECTION" if self.over_q else "KV_SECTION"
         return CudaWalk(walk=self.kernel.walk, of_call="args.", section=section)
 
-
-# --- its loops, scores and sums
-
-
-class CudaBackwardText(BackwardView, CudaTileText):
-    """Text of one kernel; attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print."""
-
-    kernel: BackwardKernel
-    loop: TileLoop
-    dropout: Drawing
-
-    def __init__(self, module: Module, arguments: ArgumentText, planned: BackwardKernel) -> None:
-        super().__init__(module, arguments, planned)
-        self.loop = TileLoop(kernel=planned, dtypes=self.dtypes, fills=self.over_q or planned.fills_keys)
-        self.dropout = Drawing(planned.softmax.dropout)
-        self.chain, self.makes = planned.chain, planned.makes
-        self.as_elements = arguments.as_elements
-        # dq += ds k: ds lies in shared memory, keys as rows
-        self.turns_columns = self.chain.adds_dq is not None and not self.over_q
-        self.numbers = tuple(score_numbers(self.kernel))
-        self.exchange = self.plan.exchange and not self.over_q
-        self.by_row = "[r]" if self.over_q else ""
-        self.first_query = "first_query" if self.exchange else "0"
-        self.first_column = "first_query + " if self.exchange else ""
-        self.sums = CudaSums(
-            adjoints=self.chain.adjoints,
-            over_q=self.over_q,
-            show=self.show,
-            of_keys=tuple(fetch for fetch in self._fetches if fetch.axes == ("kv",)),
-            dtypes=self.dtypes,
-        )
-        self.needs_sums = bool(self.sums.vectors)
-        self.uses_q_pos = planned.uses("q_pos")
-        has_adjoints, drops = bool(self.chain.adjoints), self.kernel.softmax.dropout is not None
-        self.needs_q_idx = has_adjoints or self.uses_q_pos or planned.uses("q_idx")
-        self.needs_kv_idx = has_adjoints or drops or planned.uses("kv_idx")
+    # -- its loops and sums ------------------------------------------------------------------------------
 
     @property
     def times_scale(self) -> str:

@@ -15,15 +15,18 @@ from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import scalar
 from attnc.target.sm90.narrow import NarrowPart, narrow_parts
-from attnc.target.sm90.tiles import BoxText, WgmmaTiles, parts_of
+from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles, parts_of
 
 
-class Sm90DecodeText(BoxText, CudaDecodeText):
+class Sm90DecodeText(CudaDecodeText):
     """Attribute by attribute what `templates/sm90/decode.cu.jinja` and its parts print; scores, masks and
     splits are as for `cuda.sm_80`.
     """
 
     kernel: Decode
+    _fragment = FRAGMENT
+    boxes: Boxes
+    wgmma: WgmmaTiles
 
     layout: Sm90DecodeLayout
     is_decode = True
@@ -40,16 +43,17 @@ class Sm90DecodeText(BoxText, CudaDecodeText):
         parts = [parts_of(columns, widest_product(layout.entry_registers)) for columns in widths]
         self.keeps_rest = self.shares_columns and layout.rest > 0
         sums = list(dict.fromkeys(columns for part in parts for _, columns in part))
+        key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self)
         self.wgmma = WgmmaTiles(
             layout,
-            key_tiles=self.key_tiles,
+            key_tiles=key_tiles,
             sum_columns=sums,
             parts=parts[0],
             page=self.page,
             warps=CONVERTING_WARPS if layout.narrow else 1,
             more_wgmma=[
                 *(f"WGMMA_SS_ROWS({columns})" for columns in sums if self.shares_columns),
-                *(f"WGMMA_RS_COLUMNS({keys})" for keys in self.key_tiles if self.keeps_rest),
+                *(f"WGMMA_RS_COLUMNS({keys})" for keys in key_tiles if self.keeps_rest),
             ],
         )
         self.blocks_share = layout.shares

@@ -15,6 +15,7 @@ from attnc.plan.sm90.roles import (
     ALL_SEE,
     partial_tiles_end_the_range,
 )
+from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
@@ -25,14 +26,14 @@ from attnc.target.sm80.printer import (
 from attnc.target.sm90.places import Places, lay_out
 from attnc.target.sm90.score import Scores
 from attnc.target.sm90.stores import Stores
-from attnc.target.sm90.tiles import BoxText, WgmmaTiles, parts_of
+from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles, parts_of
 from attnc.target.sm90.work import Work
 
 #: Matrices whose tiles are copied by TMA.
 _COPIED = ("q", "k", "v")
 
 
-class Sm90Text(BoxText):
+class Sm90Text(CudaText):
     """Attribute by attribute what `templates/sm90/*.jinja` print; the rest is as for `cuda.sm_80`.
 
     work, score, stores: what roles compute of a work tile, of scores, and how o is stored; memory, barriers:
@@ -40,6 +41,9 @@ class Sm90Text(BoxText):
     """
 
     kernel: Forward
+    _fragment = FRAGMENT
+    boxes: Boxes
+    wgmma: WgmmaTiles
 
     layout: Sm90Layout
     score: Scores
@@ -64,13 +68,14 @@ class Sm90Text(BoxText):
         self.searches_together = self.searches and not alone  # a producer is one lane
         held = min(layout.shape(c).entry_registers for c in kernel.configs)
         parts = parts_of(layout.dv_multiplied, widest_product(held))
+        key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self)
         self.wgmma = WgmmaTiles(
             layout,
-            key_tiles=self.key_tiles,
+            key_tiles=key_tiles,
             sum_columns=(columns for _, columns in parts),
             parts=parts,
             page=self.page,
-            more_wgmma=(f"WGMMA_RS_BF16({keys})" for keys in self.key_tiles if self.score.columns),
+            more_wgmma=(f"WGMMA_RS_BF16({keys})" for keys in key_tiles if self.score.columns),
         )
         self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
         self.draws = kernel.softmax.dropout is not None

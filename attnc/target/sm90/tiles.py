@@ -4,12 +4,12 @@ functions around one wgmma instruction, whose operands are named one by one, so 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from math import gcd
 from typing import TypeAlias
 
 from attnc.model.tensors import Role
+from attnc.plan.ir import Decode, Forward
 from attnc.plan.signature import RowZero
 from attnc.plan.sm80.layout import MMA, CudaLayout
 from attnc.plan.sm90.layout import PIECE
@@ -99,37 +99,22 @@ class WgmmaTiles:
 FRAGMENT = "[j][2 * r + c]"
 
 
-class BoxText(CudaText):
-    """Attribute by attribute what templates of prefill and of decoding print of copies by TMA."""
+class Boxes:
+    """Where TMA finds boxes of rows."""
 
-    wgmma: WgmmaTiles
-    _fragment = FRAGMENT
-
-    @property
-    @abstractmethod
-    def maps(self) -> list[str]:
-        """Tensors that TMA copies, whose maps are arguments."""
-
-    @property
-    @abstractmethod
-    def copies_rows(self) -> bool:
-        """Whether keys come row by row, by cp.async."""
-
-    @property
-    def fields(self) -> Iterator[str]:
-        if self.maps:
-            yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
-        yield from super().fields
-
-    @property
-    def key_tiles(self) -> list[int]:
-        return sorted({config.tile_kv for config in self.kernel.configs})
+    def __init__(self, view: CudaText) -> None:
+        self._view = view
 
     def pool(self, name: str) -> str:
         """Returns where rows of K or V of the head at hand lie: in page 0, and what follows."""
-        tensor = self.rows(name).tensor
-        return f"{{args.{tensor}_ptr + {self.offset(name)}, args.stride_{tensor}p, args.stride_{tensor}n}}"
+        view, tensor = self._view, self._view.rows(name).tensor
+        return f"{{args.{tensor}_ptr + {view.offset(name)}, args.stride_{tensor}p, args.stride_{tensor}n}}"
 
     def coordinates(self, name: str, row: str, page: str = "") -> str:
         """Row, head and batch, or page, of a box."""
-        return coordinates(self.row_zero(name), row, page)
+        return coordinates(self._view.row_zero(name), row, page)
+
+
+def list_key_tiles(kernel: Forward | Decode) -> list[int]:
+    """Lists the keys of a tile under some config."""
+    return sorted({config.tile_kv for config in kernel.configs})
