@@ -64,7 +64,8 @@ def loop_lines(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> Iterator[str]:
         guard += "".join(f", {name} = {value}" for name, value in values_of(loop.tests))
         over = f"{show(loop.start)} .. {show(loop.stop)}"
         if loop.listed is not None:
-            over = f"listed blocks of {loop.listed.block} (of {over})"
+            gathered = "gathered keys of " if loop.listed.gathers else ""
+            over = f"{gathered}listed blocks of {loop.listed.block} (of {over})"
         yield f"  for {axis} in {over} step {step}: {kind}{guard}"
 
 

@@ -94,7 +94,7 @@ def plan_decode(
     step = make_step(
         attention,
         score,
-        IN_BOUNDS if tail else TRUE,
+        IN_BOUNDS if tail or (listing is not None and listing.gathers) else TRUE,
         loops,
         softmax,
         names,

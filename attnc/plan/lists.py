@@ -34,6 +34,8 @@ from attnc.plan.width import ends_of
 C = TypeVar("C", bound=TileConfig)
 _Q_IDX, _KV_IDX = Index("q_idx"), Index("kv_idx")
 _ONE = Const(1)
+#: Keys of the smallest tile.
+_LEAST_TILE = 16
 #: The K/V head of a query head, and of the rows of a tile that has all query heads of it.
 _GROUP, KV_HEAD = Binary("//", Index("h"), Dim("G")), Ref("h_kv", "int", natural=True)
 #: Blocks of keys of the longest sequence, and blocks of queries that a list can be of; of the whole call.
@@ -51,6 +53,13 @@ class Listing:
     def keys(self) -> int:
         """Keys of a block."""
         return self.condition.keys
+
+    @property
+    def gathers(self) -> bool:
+        """Whether blocks are smaller than tiles can be, or no multiple of them: tiles are gathered from
+        several.
+        """
+        return self.keys % _LEAST_TILE != 0
 
     @property
     def row_axis(self) -> int | None:
@@ -141,6 +150,7 @@ def along_lists(
         line=Ref("list_line", "int", within=ends_of(line)),
         stride=stride,
         block=block,
+        gathers=axis == "kv" and listing.gathers,
     )
     if bits:
         kept = tuple(replace(loop, listed=walked) for loop in loops.loops)
@@ -148,7 +158,7 @@ def along_lists(
     loop = Loop(
         start=loops.loops[0].start,
         stop=loops.loops[-1].stop,
-        masked=_is_partial(loops),
+        masked=True if walked.gathers else _is_partial(loops),
         zero_fill=any(loop.zero_fill for loop in loops.loops),
         listed=walked,
     )
@@ -205,8 +215,10 @@ def _is_inside(index: Expr, size: Expr) -> bool:
 # --- what is made first
 
 
-def list_making(listing: Listing) -> ListMaking:
-    """Returns what is made of the lists before kernels walk over them."""
+def list_making(listing: Listing, *, is_distinct: bool) -> ListMaking:
+    """Returns what is made of the lists before kernels walk over them. is_distinct: no list names a block
+    twice.
+    """
     condition = listing.condition
     return ListMaking(
         tensor=condition.tensor,
@@ -215,6 +227,8 @@ def list_making(listing: Listing) -> ListMaking:
         limit=condition.limit,
         rows=listing.rows,
         row_axis=listing.row_axis,
+        by_entry=listing.gathers,
+        is_distinct=is_distinct,
     )
 
 
@@ -250,8 +264,9 @@ def fit_blocks(found: Sequence[C], variant: Variant, schedule: Schedule, phase: 
     rows = 0 if _packs(schedule) else listing.rows
     for config in found:
         tile_q = config.tile_q if "tile.q" in knobs else gcd(config.tile_q, rows)
-        tile_kv = config.tile_kv if "tile.kv" in knobs else gcd(config.tile_kv, listing.keys)
-        if rows % tile_q == 0 and listing.keys % tile_kv == 0:
+        is_open = "tile.kv" not in knobs and not listing.gathers
+        tile_kv = gcd(config.tile_kv, listing.keys) if is_open else config.tile_kv
+        if rows % tile_q == 0 and (listing.gathers or listing.keys % tile_kv == 0):
             fitted[replace(config, tile_q=tile_q, tile_kv=tile_kv)] = None
     return tuple(fitted)
 
@@ -416,13 +431,15 @@ def _refuse_tiles(listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
     sizes = {"tile.q": (listing.rows, "rows"), "tile.kv": (listing.keys, "keys")}
     if _packs(schedule):
         sizes["tile.q"] = (0, "rows")
+        if listing.gathers:
+            sizes["tile.kv"] = (0, "keys")
     for size, name in sizes.values():
         if size and size & -size < 16:
             span = listing.condition.span
             message = f"blocks of {size} {'queries' if name == 'rows' else name} are not lowered"
             hints = ["use a multiple of 16"]
-            if name == "rows":
-                hints.append("or write 'loops = [kv], pack = gqa', where the heads of a query fill a tile")
+            what = "the heads of a query fill a tile" if name == "rows" else "tiles are gathered"
+            hints.append(f"or write 'loops = [kv], pack = gqa', where {what}")
             yield unsupported(message, span, f"{name} = {size}", *hints)
             return
     phases: tuple[Phase, ...] = ("forward", "backward", "dq", "dkdv")

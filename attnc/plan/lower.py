@@ -49,7 +49,9 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         kept=kept_for_gradients(attention) if differentiable else (),
         label=schedule.label,
         backward=plan_backward(variant, attention, schedule, kernel, listing) if differentiable else None,
-        lists=None if listing is None else list_making(listing),
+        lists=None
+        if listing is None
+        else list_making(listing, is_distinct=attention.tensor(listing.condition.tensor).is_distinct),
     )
     verify_module(module)
     return module

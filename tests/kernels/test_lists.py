@@ -195,7 +195,7 @@ def test_what_else_stands_beside_lists(name: str) -> None:
 ONE_QUERY = """attention a {
   input q: bf16[B, M, HEADS, 16]
   input k, v: bf16[B, N, KV, 16] STORAGE
-  input idx: i32[LISTS, S]
+  input idx: i32[LISTS, S]FACT
   score = dot(q, k) / 4
   mask = MASK
   normalize = softmax
@@ -211,6 +211,20 @@ QUERIES: Mapping[str, Mapping[str, str]] = {
     "three": {"LISTS": "B, Hkv, R", "MASK": "listed(idx, rows = 3, keys = 16)"},
     "all": {"LISTS": "B, Hkv", "MASK": "listed(idx, keys = 32) and window(30, 0)"},
     "of one K/V head": {"HEADS": "G", "KV": "1", "LISTS": "B, M", "MASK": "listed(idx, rows = 1, keys = 16)"},
+    "of tokens": {"LISTS": "B, M, Hkv", "MASK": "listed(idx, rows = 1, keys = 1) and causal"},
+    "of distinct tokens": {
+        "LISTS": "B, M",
+        "MASK": "listed(idx, rows = 1, keys = 1)",
+        "FACT": " is distinct",
+    },
+    "of four tokens": {"LISTS": "B, Hkv, R", "MASK": "listed(idx, rows = 2, keys = 4) and window(50, 3)"},
+    "of tokens in pages": {
+        "LISTS": "B, M, Hkv",
+        "MASK": "listed(idx, rows = 1, keys = 1) and causal",
+        "STORAGE": (
+            "via paged(table, page = 16)\n  input table: i32[B, P]\n  input n: i32[B]\n  length N = n[b]"
+        ),
+    },
     "in pages": {
         "LISTS": "B, M, Hkv",
         "MASK": "listed(idx, rows = 1, keys = 32) and causal",
@@ -224,7 +238,9 @@ QUERIES: Mapping[str, Mapping[str, str]] = {
 @pytest.mark.parametrize("name", QUERIES)
 def test_lists_of_few_queries(name: str) -> None:
     text = ONE_QUERY
-    for word, value in ({"HEADS": "Hkv * G", "KV": "Hkv", "STORAGE": "", **QUERIES[name]}).items():
+    for word, value in (
+        {"HEADS": "Hkv * G", "KV": "Hkv", "STORAGE": "", "FACT": "", **QUERIES[name]}
+    ).items():
         text = text.replace(word, value)
     sizes = {"B": 2, "M": 5, "N": 75, "Hkv": 2, "G": 3, "R": 2, "S": 4, "P": 5}
     assert not list(wrong(subject_of_text(text), sizes, range(examples(2))))

@@ -19,13 +19,15 @@ class ListWalk:
     """A loop over the tiles of listed blocks.
 
     memory: holds the lists, each after its length, or their bits; line: which one, negative where there is
-    none; stride: of one, in entries or words; block: positions of a block, which tiles divide.
+    none; stride: of one, in entries or words; block: positions of a block, which tiles divide, unless a tile
+    `gathers` keys of several blocks.
     """
 
     memory: Memory
     line: Expr
     stride: Expr
     block: int
+    gathers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class ListMaking:
 
     tensor: has them along its last axis; extents: its sizes; keys: of a block; limit: entries that count, of
     each list or of all, None: all. rows: queries of a block, 0 where lists have no axis of such; row_axis:
-    which one that is. Its last rows may lie past the queries that there are.
+    which one that is. Its last rows may lie past the queries that there are. by_entry: blocks are left in the
+    order of the list, for they are many more than entries; is_distinct: no list names one twice.
     """
 
     tensor: str
@@ -43,6 +46,8 @@ class ListMaking:
     limit: Load | Expr | None
     rows: int
     row_axis: int | None
+    by_entry: bool = False
+    is_distinct: bool = False
 
     @property
     def lines(self) -> tuple[Expr, ...]:

@@ -218,7 +218,9 @@ def _loop(loop: Loop, axis: Axis) -> Iterator[str]:
     fill = ", fills rows of keys that no query keeps" if loop.zero_fill else ""
     over = f"{show(loop.start)} .. {show(loop.stop)}"
     if (listed := loop.listed) is not None:
-        over = f"blocks of {listed.block} of {listed.memory}[{show(listed.line)}: {show(listed.stride)}]"
+        gathered = "gathered keys of " if listed.gathers else ""
+        place = f"{listed.memory}[{show(listed.line)}: {show(listed.stride)}]"
+        over = f"{gathered}blocks of {listed.block} of {place}"
     head = f"for {axis}_lo in {over} step {_TILE[axis]}: {kind}{guard}{fill}"
     yield from _block(head, _statements(loop.tests)) if loop.tests else (head,)
 

@@ -118,7 +118,8 @@ class DecodeText(KernelText):
 
     @property
     def asks_for_table(self) -> bool:
-        return any(statement.name == self.rows("k").table for statement in self.before_loads)
+        asks = not self.gathers  # for entries that few keys need
+        return asks and any(statement.name == self.rows("k").table for statement in self.before_loads)
 
     @property
     def rows_of_tile(self) -> list[str]:
@@ -173,6 +174,11 @@ class DecodeText(KernelText):
         rows = self.rows(name)
         of = rows.tensor
         x = f"{MATRICES[of]} + {first}" if first else MATRICES[of]
+        if self.gathers and rows.page:
+            where = f"{rows.table}, {rows.table_stride}, kv_idx, N, stride_{of}p, stride_{of}n"
+            return f"_gather_paged({x}, {where}, {rows.page}, {self._width(width)})"
+        if self.gathers:
+            return f"_gather_tile({x}, kv_idx, N, stride_{of}n, {self._width(width)})"
         tile = f"{self._cut}, BLOCK_N"
         if not rows.page:
             return f"_load_tile({x}, kv_lo, N, stride_{of}n, {tile}, {self._width(width)})"
@@ -239,6 +245,8 @@ class DecodeText(KernelText):
     def _key_names(self, names: str) -> list[str]:
         table, stride = self.rows("k").table, self.rows("k").table_stride
         own = super()._key_names(names)
+        if self.gathers:
+            return ["kv_idx" if name == "kv_lo" else name for name in own]
         return [("page" if name == table else name) for name in own if name != stride] if table else own
 
     # -- a unified maximum ---------------------------------------------------------------------------------

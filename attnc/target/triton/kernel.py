@@ -80,7 +80,7 @@ class ProgramText(KernelView):
         pipeline.
         """
         if loop.listed is not None:
-            return f"range(0, {self._listed_tiles(loop.listed)})"
+            return self._listed_tiles(loop.listed)
         bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
         is_edge = loop.zero_fill and self.fills_when == "ZERO_FILL"
         return f"tl.range({bounds}, num_stages=1)" if is_edge else f"range({bounds})"
@@ -88,7 +88,7 @@ class ProgramText(KernelView):
     def queries_of(self, loop: Loop) -> str:
         """Returns what a loop over queries runs over."""
         if loop.listed is not None:
-            return f"range(0, {self._listed_tiles(loop.listed)})"
+            return self._listed_tiles(loop.listed)
         return f"range({scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_M)"
 
     def walks_by(self, loop: Loop) -> str:
@@ -96,7 +96,14 @@ class ProgramText(KernelView):
         return "list_item" if loop.listed is not None else f"{self.kernel.regions.axis}_lo"
 
     def _listed_tiles(self, walk: ListWalk) -> str:
-        return f"listed * ({walk.block} // {self._inner_tile})"
+        if walk.gathers:
+            return f"range(0, listed * {walk.block}, BLOCK_N)"
+        return f"range(0, listed * ({walk.block} // {self._inner_tile}))"
+
+    @property
+    def gathers(self) -> bool:
+        """Whether tiles are of keys of several listed blocks."""
+        return any(loop.listed is not None and loop.listed.gathers for loop in self.kernel.regions.loops)
 
     @property
     def _inner_tile(self) -> str:
@@ -114,12 +121,14 @@ class ProgramText(KernelView):
             f"listed = _list_length(list_row, {scalar(walk.line)} >= 0)",
         ]
 
-    def listed_tile(self, loop: Loop) -> str:
-        """Returns the first position of the tile at hand of a listed block."""
+    def find_tile(self, loop: Loop) -> str:
+        """Returns the statement that finds the tile at hand of a listed block, or its keys."""
         assert loop.listed is not None
         block, tile = loop.listed.block, self._inner_tile
+        if loop.listed.gathers:
+            return f"kv_idx = _find_keys(list_row + 1, list_item, listed * {block}, N, BLOCK_N, {block})"
         entry = f"_list_entry(list_row + 1 + list_item // ({block} // {tile}))"
-        return f"{entry} * {block} + list_item % ({block} // {tile}) * {tile}"
+        return f"{self.kernel.regions.axis}_lo = {entry} * {block} + list_item % ({block} // {tile}) * {tile}"
 
     @property
     def list_pointers(self) -> list[str]:

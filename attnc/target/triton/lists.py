@@ -20,7 +20,7 @@ class ListsText:
 
     def __init__(self, module: Module, made: ListMaking) -> None:
         self.module, self.made = module, made
-        self.tensor = made.tensor
+        self.tensor, self.by_entry, self.is_distinct = made.tensor, made.by_entry, made.is_distinct
         self.name = module.variant.attention.name
         backward = module.backward
         self.inverts = backward is not None and any(not planned.over_q for planned in backward.kernels)
