@@ -82,6 +82,9 @@ def refuse_epilogue(variant: Variant, schedule: Schedule, target: Target) -> Ite
         label = "a split of the keys has a part of o"
         instead = "write a schedule with 'loops = [q, kv]', without split.kv and pack"
         yield unsupported("the decode kernel has no epilogue", epilogue.span, label, instead)
+    elif "kv" in (split.choices if (split := schedule.forward.get("warp_split")) else ()):
+        label, instead = "a thread has parts of rows of several warps", "write 'warp_split = q'"
+        yield unsupported("warp_split = kv has no epilogue", epilogue.span, label, instead)
     elif loops and ("kv", "q") in loops.choices:
         label = "o lies in memory between two visits"
         yield unsupported("loops = [kv, q] has no epilogue", epilogue.span, label, "write 'loops = [q, kv]'")

@@ -19,12 +19,18 @@ from attnc.plan.steps import program as program_of
 
 
 def plan_epilogue(attention: Attention, names: LoadNames) -> Epilogue | None:
-    """Returns the epilogue in the names of a kernel, whose own loads are named already."""
+    """Returns the epilogue of a kernel whose other values have these names."""
     if attention.epilogue is None:
         return None
-    known = len(names.fetches)
-    value = names.replace(simplify(attention.epilogue))
-    return Epilogue(value=value, fetches=_in_tile(names, known), span=attention.epilogue.span)
+    own = replace(names, fetches=[], rows={})
+    value = own.replace(simplify(attention.epilogue))
+    return Epilogue(
+        value=value,
+        program=program_of(own, ()),
+        rows=tuple(fetch for fetch in own.fetches if fetch.axes == ("q",)),
+        fetches=_in_tile(own),
+        span=attention.epilogue.span,
+    )
 
 
 def plan_epilogue_gradient(
@@ -59,6 +65,6 @@ def plan_epilogue_gradient(
     return replace(made, dims=sizes(attention, dims_of((*made.expressions, made.stored))))
 
 
-def _in_tile(names: LoadNames, known: int = 0) -> tuple[Fetch, ...]:
-    """Returns the loads of each column of o, from the `known`-th on."""
-    return tuple(fetch for fetch in names.fetches[known:] if "kv" in fetch.axes)
+def _in_tile(names: LoadNames) -> tuple[Fetch, ...]:
+    """Returns the loads of each column of o."""
+    return tuple(fetch for fetch in names.fetches if "kv" in fetch.axes)

@@ -92,8 +92,8 @@ def _verify_scopes(kernel: Kernel) -> None:
             _verify_names(kernel, kernel.softmax.expressions, known, scopes.outer, sizes)
             if kernel.epilogue is not None:
                 columns, finishing = scopes.outer | {COLUMN}, set(known)
-                for fetch in kernel.epilogue.fetches:
-                    _verify_statement(kernel, fetch, finishing, columns, sizes)
+                for item in kernel.epilogue.statements:
+                    _verify_statement(kernel, item, finishing, columns, sizes)
                 _verify_names(kernel, (kernel.epilogue.value,), finishing, columns, sizes)
     for expr in (kernel.step.score, kernel.step.keep):
         if expr is not None:

@@ -367,7 +367,7 @@ class BackwardDeclaration:
         partial = adjoint.along == ("q", "kv") or (
             self._shortened and adjoint.along not in ((), ("tile", "d"))
         )
-        dtype = self._dtypes[x] if whole else "f32"
+        dtype = self._dtypes[x] if whole and self._dtypes[x] == self._dtypes["q"] else "f32"
         return declare_allocation(adjoint.name, f"{dtype}[B, H, {shape}]", zero=partial)
 
     def _gradient(self, gradient: Gradient) -> CallText:

@@ -304,17 +304,24 @@ class Softmax(Probabilities):
 class Epilogue:
     """What o is: `value`, over the attention (Attended, the text `o`), of each row and column.
 
-    fetches: what it loads of each column (axis "kv" here), or of each row and column; other loads are among
-    those of the program and of its rows.
+    program: pointers, and what it loads once; rows, fetches: what it loads of each row, and of each column
+    (axis "kv" here) or of both. All of it is read at the end, where the loop over keys holds no registers.
     """
 
     value: Expr
+    program: tuple[Statement, ...]
+    rows: tuple[Fetch, ...]
     fetches: tuple[Fetch, ...]
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property
+    def statements(self) -> tuple[Statement, ...]:
+        return (*self.program, *self.rows, *self.fetches)
+
+    @property
     def expressions(self) -> tuple[Expr, ...]:
-        return (*fetch_expressions(self.fetches), self.value)
+        read = (expr for item in self.statements for expr in statement_expressions(item))
+        return (*read, self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

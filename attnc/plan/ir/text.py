@@ -310,7 +310,7 @@ def _softmax(softmax: Softmax) -> Iterator[str]:
 
 def _epilogue(epilogue: Epilogue | None) -> Iterator[str]:
     if epilogue is not None:
-        lines = (*_statements(epilogue.fetches), f"o = {show(epilogue.value)}")
+        lines = (*_statements(epilogue.statements), f"o = {show(epilogue.value)}")
         yield from _block("epilogue", lines)
 
 

@@ -206,6 +206,7 @@ class _RolePlanner:
         if softmax.dropout is not None:
             exprs += [softmax.dropout.p, softmax.dropout.seed, softmax.dropout.head]
         exprs.append(kernel.stored)
+        exprs += () if kernel.epilogue is None else kernel.epilogue.expressions
         nodes = (node for expr in exprs for node in walk(expr))
         return frozenset(node.name for node in nodes if isinstance(node, Ref | Dim | Index))
 

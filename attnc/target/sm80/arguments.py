@@ -25,7 +25,8 @@ class ArgumentText:
         assert module.backward is not None
         self.module, self._backward = module, module.backward
         self.tensors = Tensors(module)
-        self.has_dlse = not module.kept
+        self.has_dlse = module.variant.attention.lse is not None
+        self.has_epilogue = self._backward.epilogue is not None
         self.adds_dq = any(planned.chain.adds_dq is not None for planned in self._backward.kernels)
         made = dict.fromkeys(name for planned in self._backward.kernels for name in planned.makes)
         self.made: list[str] = [*(["dq"] if self.adds_dq else []), *made]
@@ -35,6 +36,8 @@ class ArgumentText:
 
     @property
     def adjoints(self) -> Iterator[Adjoint]:
+        if self._backward.epilogue is not None:
+            yield from self._backward.epilogue.adjoints
         if self._backward.preprocess is not None:
             yield from self._backward.preprocess.prologue.adjoints
         for planned in self._backward.kernels:
@@ -43,8 +46,13 @@ class ArgumentText:
     def adjoint_dtype(self, adjoint: Adjoint) -> DType:
         """Returns the type of its workspace: that of the gradient itself, where nothing is left to sum."""
         part = next(p for g in self._backward.gradients for p in g.parts if p.name == adjoint.name)
-        whole = adjoint.along == ("q", "kv") and adjoint.accumulate == "two_pass" and len(part.places) == 4
-        return self.dtypes[adjoint.load.tensor] if whole else DType.F32
+        whole = (
+            adjoint.along in (("q", "kv"), ("q", "d"))
+            and adjoint.accumulate == "two_pass"
+            and len(part.places) == 4
+        )
+        own = self.dtypes[adjoint.load.tensor]
+        return own if whole and own is self.dtypes["q"] else DType.F32
 
     @property
     def as_elements(self) -> tuple[str, ...]:
@@ -59,7 +67,9 @@ class ArgumentText:
 
         element = stored(self.dtypes["q"])
         found = [(f"const {stored(self.dtypes[name])}", name) for name in self.inputs]
-        found += [(f"const {stored(self.dtypes['o'])}", name) for name in ("o", "do")]
+        o = stored(self.dtypes["o"])
+        found += [(f"const {o}", "o"), (o if self.has_epilogue else f"const {o}", "do")]
+        found += [(f"const {o}", "dresult")] if self.has_epilogue else []
         found += [("const float", name) for name in ("lse", *(["dlse"] if self.has_dlse else []))]
         found += [(element if name in ("dq", *self.as_elements) else "float", name) for name in self.made]
         found += [("float", name) for name in ("lse2", "delta", *(["dq_sum"] if self.adds_dq else []))]
@@ -70,7 +80,8 @@ class ArgumentText:
     def strides(self) -> list[list[str]]:
         matrices = {"q", "k", "v"}
         v = ["v"] if "v" in self.tensors.by_name else []  # not where it is columns of k
-        given = ("q", "k", *v, "o", "do", "lse", *(["dlse"] if self.has_dlse else []), *self.made)
+        before = ("q", "k", *v, "o", "do", *(["dresult"] if self.has_epilogue else []))
+        given = (*before, "lse", *(["dlse"] if self.has_dlse else []), *self.made)
         found = [self.tensors.strides(name) for name in given]
         found += [self.tensors.extra_strides(name, name) for name in self.inputs if name not in matrices]
         found += [
@@ -85,6 +96,8 @@ class ArgumentText:
         dims = [name for planned in self._backward.kernels for name in planned.dims]
         if self._backward.preprocess is not None:
             dims += self._backward.preprocess.dims
+        if self._backward.epilogue is not None:
+            dims += self._backward.epilogue.dims
         padded = ["M_padded", *(["ROW_TILE"] if self.tensors.packs(Role.QUERY) else [])]
         return [*dict.fromkeys(dims), *padded, "SECTION", "KV_SECTION"]
 

@@ -293,7 +293,16 @@ class CudaBackward(BackwardDeclaration):
 
     def kernel(self, name: str) -> CallText:
         """Declares the launch of a kernel."""
-        preprocess = self._backward.preprocess
+        preprocess, epilogue = self._backward.preprocess, self._backward.epilogue
+        if epilogue is not None and name == epilogue.name:
+            blocks = "M_padded // BLOCK_M * B * H"
+            sums = sum(adjoint.along == ("tile", "d") for adjoint in epilogue.adjoints)
+            columns = 16 * ROWS_WARPS * self._columns * sums  # a sum for each eight threads
+            if epilogue.sequences is not None:
+                blocks = f"({show(epilogue.sequences.rows)} // BLOCK_M + B + 1) * H"
+            own = {"WARPS": str(ROWS_WARPS), "STAGES": "1", "shared": str(max(columns, 4 * ROWS_WARPS))}
+            own |= {"maxnreg": "0"} if self.limits_registers else {}
+            return cuda_kernel(name, blocks, config=self.configs[0], changes=own)
         if preprocess is not None and name == preprocess.name:
             tiles = "M_padded // ROW_TILE" if self.packs_queries else "M_padded // BLOCK_M * B"
             own = {

@@ -91,7 +91,9 @@ class CudaText(OutputView):
             split=self.split,
             row="warp * WARP_M + 8 * r + g" if self.split == "q" else "8 * r + g",
         )
-        self.wants_lse = "args.lse_ptr != nullptr && " if module.kept else ""
+        kept = {arg.tensor.name for arg in module.kept}
+        self.wants_lse = "args.lse_ptr != nullptr && " if "lse" in kept else ""
+        self.keeps_attention = "attention" in kept
         self.scalar, self.expression = scalar, at_row
         self.unified = unified_of(kernel)
         self.finds_top = self.unified is not None and self.unified.fallback
@@ -234,6 +236,10 @@ class CudaText(OutputView):
 
     def statement(self, item: Statement) -> str:
         return statement(item, self.dtypes, self.kernel.dims)
+
+    def finishing(self, item: Statement) -> str:
+        """Returns a statement of the epilogue, at one row and column."""
+        return statement(item, self.dtypes, self.kernel.dims, scalar)
 
     @property
     def score_fetches(self) -> tuple[Fetch, ...]:

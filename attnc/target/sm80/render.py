@@ -21,6 +21,7 @@ from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishText, RowsText
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
+from attnc.target.sm80.epilogue import EpilogueText
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 from attnc.target.sm80.printer import local
 from attnc.target.sm80.tidy import ValueLines, tidy_cuda
@@ -118,9 +119,10 @@ def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBac
     if backward is None or backward.preprocess is None:
         return None, {}
     arguments = ArgumentText(module)
-    texts: list[tuple[str, CudaFileText]] = [
-        ("backward_preprocess", RowsText(module, arguments, backward.preprocess))
-    ]
+    texts: list[tuple[str, CudaFileText]] = []
+    if backward.epilogue is not None:
+        texts.append(("backward_epilogue", EpilogueText(module, arguments, backward.epilogue)))
+    texts.append(("backward_preprocess", RowsText(module, arguments, backward.preprocess)))
     texts += ((p.structure, CudaBackwardText(module, arguments, p)) for p in backward.kernels)
     if arguments.adds_dq:
         texts.append(("backward_finish", FinishText(module, arguments)))
@@ -152,6 +154,7 @@ def backward_source(
 
 
 _TASKS = {
+    "backward_epilogue": "through the epilogue",
     "backward_preprocess": "what the other kernels need of each row",
     "backward_dq": "a block of threads per q tile",
     "backward_dkdv": "a block of threads per kv tile",

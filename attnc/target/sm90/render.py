@@ -11,6 +11,7 @@ from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.header import forward_numbers, header
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
 from attnc.target.sm80.declaration import CudaBackward
+from attnc.target.sm80.epilogue import EpilogueText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.render import (
     backward_source,
@@ -63,9 +64,11 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
         return render_backward(module, page)
     arguments = Sm90Arguments(module)
     frame = "cuda/backward_module"
-    sources: dict[CudaFileText, tuple[str, str]] = {
-        Sm90PreprocessText(module, arguments, backward.preprocess): ("cuda/backward_preprocess", frame)
-    }
+    sources: dict[CudaFileText, tuple[str, str]] = {}
+    if backward.epilogue is not None:
+        sources[EpilogueText(module, arguments, backward.epilogue)] = ("cuda/backward_epilogue", frame)
+    preprocess = Sm90PreprocessText(module, arguments, backward.preprocess)
+    sources[preprocess] = ("cuda/backward_preprocess", frame)
     for planned in backward.kernels:
         if planned.kind not in backward.layout.by_wgmma:
             sources[CudaBackwardText(module, arguments, planned)] = (f"cuda/{planned.structure}", frame)
