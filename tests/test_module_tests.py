@@ -38,7 +38,6 @@ TESTED_ELSEWHERE = {
     "target/sm90/tiles": "kernels/test_sm90_pages",
     "target/sm90/work": "kernels/test_sm90",
     "target/triton/backward": "kernels/test_backward",
-    "target/triton/epilogue": "kernels/test_epilogue",
     "target/triton/kernel": "plan/test_access",
     "target/triton/parameters": "kernels/test_packed_gradients",
 }

@@ -35,7 +35,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from refuse_sizes(variant)
     yield from refuse_foreign_keys(schedule, knobs)
     yield from refuse_narrow_types(variant, schedule, target)
-    yield from refuse_epilogue(variant, schedule, target)
+    yield from refuse_epilogue(variant, schedule)
     yield from refuse_lists(variant, schedule, target)
     yield from target.check(variant, schedule)
     yield from refuse_combine_keys(schedule)
@@ -70,15 +70,12 @@ def refuse_narrow_types(variant: Variant, schedule: Schedule, target: Target) ->
         )
 
 
-def refuse_epilogue(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
-    """Yields a refusal of an epilogue by targets that have none, and by kernels that o leaves in parts."""
+def refuse_epilogue(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields a refusal of an epilogue by kernels that o leaves in parts."""
     epilogue, loops = variant.attention.epilogue, schedule.forward.get("loops")
     if epilogue is None:
         return
-    label, instead = "o leaves as it is divided by the row's sum", "write a schedule for the target 'triton'"
-    if not target.has_epilogue:
-        yield unsupported(f"an epilogue is not lowered to {target.name}", epilogue.span, label, instead)
-    elif schedule.is_decode:
+    if schedule.is_decode:
         label = "a split of the keys has a part of o"
         instead = "write a schedule with 'loops = [q, kv]', without split.kv and pack"
         yield unsupported("the decode kernel has no epilogue", epilogue.span, label, instead)

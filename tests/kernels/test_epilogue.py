@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from attnc.verify.case import Case
-from tests.targets import small_tiles
+from tests.targets import EACH, needs_gxx, skip_without_compiler, small_tiles
 from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
-
-#: The targets that have epilogues.
-EACH = ("triton",)
 
 GATE = (
     "input q: bf16[B, M, Hkv * G, 16]",
@@ -60,18 +57,29 @@ PACKED = (
 @pytest.mark.parametrize("target", EACH)
 @pytest.mark.parametrize("lines", [GATE, ALL], ids=["gate", "all"])
 def test_epilogue(lines: tuple[str, ...], target: str) -> None:
+    skip_without_compiler(target)
     right_by_day(subject_of_text(spec(lines, small_tiles(target), target=target)), count=2)
 
 
 @pytest.mark.parametrize("target", EACH)
 def test_gate_of_packed_rows(target: str) -> None:
+    skip_without_compiler(target)
     made = subject_of_text(spec(PACKED, small_tiles(target), target=target))
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
 
 
-@pytest.mark.parametrize("target", EACH)
-def test_the_attention_itself_is_written_if_it_is_wanted(target: str) -> None:
-    made = subject_of_text(spec(GATE, small_tiles(target), target=target))
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [GATE, ALL, PACKED], ids=["gate", "all", "packed"])
+def test_epilogue_on_hopper(lines: tuple[str, ...]) -> None:
+    wide = tuple(line.replace("16]", "64]").replace("24]", "64]") for line in lines)
+    made = subject_of_text(spec(wide, "softmax = online(maximum = lazy(12))", target="cuda.sm_90a"))
+    rows = {"M": 21, "N": 21} if lines is PACKED else {"M": 70, "N": 133}
+    assert_within_bound(made, Case(dims={"B": 2, "H": 2, "Hkv": 1, "G": 2, **rows}))
+
+
+def test_the_attention_itself_is_written_if_it_is_wanted() -> None:
+    made = subject_of_text(spec(GATE, small_tiles("triton")))
     q, k, v = (torch.randn(1, 20, 2, 16, dtype=torch.bfloat16) for _ in range(3))
     gate, attention = torch.randn_like(q), torch.empty_like(q)
     o = made.function(q, k, v, gate, attention=attention)

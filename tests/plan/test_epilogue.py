@@ -24,13 +24,14 @@ def planned() -> Module:
     return module
 
 
-def test_loads_are_where_they_are_known_first() -> None:
+def test_loads_wait_for_the_end() -> None:
     kernel = planned().kernel
     assert kernel.epilogue is not None
     assert [fetch.name for fetch in kernel.epilogue.fetches] == ["w_d", "half_d", "gate_tile"]
-    assert [fetch.name for fetch in kernel.outer] == ["row_q"]
-    assert "s_value" in {item.name for item in kernel.program}
-    assert not kernel.step.fetches
+    assert [fetch.name for fetch in kernel.epilogue.rows] == ["row_q"]
+    assert "s_value" in {item.name for item in kernel.epilogue.program}
+    assert not kernel.outer
+    assert not kernel.program
 
 
 def test_sums_have_places_of_their_own_where_the_index_says_which() -> None:

@@ -45,7 +45,6 @@ class Sm80(Target):
     always_fills: ClassVar = False
     has_backward: ClassVar = True
     has_rows_kernel: ClassVar = True
-    has_epilogue: ClassVar = True
     sections: ClassVar = HALF
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:

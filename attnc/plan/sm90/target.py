@@ -68,7 +68,6 @@ class Sm90a(Target):
     has_backward: ClassVar = True
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
-    has_epilogue: ClassVar = True
     own_tensors: ClassVar = TAKING_TILES
     sections: ClassVar = SECTIONS
     splits_in_turn: ClassVar = True

@@ -198,7 +198,6 @@ class Triton(Target):
     always_fills: ClassVar = True
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
-    has_epilogue: ClassVar = True
     walks_lists: ClassVar = True
     has_weights: ClassVar = True
     has_rows_kernel: ClassVar = False

@@ -1,0 +1,16 @@
+"""Where the sums of an epilogue's gradients go; what they are is in tests/kernels/test_epilogue.py."""
+
+from attnc.target.sm80.render import render_cuda
+from tests.plan.test_epilogue import LINES
+from tests.verify.judging import modules_of, spec
+
+
+def test_each_sum_has_its_place() -> None:
+    (module,) = modules_of(spec(LINES, "tile.q = 64, tile.kv = 64", target="cuda.sm_80"))
+    text = render_cuda(module, path="a.attn", sha256="0")["default_backward_epilogue.cu"]
+    text = " ".join(text.split())
+    assert "args.ds_sum_ptr[blockIdx.x] = ds_sum;" in text
+    assert "args.drow_ptr[(long long)(b * H + h) * args.M_padded + q_idx] = drow;" in text
+    assert "args.dw_ptr[(long long)blockIdx.x * DV + d] = dw;" in text
+    assert "atomic_add(&args.dhalf_ptr[(d / 2) * args.stride_dhalf_0], dhalf);" in text
+    assert "args.dgate_ptr[((long long)(b * H + h) * args.M_padded + q_idx) * DV + d] =" in text
