@@ -63,7 +63,7 @@ class EpilogueText(CudaFileText):
     def place(self) -> Iterator[str]:
         sequences = self.planned.sequences
         if sequences is None:
-            yield f"const int q_tiles = args.M_padded / {self.rows_of_tile};"
+            yield "const int q_tiles = args.M_padded / BLOCK_M;"
             yield "const int h = blockIdx.x / q_tiles % H, b = blockIdx.x / q_tiles / H;"
             yield "const int q_lo = blockIdx.x % q_tiles * BLOCK_M;"
             return
@@ -76,10 +76,6 @@ class EpilogueText(CudaFileText):
         sequences = self.planned.sequences
         assert sequences is not None
         return f"{of_call}{scalar(sequences.rows)} / BLOCK_M + {of_call}B + 1"
-
-    @property
-    def rows_of_tile(self) -> str:
-        return "BLOCK_M"
 
     @property
     def and_the_rest(self) -> str:
@@ -110,7 +106,7 @@ class EpilogueText(CudaFileText):
                     at = "((long long)(b * H + h) * args.M_padded + q_idx) * DV + d"
                     made = f"args.{adjoint.name}_ptr[{at}]"
                     is_wide = self.arguments.adjoint_dtype(adjoint) is DType.F32
-                    value = self._term(adjoint) if is_wide else self.rounded(self._term(adjoint))
+                    value = self._term(adjoint) if is_wide else self.elements.rounded(self._term(adjoint))
                     yield "if (inside)"
                     yield f"    {made} = {value};"
                 case ("q", "d"):
