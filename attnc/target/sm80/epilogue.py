@@ -18,7 +18,7 @@ from attnc.target.sm80.backward import ROWS_WARPS, CudaFileText, default_of
 from attnc.target.sm80.printer import CudaWalk, address, scalar, sizes_of_call, statement
 
 
-class EpilogueText(CudaFileText):
+class CudaEpilogueText(CudaFileText):
     """Attribute by attribute what the template prints. A sum of a row is shared by eight threads, one of a
     column by all that have it, in shared memory, and one of the tile by all.
     """

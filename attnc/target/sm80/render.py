@@ -21,7 +21,7 @@ from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishText, RowsText
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
-from attnc.target.sm80.epilogue import EpilogueText
+from attnc.target.sm80.epilogue import CudaEpilogueText
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 from attnc.target.sm80.printer import local
 from attnc.target.sm80.tidy import ValueLines, tidy_cuda
@@ -121,7 +121,7 @@ def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBac
     arguments = ArgumentText(module)
     texts: list[tuple[str, CudaFileText]] = []
     if backward.epilogue is not None:
-        texts.append(("backward_epilogue", EpilogueText(module, arguments, backward.epilogue)))
+        texts.append(("backward_epilogue", CudaEpilogueText(module, arguments, backward.epilogue)))
     texts.append(("backward_preprocess", RowsText(module, arguments, backward.preprocess)))
     texts += ((p.structure, CudaBackwardText(module, arguments, p)) for p in backward.kernels)
     if arguments.adds_dq:

@@ -11,7 +11,7 @@ from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.header import forward_numbers, header
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
 from attnc.target.sm80.declaration import CudaBackward
-from attnc.target.sm80.epilogue import EpilogueText
+from attnc.target.sm80.epilogue import CudaEpilogueText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.render import (
     backward_source,
@@ -66,7 +66,7 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
     frame = "cuda/backward_module"
     sources: dict[CudaFileText, tuple[str, str]] = {}
     if backward.epilogue is not None:
-        sources[EpilogueText(module, arguments, backward.epilogue)] = ("cuda/backward_epilogue", frame)
+        sources[CudaEpilogueText(module, arguments, backward.epilogue)] = ("cuda/backward_epilogue", frame)
     preprocess = Sm90PreprocessText(module, arguments, backward.preprocess)
     sources[preprocess] = ("cuda/backward_preprocess", frame)
     for planned in backward.kernels:
