@@ -142,13 +142,13 @@ class Arena:
         self._used = 0
 
     def take(self, count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-        """Returns a buffer of so many elements, of any content."""
+        """Returns a buffer of so many elements, of any content, whose changes autograd counts by itself."""
         size = count * dtype.itemsize
         if device == "cpu":
             return torch.frombuffer(reserve_zeros(size), dtype=dtype)
         if self._used + size > self._memory.numel():
             self._memory, self._used = torch.empty(size + _ROOM, dtype=torch.uint8, device=device), 0
-        found = self._memory[self._used : self._used + size].view(dtype)
+        found = self._memory[self._used : self._used + size].view(dtype).data
         self._used += _APART
         return found
 

@@ -12,7 +12,7 @@ from attnc.target.files import render_files
 from attnc.verify.check import check
 from attnc.verify.cover import Coverage
 from attnc.verify.far import AXES
-from attnc.verify.problem import build
+from attnc.verify.problem import Arena, build
 from attnc.verify.subject import subject_of
 from tests.plans import module_of
 
@@ -82,3 +82,12 @@ def test_a_kernel_that_counts_in_32_bits_is_wrong(anchor: str, axes: str) -> Non
     subject = subject_of(module, text.replace(anchor, narrow, 1))
     verdicts = {name: check(subject, case).ok for name, case in subject.space.far_cases.items()}
     assert not verdicts[axes]
+
+
+def test_autograd_counts_changes_of_each_tensor_of_an_arena() -> None:
+    """A gradient that is placed later must not look like a change of the inputs that were kept."""
+    arena = Arena()
+    q, do = (arena.take(1 << 20, torch.bfloat16, "meta") for _ in range(2))
+    before = q._version
+    do.zero_()
+    assert q._version == before
