@@ -106,16 +106,19 @@ class ContextParallel:
         self._plan = planner.plan(sizes, strategy, self.groups, in_slices=in_slices)
         return self._plan
 
-    def shard(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *inputs: Any, **named: Any) -> Any:
+    def shard(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None = None, *inputs: Any, **named: Any
+    ) -> Any:
         """Takes this rank's rows of q, k and v, and the other inputs as they are; and makes the plan for
         them.
 
         Tensors are whole and the same on all ranks; DTensors stay as they are. Returns q, k, v and the inputs
-        in the order given.
+        in the order given. Raises what `plan` does, of a spec without v of its own too.
         """
         given = self._name_inputs(inputs, named)
-        _check_tensors(self.spec.attention, q=q, k=k, v=v)
         self.plan(q, k, **given)
+        _check_tensors(self.spec.attention, q=q, k=k, v=v)
+        assert v is not None
         if is_dtensor(q):
             return (q, k, v, *inputs, *named.values())
         shards = (self.own(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
