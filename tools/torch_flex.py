@@ -6,7 +6,7 @@ The files are those of test/inductor/ in PyTorch's repository, at the tag of the
 are no part of its wheel, nor of this repository. A copy of each, with `flex_attention` imported from attnc
 behind torch's own import, runs under pytest: on the GPU, or without one on the CPU. Tests that
 `tools/torch_flex.toml` excludes, each for a reason, run as well. The exit status is 1 if a test fails that is
-not excluded, or if one passes that is.
+not excluded, or if all those of a method pass that is.
 
 outcomes.json: torch's version; of each file its name, SHA-256 and the outcomes of its tests by name
 ("passed", "failed", "skipped", "excluded"); reasons of those that are excluded, and what those that failed
@@ -67,13 +67,17 @@ def use_attnc(text: str) -> str:
 
 
 def judge(found: Mapping[str, tuple[str, str]], exclusions: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Returns the outcome of each test, with its reason. found: (outcome, what the failure says) by name."""
+    """Returns the outcome of each test, with its reason. found: (outcome, what the failure says) by name. A
+    method is excluded for nothing if all its tests pass.
+    """
+    methods = {name: next((method for method in exclusions if _is_of(name, method)), "") for name in found}
+    failing = {methods[name] for name, (outcome, _) in found.items() if outcome == "failed"}
     judged = {}
     for name, (outcome, said) in sorted(found.items()):
-        reason = next((exclusions[method] for method in exclusions if _is_of(name, method)), "")
-        if reason and outcome == "failed":
-            judged[name] = {"outcome": "excluded", "reason": reason}
-        elif reason and outcome == "passed":
+        method = methods[name]
+        if method and outcome == "failed":
+            judged[name] = {"outcome": "excluded", "reason": exclusions[method]}
+        elif method and outcome == "passed" and method not in failing:
             judged[name] = {"outcome": "passed", "reason": "passes, and is excluded"}
         else:
             judged[name] = {"outcome": outcome, **({"reason": said} if said else {})}

@@ -62,12 +62,14 @@ def test_what_is_excluded_and_passes_is_told() -> None:
         "TestA::test_fine_cuda": ("passed", ""),
         "TestA::test_known_mode_eager_cuda_float16": ("failed", "no"),
         "TestA::test_stale_cpu": ("passed", ""),
+        "TestA::test_known_mode_eager_cuda_float32": ("passed", ""),
         "TestA::test_new_cuda": ("failed", "what went wrong"),
     }
     judged = judge(found, {"test_known": "a limit", "test_stale": "another"})
-    assert [judged[name]["outcome"] for name in found] == ["passed", "excluded", "passed", "failed"]
+    assert [judged[name]["outcome"] for name in found] == ["passed", "excluded", "passed", "passed", "failed"]
     assert judged["TestA::test_known_mode_eager_cuda_float16"]["reason"] == "a limit"
     assert "reason" in judged["TestA::test_stale_cpu"]
+    assert "reason" not in judged["TestA::test_known_mode_eager_cuda_float32"]
     assert judged["TestA::test_new_cuda"]["reason"] == "what went wrong"
 
 
