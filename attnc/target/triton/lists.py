@@ -14,6 +14,9 @@ from attnc.target.declaration import CallText
 from attnc.target.triton.kernel import triton_kernel
 from attnc.target.triton.printer import scalar
 
+#: Of a program, which has few elements: several would wait for each other at every sum.
+_WARPS = 1
+
 
 class ListsText:
     """Text of both kernels. inverts: the second one, for a backward that walks over queries, is there."""
@@ -145,11 +148,11 @@ class ListsText:
         """Yields the launches of the first kernel, and of the second in a backward, which has configs."""
         pointers = [self.tensor, *self._limit, "_lists", "_list_bits"]
         grid = f"max({self._lines}, 1)"
-        yield triton_kernel(self.listing_name, grid, pointers=pointers, config=config, warps=4)
+        yield triton_kernel(self.listing_name, grid, pointers=pointers, config=config, warps=_WARPS)
         if config and self.inverts:
             grid = f"max({self._groups} * cdiv(list_blocks, 32), 1)"
             pointers = ["_list_bits", "_columns"]
-            yield triton_kernel(self.inverting_name, grid, pointers=pointers, config=config, warps=4)
+            yield triton_kernel(self.inverting_name, grid, pointers=pointers, config=config, warps=_WARPS)
 
     @property
     def memory(self) -> Mapping[str, str]:

@@ -524,7 +524,7 @@ CALL = TritonAttention(
             function=block_sparse_lists,
             grid="max((B) * (Hkv) * (R), 1)",
             pointers="blocks counts _lists _list_bits",
-            warps=4,
+            warps=1,
         ),
         Kernel(
             function=block_sparse_forward,
@@ -554,14 +554,14 @@ CALL = TritonAttention(
                 grid="max((B) * (Hkv) * (R), 1)",
                 pointers="blocks counts _lists _list_bits",
                 config="dq",
-                warps=4,
+                warps=1,
             ),
             Kernel(
                 function=block_sparse_columns,
                 grid="max((B) * (Hkv) * cdiv(list_blocks, 32), 1)",
                 pointers="_list_bits _columns",
                 config="dq",
-                warps=4,
+                warps=1,
             ),
             Kernel(
                 function=block_sparse_backward_dq,

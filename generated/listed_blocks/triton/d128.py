@@ -479,7 +479,7 @@ CALL = TritonAttention(
             function=listed_blocks_lists,
             grid="max((B) * (H) * (R), 1)",
             pointers="blocks _lists _list_bits",
-            warps=4,
+            warps=1,
         ),
         Kernel(
             function=listed_blocks_forward,
@@ -509,14 +509,14 @@ CALL = TritonAttention(
                 grid="max((B) * (H) * (R), 1)",
                 pointers="blocks _lists _list_bits",
                 config="dq",
-                warps=4,
+                warps=1,
             ),
             Kernel(
                 function=listed_blocks_columns,
                 grid="max((B) * (H) * cdiv(list_blocks, 32), 1)",
                 pointers="_list_bits _columns",
                 config="dq",
-                warps=4,
+                warps=1,
             ),
             Kernel(
                 function=listed_blocks_backward_dq,

@@ -241,7 +241,7 @@ CALL = TritonAttention(
             function=selected_blocks_lists,
             grid="max((B) * (M) * (Hkv), 1)",
             pointers="selected _lists _list_bits",
-            warps=4,
+            warps=1,
         ),
         Kernel(
             function=selected_blocks_forward,

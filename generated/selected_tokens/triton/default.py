@@ -215,7 +215,7 @@ CALL = TritonAttention(
             function=selected_tokens_lists,
             grid="max((B) * (M), 1)",
             pointers="selected _lists _list_bits",
-            warps=4,
+            warps=1,
         ),
         Kernel(
             function=selected_tokens_forward,
