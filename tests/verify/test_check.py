@@ -6,13 +6,14 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 
 from attnc.verify.case import Case, Kept, TensorLayout
-from attnc.verify.check import check
+from attnc.verify.check import backward_config, check
 from attnc.verify.problem import FILLS, build
 from attnc.verify.strategies import Limits, cases, free_dims
 from attnc.verify.subject import Subject
@@ -82,6 +83,23 @@ def broken(name: str, function: object) -> Subject:
 
 
 CASE = Case(dims={"B": 1, "M": 5, "H": 1, "N": 7})
+
+
+class Sharing(NamedTuple):
+    """A config of a kernel whose walks blocks may share."""
+
+    BLOCK_M: int
+    parts: int = 0
+
+
+def test_cases_say_how_many_blocks_share_a_walk() -> None:
+    """By their seeds, on any device; those of other kernels have their configs alone."""
+    configs = (Sharing(64), Sharing(128))
+    drawn = [backward_config(configs, Case(dims={}, seed=seed)) for seed in range(6)]
+    assert {config.parts for config in drawn} == {0, 1, 3}
+    assert [config.BLOCK_M for config in drawn] == [64, 128] * 3
+    assert len(set(drawn)) == 6  # any with any
+    assert backward_config((7,), Case(dims={}, seed=2)) == 7
 
 
 def test_what_is_reported() -> None:
