@@ -560,19 +560,19 @@ class Attention(ABC):
         declared = backward.declare(self.inputs, self.outputs[0], lse)
         given = (backward.cotangent, *("dlse",)[: self.first_input - 1], *self.input_names, "o", "lse")
         memories = {name: memory_of(x) for name, x in zip(given, tensors, strict=True) if x is not None}
+        allocated = []
         for made in backward.made:
-            if made.like:
-                shape = memories[made.like].shape
-            else:
-                shape = tuple(evaluate(text, names) for text in declared[made.name].shape)
-            memories[made.name] = contiguous(shape, declared[made.name].dtype)
-        written = tuple(made.name for made in backward.made)
+            texts = declared[made.name].shape
+            shape = memories[made.like].shape if made.like else tuple(evaluate(text, names) for text in texts)
+            if backward.allocates(made, shape):
+                memories[made.name] = contiguous(shape, declared[made.name].dtype)
+                allocated.append(made)
+        written = tuple(made.name for made in allocated)
         place = Place(names, {}, declared, (*given, *written), written, gpu, first.device)
-        place = place.with_memories(memories)
-        made_now = _plain(memories[made.name] for made in backward.made)
-        launches = self.made_ready(backward.launches, place)
-        zeroed = tuple(i for i, made in enumerate(backward.made) if made.zero)
-        at = {made.name: i for i, made in enumerate(backward.made)}
+        launches = self.made_ready(backward.launches, place.with_memories(memories))
+        made_now = _plain(memories[name] for name in written)
+        zeroed = tuple(i for i, made in enumerate(allocated) if made.zero)
+        at = {name: i for i, name in enumerate(written)}
         if all(gradient.is_plain for gradient in backward.gradients):
             finish = make_picker([at[f"d{gradient.name}"] for gradient in backward.gradients])
             return PreparedGradients(made_now, zeroed, launches, finish)

@@ -141,6 +141,13 @@ class Backward:
     sizes: Mapping[str, str] = field(default_factory=dict)
     cotangent: str = "do"
 
+    def allocates(self, made: Made, shape: Sequence[int]) -> bool:
+        """Returns whether a call allocates what it would make of this shape: not a workspace without
+        elements, which the kernels of other sizes take, unless a gradient is made of it.
+        """
+        is_part = any(part.made == made.name for gradient in self.gradients for part in gradient.parts)
+        return bool(made.like) or is_part or 0 not in shape
+
     def declare(self, inputs: Sequence[Tensor], o: Tensor, lse: Tensor) -> dict[str, Tensor]:
         """Returns every tensor of the backward by its name there."""
         known = {tensor.name: tensor for tensor in (*inputs, o, lse)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnc.support.gradients import Part
+from attnc.support.gradients import Backward, Gradient, Made, Part
 
 
 def test_parts_are_summed_over_what_an_input_lacks() -> None:
@@ -23,3 +23,18 @@ def test_parts_are_summed_over_what_an_input_lacks() -> None:
     assert torch.equal(placed[:, 1], tiles.sum((0, 2)))
     assert placed[:, 0].abs().sum() == 0
     assert Part("x", atomic=True).summing(row.shape, names)(row) is row
+
+
+def test_workspaces_without_elements_are_not_allocated() -> None:
+    """Those are for other sizes, and take a microsecond each. Gradients are, and what they are made of."""
+    backward = Backward(
+        configs={},
+        tuned={},
+        made=(Made("dk", like="k"), Made("dk_sum", type="f32[R, P]"), Made("dbias", type="f32[B, H, N]")),
+        launches=(),
+        gradients=(Gradient("k"), Gradient("bias", parts=(Part("dbias", ("kv",), ("h", "kv_idx")),))),
+    )
+    dk, sums, part = backward.made
+    assert [backward.allocates(sums, shape) for shape in ((4, 2), (4, 0), (0, 2))] == [True, False, False]
+    assert backward.allocates(dk, (0, 8))
+    assert backward.allocates(part, (2, 3, 0))
