@@ -50,16 +50,18 @@ def section(heads: int, size: int, room: int, least: int = 1, most: int | None =
 _LEAST_TILES = 2
 
 
-def count_parts(walks: int, heads: int, tiles: int, wanted: int, few: int, chosen: int = 0) -> int:
-    """Returns into how many parts each walk over queries is cut, so that there are as many parts as `wanted`,
-    or, of each walk, about as many as a config has `chosen`.
+def count_parts(
+    walks: int, heads: int, tiles: int, enough: int, wanted: int, few: int, chosen: int = 0
+) -> int:
+    """Returns into how many parts each walk over queries is cut: one where there are `enough` walks, else so
+    that there are as many parts as `wanted`; or, of each walk, about as many as a config has `chosen`.
 
     walks: of the call; heads, tiles: query heads that a walk goes through, and tiles of each. A part has the
     same number of whole heads as the others, but for the last one; or, where all heads are fewer than `few`,
     an equal share of the tiles of one: then the result is a multiple of `heads`. Follows from shapes and the
     device alone, so that sums of parts are the same bits in every run.
     """
-    parts = chosen or cdiv(wanted, max(1, walks))
+    parts = chosen or (1 if walks >= enough else cdiv(wanted, max(1, walks)))
     if parts <= heads:
         return cdiv(heads, cdiv(heads, parts))
     if not chosen and walks * heads >= few:

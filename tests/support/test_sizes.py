@@ -155,14 +155,15 @@ def shares_of(parts: int, heads: int, tiles: int) -> list[tuple[range, range]]:
     walks=st.integers(0, 600),
     heads=st.integers(1, 130),
     tiles=st.integers(0, 40),
+    enough=st.integers(1, 1200),
     wanted=st.integers(1, 1200),
     few=st.integers(0, 200),
     chosen=st.sampled_from((0, 0, 1, 2, 3, 7)),
 )
 def test_parts_have_every_tile_of_every_head_once(
-    walks: int, heads: int, tiles: int, wanted: int, few: int, chosen: int
+    walks: int, heads: int, tiles: int, enough: int, wanted: int, few: int, chosen: int
 ) -> None:
-    parts = count_parts(walks, heads, tiles, wanted, few, chosen)
+    parts = count_parts(walks, heads, tiles, enough, wanted, few, chosen)
     shares = shares_of(parts, heads, tiles)
     visited = [(h, tile) for of_heads, of_tiles in shares for h in of_heads for tile in of_tiles]
     assert sorted(visited) == [(h, tile) for h in range(heads) for tile in range(tiles)]
@@ -172,18 +173,22 @@ def test_parts_have_every_tile_of_every_head_once(
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        ((528, 4, 64, 528, 132), 1),  # enough walks as they are
-        ((64, 48, 64, 528, 132), 8),  # six heads each
-        ((64, 71, 16, 528, 132), 9),  # eight each, the last of them seven
-        ((128, 8, 64, 528, 132), 4),  # the group is divided, ...
-        ((128, 4, 64, 1056, 132), 4),  # ... and no head
-        ((8, 1, 16, 528, 132), 8),  # but where too few are at work: two tiles of it each
-        ((32, 4, 64, 528, 132), 20),  # five of each head
-        ((32, 4, 64, 528, 0), 4),
-        ((1, 4, 1, 528, 132), 4),  # no tile is divided
-        ((0, 4, 1, 528, 132), 4),
-        ((512, 4, 64, 528, 132, 3), 2),  # as a config says: two heads each, for three parts cannot be alike
-        ((4, 4, 64, 528, 132, 1), 1),
+        ((396, 4, 64, 396, 792, 132), 1),  # enough walks as they are
+        ((395, 4, 64, 396, 792, 132), 2),
+        ((64, 48, 64, 396, 792, 132), 12),  # four heads each
+        ((64, 71, 16, 396, 792, 132), 12),  # six each, the last of them five
+        ((128, 8, 64, 396, 792, 132), 4),  # the group is divided, ...
+        ((128, 4, 64, 1056, 1056, 132), 4),  # ... and no head
+        ((8, 1, 16, 396, 792, 132), 8),  # but where too few are at work: two tiles of it each
+        ((32, 4, 64, 396, 792, 132), 28),  # seven of each head
+        ((32, 4, 64, 396, 792, 0), 4),
+        ((1, 4, 1, 396, 792, 132), 4),  # no tile is divided
+        ((0, 4, 1, 396, 792, 132), 4),
+        (
+            (512, 4, 64, 396, 792, 132, 3),
+            2,
+        ),  # as a config says: two heads each, for three parts cannot be alike
+        ((4, 4, 64, 396, 792, 132, 1), 1),
     ],
 )
 def test_how_many_parts_walks_have(given: tuple[int, ...], parts: int) -> None:

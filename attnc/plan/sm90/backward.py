@@ -45,6 +45,7 @@ from functools import lru_cache
 from attnc.diagnostics import Diagnostic, warning
 from attnc.expr.construct import ZERO
 from attnc.expr.nodes import (
+    TRUE,
     And,
     Binary,
     Call,
@@ -206,11 +207,11 @@ _STAGES = 2
 SECTIONS = Section(cache=(1, 8))
 #: The same where blocks take turns: larger, so that fewer of them are at the same head.
 SECTIONS_OF_TURNS = Section(cache=(2, 5))
-#: Tiles for each block in the last section.
+#: Tiles of one query head for each block in the last section.
 LAST_ROUNDS = 3
-#: Walks over queries for each multiprocessor, fewer than which are cut into parts: where the longest come
-#: first, and where blocks take turns, which may come last.
-WALKS, WALKS_IN_TURNS = 4, 8
+#: Walks over queries for each multiprocessor, fewer than which are cut into parts, and parts that it has
+#: then: where the longest come first, and where blocks take turns, in which the longest may come last.
+_WALKS, _WALKS_IN_TURNS = (3, 6), (8, 8)
 #: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.
 _ALIGNMENT, _BARRIERS = 1024, 512
 #: Columns of q, or of v, at most, of a kernel for dk and dv together; of all others.
@@ -220,12 +221,14 @@ _WIDEST, _WIDEST_OF_ALL = 128, 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Backward(CudaBackwardLayout):
     """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same.
-    turns: how blocks take turns at adding to dq; None: they add in any order. listed_keys: of a block that a
-    mask lists, which tiles divide; 0: it lists none.
+    turns: how blocks take turns at adding to dq; None: they add in any order. alike: all queries see all
+    keys, so that no walk is longer than another. listed_keys: of a block that a mask lists, which tiles
+    divide; 0: it lists none.
     """
 
     by_wgmma: frozenset[KernelName]
     turns: Turns | None
+    alike: bool = False
     listed_keys: int = 0
 
     @property
@@ -238,7 +241,12 @@ class Sm90Backward(CudaBackwardLayout):
         """
         if over_rows(kernel) or kernel not in self.by_wgmma:
             return 0
-        return WALKS if self.turns is None else WALKS_IN_TURNS
+        return self.walks[0]
+
+    @property
+    def walks(self) -> tuple[int, int]:
+        """Walks over queries for each multiprocessor that are enough, and parts where they are fewer."""
+        return _WALKS if self.turns is None else _WALKS_IN_TURNS
 
     @property
     def cuts_walks(self) -> bool:
@@ -247,10 +255,13 @@ class Sm90Backward(CudaBackwardLayout):
 
     @property
     def few_walks(self) -> str:
-        """Walks over a single head fewer than which are cut too. Not where blocks take turns: each would wait
-        for the others at its first tile.
+        """Walks over a single head fewer than which are cut too. Where all are as long as each other, so few
+        that half of the multiprocessors have none. None where blocks take turns: each would wait for the
+        others at its first tile.
         """
-        return "multiprocessors()" if self.turns is None else "0"
+        if self.turns is not None:
+            return "0"
+        return "multiprocessors() // 2" if self.alike else "multiprocessors()"
 
     @property
     def stores_boxes(self) -> bool:
@@ -369,6 +380,7 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
         turns=turns_under(normalise(variant.attention).mask)
         if accumulate_of_dq(variant, schedule) == "ordered"
         else None,
+        alike=variant.attention.mask == TRUE,
         listed_keys=0 if (listing := listing_of(variant.attention)) is None else listing.keys,
     )
 

@@ -227,7 +227,8 @@ class CudaWalk:
     where it is a local of the same name; section: the argument with the heads of a section, "" where heads
     come one after the other; last_rounds: the last section has so many tiles for each block at least, 0: none
     is larger than the others. blocks: how many take tiles; size: the rows of a tile, where it is not that of
-    one block; parts: the local that says how many tiles share a place, and count as heads, "" for one.
+    one block; parts: the local that says how many tiles share a place, and count as heads, "" for one;
+    heads_of_part: that says how many query heads each has, "" for one.
     """
 
     walk: TileWalk
@@ -237,6 +238,7 @@ class CudaWalk:
     blocks: str = "(int)gridDim.x"
     size: str = ""
     parts: str = ""
+    heads_of_part: str = ""
 
     @property
     def tiles(self) -> str:
@@ -260,7 +262,9 @@ class CudaWalk:
             yield from self._heads_in_turn
         elif self.last_rounds:
             yield "// The last section is larger, so that what begins last is short, and nobody waits."
-            yield f"const int last = ({self.last_rounds} * {self.blocks} + {tiles} - 1) / {tiles};"
+            work = f"{tiles} * {self.heads_of_part}" if self.heads_of_part else tiles
+            divisor = f"({work})" if self.heads_of_part else work
+            yield f"const int last = ({self.last_rounds} * {self.blocks} + {work} - 1) / {divisor};"
             yield f"const int others = max(({self.all_heads} - last) / {section}, 1) * {section};"
             yield f"const int first_head = min(tile / ({in_section}) * {section}, others);"
             yield f"const int heads = first_head < others ? {section} : {self.all_heads} - others;"

@@ -95,7 +95,9 @@ class Sm90TileText(CudaBackwardText):
 
     @property
     def walk(self) -> CudaWalk:
-        walk = replace(super().walk, parts="head_parts" if self.cuts_walks and self.groups else "")
+        walk = super().walk
+        if self.cuts_walks and self.groups:
+            walk = replace(walk, parts="head_parts", heads_of_part="part_heads")
         if self.turns is None:
             return replace(walk, last_rounds=LAST_ROUNDS)
         return replace(walk, walk=replace(walk.walk, last_first=self.turns.from_last))

@@ -148,12 +148,13 @@ class HopperBackward(CudaBackward):
         walks = super().blocks(planned).replace("BLOCK_N", f"{planned.config}.BLOCK_N")
         queries = f"cdiv({f'{self.queries} // B' if self.packs_queries else 'M'}, {planned.config}.BLOCK_M)"
         heads = "G" if planned.sums_heads else "1"
-        wanted, few = f"{self._plan.walks_for_each(planned.kind)} * multiprocessors()", self._plan.few_walks
+        enough, wanted = (f"{count} * multiprocessors()" for count in self._plan.walks)
+        counted = f"WALKS, {heads}, {queries}, {enough}, {wanted}, {self._plan.few_walks}"
         rows = [show_axis(bind) for bind in self._keys.axes[:-1]]
         return {
             **sizes,
             "WALKS": walks,
-            "WALK_PARTS": f"count_parts(WALKS, {heads}, {queries}, {wanted}, {few}, {planned.config}.parts)",
+            "WALK_PARTS": f"count_parts({counted}, {planned.config}.parts)",
             **({self.head_parts: "min(WALK_PARTS, G)"} if self.head_parts else {}),
             "KEY_ROWS": " * ".join(rows),
         }

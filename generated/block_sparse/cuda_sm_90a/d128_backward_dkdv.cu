@@ -184,7 +184,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
     const int B = args.B, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv, list_blocks = args.list_blocks;
     // Tiles are walked in sections of heads whose q and do share the L2 cache.
     // A walk is cut into parts of some query heads each, which count as heads, or of some q tiles of a head.
-    const int head_parts = IN_PARTS ? min(args.WALK_PARTS, G) : 1;
+    const int head_parts = IN_PARTS ? min(args.WALK_PARTS, G) : 1, part_heads = (G + head_parts - 1) / head_parts;
     const int tile_parts = IN_PARTS ? args.WALK_PARTS / head_parts : 1;
     const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * Hkv * head_parts) * tile_parts;
     const bool is_leader = threadIdx.x % 32 == 0;
@@ -202,7 +202,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         }
         const int tile = taken / tile_parts;
         // The last section is larger, so that what begins last is short, and nobody waits.
-        const int last = (3 * (int)gridDim.x + kv_tiles - 1) / kv_tiles;
+        const int last = (3 * (int)gridDim.x + kv_tiles * part_heads - 1) / (kv_tiles * part_heads);
         const int others = max((B * Hkv * head_parts - last) / args.KV_SECTION, 1) * args.KV_SECTION;
         const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);
         const int heads = first_head < others ? args.KV_SECTION : B * Hkv * head_parts - others;
@@ -228,8 +228,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             // Each has as many q tiles of a head as the others, whatever the mask leaves.
             const int share = taken % tile_parts, q_first = lo / BLOCK_M,
                 q_tiles = max((M + BLOCK_M - 1) / BLOCK_M - q_first, 0);
-            const int head_part = in_turn % head_parts, part_heads = (G + head_parts - 1) / head_parts,
-                h = h_kv * G + head_part * part_heads;
+            const int head_part = in_turn % head_parts, h = h_kv * G + head_part * part_heads;
             if (is_leader) {
                 work.part = head_part * tile_parts + share;
                 work.h_first = h;

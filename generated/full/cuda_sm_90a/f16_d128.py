@@ -92,8 +92,8 @@ CALL = HopperAttention(
             "M_padded": "whole_tiles(M, dkdv_config.BLOCK_M)",
             "WALKS": "cdiv(N, dkdv_config.BLOCK_N) * B * H",
             "WALK_PARTS": (
-                "count_parts(WALKS, 1, cdiv(M, dkdv_config.BLOCK_M), 4 * multiprocessors(), "
-                "multiprocessors(), dkdv_config.parts)"
+                "count_parts(WALKS, 1, cdiv(M, dkdv_config.BLOCK_M), 3 * multiprocessors(), 6 * "
+                "multiprocessors(), multiprocessors() // 2, dkdv_config.parts)"
             ),
             "KEY_ROWS": "B * N * H",
         },

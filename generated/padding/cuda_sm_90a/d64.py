@@ -98,8 +98,8 @@ CALL = HopperAttention(
             "M_padded": "whole_tiles(M, dq_config.BLOCK_M, dkdv_config.BLOCK_M)",
             "WALKS": "cdiv(N, dkdv_config.BLOCK_N) * B * H",
             "WALK_PARTS": (
-                "count_parts(WALKS, 1, cdiv(M, dkdv_config.BLOCK_M), 4 * multiprocessors(), "
-                "multiprocessors(), dkdv_config.parts)"
+                "count_parts(WALKS, 1, cdiv(M, dkdv_config.BLOCK_M), 3 * multiprocessors(), 6 * "
+                "multiprocessors(), multiprocessors(), dkdv_config.parts)"
             ),
             "KEY_ROWS": "B * H * N",
         },
