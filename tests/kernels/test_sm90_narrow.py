@@ -88,10 +88,87 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 SIZES = ((1, 5, 3, 170), (2, 3, 40, 65))
 
 
+def prompt_of(
+    k: str = "e4m3",
+    v: str = "e4m3",
+    *,
+    q: str = "bf16",
+    page: int = 0,
+    packed: bool = False,
+    d: int = 64,
+    dv: int = 64,
+    mask: str = "causal",
+    score: str = "dot(q, k) / 8",
+    scale: str = "vs[h]",
+    prefix: bool = False,
+    more: tuple[str, ...] = (),
+    knobs: str = "tile.kv = 32",
+) -> str:
+    """A prompt, of sequences in a tensor, packed, or in pages."""
+    rows, keys = ("T, H" if packed else "B, M, H"), ("S, H" if packed and not page else "B, N, H")
+    of_keys = f" via paged(table, page = {page})" if page else " via ragged(k_ends)" if packed else ""
+    lines = [
+        f"input q: {q}[{rows}, {d}]{' via ragged(q_ends)' if packed else ''}",
+        f"input k: {k}[{keys}, {d}]{of_keys}",
+        f"input v: {v}[{keys}, {dv}]{' via prefix(k)' if prefix else of_keys}",
+        *(["input q_ends: i32[B + 1]"] if packed else []),
+        *(["input k_ends: i32[B + 1]"] if packed and not page else []),
+        *(["input table: i32[B, P]", "input lens: i32[B]", "length N = lens[b]"] if page else []),
+        "input vs: f32[H]",
+        *more,
+        f"score = {score}",
+        f"mask = {mask}",
+        f"normalize = softmax(v_scale = {scale})",
+        f"output o: {q}[{rows}, {dv}]",
+        f"output lse: f32[{rows}]",
+    ]
+    return spec(lines, knobs, target="cuda.sm_90a")
+
+
+LAZY = "softmax = online(maximum = lazy(20)), order = longest_first"
+PROMPTS: Mapping[str, Mapping[str, Any]] = {
+    "prompt": {},
+    "prompt in pages": {"page": 16, "packed": True, "knobs": f"tile.kv = 64, {LAZY}"},
+    "prompt in small pages": {"page": 4, "packed": True, "k": "i8", "v": "e5m2", "q": "f16"},
+    "packed prompt": {"packed": True, "k": "e5m2", "v": "e5m2"},
+    "prompt, keys alone": {"v": "bf16", "page": 16},
+    "prompt, values alone": {"k": "bf16", "v": "i8"},
+    "prompt, keys alone in small pages": {"k": "i8", "v": "bf16", "page": 4},
+    "prompt, window": {"mask": "window(100, 0)", "knobs": f"tile.kv = 32, {LAZY}"},
+    "prompt, documents": {"mask": "causal and q_pos // 64 == kv_idx // 64", "page": 16},
+    "prompt, odd rows": {"d": 72, "dv": 40, "scale": "vs[h] * 2"},
+    "prompt, o through V": {"d": 128, "dv": 128, "knobs": LAZY},
+    "prompt, wide rows": {"d": 256, "dv": 256, "knobs": ""},
+    "prompt, a scale of each key": {
+        "score": "dot(q, k) * ks[b, kv_idx, h] / 8",
+        "more": ("input ks: f32[B, N, H]",),
+    },
+    "prompt, values in the keys": {"prefix": True, "dv": 48, "knobs": "tile.kv = 64"},
+    "prompt, bias of pairs": {
+        "score": "dot(q, k) / 8 + bias[b, h, q_idx, kv_idx]",
+        "more": ("input bias: bf16[B, H, M, N]",),
+    },
+    "prompt, scale of a query": {"scale": "vs[h] / (1 + q_idx)"},
+}
+
+
 @cache
 def subject(kind: str) -> Subject:
-    (module,) = modules_of(text_of(**KINDS[kind]))
+    text = text_of(**KINDS[kind]) if kind in KINDS else prompt_of(**PROMPTS[kind])
+    (module,) = modules_of(text)
     return subject_of(module)
+
+
+@pytest.mark.parametrize(
+    "kind", [x if n % 2 == 0 else pytest.param(x, marks=pytest.mark.nightly) for n, x in enumerate(PROMPTS)]
+)
+def test_prompts_are_within_the_bound_and_have_the_bits_of_16(kind: str) -> None:
+    made = subject(kind)
+    for dims in ({"B": 1, "M": 140, "H": 2, "N": 300}, {"B": 3, "M": 37, "H": 1, "N": 75}):
+        given = Case(dims=dims, logits="rising", seed=3)
+        found = check(made, given, fills=("nan",))
+        assert found.ok, found.message
+        assert list(violations(made, given, only="8 bits equal 16")) == []
 
 
 def case(made: Subject, sizes: tuple[int, int, int, int], **changes: Any) -> Case:

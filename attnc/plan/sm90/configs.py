@@ -36,6 +36,7 @@ from attnc.plan.sm90.layout import (
     row_copies,
     widest_product,
 )
+from attnc.plan.sm90.narrow import CONVERTING_REGISTERS, PIECE_OF_BYTES, narrow_misfit, narrow_of
 from attnc.plan.sm90.scores import COLUMN_BYTES, PAIR_STAGES, columns_of, pair_of
 from attnc.plan.sm90.softcap import cap_of
 from attnc.plan.softmax import split_scale
@@ -104,12 +105,23 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         yield from _knob(knob, portable)
     if _ever(schedule, "cluster", 1):
         yield from _check_cluster(attention, knobs["cluster"])
+    if narrow_of(attention) and attention.softmax.dropout is not None:
+        label = "warpgroups that draw, convert and multiply have too few registers"
+        yield unsupported(
+            f"dropout beside k or v of 8 bits is not lowered to {TARGET}",
+            attention.softmax.span,
+            label,
+            "write a schedule for the target 'triton'",
+        )
 
 
 def _check_cluster(attention: Attention, knob: Knob) -> Iterator[Diagnostic]:
     if page_of(attention):
         label = "a tile is boxes of several pages, which the lanes of a block's warps copy"
         what = "tiles of pages are not shared by a cluster"
+    elif narrow_of(attention):
+        label = "each block converts its own tiles"
+        what = "tiles of 8 bits are not shared by a cluster"
     elif attention.q.storage.is_packed:
         label = "neighbouring query tiles may be of two sequences, which see other keys"
         what = "tiles of packed sequences are not shared by a cluster"
@@ -176,6 +188,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         capped=_has_headroom(schedule) and cap_of(score, scale) is not None,
         copies=copies_of(attention),
         clusters=_ever(schedule, "cluster", 1),
+        narrow=narrow_of(attention, apart=True),
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
         return layout
@@ -212,8 +225,11 @@ def _find_overlap(schedule: Schedule) -> bool | None:
 
 
 def helpers_of(variant: Variant) -> int:
-    """Warpgroups that do not multiply: one that copies, and one that draws what dropout keeps."""
-    return 1 if variant.attention.softmax.dropout is None else 2
+    """Warpgroups that do not multiply: one that copies, one that draws what dropout keeps, and one that
+    converts.
+    """
+    attention = variant.attention
+    return 1 + (attention.softmax.dropout is not None) + bool(narrow_of(attention))
 
 
 def _is_of_key(node: Expr) -> bool:
@@ -314,7 +330,9 @@ def _complete(
             24 if widest > 128 and other_warpgroups == 1 else 32
         )  # wide heads take all, but one that draws needs more
         helping = _HELPING if widest <= 128 and consumers == 2 else few if consumers == 2 else 32
-        if copies_of(variant.attention) == "rows":
+        if narrow_of(variant.attention):
+            helping = CONVERTING_REGISTERS + (8 if widest <= 128 else 0)
+        elif copies_of(variant.attention) == "rows":
             helping, _ = row_copies(widest)
         registers = most_registers(consumers, other_warpgroups, helping)
     config = replace(config, consumers=consumers, tile_q=tile_q, registers=registers, persistent=True)
@@ -337,14 +355,17 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
     other_warpgroups = layout.other_warpgroups
     if config.warps != 4 * (consumers + other_warpgroups):
         warps, others = config.warps, "4 that copy" + (", 4 that draw" if layout.draws else "")
+        others += ", 4 that convert" if layout.narrow else ""
         return f"warps = {warps} is not 4 for each of consumers = {consumers}, and {others}"
     if tile_kv % MMA or tile_kv > WIDEST:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
+    if layout.narrow and (reason := narrow_misfit(tile_kv)):
+        return reason
     if config.stages < 2:
         return "stages = 1 leaves nothing to copy ahead: two at least"
     page = page_of(variant.attention)
     boxes = tile_kv // gcd(page, tile_kv) * (layout.qk.width // PIECE)
-    if page and layout.copies == "boxes" and boxes > _MOST_BOXES:
+    if page and layout.copies == "boxes" and boxes > _MOST_BOXES and not layout.narrow:
         return (
             f"tile.kv = {tile_kv} and pages of {page} keys make {boxes} boxes, more than {_MOST_BOXES} lanes"
         )
@@ -381,6 +402,7 @@ def sm90_estimate(layout: Sm90Layout, config: TileConfig) -> Estimate:
         "k": f"{stages} x {tile_kv}x{layout.qk.width}",
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
         "o": f"{tile_q}x{layout.v.width}",
+        "8 bits": f"{layout.ahead(config)} x {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
         "vectors": f"{stages} x {layout.vectors} x {tile_kv}",
         "pairs": f"{layout.pair_stages} x {tile_q}x{tile_kv}",
         "kept": f"{stages} x {tile_q}x{tile_kv} bits",

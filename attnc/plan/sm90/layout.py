@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 
 from attnc.model.schedule import HopperConfig, TileConfig
 from attnc.plan.sm80.layout import MMA, CudaLayout
+from attnc.plan.sm90.narrow import CONVERTING_REGISTERS, FEWEST_AHEAD, NOTHING_NARROW, Narrow
 from attnc.plan.sm90.scores import COLUMN_BYTES
 
 #: Rows of a wgmma, and columns of a piece of a tile of 16 bits: 128 bytes.
@@ -125,7 +126,7 @@ class Sm90Layout(CudaLayout):
     (`softcap`). packed: whether sequences are, whose tiles are claimed at once. copies: how keys come.
     clusters: whether some config has blocks that share tiles of K and V. pingpong: whether warpgroups take
     turns at issuing products under some config. overlap: whether q k^T of the next tile runs during the
-    softmax of this one, None: under some configs.
+    softmax of this one, None: under some configs. narrow: what a warpgroup of its own copies and converts.
     """
 
     by_tma: bool
@@ -143,9 +144,12 @@ class Sm90Layout(CudaLayout):
     clusters: bool = False
     pingpong: bool = False
     overlap: bool | None = True
+    narrow: Narrow = NOTHING_NARROW
 
     @property
     def fewest_registers(self) -> int:
+        if self.narrow:
+            return CONVERTING_REGISTERS
         return row_copies(max(self.d, self.dv))[0] if self.copies == "rows" else FEWEST_REGISTERS
 
     @property
@@ -158,7 +162,7 @@ class Sm90Layout(CudaLayout):
 
     @property
     def other_warpgroups(self) -> int:
-        return 2 if self.draws else 1
+        return 1 + self.draws + bool(self.narrow)
 
     def chosen(self, config: TileConfig) -> dict[str, int]:
         shape = self.shape(config)
@@ -170,6 +174,7 @@ class Sm90Layout(CudaLayout):
         }
         chosen |= {"OVERLAP": shape.overlap} if self.overlap is None else {}
         chosen |= {"CLUSTER": hopper(config).cluster} if self.clusters else {}
+        chosen |= {"RAW_TILES": self.ahead(config)} if self.narrow else {}
         return chosen | ({"PINGPONG": shape.pingpong} if self.pingpong else {})
 
     def shape(self, config: TileConfig) -> Shape:
@@ -178,7 +183,12 @@ class Sm90Layout(CudaLayout):
         consumers, registers = chosen.tile_q // WGMMA_ROWS, chosen.registers
         buffers = [(2, 1), (2, 0), (1, 1), (1, 0)] if self.by_tma else [(2, 0), (1, 0)]
         q_tiles, o_tiles = next(
-            (pair for pair in buffers if sum(self._buffers(config, *pair).values()) <= self.room), buffers[-1]
+            (
+                pair
+                for pair in buffers
+                if sum(self._buffers(config, *pair, FEWEST_AHEAD).values()) <= self.room
+            ),
+            buffers[-1],
         )
         return Shape(
             consumers=consumers,
@@ -212,7 +222,13 @@ class Sm90Layout(CudaLayout):
     def shared_memory(self, config: TileConfig) -> dict[str, int]:
         """Bytes of shared memory by buffer, in the kernel's order."""
         shape = self.shape(config)
-        return self._buffers(config, shape.q_tiles, shape.o_tiles)
+        return self._buffers(config, shape.q_tiles, shape.o_tiles, self.ahead(config))
+
+    def ahead(self, config: TileConfig) -> int:
+        """Tiles of 8 bits in shared memory: as many as there is room for."""
+        shape = self.shape(config)
+        others = sum(self._buffers(config, shape.q_tiles, shape.o_tiles, 0).values())
+        return self.narrow.count_ahead(config.tile_kv, [self.room - others]) if self.narrow else 0
 
     def barriers(self, config: TileConfig) -> dict[str, int]:
         """Barriers by what they guard: a full and an empty one of each buffer; o that leaves through V has an
@@ -225,6 +241,7 @@ class Sm90Layout(CudaLayout):
         pairs = {"pairs": 2 * self.pair_stages} if self.pair_stages else {}
         leaving = {"o": 1} if self.way_out(config) == "v" else {}
         told = {"cluster": 1} if self.clusters else {}
+        told |= {"8 bits": self.ahead(config) * self.narrow.barriers} if self.narrow else {}
         of_queries = {
             "query tiles": 4 + (config.longest_first and not self.packed),
             "q": 2 * self.shape(config).q_tiles,
@@ -237,7 +254,7 @@ class Sm90Layout(CudaLayout):
         p = {"p": tile_kv // 4} if hopper(config).overlap else {}
         return {"acc": self.dv_multiplied // 2, "s": tile_kv // 2, **p}
 
-    def _buffers(self, config: TileConfig, q_tiles: int, o_tiles: int) -> dict[str, int]:
+    def _buffers(self, config: TileConfig, q_tiles: int, o_tiles: int, ahead: int) -> dict[str, int]:
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         size = self.element.bytes
         of_stages, columns = 6 + 2 * self.draws, stages if self.key_columns else bool(self.columns)
@@ -248,10 +265,12 @@ class Sm90Layout(CudaLayout):
             "k": stages * tile_kv * self.qk.width * size,
             "v": stages * tile_kv * self.v.width * size,
             "o": o_tiles * tile_q * self.v.width * size,
+            "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
             "pairs": self.pair_stages * tile_q * pair_pieces * PIECE_BYTES,
             "vectors": self.vectors * stages * tile_kv * 4,
             "kept": self.draws * stages * tile_q * -(-tile_kv // _KEPT) * _KEPT // 8,
-            "barriers": _BARRIER * (6 + 2 * q_tiles + of_stages * stages + 2 * self.pair_stages)
+            "barriers": _BARRIER
+            * (6 + 2 * q_tiles + of_stages * stages + 2 * self.pair_stages + ahead * self.narrow.barriers)
             + _RECORDS
             + self.clusters * (_BARRIER + _MAIL),
         }

@@ -19,7 +19,9 @@ from attnc.plan.signature import feature
 #: Warps that copy and convert; columns of a piece of a tile of 8 bits, which are as many bytes.
 CONVERTING_WARPS, PIECE_OF_BYTES = 4, 128
 #: Fewest and most tiles of 8 bits in shared memory: one is converted while others come.
-_FEWEST_AHEAD, _MOST_AHEAD = 2, 4
+FEWEST_AHEAD, _MOST_AHEAD = 2, 4
+#: Fewest registers of a thread that converts.
+CONVERTING_REGISTERS = 48
 #: Rows that the swizzle repeats after, of which a warp has whole runs; and rows that its lanes look up.
 _PERIOD, _MOST_ROWS = 8, 32
 
@@ -49,12 +51,18 @@ class Narrow:
         """
         size = self.tile_bytes(tile_kv) + 8 * self.barriers
         found = (min(room // size, _MOST_AHEAD) for room in rooms)
-        return next((count for count in found if count >= _FEWEST_AHEAD), _FEWEST_AHEAD)
+        return next((count for count in found if count >= FEWEST_AHEAD), FEWEST_AHEAD)
 
 
-def narrow_of(attention: Attention) -> Narrow:
-    """Returns what of k and v has 8 bits; of values that are part of the keys, the keys alone."""
-    stored = [tensor for tensor in (attention.k, attention.v) if not tensor.storage.is_part]
+#: Where k and v have 16 bits.
+NOTHING_NARROW = Narrow()
+
+
+def narrow_of(attention: Attention, *, apart: bool = False) -> Narrow:
+    """Returns what of k and v has 8 bits; of values that are part of the keys, the keys alone, unless tiles
+    of them come apart.
+    """
+    stored = [tensor for tensor in (attention.k, attention.v) if apart or not tensor.storage.is_part]
     found = [tensor for tensor in stored if DType(tensor.dtype).is_narrow]
     return Narrow(
         tensors=tuple("k" if tensor is attention.k else "v" for tensor in found),

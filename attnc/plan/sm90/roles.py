@@ -201,7 +201,9 @@ class _RolePlanner:
         statements += [*step.fetches, *step.masked_fetches]
         exprs += [expr for item in statements for expr in statement_expressions(item)]
         exprs += [
-            x for x in (step.score, step.keep, step.kept, step.kept_inside, softmax.sink) if x is not None
+            x
+            for x in (step.score, step.keep, step.kept, step.kept_inside, softmax.sink, softmax.v_scale)
+            if x is not None
         ]
         if softmax.dropout is not None:
             exprs += [softmax.dropout.p, softmax.dropout.seed, softmax.dropout.head]

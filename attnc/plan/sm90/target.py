@@ -82,7 +82,7 @@ class Sm90a(Target):
         return SECTIONS_OF_TURNS if in_turns else SECTIONS
 
     def reads_narrow(self, schedule: Schedule) -> bool:
-        return schedule.is_decode
+        return True
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90(variant, schedule)
@@ -202,6 +202,9 @@ class Sm90a(Target):
         yield f"  1 warpgroup   {shape.producer_registers:3} registers a thread: {copying}{loading}"
         rows = "64 rows each, q k^T beside the softmax" if shape.overlap else "64 rows each"
         rows += ", in turns" if shape.pingpong else ""
+        if layout.narrow:
+            what = f"copies and converts {' and '.join(layout.narrow.tensors)}, of 8 bits"
+            yield f"  1 warpgroup   {shape.producer_registers:3} registers a thread: {what}"
         if layout.draws:
             yield f"  1 warpgroup   {shape.producer_registers:3} registers a thread: draws what dropout keeps"
         plural = "s" if shape.consumers > 1 else " "

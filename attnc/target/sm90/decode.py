@@ -14,11 +14,11 @@ from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import scalar
-from attnc.target.sm90.narrow import NarrowPart, narrow_parts
+from attnc.target.sm90.narrow import NarrowText
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles, parts_of
 
 
-class Sm90DecodeText(CudaDecodeText):
+class Sm90DecodeText(NarrowText, CudaDecodeText):
     """Attribute by attribute what `templates/sm90/decode.cu.jinja` and its parts print; scores, masks and
     splits are as for `cuda.sm_80`.
     """
@@ -57,10 +57,7 @@ class Sm90DecodeText(CudaDecodeText):
             ],
         )
         self.blocks_share = layout.shares
-        self.narrow = bool(layout.narrow)
-        self.narrow_parts: tuple[NarrowPart, ...] = narrow_parts(
-            layout.narrow, layout, module.variant.attention
-        )
+        self.plan_narrow(layout.narrow)
         self.registers, self.blocks = layout.registers_of(layout.consumers), BLOCKS[layout.consumers]
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"
         self.v_bytes = "K_BYTES" if layout.v_in_k else "V_BYTES"
@@ -74,30 +71,12 @@ class Sm90DecodeText(CudaDecodeText):
         return "K, with V in it" if self.v_in_k else "K and V"
 
     @property
-    def wide(self) -> str:
-        """The one of k and v that comes in 16 bits beside the other."""
-        converted = [part.name for part in self.narrow_parts]
-        return "" if self.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
-
-    @property
-    def raw_places(self) -> str:
-        """Where tiles of 8 bits begin, and end, as declarations."""
-        places, at = [], "TILES_END"
-        for part in self.narrow_parts:
-            name = f"RAW_{part.letter}"
-            places.append(f"{name}_BYTES = {part.panels} * BLOCK_N * 128, {name}_AT = {at}")
-            at = f"{name}_AT + RAW_TILES * {name}_BYTES"
-        return ", ".join([*places, f"RAW_END = {at}"])
+    def first_raw(self) -> str:
+        return "TILES_END"
 
     @property
     def tiles_end(self) -> str:
         return "RAW_END" if self.narrow else "TILES_END"
-
-    def byte_pool(self, name: str) -> str:
-        """Returns where rows of K or V of the head at hand lie, in bytes."""
-        tensor = self.rows(name).tensor
-        strides = f"args.stride_{tensor}p, args.stride_{tensor}n"
-        return f"byte_pool(args.{tensor}_ptr + {self.offset(name)}, {strides})"
 
     @property
     def exponent(self) -> str:

@@ -11,11 +11,11 @@ from attnc.plan.ir import Arg, Fetch, Forward, Module, Statement, statement_expr
 from attnc.plan.ir.kernel import expressions_within
 from attnc.plan.sm90 import roles_of
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, Shape, Sm90Layout, widest_product
+from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.plan.sm90.roles import (
     ALL_SEE,
     partial_tiles_end_the_range,
 )
-from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
@@ -23,6 +23,7 @@ from attnc.target.sm80.printer import (
     local,
     scalar,
 )
+from attnc.target.sm90.narrow import NarrowText
 from attnc.target.sm90.places import Places, lay_out
 from attnc.target.sm90.score import Scores
 from attnc.target.sm90.stores import Stores
@@ -33,7 +34,7 @@ from attnc.target.sm90.work import Work
 _COPIED = ("q", "k", "v")
 
 
-class Sm90Text(CudaText):
+class Sm90Text(NarrowText):
     """Attribute by attribute what `templates/sm90/*.jinja` print; the rest is as for `cuda.sm_80`.
 
     work, score, stores: what roles compute of a work tile, of scores, and how o is stored; memory, barriers:
@@ -75,6 +76,7 @@ class Sm90Text(CudaText):
             sum_columns=(columns for _, columns in parts),
             parts=parts,
             page=self.page,
+            warps=CONVERTING_WARPS if layout.narrow else 1,
             more_wgmma=(f"WGMMA_RS_BF16({keys})" for keys in key_tiles if self.score.columns),
         )
         self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
@@ -82,10 +84,12 @@ class Sm90Text(CudaText):
         self.clusters = layout.clusters
         self.roles = roles_of(kernel)
         self.work = Work(kernel, self.dtypes, clusters=layout.clusters)
+        self.plan_narrow(layout.narrow)
         pairs, vectors, draws = self.score.pair is not None, self.score.vectors, self.draws
         self.memory = lay_out(
             "O_AT + O_BYTES",
             (
+                ("raw", "RAW_END", self.narrow),
                 ("pairs", "PAIR_AT + PAIR_STAGES * PAIR_BYTES", pairs),
                 ("vectors", "X_AT + X_BYTES", vectors),
                 ("kept", "KEPT_AT + STAGES * KEPT_BYTES", draws),
@@ -99,6 +103,7 @@ class Sm90Text(CudaText):
                 ("kept", "KEPT_EMPTY + STAGES", draws),
                 ("pairs", "PAIR_EMPTY + PAIR_STAGES", pairs),
                 ("message", "MESSAGE_FULL + 1", self.clusters),
+                ("raw", "RAW_FULL + RAW_TILES * RAW_PARTS * PRODUCERS", self.narrow),
             ),
         )
 
@@ -118,6 +123,10 @@ class Sm90Text(CudaText):
             walk=self.kernel.walk, of_call="", section="", last_rounds=self.work.claims.last_rounds
         )
         return replace(walk, blocks="clusters", size="CLUSTER_M") if self.clusters else walk
+
+    @property
+    def first_raw(self) -> str:
+        return self.memory.at["raw"]
 
     @property
     def of_cluster(self) -> str:
