@@ -134,7 +134,9 @@ class LoadNames:
         """
         sizes = {node for tensor in attention.inputs for size in tensor.shape for node in walk(size)}
         others = {*KERNEL, *(node.name for node in sizes if isinstance(node, Dim)), *taken}
-        columns = 0 if attention.epilogue is None else block(feature(attention.o))
+        columns = 0
+        if attention.epilogue is not None:  # of the widest tile of o: that of keys, where these are values
+            columns = block(feature(attention.k if attention.v.storage.is_part else attention.o))
         return cls(taken=others, unproved=() if past_end is None else (f"{past_end}_hi",), columns=columns)
 
     def replace(self, expr: Expr) -> Expr:

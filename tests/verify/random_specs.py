@@ -45,6 +45,21 @@ _HOPPER_WIDTHS = (16, 16, 32, 64, 80, 128, 192, 256, 8, 24, 40, 72, 72, 88, 136,
 _HOPPER_VALUES = (16, 32, 64, 128, 208, 256, 8, 40, 72, 72, 120, 136, 200)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
 _OF_A_HEAD = frozenset({"b", "h"})
+_OF_A_ROW = frozenset({"b", "h", "q_idx"})
+_WEIGHTS = (
+    "sigmoid(score)",
+    "score * sigmoid(score) / N",
+    "max(score, 0) * max(score, 0)",
+    "tanh(score) + ({})",
+    "where(score > 0, score, {}) / 64",
+)
+_EPILOGUES = (
+    "({}) * attention",
+    "sigmoid({}) * attention",
+    "attention + ({})",
+    "attention / (1 + abs(attention)) * ({})",
+    "where(attention < 0, {}, attention)",
+)
 _UNIFIED = "unified_max(phi = 0.5, bounds = [-4, 4], fallback = online)"
 _BOTTOM_UP = "online(rescale = every_step)"
 
@@ -145,7 +160,10 @@ def specs(
         of_v = of_k if storage.prefix else of_v
     if may_be_narrow and draw(st.integers(0, 7)) == 0:
         softmax = _scaled(softmax, words.float_expr(1, _OF_A_HEAD, dot=False))
-    on_triton_alone = {of_k, of_v} != {dtype} or "v_scale" in softmax
+    o_axes = _drawn(draw, storage.q_axes(heads))
+    weight, epilogue = _forms(words, decodes=decodes)
+    softmax = "none" if weight else softmax
+    on_triton_alone = {of_k, of_v} != {dtype} or "v_scale" in softmax or bool(weight)
     lines = [
         f"input q: {dtype}[{_drawn(draw, storage.q_axes(heads))}, {d}]{storage.q_via}",
         f"input k: {of_k}[{', '.join(kv_axes)}, {d}]{via}",
@@ -154,7 +172,8 @@ def specs(
         *(extra.declaration for extra in extras),
         *(f"input {name}" for name in ("rate: f32[]", "draws: i64[]") if "rate" in softmax),
         f"score = {score}",
-        f"output o: {dtype}[{_drawn(draw, storage.q_axes(heads))}, {dv}]",
+        *([f"weight = {weight}"] if weight else []),
+        f"output o: {dtype}[{o_axes}, {dv}]{epilogue}",
     ]
     if draw(st.integers(0, 3)):
         lines.append(f"mask = {words.bool_expr(depth, _EVERYWHERE)}")
@@ -168,7 +187,7 @@ def specs(
             lines += [f"input lens_{name}: i32[B]", f"length {name} = lens_{name}[b]"]
         else:
             lines.append(f"length {name} = {words.int_expr(1, _LAUNCH)}")
-    if draw(st.booleans()):
+    if draw(st.booleans()) and not weight:
         lines.append(f"output lse: f32[{_drawn(draw, storage.q_axes(heads))}]")
     lines.append(f"normalize = {softmax}")
     may_grad = (
@@ -176,7 +195,7 @@ def specs(
     )
     may_grad = may_grad and not on_triton_alone
     own = ("q", "k") if storage.prefix else ("q", "k", "v")
-    grads = _grads(draw, words, score + softmax, own) if may_grad else []
+    grads = _grads(draw, words, score + weight + epilogue + softmax, own) if may_grad else []
     if grads:
         lines.append(f"grad {', '.join(grads)}")
     statements = "\n  ".join(lines)
@@ -195,6 +214,9 @@ def specs(
         schedules[target] = f"schedule spec for {target} {{\n  {draw_schedule(draw, shape)}\n}}\n"
     if HOPPER in schedules and not is_lowered(text + schedules[HOPPER]):
         del schedules[HOPPER]
+    if weight or epilogue:  # some keys of schedules are those of a softmax, and of rows that one thread has
+        schedules = {target: x for target, x in schedules.items() if is_lowered(text + x)}
+        schedules = schedules or {"triton": "schedule spec for triton {\n  tile.q = 16, tile.kv = 16\n}\n"}
     return text + "".join(schedules.values())
 
 
@@ -241,6 +263,19 @@ def _softmax(words: Words, *, dropout: bool) -> str:
     if dropout and words.draw(st.integers(0, 7)) == 0:
         arguments += ["dropout = rate", "seed = draws"]
     return f"softmax({', '.join(arguments)})" if arguments else "softmax"
+
+
+def _forms(words: Words, *, decodes: bool) -> tuple[str, str]:
+    """Returns what a key weighs, "" under a softmax, and what o is, "" where it is the attention."""
+    draw, weight, epilogue = words.draw, "", ""
+    if decodes:
+        return weight, epilogue
+    if draw(st.integers(0, 7)) == 0:
+        weight = draw(st.sampled_from(_WEIGHTS)).format(words.float_expr(1, _EVERYWHERE, dot=False))
+    if draw(st.integers(0, 5)) == 0:
+        value = words.float_expr(1, _OF_A_ROW, dot=False)
+        epilogue = f" = {draw(st.sampled_from(_EPILOGUES)).format(value)}"
+    return weight, epilogue
 
 
 def _scaled(softmax: str, factor: str) -> str:

@@ -32,7 +32,7 @@ class EpilogueText:
         self.module, self.planned, self.config = module, planned, config
         self.tma = module.kernel.tma  # what the module's functions take
         self.tensors = TritonTensors(module)
-        self.block_dv = block(self.tensors.dv)
+        self.block_dv = block(self.tensors.columns_of_o)
         self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in planned.expressions)
 
     # -- which tile is a program's
