@@ -9,6 +9,7 @@ from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.sm80.backward import cuda_backward_estimate
 from attnc.plan.sm80.layout import CudaBackwardLayout
 from tests.plan.cuda_gradients import module_of
+from tests.plan.planning import planned
 from tests.refusals import refusal
 
 
@@ -74,3 +75,18 @@ def test_configs_that_cannot_run_are_dropped() -> None:
 )
 def test_what_cannot_be_lowered_is_refused_with_the_reason(backward: str, said: str) -> None:
     assert said in refusal(module_of, backward)
+
+
+@pytest.mark.parametrize("d", [448, 512])
+def test_blocks_share_columns_that_one_cannot_hold(d: int) -> None:
+    module = planned(d=d, grads="q, k, v", target="cuda.sm_80")
+    layout = layout_of(module)
+    assert layout.sliced
+    for name, kernel in module.backward_kernels.items():
+        width = layout.slice_of(layout.layout.qk.width, kernel.kind)
+        assert width * layout.slices(kernel.kind) >= layout.layout.qk.width
+        assert all(layout.registers(config, kernel.kind)["acc"] <= 128 for config in kernel.configs), name
+
+
+def test_blocks_share_no_columns_where_one_holds_them() -> None:
+    assert not layout_of(module_of(d=256)).sliced

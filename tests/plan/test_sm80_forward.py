@@ -69,3 +69,7 @@ def test_what_cannot_be_lowered_is_refused_with_the_reason(
     knobs: str, options: dict[str, object], said: str
 ) -> None:
     assert said in refusal(planned, knobs, **options)
+
+
+def test_warps_share_keys_where_rows_are_wide_and_a_schedule_says_nothing() -> None:
+    assert [layout_of(planned("", d=d).kernel).warp_split for d in (256, 512)] == ["q", "kv"]

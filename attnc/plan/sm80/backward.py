@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Variant
@@ -29,6 +30,8 @@ from attnc.plan.sm80.layout import MMA, SHARED_KEYS, CudaBackwardLayout, CudaLay
 _DRAWN = 128
 #: Columns of dk and dv up to which a warp keeps those of 32 keys for itself.
 _NARROW = 128
+#: Columns up to which a block holds those of a gradient.
+_WIDEST = 256
 #: Accumulators, scores and their gradients take most registers of a thread; the rest is addresses and
 #: fragments in flight, of f32 in two parts.
 _FREE_REGISTERS, _FREE_REGISTERS_F32 = 40, 52
@@ -62,7 +65,7 @@ def check_cuda_backward(knob: Knob) -> Iterator[Diagnostic]:
 def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackwardLayout:
     """Returns how the kernels of a schedule lie. Warps share their keys where the schedule says `warp_split =
     q`, and where it says nothing and the rows of dk and dv are wide, or of f32 and dq is not summed in
-    memory, or nothing else fits.
+    memory, or nothing else fits. Where one block cannot hold so many columns, several share them.
     """
     attention = variant.attention
     default = configs(schedule, "dkdv", variant)[0]
@@ -74,11 +77,16 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     plans = [
         CudaBackwardLayout(layout=layout, exchange=order, adds_dq=adds_dq, sums=sums) for order in orders
     ]
-    for plan in plans:
-        candidates = _candidates(plan, variant, schedule, "dkdv")
-        if any(_misfit(config, plan, variant, "dkdv") is None for config in candidates):
-            return plan
-    return plans[0]
+    kernels: tuple[KernelName, ...] = ("dkdv",)
+    if not (layout.is_f32 or adds_dq or sums) and max(layout.qk.width, layout.v.width) > _WIDEST:
+        plans.append(replace(plans[0], exchange=False, sliced=True))
+        kernels = ("dkdv", "dq")
+    return next((x for x in plans if all(_fits(x, variant, schedule, y) for y in kernels)), plans[0])
+
+
+def _fits(plan: CudaBackwardLayout, variant: Variant, schedule: Schedule, kernel: KernelName) -> bool:
+    candidates = _candidates(plan, variant, schedule, kernel)
+    return any(_misfit(config, plan, variant, kernel) is None for config in candidates)
 
 
 def cuda_choices(
@@ -140,6 +148,8 @@ def _sizes(plan: CudaBackwardLayout, variant: Variant, kernel: KernelName) -> tu
     """Returns tiles for the head dimension, the fastest first."""
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
     kind = "dq" if over_rows(kernel) else "all" if plan.adds_dq else "dkdv"
+    if plan.sliced:
+        return _SLICED_TILES[kind]
     table = (_F32_TILES if plan.layout.is_f32 else _TILES)[kind]
     sizes = next(sizes for widths, sizes in table if widest <= widths)
     # Other gradients than those of q, k and v need the registers of the largest tiles.
@@ -165,6 +175,11 @@ _TILES: dict[str, tuple[tuple[float, tuple[Tiles, ...]], ...]] = {
         (128, (Tiles(64, 128, 8, 2), Tiles(64, 64, 4, 2), Tiles(64, 128, 8, 1))),
         (math.inf, (Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 1))),
     ),
+}
+#: The same where several blocks share the columns: the last for less shared memory.
+_SLICED_TILES: dict[str, tuple[Tiles, ...]] = {
+    "dq": (Tiles(64, 32, 4, 1), Tiles(64, 16, 4, 1), Tiles(32, 16, 2, 1)),
+    "dkdv": (Tiles(32, 64, 4, 1), Tiles(32, 32, 2, 1), Tiles(16, 32, 2, 1)),
 }
 #: The same of f32, whose rows take twice the room and whose operands twice the registers.
 _F32_TILES: dict[str, tuple[tuple[float, tuple[Tiles, ...]], ...]] = {

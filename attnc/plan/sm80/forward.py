@@ -6,6 +6,7 @@ ldmatrix and cp.async; `cuda.sm_90a` asks for wgmma and TMA, a family of kernels
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import gcd
 
 from attnc.diagnostics import Diagnostic
@@ -42,6 +43,9 @@ _F32_DECODE_TILES: tuple[Tiles, ...] = (
 )
 #: Columns of o that a warp can keep to itself for 16 rows, in 128 registers of a thread.
 _WIDEST = 256
+#: What a schedule gets for the keys that it does not mention where rows are wider, so that warps share the
+#: keys: the last for less shared memory.
+_WIDE_TILES: tuple[Tiles, ...] = (Tiles(32, 64, 4, 1), Tiles(16, 64, 4, 1), Tiles(16, 32, 2, 1))
 
 
 #: What makes a config fit where nothing of a schedule does: other shares for the warps, then other tiles.
@@ -150,6 +154,11 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, .
             (tiles.without(knobs),) for tiles in (_F32_DECODE_TILES if schedule.is_decode else _F32_TILES)
         )
         candidates = first_fitting(candidates, groups, lambda config: cuda_misfit(config, variant, schedule))
+    if _may_share_keys(variant, schedule) and all(cuda_misfit(x, variant, schedule) for x in candidates):
+        shared = [replace(config, warp_split="kv") for config in candidates]
+        group = [tiles.without(schedule.forward) for tiles in _WIDE_TILES]
+        candidates = first_fitting(shared, [group], lambda config: cuda_misfit(config, variant, schedule))
+        candidates = tuple(dict.fromkeys(candidates))
     reasons = [cuda_misfit(config, variant, schedule) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
@@ -157,6 +166,16 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, .
         hints = remedy(candidates[0], changes, lambda config: cuda_misfit(config, variant, schedule))
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
+
+
+def _may_share_keys(variant: Variant, schedule: Schedule) -> bool:
+    """Returns whether rows are wide, and warps may share keys, for all that the schedule says."""
+    knobs = schedule.forward
+    is_wide = max(feature(variant.attention.q), feature(variant.attention.v)) > _WIDEST
+    softmax = knobs.get("softmax")
+    choice = None if softmax is None else softmax.choices[0]
+    rescales = not isinstance(choice, Choice) or choice.name == "online"
+    return is_wide and "warp_split" not in knobs and rescales and not schedule.is_decode
 
 
 def cuda_misfit(config: TileConfig, variant: Variant, schedule: Schedule) -> str | None:

@@ -178,6 +178,8 @@ def chunk_of(element: DType) -> int:
 # --- the kernels of a backward
 
 
+#: Columns of dk, and of dv, of a block where several share them; of dq twice as many.
+SLICE = 128
 #: Keys of a warp where several share them: two rows of fragments use each operand twice.
 SHARED_KEYS = 32
 
@@ -185,17 +187,24 @@ SHARED_KEYS = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaBackwardLayout:
     """layout: of the tiles, as in the forward. exchange: warps share keys; adds_dq: the kernel for dk and dv
-    adds to dq; sums: there are gradients besides those of q, k and v.
+    adds to dq; sums: there are gradients besides those of q, k and v. sliced: several blocks make the scores
+    of a tile, and each some columns of its gradients, which are too many for the registers of one.
     """
 
     layout: CudaLayout
     exchange: bool
     adds_dq: bool
     sums: bool
+    sliced: bool = False
 
-    @property
-    def _columns(self) -> int:
-        return self.layout.qk.width + self.layout.v.width
+    def slices(self, kernel: KernelName) -> int:
+        """Returns how many blocks share the columns of gradients."""
+        widest = max(self.layout.qk.width, self.layout.v.width)
+        return -(-widest // (2 * SLICE if over_rows(kernel) else SLICE)) if self.sliced else 1
+
+    def slice_of(self, width: int, kernel: KernelName) -> int:
+        """Returns the columns of a gradient, of so many, that a block has."""
+        return round_up_depth(-(-width // self.slices(kernel)))
 
     def parts(self, config: TileConfig) -> int:
         """Returns how many warps share their keys."""
@@ -239,7 +248,8 @@ class CudaBackwardLayout:
         """Returns 32-bit registers of a thread by value, those that live through a step."""
         tile_q, tile_kv = config.tile_q, config.tile_kv
         threads = 32 * config.warps
-        acc = tile_q * self.layout.qk.width if over_rows(kernel) else tile_kv * self._columns
+        d, dv = (self.slice_of(x.width, kernel) for x in (self.layout.qk, self.layout.v))
+        acc = tile_q * d if over_rows(kernel) else tile_kv * (d + dv)
         scores = tile_q * tile_kv // threads
         small = {"small": scores} if self.layout.is_f32 else {}  # of operands in two parts, and what they add
         return {"acc": acc // threads, "s": scores, "ds": scores, **small}

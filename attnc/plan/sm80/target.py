@@ -32,8 +32,8 @@ from attnc.plan.target import Target
 
 #: Structures whose traffic is counted.
 _COUNTED = ("forward_q_kv", "forward_kv_q")
-#: Columns up to which adding dq atomically was measured.
-_NARROW = 128
+#: Columns up to which adding dq atomically was measured; and up to which warps have rows of their own.
+_NARROW, _WIDEST = 128, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,11 @@ class Sm80(Target):
         return "atomic" if not deterministic and narrow and is_plain(attention) else "two_pass"
 
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
+        if shape.width > _WIDEST:  # the plan has the sizes
+            yield "loops = [q, kv], order = longest_first"
+            if sizes := shape.wanted.by_key():
+                yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
+            return
         first = Tiles(128 if shape.width <= 128 else 64, 64, 4, 1)
         yield "loops = [q, kv], warp_split = q, order = longest_first"
         yield from choices(first, shape.wanted)

@@ -9,7 +9,8 @@ consumers = 1: it has all columns of o. Two blocks live on a multiprocessor, so 
 consumers = 2: each has half of the columns of o, which are too many for one, and they take turns in making
     probabilities: the first of the even tiles, the second of the odd ones. Each multiplies its own p, from
     registers, and the other's, from shared memory, by its columns of V. So one softmax runs beside the
-    other's products (the "seesaw" of FlashMLA, github.com/deepseek-ai/FlashMLA).
+    other's products (the "seesaw" of FlashMLA, github.com/deepseek-ai/FlashMLA). Heads of up to 512 columns
+    have this kernel for prompts too.
 
 Keys and values of 8 bits are converted by the warpgroup that copies them (`sm90.narrow`): what multiplies
 reads tiles of 16 bits, and does not know of it.
@@ -141,10 +142,10 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def groups(self) -> int:
-        """Parts of a stage that are copied, waited for and given back each by itself: K and V, or the columns
-        of V that either warpgroup multiplies.
+        """Parts of a stage that are copied, waited for and given back each by itself: K, if V is not in it,
+        and V, or the columns of V that either warpgroup multiplies.
         """
-        return 1 if self.v_in_k and self.consumers == 1 else 2
+        return self.consumers + (not self.v_in_k)
 
     def box(self, tile_kv: int) -> int:
         """Keys of a tile that are copied at once."""
@@ -199,14 +200,19 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
     attention, knobs = variant.attention, schedule.forward
     d, dv = feature(attention.q), feature(attention.v)
     in_k = attention.v.storage.is_part
-    if dv > WIDEST and not (in_k and dv % (2 * PIECE) == 0 and dv <= 2 * WIDEST):
+    if dv > WIDEST and not (dv % (2 * PIECE) == 0 and dv <= 2 * WIDEST):
         yield unsupported(
             f"{dv} columns of o are not lowered to {schedule.target}",
             attention.v.span,
-            f"two warpgroups share them where they are a multiple of {2 * PIECE} up to {2 * WIDEST}"
-            if in_k
-            else f"more than {WIDEST} only where the values are in the keys: 'via prefix(k)'",
+            f"two warpgroups share them where they are a multiple of {2 * PIECE} up to {2 * WIDEST}",
             "a schedule for 'cuda.sm_80' runs on this architecture too",
+        )
+    if dv > WIDEST and not in_k and DType(attention.v.dtype).is_narrow:
+        yield unsupported(
+            f"{dv} columns of o of values of {attention.v.dtype} are not lowered to {schedule.target}",
+            attention.v.span,
+            "two warpgroups share them where values have 16 bits, or are in the keys",
+            "write a schedule for the target 'triton'",
         )
     for size, tensor in {dv: attention.v, d: attention.q}.items():
         if size % GRANULE:
@@ -218,7 +224,7 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
             )
     layout = sm90_decode_layout(variant, schedule)
     for knob in knobs.values():
-        yield from _knob(knob, schedule.target, shares=layout.consumers == 2)
+        yield from _knob(knob, schedule.target, shares=layout.consumers == 2 and layout.v_in_k)
 
 
 def page_of(attention: Attention) -> int:
@@ -289,7 +295,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         streamed="kv",
         v_in_k=attention.v.storage.is_part,
         consumers=count if isinstance(count, int) else 1,
-        shares=count == 2 and shares,
+        shares=count == 2 and shares and attention.v.storage.is_part,
         page=page_of(attention),
         copies=copies_of(attention),
         room=DEVICES["sm_90"].shared_per_block,
@@ -345,8 +351,9 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
     consumers, tile_kv = layout.consumers, config.tile_kv
     if consumers not in REGISTERS:
         return f"consumers = {consumers}: one, or two that share the columns of o"
-    if consumers == 2 and not (layout.v_in_k and layout.dv % (2 * PIECE) == 0):
-        return f"consumers = 2 share a multiple of {2 * PIECE} columns of values that are in the keys"
+    if consumers == 2 and (layout.dv % (2 * PIECE) or not (layout.v_in_k or layout.dv > WIDEST)):
+        share = f"consumers = 2 share a multiple of {2 * PIECE} columns of values that are in the keys"
+        return f"{share}, or are more than {WIDEST}"
     if layout.shares and (layout.dv % config.tile_d or config.tile_d % (2 * PIECE)):
         return f"tile.d = {config.tile_d}: blocks share {layout.dv} columns of o by multiples of {2 * PIECE}"
     if layout.columns(config) > WIDEST:

@@ -13,7 +13,7 @@ one of V too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from attnc.expr.nodes import Dim, Index, walk
 from attnc.model.attention import Attention, Variant
@@ -78,7 +78,7 @@ class LatentBackward(Sm90Backward):
 
 def plan_latent_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> LatentBackward:
     """Returns how the kernels of a schedule lie."""
-    plan = plan_cuda_backward(variant, schedule, layout)
+    plan = replace(plan_cuda_backward(variant, schedule, layout), sliced=False)
     return LatentBackward(
         **{field.name: getattr(plan, field.name) for field in fields(plan)},
         by_wgmma=frozenset({"dq", "dk"}),

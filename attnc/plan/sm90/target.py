@@ -106,6 +106,9 @@ class Sm90a(Target):
         if shape.latent and shape.width > WIDEST:  # prompts take this kernel too
             yield "loops = [kv], pack = gqa, tile.kv = 64, split.kv = auto"
             return
+        if shape.width > WIDEST and not shape.gradients:  # of which it has none
+            yield "loops = [kv], pack = gqa, split.kv = auto"
+            return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
         # claimed while the one before is copied
         yield f"softmax = online(maximum = lazy(20)){', order = longest_first' if shape.masked else ''}"

@@ -66,6 +66,8 @@ class CudaFileText:
     page = 0
     bounds = "__launch_bounds__(THREADS)"
     makes_tiles = False
+    #: Whether several blocks share the columns of a gradient.
+    sliced = False
     turns_columns = False
     _fragment = FRAGMENT
     elements: Elements
@@ -162,6 +164,7 @@ class CudaBackwardText(BackwardView, CudaFileText):
         self.turns_columns = self.chain.adds_dq is not None and not self.over_q
         self.numbers = tuple(score_numbers(self.kernel))
         self.exchange = self.plan.exchange and not self.over_q
+        self.sliced = self.plan.sliced
         self.by_row = "[r]" if self.over_q else ""
         self.first_query = "first_query" if self.exchange else "0"
         self.first_column = "first_query + " if self.exchange else ""
@@ -251,6 +254,10 @@ class CudaBackwardText(BackwardView, CudaFileText):
             yield "constexpr int WARP_M = BLOCK_M / WARPS;  // rows of a warp, which walks over all keys"
             yield "constexpr int COLUMNS = BLOCK_N;  // of the scores of a warp"
             yield "constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4"
+            if self.sliced:
+                columns, slices = self.plan.slice_of(self.layout.qk.width, "dq"), self.plan.slices("dq")
+                yield f"constexpr int SLICES = {slices}, D_SLICE = {columns};  // blocks that share dq"
+                yield f"constexpr bool WHOLE_D = D_SLICE * SLICES == {self.tiles.d};"
             return
         d, dv = self.tiles.d, self.tiles.dv
         if self.exchange:
@@ -263,7 +270,14 @@ class CudaBackwardText(BackwardView, CudaFileText):
         else:
             yield "constexpr int WARP_N = BLOCK_N / WARPS;  // keys of a warp, which walks over all queries"
             yield "constexpr int COLUMNS = BLOCK_M;  // queries of the scores of a warp"
-            yield f"constexpr int D_COLUMNS = {d}, DV_COLUMNS = {dv};  // of dk and dv"
+            if self.sliced:
+                own, of_v = (self.plan.slice_of(x.width, "dkdv") for x in (self.layout.qk, self.layout.v))
+                yield f"constexpr int SLICES = {self.plan.slices('dkdv')};  // blocks that share dk and dv"
+                yield f"constexpr int D_COLUMNS = {own}, DV_COLUMNS = {of_v};  // of each"
+                yield f"constexpr bool WHOLE_D = D_COLUMNS * SLICES == {d};"
+                yield f"constexpr bool WHOLE_DV = DV_COLUMNS * SLICES == {dv};"
+            else:
+                yield f"constexpr int D_COLUMNS = {d}, DV_COLUMNS = {dv};  // of dk and dv"
             if self.needs_sums:
                 yield "constexpr int PARTS = 1;  // warps that share their keys"
         yield "constexpr int ROWS = WARP_N / 8;  // rows of a thread: 8 * r + lane / 4"

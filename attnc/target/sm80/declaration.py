@@ -320,6 +320,13 @@ class CudaBackward(BackwardDeclaration):
 
     def blocks(self, planned: BackwardKernel) -> str:
         """Returns how many blocks of threads a kernel has."""
+        return self._tiles(planned) + (f" * {slices}" if (slices := self._slices(planned)) > 1 else "")
+
+    def _slices(self, planned: BackwardKernel) -> int:
+        assert self.module.backward is not None
+        return backward_layout_of(self.module.backward).slices(planned.kind)
+
+    def _tiles(self, planned: BackwardKernel) -> str:
         grid = planned.grid
         block, heads = ("BLOCK_M", "H") if grid.over == "q" else ("BLOCK_N", self.kv_heads)
         if grid.sequences is not None:

@@ -67,7 +67,8 @@ class Sm90DecodeText(NarrowText, CudaDecodeText):
     @property
     def parts_of_a_stage(self) -> str:
         if self.shares_columns:
-            return "the columns of V that each warpgroup multiplies; what is not in V comes with either"
+            shared = "the columns of V that each warpgroup multiplies"
+            return f"{shared}; what is not in V comes with either" if self.v_in_k else f"{shared}, and K"
         return "K, with V in it" if self.v_in_k else "K and V"
 
     @property
