@@ -68,6 +68,8 @@ class CudaFileText:
     makes_tiles = False
     #: Whether several blocks share the columns of a gradient.
     sliced = False
+    #: The template of how warps share tiles.
+    sizes_from = ""
     turns_columns = False
     _fragment = FRAGMENT
     elements: Elements
@@ -93,15 +95,6 @@ class CudaFileText:
     @property
     def constants(self) -> Iterator[str]:
         yield from ()
-
-    @property
-    def dq_constants(self) -> Iterator[str]:
-        yield "constexpr int DQ_ROWS = BLOCK_M % 32 == 0 && WARPS % (BLOCK_M / 32) == 0 ? 32 : BLOCK_M;"
-        yield "constexpr int DQ_WARPS = WARPS * DQ_ROWS / BLOCK_M;  // warps that share its rows"
-        yield f"constexpr int DQ_COLUMNS = ({self.tiles.d} / 16 + DQ_WARPS - 1) / DQ_WARPS * 16;"
-        yield "constexpr int DQ_SIZE = BLOCK_M * DQ_COLUMNS * DQ_WARPS;"
-
-    # -- elements ------------------------------------------------------------------------------------------
 
 
 # --- where rows lie
@@ -144,6 +137,7 @@ class CudaBackwardText(BackwardView, CudaFileText):
 
     kernel: BackwardKernel
     makes_tiles = True
+    sizes_from = "cuda/_backward_sizes.cu.jinja"
     loop: TileLoop
     dropout: Drawing
 
@@ -247,43 +241,6 @@ class CudaBackwardText(BackwardView, CudaFileText):
     @property
     def shows_left(self) -> bool:
         return self.exchange or self.turns_columns
-
-    @property
-    def constants(self) -> Iterator[str]:
-        if self.over_q:
-            yield "constexpr int WARP_M = BLOCK_M / WARPS;  // rows of a warp, which walks over all keys"
-            yield "constexpr int COLUMNS = BLOCK_N;  // of the scores of a warp"
-            yield "constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4"
-            if self.sliced:
-                columns, slices = self.plan.slice_of(self.layout.qk.width, "dq"), self.plan.slices("dq")
-                yield f"constexpr int SLICES = {slices}, D_SLICE = {columns};  // blocks that share dq"
-                yield f"constexpr bool WHOLE_D = D_SLICE * SLICES == {self.tiles.d};"
-            return
-        d, dv = self.tiles.d, self.tiles.dv
-        if self.exchange:
-            yield "constexpr int WARP_N = 32;  // keys of a warp: PARTS warps share them"
-            yield "constexpr int PARTS = WARPS * WARP_N / BLOCK_N;"
-            yield "constexpr int COLUMNS = BLOCK_M / PARTS;  // queries of the scores of a warp"
-            yield f"constexpr int D_COLUMNS = ({d} / 16 + PARTS - 1) / PARTS * 16;  // of dk, for each"
-            yield f"constexpr int DV_COLUMNS = ({dv} / 16 + PARTS - 1) / PARTS * 16;  // of dv"
-            yield f"constexpr bool WHOLE_D = D_COLUMNS * PARTS == {d}, WHOLE_DV = DV_COLUMNS * PARTS == {dv};"
-        else:
-            yield "constexpr int WARP_N = BLOCK_N / WARPS;  // keys of a warp, which walks over all queries"
-            yield "constexpr int COLUMNS = BLOCK_M;  // queries of the scores of a warp"
-            if self.sliced:
-                own, of_v = (self.plan.slice_of(x.width, "dkdv") for x in (self.layout.qk, self.layout.v))
-                yield f"constexpr int SLICES = {self.plan.slices('dkdv')};  // blocks that share dk and dv"
-                yield f"constexpr int D_COLUMNS = {own}, DV_COLUMNS = {of_v};  // of each"
-                yield f"constexpr bool WHOLE_D = D_COLUMNS * SLICES == {d};"
-                yield f"constexpr bool WHOLE_DV = DV_COLUMNS * SLICES == {dv};"
-            else:
-                yield f"constexpr int D_COLUMNS = {d}, DV_COLUMNS = {dv};  // of dk and dv"
-            if self.needs_sums:
-                yield "constexpr int PARTS = 1;  // warps that share their keys"
-        yield "constexpr int ROWS = WARP_N / 8;  // rows of a thread: 8 * r + lane / 4"
-        if self.chain.adds_dq:
-            yield from self.dq_constants
-            yield f"constexpr bool WHOLE_DQ = DQ_COLUMNS * DQ_WARPS == {d};"
 
     # -- expressions ---------------------------------------------------------------------------------------
 
@@ -497,6 +454,8 @@ class RowsText(CudaFileText):
 class FinishText(CudaFileText):
     """Text of the kernel that rounds dq: what `backward_finish.cu.jinja` prints."""
 
+    sizes_from = "cuda/_dq_sizes.cu.jinja"
+
     def __init__(self, module: Module, arguments: ArgumentText) -> None:
         assert module.backward is not None
         last = default_of(module.backward.kernels[-1])
@@ -504,7 +463,3 @@ class FinishText(CudaFileText):
         padded = f", D_TILE = {self.layout.qk.width}" if self.padded else ""
         self.width = f"D = {self.layout.d}{padded}"
         self.scale = scalar(Const(module.backward.kernels[0].chain.scale))
-
-    @property
-    def constants(self) -> Iterator[str]:
-        return self.dq_constants

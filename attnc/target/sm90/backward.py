@@ -152,6 +152,7 @@ class Sm90JoinText(CudaFileText):
 class Sm90FinishText(FinishText):
     """Text of the kernel that rounds dq: what `templates/sm90/backward_finish.cu.jinja` prints."""
 
+    sizes_from = ""
     plan: Sm90Backward
 
     def __init__(self, module: Module, arguments: ArgumentText) -> None:
