@@ -88,6 +88,7 @@ def plan_decode(
             most=MOST_SPLITS,
             trips=target.partial_trips(layout),
             few=target.few_tiles(layout),
+            block_share=target.block_share(attention),
         )
     softmax, score = plan_softmax(attention, default, names)
     unified = unified_max(attention, default)

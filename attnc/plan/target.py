@@ -202,6 +202,10 @@ class Target(ABC):
         """Returns what a byte of a partial result costs in bytes of keys."""
         return PARTIAL_TRIPS
 
+    def block_share(self, attention: Attention) -> float:
+        """Returns what a block reads alone, of what a multiprocessor can."""
+        return 1.0
+
     def few_tiles(self, layout: Layout | None) -> int:
         """Returns the tiles of keys for each multiprocessor below which blocks that decode share the columns
         of o.

@@ -251,6 +251,8 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
         fields["most"] = str(most)
     if split.trips != PARTIAL_TRIPS:
         fields["trips"] = str(split.trips)
+    if split.block_share != 1.0:
+        fields["block_share"] = str(split.block_share)
     if split.few:
         fields |= {"columns": str(dv), "few": str(split.few)}
     if split.most != MOST_SPLITS:

@@ -26,6 +26,8 @@ class Split:
     trips: what a byte of a partial result costs, which is written and read again, in bytes of keys; measured
     on an H200.
 
+    block_share: of what a multiprocessor can read, what a block does alone.
+
     columns: of a result, of which a block has `config.BLOCK_D`, 0: all; few: fewer tiles of keys for each
     multiprocessor than which are for blocks that share them.
     """
@@ -42,6 +44,7 @@ class Split:
     trips: int = 3
     columns: int = 0
     few: int = 0
+    block_share: float = 1.0
 
     def in_order(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
         """Returns the configs, those first whose blocks suit the number of tiles of a call."""
@@ -71,6 +74,7 @@ class Split:
                 self.idle_gain,
                 self.counted,
                 self.trips,
+                self.block_share,
             )
         )
         if self.most is not None and splits > self.most:
@@ -97,12 +101,14 @@ def count_splits(
     idle_gain: float,
     most: int,
     trips: int = 3,
+    block_share: float = 1.0,
 ) -> int:
     """Returns the number of splits with the shortest time, by a model of a kernel bound by memory.
 
     A wave of programs, as many as fit on the device, takes its bytes at the memory's speed, and as long as
     a hundred kB more to start and to end; where it leaves multiprocessors idle, the others run at most
-    `idle_gain` times faster. Joining the splits costs a launch and the way to memory and back. Follows from
+    `idle_gain` times faster, and no block faster than its share of a multiprocessor's speed. Joining the
+    splits costs a launch and the way to memory and back. Follows from
     shapes and the device alone, so that a captured CUDA graph serves sequences of any length.
     """
     processors, resident = gpu.multiprocessors, 2
@@ -112,10 +118,10 @@ def count_splits(
     def cost(n: int) -> float:
         split_bytes = -(-key_tiles // n) * tile_bytes
         waves, rest = divmod(tiles * n, processors * resident)
-        time: float = waves * (resident * split_bytes + _WAVE_BYTES)
+        time: float = waves * (max(resident, 1 / block_share) * split_bytes + _WAVE_BYTES)
         if rest:
             deepest = -(-rest // processors)
-            time += max(rest / processors, deepest / idle_gain) * split_bytes + _WAVE_BYTES
+            time += max(rest / processors, deepest / idle_gain, 1 / block_share) * split_bytes + _WAVE_BYTES
         return time if n == 1 else time + _COMBINE_BYTES + trips * n * partial_bytes / processors
 
     return min(range(1, max(1, min(key_tiles, most)) + 1), key=cost)

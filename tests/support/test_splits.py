@@ -21,6 +21,19 @@ def test_splits_fill_the_device_and_no_more() -> None:
     assert count(0, 8) == 1
 
 
+def test_blocks_that_read_less_than_a_multiprocessor_can_come_in_pairs() -> None:
+    """As those do that convert keys and values of 8 bits: with one for each multiprocessor memory idles."""
+
+    def count(tiles: int, key_tiles: int, share: float) -> int:
+        partial = 4 * 129 * 4 * tiles
+        return count_splits(tiles, key_tiles, 128 * 256, partial, 90000, H200, 1.2, 128, 3, share)
+
+    for tiles, key_tiles in ((128, 64), (8, 64), (32, 16)):
+        alone, shared = (tiles * count(tiles, key_tiles, share) for share in (1.0, 0.6))
+        assert alone <= H200.multiprocessors < shared <= 2 * H200.multiprocessors
+    assert count(512, 64, 0.6) == count(512, 64, 1.0) == 1
+
+
 def test_splits_of_a_fixed_size() -> None:
     split = Split("B", "cdiv(N, BLOCK_N)", 512, 129, most=4)
     names = {"B": 2, "H": 4, "M": 1, "N": 1000, "BLOCK_N": 64}

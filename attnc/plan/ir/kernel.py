@@ -202,7 +202,8 @@ class Split:
     Into how many splits keys are cut follows from a model of time (`support.splits.count_splits`): idle_gain
     is how much faster a multiprocessor reads while others idle, most the splits that are considered, trips
     what a byte of a partial result costs in bytes of keys. few: where a call has fewer tiles of keys for each
-    multiprocessor, blocks share the columns of o; 0: never.
+    multiprocessor, blocks share the columns of o; 0: never. block_share: of what a multiprocessor can read,
+    what a block does alone, if it does more with keys than multiply them.
     """
 
     lo: Expr
@@ -215,6 +216,7 @@ class Split:
     most: int
     trips: int
     few: int
+    block_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

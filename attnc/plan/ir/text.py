@@ -161,6 +161,7 @@ def _splits(kernel: Decode) -> Iterator[str]:
         visible = "all" if split.max_visible_keys is None else split.max_visible_keys
         told = [f"max_visible_keys = {visible}", f"at most {split.most}", f"idle_gain = {split.idle_gain}"]
         told += [f"trips = {split.trips}"] if split.trips != PARTIAL_TRIPS else []
+        told += [f"block_share = {split.block_share}"] if split.block_share != 1.0 else []
         told += [f"few = {split.few}"] if split.few else []
         told += ["in turn"] if split.in_turn else []
         told += [f"staging on {list(split.staging)}"] if split.staging else []

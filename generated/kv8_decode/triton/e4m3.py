@@ -394,6 +394,7 @@ CALL = TritonAttention(
         width=129,
         idle_gain=1.2,
         most=65535,
+        block_share=0.6,
     ),
     scratch={"splits": "SPLIT_ROWS * 129"},
     launches=(
