@@ -32,6 +32,7 @@ class _PageForm(NamedTuple):
     rows: int
 
 
+@torch.no_grad()
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -52,7 +53,8 @@ def attend(
     k_descale: torch.Tensor | float | None = None,
     v_descale: torch.Tensor | float | None = None,
 ) -> None:
-    """Writes the attention of every token to `out`, a sequence's last token at its last key.
+    """Writes the attention of every token to `out`, a sequence's last token at its last key. Gradients do not
+    flow through it, whatever mode the caller is in: engines compute q with weights that may require them.
 
     q: [T, Hq, D]; k: [pages, page, Hkv, D]; v: [pages, page, Hkv, Dv], both of any strides but a contiguous
         last axis, or None: the first Dv columns of k are the values, as in latent attention
@@ -199,6 +201,7 @@ def _mask(left: int, causal: bool, tree: bool) -> str:
 # --- packed tokens against packed keys ----------------------------------------------------------------------
 
 
+@torch.no_grad()
 def attend_packed(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -174,6 +174,32 @@ def test_packed_tokens_against_packed_keys(lengths: list[tuple[int, int]], causa
         torch.testing.assert_close(found[1].double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_tensors_of_a_model_that_is_trained_are_served() -> None:
+    """Outside of torch.no_grad(), as where an engine's graph runner captures the steps of a draft."""
+    q, k, v = (torch.randn(6, 2, 16, requires_grad=True) for _ in "qkv")
+    pages = torch.randn(4, 8, 2, 16)
+    ends, out = torch.tensor([0, 6], dtype=torch.int32), torch.empty(6, 2, 16)
+    with torch.enable_grad():
+        attend(
+            q,
+            pages,
+            pages,
+            out,
+            cu_seqlens_q=ends,
+            seqused_k=torch.tensor([9], dtype=torch.int32),
+            block_table=torch.tensor([[2, 1]], dtype=torch.int32),
+            scale=0.2,
+            left=-1,
+            softcap=0.0,
+            by_head={},
+            tokens=6,
+        )
+        o = attend_packed(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, scale=0.2, causal=True, lse=False)
+    assert isinstance(o, torch.Tensor)
+    assert not out.requires_grad
+    assert not o.requires_grad
+
+
 def test_packed_results_go_where_they_are_wanted() -> None:
     q, out = torch.randn(5, 2, 16), torch.empty(5, 2, 16)
     ends = torch.tensor([0, 2, 5], dtype=torch.int32)

@@ -1,9 +1,11 @@
 """Every command, and what Python has in its place, over every committed spec: a result, or a mistake that is
-named, and never a bug of attnc's. One variant each; some by day, all by night.
+named, and never a bug of attnc's. One variant each; some by day, all by night. `tests/api/test_every_door.py`
+does the same of the ways by which programs come to kernels.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 import attnc
 from attnc import editor
-from attnc.build import front
+from attnc.build import front, plan_program
 from attnc.cli import main
 from attnc.source import Source
 from tests.by_day import some_by_day
@@ -59,7 +61,7 @@ RUNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 def run(arguments: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     (folder / "specs").mkdir()
-    (folder / "specs" / f"{name}.attn").write_text((ROOT / "specs" / f"{name}.attn").read_text())
+    (folder / "specs" / f"{name}.attn").write_text(spec_of(name).read_text())
     monkeypatch.chdir(folder)
     monkeypatch.setenv("ATTNC_CACHE_DIR", str(folder / "cache"))
     words = (word.replace("SPEC", f"specs/{name}.attn").replace("NAME", name) for word in arguments.split())
@@ -80,11 +82,13 @@ def test_every_command_has_a_result_or_names_a_mistake(
     assert code == 0 or (code in (1, 2) and any(mistake in done.err for mistake in mistakes)), done.err
 
 
+def spec_of(name: str) -> Path:
+    return ROOT / "specs" / f"{name}.attn"
+
+
 def first_variant(name: str) -> str:
     """Returns the options that leave one variant of a spec."""
-    from attnc.build import plan_program
-
-    planned = plan_program(front(ROOT / "specs" / f"{name}.attn"))
+    planned = plan_program(front(spec_of(name)))
     names = [module.variant.name for module in planned.modules]
     names += [module.variant.name for module in planned.projections]
     return f"--variant {names[0]}"
@@ -105,9 +109,22 @@ def test_every_command_that_runs_kernels_has_a_verdict(
     assert code == 0 or refused, done.out + done.err
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", SPECS)
+def test_cubins_are_made_ahead_of_time(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of all CUDA kernels of a spec, in some ten seconds each."""
+    assert run("compile --aot sm_90 SPEC", name, tmp_path, monkeypatch) == 0
+    wrote = re.search(r"wrote (\d+) cubins for sm_90", capfd.readouterr().out)
+    has_some = any(module.target.startswith("cuda") for module in plan_program(front(spec_of(name))).modules)
+    assert wrote is not None
+    assert (int(wrote[1]) > 0) == has_some
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_editors_have_something_to_say(name: str) -> None:
-    text = (ROOT / "specs" / f"{name}.attn").read_text()
+    text = spec_of(name).read_text()
     source = Source(f"{name}.attn", text)
     assert [found for found in editor.diagnose(source) if found.severity == "error"] == []
     assert editor.format_text(source) == text
@@ -120,10 +137,10 @@ def test_functions_of_python_show_what_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTNC_CACHE_DIR", str(tmp_path / "cache"))
-    program = front(ROOT / "specs" / f"{name}.attn")
+    program = front(spec_of(name))
     attentions = [attention.name for attention in program.attentions]
     for block in (*attentions, *(projection.name for projection in program.projections)):
-        made = attnc.compile(ROOT / "specs" / f"{name}.attn", attention=block, target="triton")
+        made = attnc.compile(spec_of(name), attention=block, target="triton")
         assert made.name == block
         assert f"def {block}" in made.source
         assert repr(made).startswith(f"<{block} for triton")

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tests.engines.outcomes import WHOLE, Outcome, announce, is_mine, keep, run, share
+from tests.engines.outcomes import WHOLE, Outcome, announce, is_mine, keep, passed_before, run, share
 from tests.engines.standins import stand_in
 
 _KIT = "sglang.test.kits.attention_unittest"
@@ -173,12 +173,15 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="keep the outcomes")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the tests")
     parser.add_argument("--seconds", type=float, help="of the workers; what they do not reach is not kept")
+    parser.add_argument("--rest", action="store_true", help="those that are not kept as passed here")
     parser.add_argument("--part", default=WHOLE, help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    before = passed_before("sglang", version("sglang"), device) if options.rest else []
     if options.workers > 1:
-        shared = share("tests.engines.sglang_kit", ["--only", options.only], options.workers, options.seconds)
-        return keep("sglang", version("sglang"), device, shared, write=options.write)
+        arguments = ["--only", options.only, *(["--rest"] if options.rest else [])]
+        shared = share("tests.engines.sglang_kit", arguments, options.workers, options.seconds)
+        return keep("sglang", version("sglang"), device, before + shared, write=options.write)
     if device == "cpu":
         from attnc.verify.interpreter import ensure_interpreter
 
@@ -187,8 +190,9 @@ def main() -> int:
     prepare()
     testcase = unittest.TestCase()
     outcomes: list[Outcome] = []
+    known = {outcome.name for outcome in before}
     for number, (name, test, why) in enumerate(tests(device)):
-        if options.only in name and is_mine(number, options.part):
+        if options.only in name and name not in known and is_mine(number, options.part):
             excluded = why if device == "cpu" or why == _NO_PAGES else ""
             outcomes.append(run(name, partial(test, testcase), excluded))
             if options.part != WHOLE:
@@ -196,7 +200,7 @@ def main() -> int:
                 outcomes.clear()
     if options.part != WHOLE:
         return 0
-    return keep("sglang", version("sglang"), device, outcomes, write=options.write)
+    return keep("sglang", version("sglang"), device, before + outcomes, write=options.write)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engines.outcomes import WHOLE, Outcome, announce, is_mine, keep, share
+from tests.engines.outcomes import WHOLE, Outcome, announce, is_mine, keep, passed_before, share
 from tests.engines.standins import VLLM, register_models, stand_in
 
 #: Sizes of the models whose configurations the tests ask for, as published.
@@ -234,15 +234,15 @@ class Fixtures:
 class Chosen:
     """A plug-in of pytest that keeps tests of any backend, and notes how they end."""
 
-    def __init__(self, device: str, only: str, part: str) -> None:
-        self.device, self.only, self.part = device, only, part
+    def __init__(self, device: str, only: str, part: str, before: Container[str]) -> None:
+        self.device, self.only, self.part, self.before = device, only, part, before
         self.outcomes: list[Outcome] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         kept = []
         for item in items:
             name = f"{item.path.name}::{item.name}"
-            if self.only not in name:
+            if self.only not in name or name in self.before:
                 continue
             why = _why_not(item.path.name, item.name, self.device)
             if why and is_mine(0, self.part):
@@ -291,19 +291,22 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="keep the outcomes")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the tests")
     parser.add_argument("--seconds", type=float, help="of the workers; what they do not reach is not kept")
+    parser.add_argument("--rest", action="store_true", help="those that are not kept as passed here")
     parser.add_argument("--part", default=WHOLE, help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    before = passed_before("vllm", version("vllm"), device) if options.rest else []
     if options.workers > 1:
         arguments = ["--source", str(options.source), "--only", options.only]
+        arguments += ["--rest"] if options.rest else []
         shared = share("tests.engines.vllm_backends", arguments, options.workers, options.seconds)
-        return keep("vllm", version("vllm"), device, shared, write=options.write)
+        return keep("vllm", version("vllm"), device, before + shared, write=options.write)
     if device == "cpu":
         from attnc.verify.interpreter import ensure_interpreter
 
         ensure_interpreter()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    chosen = Chosen(device, options.only, options.part)
+    chosen = Chosen(device, options.only, options.part, {outcome.name for outcome in before})
     with folder(options.source.resolve()) as place:
         prepare(device)
         sys.modules["tests_engines_vllm_backends"] = sys.modules[__name__]
@@ -318,7 +321,7 @@ def main() -> int:
     if options.part != WHOLE:
         announce(chosen.outcomes)
         return 0
-    return keep("vllm", version("vllm"), device, chosen.outcomes, write=options.write)
+    return keep("vllm", version("vllm"), device, before + chosen.outcomes, write=options.write)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,11 @@ def generate(model: str, backend: str) -> list[list[int]]:
     register_models(MODULES[model])
     more: dict[str, Any] = {}
     if device == "cuda":
-        more = {"attention_config": {"backend": backend}, "gpu_memory_utilization": 0.1}
+        more = {
+            "attention_config": {"backend": backend},
+            "gpu_memory_utilization": 0.05,  # which must be free, whoever else is there
+            "kv_cache_memory_bytes": 1 << 26,
+        }
         if backend == "ATTNC_MLA":
             more["attention_config"]["mla_prefill_backend"] = "CUSTOM"
     with tempfile.TemporaryDirectory() as folder:
