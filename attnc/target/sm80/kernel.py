@@ -6,7 +6,7 @@ are joined.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -240,6 +240,14 @@ class CudaText(OutputView):
     def finishing(self, item: Statement) -> str:
         """Returns a statement of the epilogue, at one row and column."""
         return statement(item, self.dtypes, self.kernel.dims, scalar)
+
+    def key_statements(self, items: Iterable[Fetch]) -> Iterator[str]:
+        """Yields loads of a key, which are the same for all rows of a thread."""
+        return (self.statement(item) for item in items if "q" not in item.axes)
+
+    def element_statements(self, items: Iterable[Fetch]) -> Iterator[str]:
+        """Yields loads of an element."""
+        return (self.statement(item) for item in items if "q" in item.axes)
 
     @property
     def score_fetches(self) -> tuple[Fetch, ...]:
