@@ -237,6 +237,11 @@ class CudaText(OutputView):
     def statement(self, item: Statement) -> str:
         return statement(item, self.dtypes, self.kernel.dims)
 
+    @property
+    def in_pairs(self) -> tuple[Fetch, ...]:
+        """Loads of an epilogue that come two columns at a time."""
+        return ()
+
     def finishing(self, item: Statement) -> str:
         """Returns a statement of the epilogue, at one row and column."""
         return statement(item, self.dtypes, self.kernel.dims, scalar)

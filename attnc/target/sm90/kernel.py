@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from attnc.expr.nodes import Compare, Load, Or, Search, walk
+from attnc.expr.nodes import COLUMN, TRUE, Compare, Const, Index, Load, Or, Search, uses, walk
+from attnc.model.dtypes import DType
 from attnc.plan.ir import Arg, Fetch, Forward, Module, Statement, statement_expressions
 from attnc.plan.ir.kernel import expressions_within
 from attnc.plan.sm90 import roles_of
@@ -20,8 +21,10 @@ from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
     CudaWalk,
+    address,
     local,
     scalar,
+    stored_type,
 )
 from attnc.target.sm90.narrow import NarrowText
 from attnc.target.sm90.places import Places, lay_out
@@ -141,6 +144,34 @@ class Sm90Text(NarrowText):
     @property
     def score_fetches(self) -> tuple[Fetch, ...]:
         return self.score.fetches
+
+    @property
+    def in_pairs(self) -> tuple[Fetch, ...]:
+        epilogue = self.kernel.epilogue
+        return () if epilogue is None else tuple(filter(self._is_row, epilogue.fetches))
+
+    def _is_row(self, fetch: Fetch) -> bool:
+        """Returns whether it loads the columns of a row in their order, of 16 bits."""
+        *others, last = fetch.load.indices
+        is_alone = last == Index(COLUMN) and not any(COLUMN in uses(x) for x in (*others, fetch.guard))
+        return is_alone and self.dtypes[fetch.load.tensor] in (DType.F16, DType.BF16)
+
+    def load_pairs(self, fetch: Fetch) -> str:
+        """Returns the call that loads such a row; the columns of it begin where its last index is 0."""
+        tensor, row = fetch.load.tensor, fetch.row
+        base, done = (f"args.{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
+        first = (*fetch.load.indices[:-1], Const(0))
+        at = address(base, tensor, first, scalar, done=done)
+        stride = f"args.stride_{tensor}_{len(first) - 1}"
+        exists = "true" if fetch.guard == TRUE else scalar(fetch.guard)
+        return f"load_pairs({fetch.name}_pairs, &{at}, {stride}, {exists});"
+
+    def finishing(self, item: Statement) -> str:
+        if not isinstance(item, Fetch) or item not in self.in_pairs:
+            return super().finishing(item)
+        kind = stored_type(self.dtypes[item.load.tensor], self.module.variant)
+        pair = f"(unsigned short)({item.name}_pairs[j] >> 16 * c)"
+        return local("const float", {item.name: f"to_float({kind}{{{pair}}})"})
 
     def statement(self, item: Statement) -> str:
         if isinstance(item, Fetch) and item in self.score.loaded:

@@ -404,9 +404,35 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             q.advance();
             // gated.attn:12  output o: bf16[B, M, Hkv * G, D] = sigmoid(gate[b, q_idx, h, d]) * attention
             const auto* const gate_row = &args.gate_ptr[b * args.stride_gate_0];
+            // Columns 8 * j + 2 * t and the next of a row: 16 bytes at a time where rows lie so, for four lanes that
+            // then exchange them.
+            auto load_pairs = [&](u32 (&pairs)[DV / 8], const auto* row, long long stride, bool exists) {
+                struct alignas(16) Chunk { u32 x[4]; };
+                if (DV % 32 == 0 && !any_lane(exists && (stride != 1 || (unsigned long long)row % 16 != 0))) {
+                    #pragma unroll
+                    for (int j = 0; j < DV / 8; j += 4) {
+                        Chunk chunk = {};
+                        if (exists)
+                            chunk = *(const Chunk*)(row + 8 * (j + t));
+                        exchange_pairs(chunk.x, t);
+                        #pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            pairs[j + i] = chunk.x[i];
+                    }
+                } else {
+                    #pragma unroll
+                    for (int j = 0; j < DV / 8; ++j) {
+                        const long long d = 8 * j + 2 * t;
+                        pairs[j] = exists ? row[d * stride].bits | (u32)row[(d + 1) * stride].bits << 16 : 0;
+                    }
+                }
+            };
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                u32 gate_tile_pairs[DV / 8];
+                load_pairs(gate_tile_pairs, &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
+                    + 0 * args.stride_gate_3], args.stride_gate_3, q_idx < M);
                 #pragma unroll
                 for (int j = 0; j < DV / 8; ++j)
                     #pragma unroll
@@ -429,11 +455,8 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 for (int j = 0; j < DV / 8; ++j)
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
-                        const int d = 8 * j + 2 * t + c;
                         float& o = acc[j][2 * r + c];
-                        const float gate_tile = q_idx < M
-                            ? to_float(gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
-                            + d * args.stride_gate_3]) : 0.0f;
+                        const float gate_tile = to_float(bf16{(unsigned short)(gate_tile_pairs[j] >> 16 * c)});
                         o = sigmoid_(gate_tile) * o;
                     }
             }
