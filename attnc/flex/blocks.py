@@ -58,12 +58,14 @@ def blocks_of(block_mask: BlockMask) -> Blocks:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """bool[B or 1, H or 1, block rows, block columns]: where the mask_mod holds, and where all keys are kept;
-    None where that says nothing more than the mask_mod.
+    """listed, full: bool[B or 1, H or 1, block rows, block columns]: where the mask_mod holds, and where all
+    keys are kept; None where that says nothing more than the mask_mod. lists: i32 of the same shape, of each
+    row the blocks that are in either, and then -1.
     """
 
     listed: Tensor | None
     full: Tensor | None
+    lists: Tensor
 
 
 def restrict(traced: Trace, blocks: Blocks) -> Trace:
@@ -76,22 +78,40 @@ def restrict(traced: Trace, blocks: Blocks) -> Trace:
     if tables is None:  # not to be seen now
         tables = _tables(blocks, tape.constant(traced.mask) is True)
     mask: Any = Scalar(tape, traced.mask)
-    for name, table, join in (
-        ("listed", tables.listed, logical_and),
-        ("full", tables.full, logical_or),
-    ):
-        if table is not None:
-            mask = join(tape, mask, _looked_up(tape, table, blocks, name))
-    return Trace(tape, traced.score, mask.at)
+    if blocks.rows % _TILE or blocks.columns % _TILE or max(blocks.rows, blocks.columns) >= _WHOLE:
+        for name, table, join in (
+            ("partial", tables.listed, logical_and),
+            ("full", tables.full, logical_or),
+        ):
+            if table is not None:
+                mask = join(tape, mask, _looked_up(tape, table, blocks, name))
+        return Trace(tape, traced.score, mask.at)
+    listed = _listed(tape, tables.lists, blocks)
+    if tables.full is not None:
+        if tables.listed is not None:
+            mask = logical_and(tape, mask, _looked_up(tape, tables.listed, blocks, "partial"))
+        mask = logical_or(tape, mask, _looked_up(tape, tables.full, blocks, "full"))
+    if tables.listed is None and tables.full is None:
+        return Trace(tape, traced.score, mask.at, listed.at)
+    return Trace(tape, traced.score, logical_and(tape, listed, mask).at)
 
 
 def _tables(blocks: Blocks, keeps_all: bool) -> _Tables:
     """Returns the tables of lists that are not looked at. keeps_all: whether the mask_mod is always true."""
     listed = _table(blocks.counts, blocks.indices)
     if blocks.full_counts is None or blocks.full_indices is None:
-        return _Tables(listed, None)
+        return _Tables(listed, None, _list(listed))
     full = _table(blocks.full_counts, blocks.full_indices)
-    return _Tables(listed | full, None) if keeps_all else _Tables(listed, full)
+    either = listed | full
+    lists = _list(either)
+    return _Tables(either, None, lists) if keeps_all else _Tables(listed, full, lists)
+
+
+def _list(table: Tensor) -> Tensor:
+    """Returns of each row the blocks of a table, and then -1."""
+    columns = torch.arange(table.shape[-1], device=table.device, dtype=torch.int32)
+    found = torch.where(table, columns, table.shape[-1]).sort(-1).values
+    return torch.where(found < table.shape[-1], found, -1).contiguous()
 
 
 def _table(counts: Tensor, indices: Tensor) -> Tensor:
@@ -122,8 +142,8 @@ def _compare_tables(traced: Trace, blocks: Blocks) -> _Tables:
     agrees = torch.ones_like(is_covered) if tables.full is None else ~(tables.full & ~everywhere).any()
     covered, same = torch.stack([is_covered, agrees]).tolist()
     if covered and same:
-        return _Tables(None, None)
-    return _Tables(allowed if same else tables.listed, None if same else tables.full)
+        return _Tables(None, None, tables.lists)
+    return _Tables(allowed if same else tables.listed, None if same else tables.full, tables.lists)
 
 
 def _kept_in_blocks(traced: Trace, rows: int, columns: int, R: int, C: int) -> tuple[Tensor, Tensor]:
@@ -148,21 +168,38 @@ def _kept_in_blocks(traced: Trace, rows: int, columns: int, R: int, C: int) -> t
 
 def _looked_up(tape: Tape, table: Tensor, blocks: Blocks, name: str) -> Scalar:
     """Returns the element of a table that a pair lies in. name: of the table."""
-    b, h, q_idx, kv_idx = (
-        Scalar(tape, tape.add("int", "index", index), 0) for index in ("b", "h", "q_idx", "kv_idx")
-    )
-    index = [
-        floor_divide(tape, q_idx, integer(tape, blocks.rows)),
-        floor_divide(tape, kv_idx, integer(tape, blocks.columns)),
-    ]
+    kv_idx = Scalar(tape, tape.add("int", "index", "kv_idx"), 0)
+    table, index = _of_row(tape, table, blocks)
+    index.append(floor_divide(tape, kv_idx, integer(tape, blocks.columns)))
+    tape.named[id(table)] = name
+    found: Scalar = subscript(tape, table, tuple(index))
+    return found
+
+
+def _listed(tape: Tape, lists: Tensor, blocks: Blocks) -> Scalar:
+    """Returns whether the list of a query names the block of a key."""
+    lists, index = _of_row(tape, lists, blocks)
+    tape.named[id(lists)] = "blocks"
+    axes = tuple(_SIZES.get(tape.entries[one.at], "") for one in index)
+    capture = tape.capture(lists, (*axes, ""))
+    at = tape.add("bool", "listed", capture, tuple(one.at for one in index), blocks.columns)
+    return Scalar(tape, at)
+
+
+#: Sizes of axes, by the entry of the index along them.
+_SIZES = {("index", "b"): "B", ("index", "h"): "H"}
+
+
+def _of_row(tape: Tape, table: Tensor, blocks: Blocks) -> tuple[Tensor, list[Scalar]]:
+    """Returns a table without the axes along which all is the same, and the indices of the row of a query."""
+    b, h, q_idx = (Scalar(tape, tape.add("int", "index", index), 0) for index in ("b", "h", "q_idx"))
+    index = [floor_divide(tape, q_idx, integer(tape, blocks.rows))]
     for axis, outer in ((1, h), (0, b)):
         if table.shape[axis] == 1:
             table = table.select(axis, 0)
         else:
             index.insert(0, outer)
-    tape.named[id(table)] = name
-    found: Scalar = subscript(tape, table, tuple(index))
-    return found
+    return table, index
 
 
 def check_blocks(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
@@ -188,5 +225,7 @@ def check_blocks(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
             raise ValueError(f"block_mask: expected {name} 1 or {expected}, like query, got {size}")
 
 
+#: Blocks of multiples of these are tiles of a kernel.
+_TILE = 16
 #: The size of the block of a mask without any: of `torch.nn.attention.flex_attention`.
 _WHOLE = 1 << 30

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -59,6 +59,13 @@ def _value(
             return _number(tape, at, tape.captures[capture].tensor.shape[axis])
         case ("load", capture, positions):
             return _load(tape.captures[capture].tensor, [found[position] for position in positions])
+        case ("listed", capture, positions, keys):
+            lists = tape.captures[capture].tensor
+            rows = [found[position] for position in positions]
+            is_inside, clamped = _within(lists.shape, rows)
+            named: Tensor = (lists[tuple(clamped)] == (indices["kv_idx"] // keys)[..., None]).any(-1)
+            is_named: Tensor = is_inside & named
+            return is_named
         case ("real", operand):
             return found[operand].float()
         case ("neg", operand):
@@ -101,12 +108,18 @@ def _load(tensor: Tensor, positions: list[Tensor]) -> Tensor:
         return tensor.new_zeros(())
     if not positions:
         return tensor
-    is_inside, clamped = torch.ones((), dtype=torch.bool, device=tensor.device), []
-    for position, size in zip(positions, tensor.shape, strict=True):
-        is_inside = is_inside & (position >= 0) & (position < size)
-        clamped.append(position.clamp(0, size - 1))
+    is_inside, clamped = _within(tensor.shape, positions)
     element = tensor[tuple(clamped)]
     return torch.where(is_inside, element, torch.zeros((), dtype=element.dtype, device=element.device))
+
+
+def _within(shape: Sequence[int], positions: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Returns where positions are inside of the first axes of a tensor, and the nearest that are."""
+    is_inside, clamped = torch.ones((), dtype=torch.bool, device=positions[0].device), []
+    for position, size in zip(positions, shape, strict=False):
+        is_inside = is_inside & (position >= 0) & (position < size)
+        clamped.append(position.clamp(0, size - 1))
+    return is_inside, clamped
 
 
 def reads(tape: Tape, at: int) -> set[str]:
@@ -117,7 +130,7 @@ def reads(tape: Tape, at: int) -> set[str]:
 def loads(tape: Tape, at: int) -> list[Tensor]:
     """Returns the captured tensors that an entry depends on."""
     entries = (tape.entries[part] for part in _parts(tape, at))
-    return [tape.captures[entry[1]].tensor for entry in entries if entry[0] in ("load", "size")]
+    return [tape.captures[entry[1]].tensor for entry in entries if entry[0] in ("load", "size", "listed")]
 
 
 def _parts(tape: Tape, at: int) -> list[int]:

@@ -161,7 +161,7 @@ def kernel_of(traced: Trace, layout: CallLayout, mods: Mods = ()) -> FlexKernel:
     """Returns the kernel of what mods did. mods: for names, and for places of errors. Compiled once, whatever
     lengths and data are.
     """
-    identity = (traced.tape.key, traced.score, traced.mask, layout)
+    identity = (traced.tape.key, traced.score, traced.mask, traced.listed, layout)
     program = _PROGRAMS.get(identity)
     if program is None:
         program = _PROGRAMS[identity] = _ProgramFamily()

@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from attnc.expr.nodes import (
     Dot,
     Expr,
     Index,
+    InList,
     Load,
     Neg,
     Not,
@@ -35,10 +36,12 @@ from attnc.expr.nodes import (
     show,
     walk,
 )
+from attnc.expr.simplify import substitute
 from attnc.flex.errors import refuse
 from attnc.flex.tape import CAPTURED, Capture, Tape, element_of, operands
 from attnc.flex.trace import Trace
-from attnc.model.names import INTERFACE, NOT_FUNCTIONS, RESERVED, explain_reserved
+from attnc.model.names import INTERFACE, LISTED, NOT_FUNCTIONS, RESERVED, explain_reserved
+from attnc.plan.mask_findings import dense_conditions
 
 #: What attnc.model expands an expression to at most.
 _MOST = 4096
@@ -108,6 +111,11 @@ class Expressions:
                 extents = tuple(map(Dim, self._sizes[capture]))
                 loaded = tuple(made[index] for index in indices)
                 return Load(self._names[capture], loaded, extents, self._tape.types[at])
+            case ("listed", capture, indices, keys):
+                extents = tuple(map(Dim, self._sizes[capture]))
+                of_row = tuple(made[index] for index in indices)
+                block = Binary("//", Index("kv_idx"), Const(keys))
+                return InList(self._names[capture], of_row, extents, block)
             case ("real", operand):
                 return made[operand]
             case ("neg", operand):
@@ -174,6 +182,14 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
     )
     failure.shown = show(expr)
     raise failure
+
+
+def _visits_too_much(mask: Expr, tape: Tape, names: Sequence[str]) -> bool:
+    """Returns whether a kernel would visit all tiles for a condition that is read from data."""
+    ascending = {name for name, capture in zip(names, tape.captures, strict=True) if capture.is_sorted}
+    loads = {node for node in walk(mask) if isinstance(node, Load) and node.tensor in ascending}
+    sorted_loads: dict[Expr, Expr] = {load: replace(load, is_sorted=True) for load in loads}
+    return next(dense_conditions(substitute(mask, sorted_loads)), None) is not None
 
 
 def _split_choice(
@@ -305,8 +321,10 @@ def write_spec(
     expressions = Expressions(tape, _product(layout, scalars, tape.numbers), inputs, axes, scalars)
     score, kept = split(expressions.of(traced.score))
     mask = conjunction(expressions.of(traced.mask), kept)
+    if traced.listed is not None and _visits_too_much(mask, tape, inputs):
+        mask = conjunction(expressions.of(traced.listed), mask)
     in_score = {node.tensor for node in walk(score) if isinstance(node, Load)}
-    loaded = in_score | {node.tensor for node in walk(mask) if isinstance(node, Load)}
+    loaded = in_score | {node.tensor for node in walk(mask) if isinstance(node, Load | InList)}
     used = [at for at, input_ in enumerate(inputs) if input_ in loaded]
     passed = [slot for slot, scalar in scalars.items() if scalar in loaded]
     learned = [at for at in used if tape.captures[at].learned and inputs[at] in in_score]
@@ -414,7 +432,7 @@ class _Names:
     """Names of inputs, sizes and lets: the user's own where they are free."""
 
     def __init__(self) -> None:
-        self._taken = {"q", "k", "v", "o", "lse"}
+        self._taken = {"q", "k", "v", "o", "lse", LISTED}
 
     def new(self, wanted: str, otherwise: str) -> str:
         plain = re.sub(r"\W", "_", wanted).strip("_")[:40]

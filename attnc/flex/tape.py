@@ -234,7 +234,7 @@ class Tape:
 def operands(entry: Entry) -> Iterator[int]:
     """Yields the positions that an entry refers to."""
     match entry:
-        case ("load", _, indices):
+        case ("load", _, indices) | ("listed", _, indices, _):
             yield from indices
         case ("call", _, *arguments):
             yield from arguments

@@ -27,11 +27,15 @@ _POSITIONS = {"b": "B", "h": "H", "q_idx": "M", "kv_idx": "N"}
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The tape of a score_mod and a mask_mod, with the entries that they return: a float, and a condition."""
+    """The tape of a score_mod and a mask_mod, with the entries that they return: a float, and a condition.
+    listed: a condition on the blocks of a BlockMask, which says nothing more than the mask, but what tiles
+    a kernel need not visit.
+    """
 
     tape: Tape
     score: int
     mask: int
+    listed: int | None = None
 
 
 def trace(

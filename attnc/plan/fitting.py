@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
+from math import gcd
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
@@ -160,7 +161,8 @@ def several_values(knob: Knob) -> Diagnostic:
 class TileShape:
     """What the choice depends on. dtype: of q, as a spec spells it; width: of its rows, the larger of D and
     Dv; gradients: whether there is a backward; masked: whether some keys are left out; latent: whether v is
-    columns of k; wanted: sizes of the forward that a caller asks for.
+    columns of k; wanted: sizes of the forward that a caller asks for; listed: queries
+    and keys of the blocks that the mask lists, if it does: tiles divide them.
     """
 
     dtype: str
@@ -169,6 +171,14 @@ class TileShape:
     masked: bool
     latent: bool = False
     wanted: Tiles = field(default_factory=Tiles)
+    listed: tuple[int, int] | None = None
+
+    def divide(self, tiles: Tiles) -> Tiles:
+        """Returns the tiles, small enough to divide the blocks that are listed."""
+        if self.listed is None or tiles.tile_q is None or tiles.tile_kv is None:
+            return tiles
+        rows, keys = self.listed
+        return replace(tiles, tile_q=gcd(tiles.tile_q, rows), tile_kv=gcd(tiles.tile_kv, keys))
 
 
 def shape_of(attention: Attention) -> TileShape:

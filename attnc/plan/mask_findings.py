@@ -38,7 +38,7 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
             notes=("every row sees nothing: o = 0, lse = -inf",),
         )
         return
-    dense = tuple(dense_conditions(mask))
+    dense = () if _lists(mask) else tuple(dense_conditions(mask))  # listed blocks alone are visited
     for condition in dense:
         yield _dense(condition, mask.span)
     if (

@@ -10,6 +10,7 @@ from attnc.model.attention import Variant
 from attnc.model.program import Program
 from attnc.model.variants import variants
 from attnc.plan.fitting import Tiles, TileShape, shape_of
+from attnc.plan.lists import listing_of
 from attnc.plan.sm80 import SM80
 from attnc.plan.sm90 import SM90A
 from attnc.plan.target import Target
@@ -39,7 +40,9 @@ def shape_in(program: Program, name: str) -> TileShape:
     attention = program.attention(name)
     shapes = [shape_of(variant.attention) for variant in variants(program, attention)]
     is_one = len({shape.width for shape in shapes}) == 1
-    return shapes[0] if is_one else replace(shape_of(attention), dtype=shapes[0].dtype)
+    found = shapes[0] if is_one else replace(shape_of(attention), dtype=shapes[0].dtype)
+    listing = listing_of(next(iter(variants(program, attention))).attention)
+    return found if listing is None else replace(found, listed=(listing.rows, listing.keys))
 
 
 def schedule_for(

@@ -32,10 +32,12 @@ def lists(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return counts, torch.argsort(table.int(), dim=-1, descending=True, stable=True).int()
 
 
-def listed(table: torch.Tensor, full: torch.Tensor | None = None, mod: Any = causal) -> BlockMask:
+def listed(
+    table: torch.Tensor, full: torch.Tensor | None = None, mod: Any = causal, size: int = SIZE
+) -> BlockMask:
     from_lists: Callable[..., BlockMask] = BlockMask.from_kv_blocks
     others = () if full is None else lists(full)
-    return from_lists(*lists(table), *others, BLOCK_SIZE=SIZE, mask_mod=mod, seq_lengths=(S, S))
+    return from_lists(*lists(table), *others, BLOCK_SIZE=size, mask_mod=mod, seq_lengths=(S, S))
 
 
 def tables(*outer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,15 +111,53 @@ def test_a_mask_of_create_block_mask_is_its_mask_mod() -> None:
     assert "mask =" not in family_of(Q, K, V, block_mask=noop).spec
 
 
-def test_lists_that_leave_keys_out_are_a_table_beside_the_mask() -> None:
+def test_lists_that_leave_keys_out_stand_beside_the_mask() -> None:
     partial, full = tables(1, 1)
     full[..., 0, 2] = True  # where the mask_mod keeps nothing
-    assert "mask = q_idx >= kv_idx and listed[q_idx // 16, kv_idx // 16]" in str(
+    assert "mask = listed(blocks[q_idx // 16], keys = 16) and q_idx >= kv_idx" in str(
         family_of(Q, K, V, block_mask=listed(partial)).spec
     )
     assert "input full: bool" in str(family_of(Q, K, V, block_mask=listed(partial, full)).spec)
     whole = listed(partial, full, noop_mask)
-    assert "mask = listed[q_idx // 16, kv_idx // 16]" in str(family_of(Q, K, V, block_mask=whole).spec)
+    assert "mask = listed(blocks[q_idx // 16], keys = 16)" in str(family_of(Q, K, V, block_mask=whole).spec)
+
+
+def test_blocks_that_no_tile_has_are_a_table_beside_the_mask() -> None:
+    partial = torch.eye(2).bool()[None, None]
+    block_mask = listed(partial, size=20)
+    assert "mask = q_idx >= kv_idx and partial[q_idx // 20, kv_idx // 20]" in str(
+        family_of(Q, K, V, block_mask=block_mask).spec
+    )
+    assert_attends(
+        flex_attention(Q, K, V, block_mask=block_mask),
+        lambda b, h, q, kv: partial[0 * b, 0 * h, q // 20, kv // 20] & (q >= kv),
+    )
+
+
+def test_a_mask_from_data_visits_listed_blocks_alone() -> None:
+    """Its mask_mod says all that the lists say, but not which tiles are empty."""
+    chosen = torch.rand((2, S, S), generator=torch.Generator().manual_seed(5)) < 0.02
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return chosen[h, q, kv]
+
+    block_mask = create_block_mask(mask, None, 2, S, S, device="cpu", BLOCK_SIZE=SIZE)
+    spec = str(family_of(Q, K, V, block_mask=block_mask).spec)
+    assert "mask = listed(blocks[h, q_idx // 16], keys = 16) and chosen[h, q_idx, kv_idx]" in spec
+    assert_attends(flex_attention(Q, K, V, block_mask=block_mask), mask)
+
+
+def test_a_capture_that_is_called_listed_is_another_name() -> None:
+    listed_of = torch.rand((S, S), generator=torch.Generator().manual_seed(5)) < 0.1
+
+    def mask(b: Any, h: Any, q: Any, kv: Any, listed: Any = listed_of) -> Any:
+        return listed[q, kv]
+
+    def closed(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return mask(b, h, q, kv)
+
+    block_mask = create_block_mask(closed, None, None, S, S, device="cpu", BLOCK_SIZE=SIZE)
+    assert_attends(flex_attention(Q, K, V, block_mask=block_mask), closed)
 
 
 def test_full_blocks_that_the_mask_mod_keeps_are_no_second_table() -> None:
@@ -202,13 +242,13 @@ def test_lists_change_without_another_graph() -> None:
 def test_a_table_of_blocks_warns_the_caller_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnc.api.compile._SAID", set())
     monkeypatch.setattr("attnc.flex.programs._PROGRAMS", {})
-    partial, _ = tables(1, 1)
+    partial = torch.eye(2).bool()[None, None]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            flex_attention(Q, K, V, block_mask=listed(partial, mod=noop_mask))
+            flex_attention(Q, K, V, block_mask=listed(partial, mod=noop_mask, size=20))
     assert [found.category for found in caught] == [SpecWarning]
-    assert "'listed'" in str(caught[0].message)
+    assert "'partial'" in str(caught[0].message)
     assert caught[0].filename == __file__
 
 

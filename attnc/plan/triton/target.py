@@ -5,7 +5,7 @@ registers and shared memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar
 
@@ -300,13 +300,21 @@ def _default_schedule(shape: TileShape) -> list[str]:
         first = Tiles(64, 32, 4, 2) if wide else Tiles(128, 64, 8, 2)
     else:
         first = Tiles(32, 32, 4, 2)
-    lines = ["loops = [q, kv], order = longest_first", *choices(first, shape.wanted)]
+    if shape.listed is not None and any(size & -size < _LEAST for size in shape.listed if size):
+        gathered = shape.listed[1] & -shape.listed[1] < _LEAST
+        keys = first if gathered else shape.divide(replace(first, tile_q=_LEAST))
+        return ["loops = [kv], pack = gqa", *choices(replace(keys, tile_q=_LEAST), shape.wanted)]
+    lines = ["loops = [q, kv], order = longest_first", *choices(shape.divide(first), shape.wanted)]
     if shape.gradients:
-        lines += ["backward {", *(f"  {line}" for line in _default_backward(width, wide)), "}"]
+        lines += ["backward {", *(f"  {line}" for line in _default_backward(shape, width, wide)), "}"]
     return lines
 
 
-def _default_backward(width: int, wide: bool) -> list[str]:
+#: Rows and keys of the smallest tile.
+_LEAST = 16
+
+
+def _default_backward(shape: TileShape, width: int, wide: bool) -> list[str]:
     if width <= 64:
         dq = Tiles(64, 64, 4, 3)
         dkdv = Tiles(64, 64, 4, 2)
@@ -321,9 +329,9 @@ def _default_backward(width: int, wide: bool) -> list[str]:
     return [
         "dq {",
         "  order = longest_first",
-        *(f"  {line}" for line in choices(dq)),
+        *(f"  {line}" for line in choices(shape.divide(dq))),
         "}",
         "dkdv {",
-        *(f"  {line}" for line in choices(dkdv)),
+        *(f"  {line}" for line in choices(shape.divide(dkdv))),
         "}",
     ]
