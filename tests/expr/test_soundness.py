@@ -64,7 +64,7 @@ def check(mask: Expr, drawn: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=120)
+@settings(max_examples=min(settings().max_examples, 400) * 6 // 10)
 @given(mask=masks(), drawn=cases())
 def test_random_masks(mask: Expr, drawn: Case) -> None:
     check(mask, drawn)

@@ -160,15 +160,17 @@ def test_what_does_not_compile_is_an_error_with_the_log() -> None:
         compile_cubin('extern "C" __global__ void f() { undefined_name(); }', ["-arch=sm_80"])
 
 
-@pytest.mark.parametrize("target", ["cuda_sm_80", "cuda_sm_90a"])
+@pytest.mark.parametrize("module", ["fa1/cuda_sm_80/bf16_d64.py", "dropout/cuda_sm_90a/d64.py"])
 def test_ahead_of_time_cubins_are_what_the_module_looks_for(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for original in (ROOT / "generated/alibi" / target).glob("d64*"):
+    """Of modules with gradients and few configs."""
+    path = ROOT / "generated" / module
+    for original in path.parent.glob("*d64*"):
         (tmp_path / original.name).write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
-    made = build_cubins(tmp_path / "d64.py", ["sm_90"])
+    made = build_cubins(tmp_path / path.name, ["sm_90"])
     write_folder(made, "cubin", tmp_path, beside=True)
-    program = program_of(load_file(tmp_path / "d64.py"))
+    program = program_of(load_file(tmp_path / path.name))
     monkeypatch.setattr(program, "compile", None)  # nothing is compiled any more
     wanted = [(name, config) for name, kernel in program.kernels.items() for config in set(kernel.configs)]
     found = {program.cubin(*each, aligned, "sm_90") for each in wanted for aligned in (True, False)}
