@@ -165,7 +165,7 @@ def test_a_mutant_that_ends_its_process_is_not_the_last(tmp_path: Path) -> None:
     texts = ("l_new = (", "__import__('os')._exit(3)", "l_new = )", "l_new = ]")
     draws = {number: drawn(old, new) for number, new in enumerate(texts)}
     first = {number: draws[number] for number in range(3)}
-    options: dict[str, Any] = {"out": out, "workers": 1, "seconds": 300, "oracle": "default", "devices": 0}
+    options: dict[str, Any] = {"out": out, "workers": 1, "seconds": 300, "heavy": False, "devices": 0}
     assert judge_draws(first, **options) == 3
     with out.open("a", encoding="utf-8") as file:
         file.write('{"number": 3, "outc')  # as a run that is ended leaves it
@@ -178,7 +178,7 @@ def test_a_mutant_that_ends_its_process_is_not_the_last(tmp_path: Path) -> None:
 def test_batches_are_of_one_module() -> None:
     places = [place for place in list_places(["triton"]) if place.spec in ("causal_gqa", "decode")]
     draws = dict(enumerate(draw_mutants(30, 3, places, together=12)))
-    batches = list(list_batches(draws, "default"))
+    batches = list(list_batches(draws, heavy=False))
     assert [number for batch in batches for number in batch["numbers"]] == list(range(30))
     assert all(len(batch["numbers"]) <= 10 for batch in batches)
     for batch in batches:
@@ -206,6 +206,14 @@ def test_a_trap_stands_before_a_statement(file: str, text: str, at: str, made: s
         lines = trapped.splitlines()
         assert "trap;" in lines[lines.index(made) - 1]
         compile(trapped, file, "exec")
+
+
+def test_equal_bits_say_nothing_of_what_no_run_may_show() -> None:
+    mutants = [{"place": {"target": "triton"}, "phase": "forward", "mutant": {"operator": operator}}
+               for operator in ("drop", "narrow integer")]  # fmt: skip
+    first = {n: {**mutant, "outcome": "survived", "message": ""} for n, mutant in enumerate(mutants)}
+    second = {n: {"outcome": "equal", "message": ""} for n in first}
+    assert [outcome.kind for outcome in join_results(first, second)] == ["equivalent", "survivor"]
 
 
 def test_a_table_counts_what_is_wrong() -> None:

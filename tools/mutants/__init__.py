@@ -6,8 +6,7 @@ trees of tree-sitter, the same for Triton and CUDA C++. `sample` draws from all 
 verify` with its default budget on each, and `heavy` looks again at what survived.
 
     python -m tools.mutants --count 200
-    python -m tools.mutants --count 3000 --seed 7 --together 8 --seconds 300 --out mutants.jsonl
-    python -m tools.mutants --count 3000 --seed 7 --together 8 --seconds 100 --out mutants.jsonl --heavy
+    python -m tools.mutants --count 3000 --seed 7 --together 8 --seconds 300 --heavy --out mutants.jsonl
 
 With a GPU the mutants run there, compiled by as many processes as there are processors; elsewhere Triton's
 interpreter and the simulators of CUDA kernels run them. The same command goes on with a file of results.

@@ -6,12 +6,11 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import tools.mutants
-from tools.mutants.crew import judge_draws, read_results
-from tools.mutants.sample import Draw, draw_mutants, list_places
+from tools.mutants.crew import judge_draws, read_results, second_of
+from tools.mutants.sample import draw_mutants, list_places
 from tools.mutants.scores import describe, join_results, list_table
 
 
@@ -37,7 +36,7 @@ def main() -> int:
         out: Path = given.out or Path(folder, "mutants.jsonl")
         if not given.table:
             _run(given, out)
-        outcomes = join_results(read_results(out), read_results(_second(out)))
+        outcomes = join_results(read_results(out), read_results(second_of(out)))
     print("\n".join(list_table(outcomes)))
     survivors = [outcome for outcome in outcomes if outcome.kind == "survivor"]
     for outcome in survivors:
@@ -46,32 +45,18 @@ def main() -> int:
 
 
 def _run(given: argparse.Namespace, out: Path) -> None:
-    """Judges what was not judged before: all that is drawn, or once more what survived."""
-    places = [p for p in list_places(given.target) if not given.spec or p.spec in given.spec]
-    draws = dict(enumerate(draw_mutants(given.count, given.seed, places, given.together)))
-    known = read_results(out)
-    if given.heavy:
-        survived = {number for number, result in known.items() if result["outcome"] == "survived"}
-        _judge(given, {n: draw for n, draw in draws.items() if n in survived}, _second(out), "heavy")
-    else:
-        _judge(given, draws, out, "default")
-
-
-def _judge(given: argparse.Namespace, draws: Mapping[int, Draw], out: Path, oracle: str) -> None:
+    """Judges what is drawn and was not judged before."""
     import torch
 
+    places = [p for p in list_places(given.target) if not given.spec or p.spec in given.spec]
+    drawn = enumerate(draw_mutants(given.count, given.seed, places, given.together))
     known = read_results(out)
-    left = {number: draw for number, draw in draws.items() if number not in known}
+    left = {number: draw for number, draw in drawn if number not in known}
     devices = torch.cuda.device_count()
     count = judge_draws(
-        left, out=out, workers=given.workers, seconds=given.seconds, oracle=oracle, devices=devices
+        left, out=out, workers=given.workers, seconds=given.seconds, heavy=given.heavy, devices=devices
     )
     print(f"{count} of {len(left)} that were left", file=sys.stderr)
-
-
-def _second(out: Path) -> Path:
-    """Names the file of what was looked at again."""
-    return out.with_suffix(".heavy.jsonl")
 
 
 if __name__ == "__main__":

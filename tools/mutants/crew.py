@@ -29,7 +29,7 @@ Result: TypeAlias = Mapping[str, Any]
 #: Mutants of one module that one process judges in turn, at most.
 BATCH = 10
 #: Seconds that mutants may take which are begun when the time is over.
-_GRACE = 40.0
+_GRACE = 20.0
 
 
 def read_results(path: Path) -> dict[int, Result]:
@@ -42,14 +42,19 @@ def read_results(path: Path) -> dict[int, Result]:
     return found
 
 
-def list_batches(draws: Mapping[int, Draw], oracle: str) -> Iterator[dict[str, Any]]:
+def second_of(path: Path) -> Path:
+    """Names the file of what was looked at again, beside a file of results."""
+    return path.with_suffix(".heavy.jsonl")
+
+
+def list_batches(draws: Mapping[int, Draw], *, heavy: bool) -> Iterator[dict[str, Any]]:
     """Yields the mutants that follow each other and are of one module and phase, as hosts read them."""
     for (place, phase), group in groupby(draws.items(), key=lambda item: (item[1].place, item[1].phase)):
         items = list(group)
         for first in range(0, len(items), BATCH):
             part = items[first : first + BATCH]
             yield {
-                "oracle": oracle,
+                "heavy": heavy,
                 "place": asdict(place),
                 "phase": phase,
                 "numbers": [number for number, _ in part],
@@ -58,16 +63,17 @@ def list_batches(draws: Mapping[int, Draw], oracle: str) -> Iterator[dict[str, A
 
 
 def judge_draws(
-    draws: Mapping[int, Draw], *, out: Path, workers: int, seconds: float, oracle: str, devices: int
+    draws: Mapping[int, Draw], *, out: Path, workers: int, seconds: float, heavy: bool, devices: int
 ) -> int:
     """Judges mutants by so many processes until the time is over, and appends results to a file. Returns how
-    many.
+    many. heavy: whether those that survive are looked at again.
     """
-    if out.is_file() and not out.read_bytes().endswith(b"\n"):
-        out.write_bytes(out.read_bytes() + b"\n")  # behind a line that was not finished
+    for file in (out, second_of(out)):
+        if file.is_file() and not file.read_bytes().endswith(b"\n"):
+            file.write_bytes(file.read_bytes() + b"\n")  # behind a line that was not finished
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder, ThreadPoolExecutor(workers) as pool:
-        batches = [{**batch, "folder": folder} for batch in list_batches(draws, oracle)]
+        batches = [{**batch, "folder": folder} for batch in list_batches(draws, heavy=heavy)]
         crew = _Crew(draws, batches, out, time.monotonic() + seconds, devices)
         last = threading.Timer(min(seconds + _GRACE, threading.TIMEOUT_MAX), crew.stop)
         last.start()
@@ -150,10 +156,11 @@ class _Crew:
     def _keep(self, judgment: Mapping[str, Any]) -> None:
         draw = self.draws[judgment["number"]]
         line = json.dumps({**judgment, **asdict(draw)})
+        is_second = "again" in judgment
         with self.lock:
-            with self.out.open("a", encoding="utf-8") as file:
+            with (second_of(self.out) if is_second else self.out).open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
-            self.count += 1
+            self.count += not is_second
             if time.monotonic() - self.said > 10:
                 self.said = time.monotonic()
                 print(f"{self.count} of {self.total}", file=sys.stderr, flush=True)

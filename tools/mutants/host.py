@@ -69,10 +69,18 @@ def judge_batch(batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         while at < count and time.monotonic() < batch["until"]:
             began, first = time.monotonic(), at
             for said in _run_child(batch, at, Path(folder)):
-                if "judgment" in said:
-                    took = round(time.monotonic() - began, 2)
+                took = round(time.monotonic() - began, 2)
+                if "again" in said:
+                    yield {
+                        "number": batch["numbers"][at - 1],
+                        **said["again"],
+                        "seconds": took,
+                        "again": True,
+                    }
+                elif "judgment" in said:
                     yield {"number": batch["numbers"][at], **said["judgment"], "seconds": took}
-                    at, began = at + 1, time.monotonic()
+                    at += 1
+                began = time.monotonic()
             if at == first and time.monotonic() >= batch["until"]:
                 return
 
@@ -94,7 +102,7 @@ def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict
         finally:
             os._exit(status)  # it is no second host
     os.close(writing)
-    is_begun, text, is_silent = False, b"", False
+    begun, text, is_silent = "", b"", False
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)
         while True:
@@ -108,12 +116,12 @@ def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict
             *lines, text = (text + part).split(b"\n")
             for line in lines:
                 said = json.loads(line)
-                is_begun = "begin" in said
+                begun = said.get("begin", "")
                 yield said
     os.close(reading)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if is_begun:
-        yield {"judgment": _judge_end(status, is_silent, batch["place"]["target"])}
+    if begun:
+        yield {begun: _judge_end(status, is_silent, batch["place"]["target"])}
     elif status not in (0, _HUNG):
         yield {"judgment": {"outcome": "unknown", "cases": 0, "message": f"the child ended: {status}"}}
 
@@ -135,21 +143,25 @@ def _judge_mutants(batch: Mapping[str, Any], at: int, folder: Path, writing: int
         def say(line: Mapping[str, Any]) -> None:
             print(json.dumps(line), file=out, flush=True)
 
-        judge = _prepare(batch, folder)
+        oracles = _prepare(batch, folder)
         for data in batch["mutants"][at:]:
-            if time.monotonic() >= batch["until"]:
-                return
-            say({"begin": 1})
-            try:
-                judgment = judge(Mutant(**data))
-            except Exception:  # a mistake of these tools, which says nothing of the mutant
-                judgment = {"outcome": "unknown", "cases": 0, "message": traceback.format_exc()[-900:]}
-            say({"judgment": judgment})
-            if not _is_usable():
-                return
+            for name, oracle in oracles.items():
+                if time.monotonic() >= batch["until"]:
+                    return
+                say({"begin": name})
+                try:
+                    judgment = oracle(Mutant(**data))
+                except Exception:  # a mistake of these tools, which says nothing of the mutant
+                    judgment = {"outcome": "unknown", "cases": 0, "message": traceback.format_exc()[-900:]}
+                say({name: judgment})
+                if not _is_usable():
+                    return
+                if judgment["outcome"] != "survived":
+                    break
 
 
-def _prepare(batch: Mapping[str, Any], folder: Path) -> Callable[[Mutant], dict[str, Any]]:
+def _prepare(batch: Mapping[str, Any], folder: Path) -> Mapping[str, Callable[[Mutant], dict[str, Any]]]:
+    """Makes the GPU ready, and returns what judges a mutant, and what survives again."""
     import torch
 
     from tools.mutants.heavy import examine
@@ -161,8 +173,12 @@ def _prepare(batch: Mapping[str, Any], folder: Path) -> Callable[[Mutant], dict[
         torch.zeros(1, device="cuda")
         threading.Thread(target=_watch, args=(threading.main_thread().ident,), daemon=True).start()
     bench = Bench(Place(**batch["place"]), batch["phase"])
-    judge = examine if batch["oracle"] == "heavy" else Bench.judge
-    return lambda mutant: asdict(judge(bench, mutant))
+    oracles: dict[str, Callable[[Mutant], dict[str, Any]]] = {
+        "judgment": lambda mutant: asdict(bench.judge(mutant))
+    }
+    if batch["heavy"]:
+        oracles["again"] = lambda mutant: asdict(examine(bench, mutant))
+    return oracles
 
 
 def _is_usable() -> bool:

@@ -3,9 +3,8 @@
     python -m tools.mutants.python plan expr --count 200 --seconds 600 --out mutants.jsonl
 
 Cosmic Ray (`pip install cosmic-ray`) has the operators. A mutant is written to a copy of the tree, of which
-each worker has one, and judged by the tests of its module, as `python.toml` names them: the quickest first,
-up to the first that fails. One whose syntax tree is the original's but for annotations and docstrings is
-equivalent.
+each worker has one, and judged by the tests of its module, as `python.toml` names them, up to the first that
+fails. What only changes annotations, docstrings or options of dataclasses is no mutant.
 
 `--draw` only writes the mutants to the file, so that a machine without Cosmic Ray can run them: the same
 command with the file goes on with what has no outcome yet.
@@ -26,7 +25,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -34,10 +33,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from attnc.files import write_text
 from tests.processes import environment_of
 from tests.test_module_tests import TESTED_ELSEWHERE, own_file
 from tools.mutants.operators import Mutant
-from tools.mutants.scores import join_results, list_table
+from tools.mutants.scores import describe, join_results, list_table
 
 ROOT = Path(__file__).parents[2]
 SETTINGS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -85,7 +85,7 @@ def _list_sites(file: str) -> Mapping[str, tuple[tuple[str, int], ...]]:
     found: dict[str, list[tuple[str, int]]] = {}
     for name in sorted(operator_names()):
         operator, family = get_operator(name), _FAMILY.match(name)
-        if operator.arguments() or family is None or family[1] == "NoOp":
+        if operator.arguments() or family is None or name.removeprefix("core/") in SETTINGS["excluded"]:
             continue
         count = sum(len(list(operator().mutation_positions(node))) for node in nodes)
         found.setdefault(family[1], []).extend((name, number) for number in range(count))
@@ -134,7 +134,7 @@ def _functions_at(text: str, line: int) -> Iterator[str]:
 
 
 def _meaning(text: str) -> str:
-    """Returns the program without annotations and docstrings; "" where it is none."""
+    """Returns the program without annotations, docstrings and options of dataclasses; "" where it is none."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -147,6 +147,10 @@ def _meaning(text: str) -> str:
                 node.annotation = None
             case ast.AnnAssign():
                 node.annotation = ast.Constant(value=None)
+            case ast.ClassDef():
+                for decorator in node.decorator_list:
+                    if isinstance(decorator, ast.Call):
+                        decorator.keywords = []  # frozen, slots: of interest to type checkers
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and _is_text(body[0]):
             body[0] = ast.Pass()
@@ -248,10 +252,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="other seeds draw other mutants")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no mutant is begun")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True, help="a file of mutants, which is gone on with")
+    parser.add_argument("--out", type=Path, help="a file of mutants, which is gone on with")
     parser.add_argument("--draw", action="store_true", help="write the mutants, and run none")
     given = parser.parse_args()
-    out: Path = given.out
+    out: Path = given.out or Path(tempfile.mkdtemp(), "mutants.jsonl")
     if not out.is_file():
         lines = (
             json.dumps(_describe(mutant)) for mutant in draw_mutants(given.packages, given.count, given.seed)
@@ -260,13 +264,12 @@ def main() -> int:
     if given.draw:
         return 0
     results = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    try:
-        run(results, given.workers, time.monotonic() + given.seconds)
-    finally:
-        out.write_text("".join(f"{json.dumps(result)}\n" for result in results), encoding="utf-8")
-    judged = {number: result for number, result in enumerate(results) if "outcome" in result}
-    print("\n".join(list_table(join_results(judged, {}))))
-    return int(any(result["outcome"] == "survived" for result in judged.values()))
+    run(results, given.workers, time.monotonic() + given.seconds, lambda: _write(out, results))
+    outcomes = join_results({n: result for n, result in enumerate(results) if "outcome" in result}, {})
+    print("\n".join(list_table(outcomes)))
+    survivors = [outcome for outcome in outcomes if outcome.kind == "survivor"]
+    print("\n".join(map(describe, survivors)))
+    return int(bool(survivors))
 
 
 def _describe(mutant: Mutant) -> dict[str, Any]:
@@ -274,8 +277,12 @@ def _describe(mutant: Mutant) -> dict[str, Any]:
     return {"place": {"target": "python"}, "phase": package, "mutant": asdict(mutant)}
 
 
-def run(results: Sequence[dict[str, Any]], workers: int, until: float) -> None:
-    """Judges the mutants that have no outcome yet, and adds it to them."""
+def _write(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    write_text(path, "".join(f"{json.dumps(result)}\n" for result in results))
+
+
+def run(results: Sequence[dict[str, Any]], workers: int, until: float, keep: Callable[[], None]) -> None:
+    """Judges the mutants that have no outcome yet, and adds it to them. keep: called after each."""
     durations = _Durations()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(workers) as pool:
         copies: SimpleQueue[tuple[int, Path]] = SimpleQueue()
@@ -292,6 +299,7 @@ def run(results: Sequence[dict[str, Any]], workers: int, until: float) -> None:
                 began = time.monotonic()
                 result |= judge(Mutant(**result["mutant"]), copy, number, durations)
                 result["seconds"] = round(time.monotonic() - began, 1)
+                keep()
                 print(result["phase"], result["outcome"], result["message"], file=sys.stderr, flush=True)
             finally:
                 copies.put((number, copy))

@@ -24,6 +24,9 @@ KINDS: Mapping[str, Kind] = {
     "survived": "survivor",
     "invalid": "invalid",
 }
+#: Operators whose mutants may be wrong where no run is: of tensors that fill a GPU, or for once in many runs.
+#: That bits never change says nothing of them.
+UNSURE = ("narrow integer", "drop synchronisation", "phase")
 COLUMNS: tuple[Kind, ...] = ("killed", "survivor", "equivalent", "rounding", "invalid")
 
 
@@ -56,11 +59,13 @@ def join_results(
     found = []
     for number, result in sorted(first.items()):
         last = second.get(number, result)
-        if last["outcome"] in KINDS:
+        outcome, operator = last["outcome"], result["mutant"]["operator"]
+        if outcome in KINDS:
+            is_unsure = outcome == "equal" and operator in UNSURE
             found.append(
                 Outcome(
-                    kind=KINDS[last["outcome"]],
-                    outcome=last["outcome"],
+                    kind="survivor" if is_unsure else KINDS[outcome],
+                    outcome=outcome,
                     message=last["message"],
                     result=result,
                 )
@@ -90,8 +95,7 @@ def describe(outcome: Outcome) -> str:
     """Returns a line that says what a mutant is."""
     place, mutant = outcome.result["place"], outcome.result["mutant"]
     old, new = (" ".join(mutant[side].split())[:90] for side in ("old", "new"))
-    where = (
-        f"{place['attention']} {place['variant']} for {place['target']}, {mutant['file']}:{mutant['line']}"
-    )
+    module = f"{place['attention']} {place['variant']} for {place['target']}, " if "variant" in place else ""
     said = f" ({outcome.message[:160]})" if outcome.message else ""
-    return f"{outcome.outcome}  {where}, {mutant['function']}: {mutant['operator']}: {old}  ->  {new}{said}"
+    where = f"{module}{mutant['file']}:{mutant['line']}, {mutant['function']}"
+    return f"{outcome.outcome}  {where}: {mutant['operator']}: {old}  ->  {new}{said}"
