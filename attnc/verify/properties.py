@@ -26,6 +26,7 @@ from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
 from attnc.verify.narrow import equals_16_bits, is_narrow
+from attnc.verify.offsets import offset_violations
 from attnc.verify.problem import Value, build
 from attnc.verify.rerun import FinishedRun, Outputs, excluded_keys_are_invisible, may_exclude
 from attnc.verify.running_error import RunningError
@@ -437,6 +438,8 @@ def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
     yield from result_violations(subject, case, only)
     if only in ("", "calls"):
         yield from call_violations(subject)
+    if only in ("", "offsets"):
+        yield from offset_violations(subject)
 
 
 def result_violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
@@ -457,7 +460,7 @@ def result_violations(subject: Subject, case: Case, only: str = "") -> Iterator[
 def rule_names() -> frozenset[str]:
     """Returns what messages of `violations` begin with."""
     properties = {rule.name for rule in PROPERTIES} | {rule.name for rule in GRADIENT_PROPERTIES}
-    return frozenset(properties | {"fallbacks", "calls"})
+    return frozenset(properties | {"fallbacks", "calls", "offsets"})
 
 
 PROPERTIES: tuple[Property, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,15 @@ from tools.mutants.crew import judge_draws, list_batches, read_results
 from tools.mutants.judge import Bench
 from tools.mutants.operators import OPERATORS, Mutant, list_mutants
 from tools.mutants.sample import Draw, Place, draw_mutants, list_places, texts_of
-from tools.mutants.scores import join_results, list_table
+from tools.mutants.scores import (
+    COLUMNS,
+    SCORES,
+    Outcome,
+    join_results,
+    keep_scores,
+    list_table,
+    summarize,
+)
 from tools.mutants.syntax import add_trap
 
 CUDA = """
@@ -206,6 +215,44 @@ def test_a_trap_stands_before_a_statement(file: str, text: str, at: str, made: s
         lines = trapped.splitlines()
         assert "trap;" in lines[lines.index(made) - 1]
         compile(trapped, file, "exec")
+
+
+def outcomes_of(*kinds: str) -> tuple[Outcome, ...]:
+    mutant = {"operator": "drop", "old": "a", "new": "b", "file": "a.py", "line": 1, "function": "f"}
+    results = {
+        n: {
+            "place": {"target": "python"},
+            "phase": "plan",
+            "mutant": mutant,
+            "outcome": kind,
+            "message": "why",
+        }
+        for n, kind in enumerate(kinds)
+    }
+    return join_results(results, {})
+
+
+def test_a_score_of_the_same_seed_cannot_fall(tmp_path: Path) -> None:
+    path = tmp_path / "scores.json"
+    keep_scores(path, "python", summarize(outcomes_of("killed", "survived"), seed=1, where="here"))
+    with pytest.raises(ValueError, match="python, all: 0.500 would fall to 0.333"):
+        keep_scores(path, "python", summarize(outcomes_of("killed", *["survived"] * 2), seed=1, where=""))
+    keep_scores(path, "python", summarize(outcomes_of("killed", "equal"), seed=1, where="there"))
+    kept = json.loads(path.read_text(encoding="utf-8"))["python"]
+    assert kept["groups"]["python plan"] == {**dict.fromkeys(COLUMNS, 0), "killed": 1, "equivalent": 1}
+    assert kept["equivalent"] == ["equal  a.py:1, f: drop: a  ->  b (why)"]
+    keep_scores(path, "python", summarize(outcomes_of("survived"), seed=2, where="there"))
+
+
+@pytest.mark.parametrize("name", ["kernels", "python"])
+def test_committed_scores_list_what_they_count(name: str) -> None:
+    campaign = json.loads(SCORES.read_text(encoding="utf-8"))[name]
+    for kind in ("survivor", "equivalent", "rounding"):
+        assert len(campaign[kind]) == campaign["groups"]["all"][kind]
+    for group in (campaign["operators"], campaign["groups"].keys() - {"all", *campaign["operators"]}):
+        for kind in COLUMNS:
+            counts = campaign["groups"]
+            assert sum(counts[name][kind] for name in group) == counts["all"][kind]
 
 
 def test_equal_bits_say_nothing_of_what_no_run_may_show() -> None:

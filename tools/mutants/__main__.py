@@ -11,7 +11,7 @@ from pathlib import Path
 import tools.mutants
 from tools.mutants.crew import judge_draws, read_results, second_of
 from tools.mutants.sample import draw_mutants, list_places
-from tools.mutants.scores import describe, join_results, list_table
+from tools.mutants.scores import SCORES, describe, join_results, keep_scores, list_table, summarize
 
 
 def main() -> int:
@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file of results, which is gone on with")
     parser.add_argument("--heavy", action="store_true", help="look again at what survived")
     parser.add_argument("--table", action="store_true", help="print the table of --out, and run nothing")
+    parser.add_argument("--keep", metavar="WHERE", help="commit the scores, as of this machine")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         out: Path = given.out or Path(folder, "mutants.jsonl")
@@ -38,6 +39,8 @@ def main() -> int:
             _run(given, out)
         outcomes = join_results(read_results(out), read_results(second_of(out)))
     print("\n".join(list_table(outcomes)))
+    if given.keep:
+        keep_scores(SCORES, "kernels", summarize(outcomes, seed=given.seed, where=given.keep))
     survivors = [outcome for outcome in outcomes if outcome.kind == "survivor"]
     for outcome in survivors:
         print(describe(outcome))

@@ -28,7 +28,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -37,7 +37,7 @@ from attnc.files import write_text
 from tests.processes import environment_of
 from tests.test_module_tests import TESTED_ELSEWHERE, own_file
 from tools.mutants.operators import Mutant
-from tools.mutants.scores import describe, join_results, list_table
+from tools.mutants.scores import SCORES, describe, join_results, keep_scores, list_table, summarize
 
 ROOT = Path(__file__).parents[2]
 SETTINGS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -133,6 +133,7 @@ def _functions_at(text: str, line: int) -> Iterator[str]:
             yield node.name
 
 
+@lru_cache(maxsize=64)
 def _meaning(text: str) -> str:
     """Returns the program without annotations, docstrings and options of dataclasses; "" where it is none."""
     try:
@@ -247,18 +248,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     packages = sorted(SETTINGS["tests"])
-    parser.add_argument("packages", nargs="*", choices=[*packages, []], default=packages)
+    parser.add_argument(
+        "packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(packages)}; all if none is named"
+    )
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="other seeds draw other mutants")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no mutant is begun")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, help="a file of mutants, which is gone on with")
     parser.add_argument("--draw", action="store_true", help="write the mutants, and run none")
+    parser.add_argument("--keep", metavar="WHERE", help="commit the scores, as of this machine")
     given = parser.parse_args()
+    if unknown := set(given.packages) - set(packages):
+        parser.error(f"there is no package {unknown.pop()!r}")
     out: Path = given.out or Path(tempfile.mkdtemp(), "mutants.jsonl")
     if not out.is_file():
         lines = (
-            json.dumps(_describe(mutant)) for mutant in draw_mutants(given.packages, given.count, given.seed)
+            json.dumps(_describe(mutant))
+            for mutant in draw_mutants(given.packages or packages, given.count, given.seed)
         )
         out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     if given.draw:
@@ -267,6 +274,8 @@ def main() -> int:
     run(results, given.workers, time.monotonic() + given.seconds, lambda: _write(out, results))
     outcomes = join_results({n: result for n, result in enumerate(results) if "outcome" in result}, {})
     print("\n".join(list_table(outcomes)))
+    if given.keep:
+        keep_scores(SCORES, "python", summarize(outcomes, seed=given.seed, where=given.keep))
     survivors = [outcome for outcome in outcomes if outcome.kind == "survivor"]
     print("\n".join(map(describe, survivors)))
     return int(bool(survivors))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from attnc.files import write_text
 
 #: killed: verification saw it; equivalent: it computes the same bits, by the same machine code or in all
 #: runs; rounding: other bits within every bound; survivor: wrong and not seen, or a line that nothing runs;
@@ -27,6 +31,8 @@ KINDS: Mapping[str, Kind] = {
 #: Operators whose mutants may be wrong where no run is: of tensors that fill a GPU, or for once in many runs.
 #: That bits never change says nothing of them.
 UNSURE = ("narrow integer", "drop synchronisation", "phase")
+#: The scores that are committed: of kernels, and of attnc's own Python.
+SCORES = Path(__file__).with_name("scores.json")
 COLUMNS: tuple[Kind, ...] = ("killed", "survivor", "equivalent", "rounding", "invalid")
 
 
@@ -77,18 +83,21 @@ def list_table(outcomes: Outcomes) -> Iterator[str]:
     """Yields lines: for all, for each target and phase, then for each operator, how many were of each kind,
     and how many were killed of those that are wrong.
     """
-    counts: dict[str, Counter[str]] = {}
+    yield f"{'':26}{'mutants':>10}" + "".join(f"{kind:>12}" for kind in COLUMNS) + "     score"
+    for name, found in count_groups(outcomes).items():
+        score = score_of(found)
+        numbers = "".join(f"{found[kind]:12}" for kind in COLUMNS)
+        yield f"{name:26}{found.total():10}{numbers}" + ("" if score is None else f"{100 * score:8.1f} %")
+
+
+def count_groups(outcomes: Outcomes) -> dict[str, Counter[str]]:
+    """Counts outcomes by kind: of all, of each target and phase, of each operator."""
     order = sorted({(at, name) for outcome in outcomes for at, name in enumerate(outcome.groups)})
+    counts: dict[str, Counter[str]] = {name: Counter() for _, name in order}
     for outcome in outcomes:
         for name in outcome.groups:
-            counts.setdefault(name, Counter())[outcome.kind] += 1
-    yield f"{'':26}{'mutants':>10}" + "".join(f"{kind:>12}" for kind in COLUMNS) + "     score"
-    for _, name in order:
-        found = counts[name]
-        wrong = found["killed"] + found["survivor"]
-        score = f"{100 * found['killed'] / wrong:8.1f} %" if wrong else ""
-        numbers = "".join(f"{found[kind]:12}" for kind in COLUMNS)
-        yield f"{name:26}{found.total():10}{numbers}{score}"
+            counts[name][outcome.kind] += 1
+    return counts
 
 
 def describe(outcome: Outcome) -> str:
@@ -99,3 +108,43 @@ def describe(outcome: Outcome) -> str:
     said = f" ({outcome.message[:160]})" if outcome.message else ""
     where = f"{module}{mutant['file']}:{mutant['line']}, {mutant['function']}"
     return f"{outcome.outcome}  {where}: {mutant['operator']}: {old}  ->  {new}{said}"
+
+
+# --- what is committed --------------------------------------------------------------------------------------
+
+
+def summarize(outcomes: Outcomes, *, seed: int, where: str) -> dict[str, Any]:
+    """Returns what is committed of a campaign, as JSON: counts of all groups, and what was not killed, with
+    the reason that it counts as equivalent or rounding. where: the machine, and what it ran with.
+    """
+    counts = count_groups(outcomes)
+    listed: dict[str, list[str]] = {"survivor": [], "rounding": [], "equivalent": []}
+    for outcome in outcomes:
+        if outcome.kind in listed:
+            listed[outcome.kind].append(describe(outcome))
+    return {
+        "seed": seed,
+        "where": where,
+        "operators": sorted({outcome.groups[-1] for outcome in outcomes}),
+        "groups": {name: {kind: found[kind] for kind in COLUMNS} for name, found in counts.items()},
+        **{kind: sorted(lines) for kind, lines in listed.items()},
+    }
+
+
+def score_of(counts: Mapping[str, int]) -> float | None:
+    """Returns which part of what is wrong was killed; None where nothing is."""
+    wrong = counts["killed"] + counts["survivor"]
+    return counts["killed"] / wrong if wrong else None
+
+
+def keep_scores(path: Path, name: str, summary: Mapping[str, Any]) -> None:
+    """Writes a campaign to the file of scores, under a name. ValueError where a score of the same seed would
+    fall.
+    """
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before = known.get(name, {})
+    for group, counts in before.get("groups", {}).items() if before.get("seed") == summary["seed"] else ():
+        old, new = score_of(counts), score_of(summary["groups"].get(group, dict.fromkeys(COLUMNS, 0)))
+        if old is not None and (new is None or new < old):
+            raise ValueError(f"{name}, {group}: {old:.3f} would fall to {'nothing' if new is None else new}")
+    write_text(path, json.dumps({**known, name: summary}, indent=1) + "\n")
