@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnc.expr.construct import in_float32
-from attnc.expr.nodes import Const
+from attnc.expr.construct import compare, conj, disj, in_float32, negate
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import FALSE, TRUE, Compare, CompareOp, Const, Dim, Expr, Index
 from attnc.target.sm80.printer import scalar as cuda_scalar
 from attnc.target.triton.printer import scalar
 
@@ -32,3 +33,37 @@ def test_constants_are_those_of_float32(value: float) -> None:
         nearest = float(np.float32(value))
     normal = 2.0**-126 <= abs(value) <= 3.4028234663852886e38
     assert in_float32(value) == (value if normal else nearest)
+
+
+CONDITION = Compare("<", Index("kv_idx"), Dim("N"))
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+@pytest.mark.parametrize(
+    ("op", "constant", "expected"),
+    [
+        ("==", TRUE, CONDITION),
+        ("==", FALSE, negate(CONDITION)),
+        ("!=", TRUE, negate(CONDITION)),
+        ("!=", FALSE, CONDITION),
+    ],
+)
+def test_a_condition_beside_a_constant(op: CompareOp, constant: Const, expected: Expr, is_left: bool) -> None:
+    operands = (constant, CONDITION) if is_left else (CONDITION, constant)
+    assert compare(op, *operands) == expected
+
+
+@pytest.mark.parametrize("infinite", [np.inf, -np.inf])
+@pytest.mark.parametrize("op", ["<", "<=", ">", ">=", "==", "!="])
+def test_an_integer_is_on_one_side_of_an_infinity(op: CompareOp, infinite: float) -> None:
+    for operands in ((Const(float(infinite)), Index("kv_idx")), (Index("kv_idx"), Const(float(infinite)))):
+        found = compare(op, *operands)
+        for value in (-5, 0, 7):
+            expected = evaluate(Compare(op, *operands), Env(indices={"kv_idx": value}))
+            assert found == Const(bool(expected))
+
+
+def test_joins_of_nothing_and_of_constants() -> None:
+    assert (conj(), disj()) == (TRUE, FALSE)
+    assert (conj(TRUE, CONDITION), disj(FALSE, CONDITION)) == (CONDITION, CONDITION)
+    assert (conj(FALSE, CONDITION), disj(TRUE, CONDITION)) == (FALSE, TRUE)

@@ -235,7 +235,7 @@ def outcomes_of(*kinds: str) -> tuple[Outcome, ...]:
 def test_a_score_of_the_same_seed_cannot_fall(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
     keep_scores(path, "python", summarize(outcomes_of("killed", "survived"), seed=1, where="here"))
-    with pytest.raises(ValueError, match="python, all: 0.500 would fall to 0.333"):
+    with pytest.raises(ValueError, match=r"python, all: 0\.500 would fall to 0\.333"):
         keep_scores(path, "python", summarize(outcomes_of("killed", *["survived"] * 2), seed=1, where=""))
     keep_scores(path, "python", summarize(outcomes_of("killed", "equal"), seed=1, where="there"))
     kept = json.loads(path.read_text(encoding="utf-8"))["python"]

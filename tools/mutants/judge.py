@@ -25,6 +25,7 @@ from attnc.runtime.loader import program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.support.devices import gpu_of
 from attnc.verify.case import Case, is_far
+from attnc.verify.check import report_broken
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Step, list_steps
 from attnc.verify.subject import Subject, subject_of
@@ -107,6 +108,8 @@ class Bench:
         trial = AttentionTrial(subject, violations)
         for number, step in enumerate(self.steps, start=1):
             verdict = take(trial, step)
+            if _NO_MEMORY.search(verdict.message):
+                return Judgment(outcome="unknown", cases=number, message=verdict.message[:300])
             if not verdict.ok:
                 return judge_message(verdict.message, number)
             if subject.device == "cpu" and time.monotonic() - began > seconds:
@@ -146,15 +149,17 @@ def judge_message(message: str, cases: int) -> Judgment:
 
 def take(trial: AttentionTrial, step: Step) -> Verdict:
     """Runs a case, again where the GPU has no memory for it, which says nothing of the mutant."""
-    left = _TRIES
-    while True:
-        with room_for(step.case):
-            verdict = step.take(trial)
-        left -= 1
+    for left in reversed(range(_TRIES)):
+        try:
+            with room_for(step.case):
+                verdict = step.take(trial)
+        except torch.OutOfMemoryError as error:
+            verdict = report_broken(f"OutOfMemoryError: {error}")
         if not _NO_MEMORY.search(verdict.message) or not left:
             return verdict
         torch.cuda.empty_cache()
         time.sleep(_PAUSE)
+    raise AssertionError("there is a last try")
 
 
 @contextmanager

@@ -1,0 +1,36 @@
+"""Where keys lie that ranks share, against an assignment of one key after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnc.paging.spread import Spread
+
+
+def dealt(ranks: int, block: int, length: int) -> list[list[int]]:
+    """The positions that each rank has, in the order in which they are dealt out."""
+    found: list[list[int]] = [[] for _ in range(ranks)]
+    for position in range(length):
+        found[position // block % ranks].append(position)
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "block"), [(1, 1), (2, 1), (3, 4), (4, 2), (2, 16)])
+def test_keys_go_round_the_ranks_by_blocks(ranks: int, block: int) -> None:
+    spread = Spread(ranks, block)
+    lengths = list(range(3 * ranks * block + 2))
+    for rank in range(ranks):
+        counts = [len(dealt(ranks, block, length)[rank]) for length in lengths]
+        assert [spread.count(length, rank) for length in lengths] == counts
+        found = spread.counts(torch.tensor(lengths), rank)
+        assert (found.tolist(), found.dtype) == (counts, torch.int64)
+        for rows in range(1, 2 * block + 1):
+            longest = max(n for n in range(4 * ranks * block) if len(dealt(ranks, block, n)[rank]) <= rows)
+            assert spread.longest(rows, rank) == longest
+        mine = dealt(ranks, block, lengths[-1])[rank]
+        positions = spread.positions(len(mine), rank, torch.device("cpu"))
+        assert (positions.tolist(), positions.dtype) == (mine, torch.int32)
+        for row, position in enumerate(mine):
+            assert (spread.rank(position), spread.row(position)) == (rank, row)
+        assert spread.row(torch.tensor(mine)).tolist() == list(range(len(mine)))
