@@ -197,8 +197,8 @@ def new_full(
 
 
 @operation("new_tensor")
-def new_tensor(tape: Tape, x: Any, data: Any, **_: Any) -> Scalar:
-    return scalar(tape, data)
+def new_tensor(tape: Tape, x: Any, data: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Scalar:
+    return full_like(tape, x, data, dtype=dtype)
 
 
 # --- sums and products and what integers lie between --------------------------------------------------------

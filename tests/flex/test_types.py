@@ -61,6 +61,7 @@ SCORES: dict[str, Callable[..., Any]] = {
     "conditions of a row multiplied": lambda s, b, h, q, kv: s + FLAGS[q].prod(),
     "an integer tensor filled by a float": lambda s, b, h, q, kv: s * torch.full_like(q, 2.7),
     "filled by its name": lambda s, b, h, q, kv: s * q.new_full((), 2.7),
+    "a number as a tensor, by its name": lambda s, b, h, q, kv: s * q.new_tensor(2.7),
     "filled as a type": lambda s, b, h, q, kv: s * torch.full_like(s, 2.7, dtype=torch.int32),
     "operands by name": lambda s, b, h, q, kv: torch.where(condition=q > kv, input=s, other=kv * 1.0),
     "one operand by name": lambda s, b, h, q, kv: torch.add(torch.clamp(input=s, min=0), other=kv),

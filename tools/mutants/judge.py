@@ -43,7 +43,7 @@ COUNT, SECONDS = 24, 60.0
 _OF_COMPILERS = re.compile(
     r"^(?:backward: )?(?:\w+: )?(?:CompilationError|CompileException|CompileTimeAssertionFailure|PTXASError"
     r"|UnsupportedLanguageConstruct|RuntimeError: (?:\S+\.cu |PassManager::run failed|Triton Error)"
-    r"|SyntaxError|IndentationError)"
+    r"|SyntaxError|IndentationError|ValueError: g\+\+ refused)"
 )
 #: The same of Triton's interpreter, which is no compiler: a name without a value, or shapes that do not fit.
 _OF_INTERPRETER = re.compile(
