@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tools.mutants.crew import judge_draws, list_batches, read_results
+from tools.mutants.crew import is_of, judge_draws, list_batches, read_results
 from tools.mutants.judge import Bench
 from tools.mutants.operators import OPERATORS, Mutant, list_mutants
 from tools.mutants.sample import Draw, Place, draw_mutants, list_places, texts_of
@@ -180,6 +180,7 @@ def test_a_mutant_that_ends_its_process_is_not_the_last(tmp_path: Path) -> None:
         file.write('{"number": 3, "outc')  # as a run that is ended leaves it
     outcomes = {number: result["outcome"] for number, result in read_results(out).items()}
     assert outcomes == {0: "invalid", 1: "died", 2: "invalid"}
+    assert [is_of(read_results(out)[0], draw) for draw in draws.values()] == [True, False, False, False]
     assert judge_draws({3: draws[3]}, **options) == 1
     assert read_results(out).keys() == draws.keys()
 

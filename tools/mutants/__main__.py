@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import tools.mutants
-from tools.mutants.crew import judge_draws, read_results, second_of
+from tools.mutants.crew import is_of, judge_draws, read_results, second_of
 from tools.mutants.sample import draw_mutants, list_places
 from tools.mutants.scores import SCORES, describe, join_results, keep_scores, list_table, summarize
 
@@ -54,7 +54,9 @@ def _run(given: argparse.Namespace, out: Path) -> None:
     places = [p for p in list_places(given.target) if not given.spec or p.spec in given.spec]
     drawn = enumerate(draw_mutants(given.count, given.seed, places, given.together))
     known = read_results(out)
-    left = {number: draw for number, draw in drawn if number not in known}
+    left = {number: draw for number, draw in drawn if not is_of(known.get(number, {}), draw)}
+    if stale := known.keys() & left.keys():
+        sys.exit(f"{out}: {len(stale)} results are of other kernels or operators: take another file")
     devices = torch.cuda.device_count()
     count = judge_draws(
         left, out=out, workers=given.workers, seconds=given.seconds, heavy=given.heavy, devices=devices

@@ -42,6 +42,11 @@ def read_results(path: Path) -> dict[int, Result]:
     return found
 
 
+def is_of(result: Result, draw: Draw) -> bool:
+    """Returns whether a result is of this mutant: a seed draws others once specs or operators change."""
+    return result.items() >= asdict(draw).items()
+
+
 def second_of(path: Path) -> Path:
     """Names the file of what was looked at again, beside a file of results."""
     return path.with_suffix(".heavy.jsonl")
