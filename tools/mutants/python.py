@@ -135,7 +135,7 @@ def _functions_at(text: str, line: int) -> Iterator[str]:
 
 @lru_cache(maxsize=64)
 def _meaning(text: str) -> str:
-    """Returns the program without annotations, docstrings and options of dataclasses; "" where it is none."""
+    """Returns the program without annotations, docstrings and options of `dataclass` and `zip`; "" for none."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -148,6 +148,8 @@ def _meaning(text: str) -> str:
                 node.annotation = None
             case ast.AnnAssign():
                 node.annotation = ast.Constant(value=None)
+            case ast.Call(func=ast.Name(id="zip")):
+                node.keywords = []  # strict, which says what is so
             case ast.ClassDef():
                 for decorator in node.decorator_list:
                     if isinstance(decorator, ast.Call):
