@@ -135,7 +135,7 @@ def _functions_at(text: str, line: int) -> Iterator[str]:
 
 @lru_cache(maxsize=64)
 def _meaning(text: str) -> str:
-    """Returns the program without annotations, docstrings and options of `dataclass` and `zip`; "" for none."""
+    """Returns the program without annotations, docstrings, options of `dataclass` and `zip`; "" for none."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
