@@ -21,20 +21,21 @@ _ROUNDS = 3
 
 
 def offset_violations(subject: Subject) -> Iterator[str]:
-    """Yields `offsets: ...` for each product of a stride that has 32 bits; none for another language's."""
-    if subject.target == "triton":
-        content = getattr(subject.module.__loader__, "content", b"")
-        for line in narrow_products(content.decode()):
-            yield f"offsets: a product with a stride has 32 bits: {line}"
+    """Yields `offsets: ...` for each product of a stride that has 32 bits; none for kernels that are no
+    functions of the module.
+    """
+    content = getattr(subject.module.__loader__, "content", b"")
+    for line in narrow_products(content.decode()):
+        yield f"offsets: a product with a stride has 32 bits: {line}"
 
 
 @lru_cache(maxsize=8)
 def narrow_products(text: str) -> tuple[str, ...]:
     """Lists the products of kernels in a module's text with a stride, and no factor of 64 bits."""
-    return tuple(map(ast.unparse, _Kernels(text).narrow_products()))
+    return tuple(map(ast.unparse, _JitFunctions(text).narrow_products()))
 
 
-class _Kernels:
+class _JitFunctions:
     """The functions of a module for Triton, and which of their names have 64 bits."""
 
     def __init__(self, text: str) -> None:
