@@ -137,7 +137,9 @@ def ranking(capability: int, kind: Kind) -> tuple[str, ...]:
 
 
 def misfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> str:
-    """Returns what wgmma and TMA need that tensors of 16 bits do not have; "" where they have it."""
+    """Returns what wgmma and TMA need that tensors of 16 bits, or k and v of 8, do not have; "" where they
+    have it.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is None:
             continue
@@ -146,7 +148,7 @@ def misfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> str:
             return f"rows of a multiple of {_STEP} elements up to {_WIDEST}, which those of {name} are not"
         strides = x.stride()
         for axis in range(len(strides) - 1):
-            if strides[axis] % _STEP and x.shape[axis] != 1:
+            if strides[axis] * x.element_size() % (2 * _STEP) and x.shape[axis] != 1:
                 return f"strides of a multiple of {2 * _STEP} bytes, which {name} has not: it may be copied"
     return ""
 

@@ -178,3 +178,13 @@ def test_a_choice_that_does_not_run_here_is_passed_over(monkeypatch: pytest.Monk
     fake_gpu(monkeypatch, 80)
     run_on(HOPPER)
     assert targets(tensor(2, 8, 4, 64)) == (TRITON,)
+
+
+def test_rows_of_8_bits_are_aligned_as_tma_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """72 bytes from one row to the next: they would be copied before every call."""
+    fake_gpu(monkeypatch, 90)
+    q = tensor(2, 8, 4, 72)
+    assert targets(q, tensor(2, 8, 4, 72)) == (HOPPER, TRITON)
+    assert targets(tensor(2, 8, 4, 64), tensor(2, 8, 4, 64, dtype=torch.float8_e4m3fn)) == (HOPPER, TRITON)
+    with pytest.warns(match="strides of a multiple of 16 bytes, which k has not"):
+        assert targets(q, tensor(2, 8, 4, 72, dtype=torch.float8_e4m3fn)) == (TRITON,)

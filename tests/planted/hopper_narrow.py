@@ -96,4 +96,25 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="lane < OWN_ROWS && kv_idx < N ?",
         patch="lane < OWN_ROWS ?",
     ),
+    HopperBug(
+        name="tile of a prompt converted before its rows are there",
+        attention="hopper_narrow_prompt",
+        story="a copy of the tile before was long done",
+        anchor="mbarrier_wait(raw_full(0, raw_k.index), raw_k.phase);",
+        patch="",
+    ),
+    HopperBug(
+        name="values of a prompt from the pages of later keys",
+        attention="hopper_narrow_prompt",
+        story="both were copied at once, before K went ahead",
+        anchor="1, 128, copied_lo, copied_page);",
+        patch="1, 128, copied_lo, copy_page);",
+    ),
+    HopperBug(
+        name="values of a prompt written over o that leaves",
+        attention="hopper_narrow_prompt",
+        story="nothing is copied to the tiles of V any more",
+        anchor="if (v_lo >= 0) { await_o();",
+        patch="if (v_lo >= 0) {",
+    ),
 )
