@@ -12,9 +12,11 @@ What the tests do not ask has stand-ins (`standins.py`). `--source` adds vLLM's 
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,7 +46,7 @@ _SOURCES = "sglang/kernels/jit/"
 _SCRIPT = """\
 here=$(dirname "${{BASH_SOURCE[0]}}")
 python3 -m pip install -q --no-index --no-deps --target /tmp/{engine} "$here"/{{common,{engine}}}/*.whl
-python3 -m zipfile -e "$here/{engine}.zip" /tmp/{engine}
+python3 -c "import tarfile; tarfile.open('$here/{engine}.txz').extractall('/tmp/{engine}', filter='data')"
 export PYTHONPATH=/tmp/{engine}:$PWD${{PYTHONPATH:+:$PYTHONPATH}} HF_HUB_OFFLINE=1
 """
 
@@ -63,18 +65,15 @@ def pack(
     architecture: as the command has them.
     """
     out.mkdir(exist_ok=True)
-    with (
-        zipfile.ZipFile(wheel) as whole,
-        zipfile.ZipFile(out / f"{engine}.zip", "w", zipfile.ZIP_DEFLATED) as part,
-    ):
+    with zipfile.ZipFile(wheel) as whole, tarfile.open(out / f"{engine}.txz", "w:xz") as part:
         for name in whole.namelist():
             if name in COMPILED[engine]:
-                part.writestr(name, thin(whole.read(name), architecture))
+                _add(part, name, thin(whole.read(name), architecture))
             elif name.startswith(_SOURCES) or (name.endswith(_KINDS) and not name.startswith(_LEFT_OUT)):
-                part.writestr(name, whole.read(name))
+                _add(part, name, whole.read(name))
         if source is not None:
             for path in sorted((source / "tests/v1/attention").glob("*.py")):
-                part.write(path, f"source/tests/v1/attention/{path.name}")
+                part.add(path, f"source/tests/v1/attention/{path.name}")
     has = {_normalise(name) for name in installed}
     lacking = {
         folder: [name for name in names if _normalise(name.partition("==")[0]) not in has]
@@ -85,6 +84,13 @@ def pack(
         _download(names, out / folder, python)
     (out / f"{engine}.sh").write_text(_SCRIPT.format(engine=engine), encoding="utf-8")
     return sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    if not name.endswith("/"):
+        entry = tarfile.TarInfo(name)
+        entry.size = len(data)
+        archive.addfile(entry, io.BytesIO(data))
 
 
 def _normalise(name: str) -> str:

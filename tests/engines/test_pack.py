@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.engines import pack
 from tests.engines.outcomes import Outcome, is_mine, share
 from tests.engines.standins import anything
 from tests.engines.thin import thin
@@ -46,6 +49,35 @@ def test_code_of_other_architectures_becomes_zeros() -> None:
 def test_a_library_without_the_architecture_is_refused() -> None:
     with pytest.raises(ValueError, match="no machine code of sm_90"):
         thin(library((2, 80, b"old" * 8)), 90)
+
+
+def test_an_engine_is_packed_without_what_its_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = pack.COMPILED["vllm"][0]
+    kept = {"vllm/a.py": b"a = 1", compiled: library((2, 80, b"old" * 8), (2, 90, b"new" * 8))}
+    with zipfile.ZipFile(tmp_path / "vllm.whl", "w") as wheel:
+        for name, data in {**kept, "vllm/other.so": b"machine code"}.items():
+            wheel.writestr(name, data)
+    tests = tmp_path / "sdist" / "tests" / "v1" / "attention"
+    tests.mkdir(parents=True)
+    (tests / "utils.py").touch()
+    asked: list[str] = []
+    monkeypatch.setattr(pack, "_download", lambda names, *_, **__: asked.extend(names))
+    out = tmp_path / "packed"
+    size = pack.pack(
+        "vllm", tmp_path / "vllm.whl", out, source=tmp_path / "sdist", installed=["Py_CPUinfo", "aiohttp"]
+    )
+    assert size == sum(path.stat().st_size for path in out.iterdir())
+    with tarfile.open(out / "vllm.txz") as part:
+        names = part.getnames()
+        code = part.extractfile(compiled)
+        assert code is not None
+        assert code.read() == library((2, 80, bytes(24)), (2, 90, b"new" * 8))
+    assert names == [*kept, "source/tests/v1/attention/utils.py"]
+    assert {"pydantic", "cachetools"} < set(asked)
+    assert not {"aiohttp", "py-cpuinfo"} & set(asked)
+    assert "vllm.txz" in (out / "vllm.sh").read_text(encoding="utf-8")
 
 
 def test_parts_are_all_tests_once() -> None:
