@@ -54,7 +54,8 @@ class _JitFunctions:
             for node in ast.walk(function):
                 if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
                     sides = (node.left, node.right)
-                    if any(map(_is_stride, sides)) and not any(self._is_wide(side, name) for side in sides):
+                    is_safe = any(_is_zero_or_one(side) or self._is_wide(side, name) for side in sides)
+                    if any(map(_is_stride, sides)) and not is_safe:
                         yield node
 
     def _read(self, function: ast.FunctionDef) -> None:
@@ -107,6 +108,10 @@ class _JitFunctions:
 
 def _is_jit(decorator: ast.expr) -> bool:
     return "triton.jit" in ast.unparse(decorator)
+
+
+def _is_zero_or_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value in (0, 1)
 
 
 def _is_stride(node: ast.expr) -> bool:

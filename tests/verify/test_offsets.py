@@ -30,6 +30,7 @@ def _load(x, page, row, stride_page, stride):
 
 @triton.jit
 def kernel(Q, table, b, h, H, stride_qb, stride_qh, stride_kp, stride_kn, M_padded):
+    first_head = 0 * stride_qh + 1 * stride_qb
     Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
     row = b * H + h
     first = row.to(tl.int64) * M_padded
