@@ -39,6 +39,8 @@ TOLD = (
     ("kv8_decode", "e4m3", "triton"),  # keys and values of 8 bits, a scale of v
     ("mla_decode", "d576_dv512", "cuda.sm_80"),  # values that are columns of keys
     ("unified_decode", "d128", "cuda.sm_80"),  # one maximum for all rows
+    ("gated", "d128", "cuda.sm_90a"),  # an epilogue, and the kernel of its gradients
+    ("hstu", "d128_group1", "triton"),  # weights without a softmax, of packed sequences
     ("mla_training", "d576_dv512", "triton"),  # one gradient of keys and of values that are columns of them
 )
 

@@ -296,7 +296,9 @@ def _sequences(sequences: Sequences | None) -> list[str]:
 
 def _softmax(softmax: Softmax) -> Iterator[str]:
     if not softmax.normalises:
-        yield "p = s"
+        yield "p = s, not normalised"
+        yield from () if softmax.v_scale is None else (f"o = o * ({show(softmax.v_scale)})",)
+        return
     told = [f"{softmax.kind}", f"rescale = {softmax.rescale}"]
     told += [f"threshold = {softmax.threshold:g}"] if softmax.threshold else []
     told += [f"headroom = {softmax.headroom:g}"] if softmax.headroom else []
