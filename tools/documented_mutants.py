@@ -28,7 +28,7 @@ def campaigns() -> str:
                 score = score_of(counts)
                 numbers = (str(counts[kind]) for kind in COLUMNS)
                 seen = "" if score is None else f"{100 * score:.1f} %"
-                title = f"{name}, all" if group == "all" else group
+                title = f"{name}, all" if group == "all" else group.removeprefix("python ")
                 rows.append((title, str(sum(counts.values())), *numbers, seen))
     said = (f"{name}: seed {campaign['seed']}, {campaign['where']}" for name, campaign in scores().items())
     return f"{table(rows)}\n{'; '.join(said)}.\n"

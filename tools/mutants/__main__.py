@@ -31,7 +31,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file of results, which is gone on with")
     parser.add_argument("--heavy", action="store_true", help="look again at what survived")
     parser.add_argument("--table", action="store_true", help="print the table of --out, and run nothing")
-    parser.add_argument("--keep", metavar="WHERE", help="commit the scores, as of this machine")
+    parser.add_argument(
+        "--keep", nargs=2, metavar=("NAME", "WHERE"), help="commit the scores, by a name, as of this machine"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         out: Path = given.out or Path(folder, "mutants.jsonl")
@@ -40,7 +42,8 @@ def main() -> int:
         outcomes = join_results(read_results(out), read_results(second_of(out)))
     print("\n".join(list_table(outcomes)))
     if given.keep:
-        keep_scores(SCORES, "kernels", summarize(outcomes, seed=given.seed, where=given.keep))
+        name, where = given.keep
+        keep_scores(SCORES, name, summarize(outcomes, seed=given.seed, where=where))
     survivors = [outcome for outcome in outcomes if outcome.kind == "survivor"]
     for outcome in survivors:
         print(describe(outcome))
