@@ -12,10 +12,11 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from attnc.expr.nodes import Index, walk
+from attnc.expr.nodes import Dim, Index, walk
 from attnc.plan.ir import pack_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
+from attnc.verify.data import lists
 from attnc.verify.strategies import Limits, free_dims
 
 #: Candidates among which each case is chosen.
@@ -256,11 +257,22 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         for case in found:
             if limits.cost(case.dims, config) <= limits.most:
                 yield replace(case, seed=4, config=config, extras=extras)
+    for node in lists(space.attention).values():
+        match node.extents[-1]:
+            case Dim(name=entries) if {"M", "N"} <= set(names):
+                sizes = {"M": 3, "N": min(_LISTED * node.keys, _LONGEST_LISTED) + 5, entries: _LISTED + 70}
+                dims = {name: sizes.get(name, 1) for name in names}
+                for seed in range(9, 13):  # of lists in several styles
+                    yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
     if any(tensor.is_sorted and len(tensor.shape) > 1 for tensor in space.attention.extras):
         sizes = {"B": 3, "H": 2, "Hkv": 2, "M": 3, "N": 4 * space.configs[config].BLOCK_N + 1}
         dims = {name: sizes.get(name, 1) for name in names}
         for seed in (7, 8):
             yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
+
+
+#: Entries, or blocks, that a program looks at together (`templates/triton/_lists.py.jinja`); keys at most.
+_LISTED, _LONGEST_LISTED = 128, 4160
 
 
 def _diagonal(space: Space, config: int) -> dict[str, int]:

@@ -38,6 +38,7 @@ from tests.planted import (
     triton_backward,
     triton_epilogue,
     triton_forward,
+    triton_lists,
     triton_serving,
     triton_weights,
 )
@@ -59,6 +60,7 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     "triton backward": triton_backward.BUGS,
     "triton epilogue": triton_epilogue.BUGS,
     "triton weights": triton_weights.BUGS,
+    "triton lists": triton_lists.BUGS,
     "cuda forward": cuda_forward.BUGS,
     "cuda serving": cuda_serving.BUGS,
     "cuda backward": cuda_backward.BUGS,

@@ -1,0 +1,99 @@
+"""Bugs planted in how Triton kernels walk over lists of blocks, and in what is made of the lists first."""
+
+from __future__ import annotations
+
+from tests.planted.bug import Place, TritonBug
+
+BUGS: tuple[TritonBug, ...] = (
+    TritonBug(
+        name="repeated blocks counted twice",
+        attention="tokens",
+        story="lists were thought to be distinct",
+        anchor="named = tl.where(tl.max(again.to(tl.int32), 1) > 0, 0, named)",
+        patch="named = tl.where(tl.max(again.to(tl.int32), 1) > 5, 0, named)",
+    ),
+    TritonBug(
+        name="repeated blocks looked for among neighbours",
+        attention="tokens",
+        story="a chunk of entries was compared with itself alone",
+        anchor="for start in range(0, first + 128, 64):",
+        patch="for start in range(first, first + 128, 64):",
+    ),
+    TritonBug(
+        name="entries behind the count",
+        attention="blocks",
+        story="the count was of the first list",
+        anchor="cnt_ptr + i_0.to(tl.int64) * stride_cnt_0",
+        patch="cnt_ptr + i_0.to(tl.int64) * 0",
+    ),
+    TritonBug(
+        name="an entry that names no block is the first",
+        attention="tokens",
+        story="what a sentinel stands for was clamped into the range",
+        anchor="named = ((entry >= 0) & (entry < list_blocks)).to(tl.int32)",
+        patch="entry = tl.maximum(entry, 0); named = (entry < list_blocks).to(tl.int32)",
+    ),
+    TritonBug(
+        name="the list of another head",
+        attention="blocks",
+        story="lists of K/V heads were numbered by query heads",
+        anchor="(b.to(tl.int64) * Hkv + h // G) * R + q_lo // 32",
+        patch="(b.to(tl.int64) * Hkv + h % Hkv) * R + q_lo // 32",
+    ),
+    TritonBug(
+        name="the list of the block before",
+        attention="blocks",
+        story="the number of a block of queries was taken from the number of its tile",
+        anchor="(b.to(tl.int64) * Hkv + h // G) * R + q_lo // 32",
+        patch="(b.to(tl.int64) * Hkv + h // G) * R + q_lo // 64",
+    ),
+    TritonBug(
+        name="queries without a list",
+        attention="blocks",
+        story="there was thought to be a list for every block of queries",
+        anchor="q_lo // 32 >= R, -1,",
+        patch="q_lo // 32 >= R, 0,",
+    ),
+    TritonBug(
+        name="half of a block",
+        attention="blocks",
+        story="a tile for each entry, whatever a block has",
+        anchor="range(0, listed * (32 // BLOCK_N))",
+        patch="range(0, listed)",
+    ),
+    TritonBug(
+        name="the diagonal of listed tiles not masked",
+        attention="blocks",
+        story="a listed tile was full, as in lists of full blocks",
+        anchor="partial=kv_lo >= full_hi",
+        patch="partial=kv_lo > full_hi",
+    ),
+    TritonBug(
+        name="lists inverted across sequences",
+        attention="blocks",
+        story="the lists of a group were numbered from the first one",
+        anchor="line = group * R + row",
+        patch="line = row",
+        phase="backward",
+    ),
+    TritonBug(
+        name="keys past the last listed one",
+        attention="tokens",
+        story="the last tile of a list was taken to be whole",
+        anchor="tl.where(place < keys, block * BLOCK + place % BLOCK, none)",
+        patch="tl.where(place < keys + 1, block * BLOCK + place % BLOCK, none)",
+    ),
+    TritonBug(
+        name="heads of the next query in a tile",
+        attention="tokens",
+        story="rows behind a group were taken to be heads",
+        anchor="exists = (q_idx < M) & (head_of_group < G)",
+        patch="exists = q_idx < M",
+        also=(
+            Place(
+                anchor="h = h_kv * G + tl.minimum(head_of_group, G - 1)",
+                patch="h = h_kv * G + head_of_group",
+            ),
+        ),
+    ),
+)
