@@ -183,6 +183,9 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
         result.refused = str(error)
         return result
     made = {module.target: subject_of(module) for module in modules}
+    if not made:
+        result.refused = "no schedule was drawn that some target compiles"
+        return result
     if without := [target for target, subject in made.items() if not subject.tiles()]:
         result.refused = f"no config for {', '.join(without)} fits this GPU"
         return result
