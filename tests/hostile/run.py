@@ -172,9 +172,9 @@ def _foreign_tokens(out: Path) -> Iterator[Finding]:
 DIRECTIVE = re.compile(
     r"# (pragma unroll( \d+)?|ifn?def ATTNC_SHIM|ifndef (BLOCK_M|IN_PARTS)|if ALIGNED|ifdef MAXNREG|else"
     r"|endif"
-    r"|include \"(simt\.h|(device|sm80|sm90(_cluster|_turns)?)\.cuh)\""
-    r"|define (BLOCK_M|BLOCK_N|WARPS|STAGES|ALIGNED|Q_TILES|O_TILES|OVERLAP|CLUSTER|PINGPONG|IN_PARTS"
-    r"|(PRODUCER|CONSUMER)_REGISTERS|BLOCK_D) \d+"
+    r"|include \"(simt\.h|(device|sm80|sm90(_cluster|_convert|_turns)?)\.cuh)\""
+    r"|define (BLOCK_M|BLOCK_N|WARPS|STAGES|ALIGNED|Q_TILES|O_TILES|OVERLAP|CLUSTER|PINGPONG"
+    r"|IN_PARTS|RAW_TILES|(PRODUCER|CONSUMER)_REGISTERS|BLOCK_D) \d+"
     r"|define (ELEMENT (bf16|f16|float)|ELEMENT_IS_F32|LANES_SEARCH (32|\( 32 / \( BLOCK_M / 64 \) \)))"
     r"|define BOUNDS (__maxnreg__|__launch_bounds__)\(\w+\))"
 )
