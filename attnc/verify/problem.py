@@ -180,6 +180,7 @@ def place_tensor(
         buffer = (arena or Arena()).take(start + spanned + 1 + _GUARD, data.dtype, device)
     else:
         buffer = _fill(count, data.dtype, fill, device)
+    start += int(buffer.storage_offset())
     view, shape = buffer.as_strided(data.shape, strides, start), data.shape
     for axis in layout.expanded:
         length = min(1, shape[axis])

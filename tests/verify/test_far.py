@@ -91,3 +91,30 @@ def test_autograd_counts_changes_of_each_tensor_of_an_arena() -> None:
     before = q._version
     do.zero_()
     assert q._version == before
+
+
+@pytest.mark.parametrize(
+    "name", ["causal_gqa", "gated", "varlen", "kv8_decode", "selected_blocks", "local_sink"]
+)
+def test_tensors_of_an_arena_share_no_byte(name: str) -> None:
+    """On a GPU they lie in the same gigabytes; without memory their places are the same."""
+    space = subject_of(module_of(name)).space
+    for case in space.far_cases.values():
+        problem = build(space.attention, case, device="meta")
+        seen: dict[int, set[int]] = {}
+        for value in (*problem.inputs.values(), *problem.outputs.values()):
+            if isinstance(value, torch.Tensor) and value.numel():
+                bytes_of = places(value)
+                met = seen.setdefault(value.untyped_storage()._cdata, set())
+                assert len(bytes_of) == value.numel() * value.element_size()
+                assert not met & bytes_of
+                met |= bytes_of
+
+
+def places(tensor: torch.Tensor) -> set[int]:
+    """The bytes of its storage that a tensor's elements take."""
+    found = torch.tensor(tensor.storage_offset())
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        found = found[..., None] + torch.arange(length) * stride
+    starts = (found.reshape(-1, 1) * tensor.element_size() + torch.arange(tensor.element_size())).reshape(-1)
+    return set(starts.tolist())
