@@ -238,8 +238,8 @@ class CudaText(OutputView):
         return statement(item, self.dtypes, self.kernel.dims)
 
     @property
-    def in_pairs(self) -> tuple[Fetch, ...]:
-        """Loads of an epilogue that come two columns at a time."""
+    def pair_loads(self) -> tuple[str, ...]:
+        """The lines that load rows for an epilogue, two columns at a time."""
         return ()
 
     def finishing(self, item: Statement) -> str:

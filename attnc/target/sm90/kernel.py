@@ -146,7 +146,12 @@ class Sm90Text(NarrowText):
         return self.score.fetches
 
     @property
-    def in_pairs(self) -> tuple[Fetch, ...]:
+    def pair_loads(self) -> tuple[str, ...]:
+        loads = ((f"u32 {fetch.name}_pairs[DV / 8];", self._pair_load(fetch)) for fetch in self._in_pairs)
+        return tuple(line for lines in loads for line in lines)
+
+    @property
+    def _in_pairs(self) -> tuple[Fetch, ...]:
         epilogue = self.kernel.epilogue
         return () if epilogue is None else tuple(filter(self._is_row, epilogue.fetches))
 
@@ -156,7 +161,7 @@ class Sm90Text(NarrowText):
         is_alone = last == Index(COLUMN) and not any(COLUMN in uses(x) for x in (*others, fetch.guard))
         return is_alone and self.dtypes[fetch.load.tensor] in (DType.F16, DType.BF16)
 
-    def load_pairs(self, fetch: Fetch) -> str:
+    def _pair_load(self, fetch: Fetch) -> str:
         """Returns the call that loads such a row; the columns of it begin where its last index is 0."""
         tensor, row = fetch.load.tensor, fetch.row
         base, done = (f"args.{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
@@ -167,7 +172,7 @@ class Sm90Text(NarrowText):
         return f"load_pairs({fetch.name}_pairs, &{at}, {stride}, {exists});"
 
     def finishing(self, item: Statement) -> str:
-        if not isinstance(item, Fetch) or item not in self.in_pairs:
+        if not isinstance(item, Fetch) or item not in self._in_pairs:
             return super().finishing(item)
         kind = stored_type(self.dtypes[item.load.tensor], self.module.variant)
         pair = f"(unsigned short)({item.name}_pairs[j] >> 16 * c)"
