@@ -240,8 +240,8 @@ def list_sizes(attention: Attention, listing: Listing | None) -> tuple[Let, ...]
     sizes = [Let(name=BLOCKS.name, value=blocks)]
     if listing.row_axis is not None:
         extent = listing.condition.extents[listing.row_axis]
-        rows = extent if attention.q.storage.is_packed else minimum(extent, _rounded(Dim("M"), listing.rows))
-        sizes.append(Let(name=LIST_ROWS.name, value=rows))
+        blocks = _rounded(longest(attention, Role.QUERY), listing.rows)
+        sizes.append(Let(name=LIST_ROWS.name, value=minimum(extent, blocks)))
     return tuple(sizes)
 
 

@@ -235,15 +235,30 @@ QUERIES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", QUERIES)
-def test_lists_of_few_queries(name: str) -> None:
+def subject_of_queries(name: str) -> Subject:
     text = ONE_QUERY
     for word, value in (
         {"HEADS": "Hkv * G", "KV": "Hkv", "STORAGE": "", "FACT": "", **QUERIES[name]}
     ).items():
         text = text.replace(word, value)
+    return subject_of_text(text)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_lists_of_few_queries(name: str) -> None:
     sizes = {"B": 2, "M": 5, "N": 75, "Hkv": 2, "G": 3, "R": 2, "S": 4, "P": 5}
-    assert not list(wrong(subject_of_text(text), sizes, range(examples(2))))
+    assert not list(wrong(subject_of_queries(name), sizes, range(examples(2))))
+
+
+def test_heads_of_a_query_fill_several_tiles() -> None:
+    sizes = {"B": 2, "M": 3, "N": 40, "Hkv": 2, "G": 19, "S": 2}
+    assert not list(wrong(subject_of_queries("each"), sizes, range(2)))
+
+
+def test_no_more_rows_of_lists_are_inverted_than_packed_sequences_have() -> None:
+    """Else the position of a row of the lists could pass 32 bits."""
+    sizes = subject(**BESIDE["packed sequences"]).module.CALL.sizes
+    assert sizes["list_rows"] == "min(R, (T + 31) // 32)"
 
 
 def test_keys_that_no_list_names_may_be_anything() -> None:

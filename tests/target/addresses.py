@@ -9,6 +9,7 @@ address: the pointer of a load, store or atomic addition, or an argument of anot
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -78,12 +79,13 @@ def findings(text: str) -> tuple[Finding, ...]:
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list)
     }
+    blocks = _listed_blocks(tree)
     found: set[tuple[int, str]] = set()
     for _ in range(4):  # what callers give, and callees return, comes to rest after a few rounds
         given: dict[str, dict[str, Value]] = {name: {} for name in functions}
         found = set()
         for function in functions.values():
-            scope = _Scope(functions, given, dict(function.given))
+            scope = _Scope(functions, given, dict(function.given), blocks)
             scope.run(function.tree.body)
             scope.run(function.tree.body)  # loops carry values round
             function.returns = scope.returns
@@ -93,6 +95,19 @@ def findings(text: str) -> tuple[Finding, ...]:
     return tuple(Finding(line=line, text=text) for line, text in sorted(found))
 
 
+def _listed_blocks(tree: ast.Module) -> frozenset[int]:
+    """The sizes of blocks whose number the host finds of the length of sequences, rounded up."""
+    sizes = {
+        str(key.value): ast.unparse(value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant)
+    }
+    counted = _BLOCKS.findall(sizes.get("list_blocks", "") + sizes.get("list_rows", ""))
+    return frozenset(int(block) for last, block in counted if int(last) == int(block) - 1)
+
+
 @dataclass(slots=True)
 class _Scope:
     """The values of one function's names, as far as its statements have been walked over."""
@@ -100,6 +115,7 @@ class _Scope:
     functions: Mapping[str, _Function]
     given: dict[str, dict[str, Value]]
     values: dict[str, Value]
+    blocks: frozenset[int] = frozenset()  # sizes of listed blocks
     returns: tuple[Value, ...] = ()
     found: set[tuple[int, str]] = field(default_factory=set)
 
@@ -201,12 +217,19 @@ class _Scope:
             return Value(wide, bound, lost)
         if isinstance(op, ast.Mult):
             text = ast.unparse(node)
-            if text in _COUNTED:
+            if text in _COUNTED or self._is_listed(text):
                 return Value(False, LIMIT >> 2, lost)
             if isinstance(node, ast.BinOp) and (rounded := _rounded(node)) is not None:
                 return Value(False, min(self.of(rounded).bound, LIMIT >> 2), lost)
             lost |= {(getattr(node, "lineno", 0), text)}
         return Value(False, LIMIT - 1, lost)
+
+    def _is_listed(self, text: str) -> bool:
+        """Whether it is the first position of a listed block, or how many positions all of them have: blocks
+        are as large as the host says.
+        """
+        found = _LISTED.fullmatch(text)
+        return found is not None and int(found[1] or found[2]) in self.blocks
 
     def _call(self, node: ast.Call) -> tuple[Value, ...]:
         values = [self.of(arg) for arg in node.args]
@@ -215,6 +238,8 @@ class _Scope:
             case ast.Attribute(value=value, attr="to"):
                 own = self.of(value)
                 kind = ast.unparse(node.args[0])
+                if kind == "tl.int32" and own.wide:  # a number of lists: fewer than 2^31 exist
+                    return (Value(False, min(own.bound, LIMIT - 1), own.lost),)
                 is_wide = "int64" in kind or "float" in kind or "dtype" in kind
                 return (replace(own, wide=is_wide or own.wide),)
             case ast.Attribute(value=ast.Name(id="tl"), attr="cast"):
@@ -239,7 +264,7 @@ class _Scope:
                 first, *rest = several
                 for other in rest:
                     first = first.or_(other)
-                return (first,)
+                return (replace(first, wide=any(value.wide for value in several)),)  # Triton promotes
             case ast.Attribute(value=ast.Name(id="tl"), attr="cdiv"):
                 return (replace(values[0], bound=values[0].bound // _size(node.args[1]) + 1),)
             case ast.Attribute(attr="reshape", value=value):
@@ -294,6 +319,12 @@ def _rounded(node: ast.BinOp) -> ast.expr | None:
             return None
 
 
+#: An entry of a list is the number of a block. Times the size of blocks, it is the position of the first key
+#: or query: the host counts the blocks of the longest sequence (`_BLOCKS`), and the kernel that makes the
+#: lists keeps no entry beyond, and each once.
+_LISTED = re.compile(r"_list_entry\([^()]*\((\d+) // BLOCK_[MN]\)\) \* \1|listed \* (\d+)")
+_BLOCKS = re.compile(r"\(\w+ \+ (\d+)\) // (\d+)")
+
 #: b, h and tiles number programs, of which there are fewer than 2^31. So there are of rows of q, which have
 #: 16 columns or more, and of sums that are joined: memory holds them. A split lies in its sequence.
 _COUNTED = frozenset(
@@ -307,11 +338,13 @@ _COUNTED = frozenset(
         "head * G",
         "M * G",
         "M * H",
+        "M * head_tiles",
         "split * split_size",
         "q_tiles * SECTION",
         "kv_tiles * SECTION",
         "B * H",
         "B * Hkv",
+        "Hkv * B",
     }
 )
 

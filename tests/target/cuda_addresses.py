@@ -38,7 +38,7 @@ _POSITIONS = frozenset((
 _SMALL = frozenset((
     "r", "j", "c", "e", "n", "w", "t", "g", "x", "d", "lane", "warp", "chunk", "stage", "part", "group", "G",
     "split", "run", "SPLITS", "SPLIT_SIZE", "piece", "half", "first_key", "first_query", "threadIdx",
-    "at_tile",
+    "at_tile", "slice",
 ))  # fmt: skip
 #: Numbers of programs, of rows, and of sums that are joined, all of which memory holds; padded rows in front
 #: of a sequence.

@@ -12,6 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from attnc.target.files import render_files
+from attnc.verify.subject import Subject
+from tests.kernels.test_lists import LISTS, subject, subject_of_queries
 from tests.plans import plans_of
 from tests.target.addresses import Finding, findings
 from tests.target.cuda_addresses import cuda_findings
@@ -56,6 +58,23 @@ def test_every_address_is_proved(spec: str, target: str) -> None:
         assert not judge(name, text), name
 
 
+def text_of(made: Subject) -> str:
+    """The text of a module of Triton kernels that a test compiled."""
+    text: str = getattr(made.module.__loader__, "content", b"").decode()
+    assert "@triton.jit" in text
+    return text
+
+
+@pytest.mark.parametrize("name", ["in another order", "of 64 bits", "of other heads"])
+def test_every_address_beside_lists_of_any_axes_is_proved(name: str) -> None:
+    assert not findings(text_of(subject(**LISTS[name])))
+
+
+@pytest.mark.parametrize("name", ["of four tokens", "in pages"])
+def test_every_address_beside_lists_of_few_queries_is_proved(name: str) -> None:
+    assert not findings(text_of(subject_of_queries(name)))
+
+
 # -- a cast less is a finding ------------------------------------------------------------------------------
 
 #: Spec, attention and file, and the strides whose products it has.
@@ -97,6 +116,9 @@ WITHOUT_STRIDES = (
     ("varlen", "varlen/d128.py", "next.to(tl.int64) * stride"),
     ("bias", "bias/d64.py", "q_idx.to(tl.int64)[:, None] * N"),  # dpair
     ("bias", "bias/d64.py", "(b * H + h).to(tl.int64) * N"),  # dkey_bias
+    ("block_sparse", "block_sparse/d128.py", "(tl.program_id(0) // words).to(tl.int64)"),  # lists of a group
+    ("block_sparse", "block_sparse/d128.py", "line.to(tl.int64) * (S + 1)"),
+    ("selected_blocks", "selected_blocks/d128.py", "line.to(tl.int64) * (S + 1)"),
 )
 
 
@@ -106,6 +128,21 @@ def test_another_product_without_its_cast_is_found(spec: str, file: str, product
     assert product in text
     cut = product.replace(".to(tl.int64)", "").replace("tl.cast(start // PAGE, tl.int64)", "start // PAGE")
     assert findings(text.replace(product, cut, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("* 64\n            + list_item", "* 128\n            + list_item"),
+        ("(N + 63) // 64", "(N + 63) // 32"),
+        ("row_tiles = M * head_tiles", "row_tiles = tl.cdiv(M * (head_tiles * BLOCK_M), BLOCK_M)"),
+    ],
+    ids=["another block", "more blocks than the sequence has", "rows, not tiles"],
+)
+def test_positions_of_lists_are_bounded_by_what_the_host_counts(old: str, new: str) -> None:
+    text = texts("selected_blocks", "triton")["selected_blocks/d128.py"]
+    assert old in text
+    assert findings(text.replace(old, new))
 
 
 def planted(text: str) -> Iterator[str]:
@@ -139,6 +176,9 @@ def test_a_cast_or_type_less_is_found_on_cuda(spec: str, attention: str) -> None
 def test_a_finding_names_its_line() -> None:
     text = "@triton.jit\ndef f(x, stride, N):\n    at = N - 1\n    return tl.load(x + at * stride)\n"
     assert [str(one) for one in findings(text)] == ["line 4: at * stride has 32 bits"]
+    wide = text.replace("N - 1", "N.to(tl.int64)")
+    assert not findings(wide)
+    assert findings(wide.replace("N.to(tl.int64)", "N.to(tl.int64).to(tl.int32)"))
     text = "struct Args { long long stride_qm; };\nfloat f(int i) {\n    return q_ptr[i * stride];\n}\n"
     assert [str(one) for one in cuda_findings(text)] == ["line 3: i * stride has 32 bits"]
 

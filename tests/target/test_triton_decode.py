@@ -77,10 +77,11 @@ def _rows_of(module: Module, kernel: Decode, sizes: dict[str, int]) -> list[list
         exec("\n".join(lines), values)  # lines that this compiler printed
         own: list[Place] = []
         for row in range(row_lo, min(row_lo + sizes["BLOCK_M"], count)):
-            values["row"] = row
             if isinstance(text, DecodeText):
+                values["tl"] = SimpleNamespace(arange=lambda first, stop, at=row - row_lo: first + at)
                 exec("\n".join(line for line in text.rows_of_tile if "exists" not in line), values)
             else:
+                values["row"] = row
                 values["q_idx"] = eval(text.query_of("row").replace("/", "//"), values)
                 values["h"] = eval(text.head_of("row").replace("/", "//"), values)
             own.append((values["b"], values["h"], values["q_idx"]))

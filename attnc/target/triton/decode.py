@@ -82,6 +82,24 @@ class DecodeText(KernelText):
         return "M" if self.group is None else f"M * {self._divisor}"
 
     @property
+    def find_tile_rows(self) -> list[str]:
+        """Statements that count the tiles of a head, and find the first row of this one.
+
+        Where each query is alone in its tiles, rows behind its heads would pass 32 bits sooner than anything
+        in memory does: tiles are counted, not rows.
+        """
+        if self._alone is None:
+            rows = f"row_tiles = tl.cdiv({self.all_rows}, BLOCK_M)"
+            return [rows, "row_lo = tile % row_tiles * BLOCK_M"]
+        return [f"head_tiles = tl.cdiv({self._alone}, BLOCK_M)", "row_tiles = M * head_tiles"]
+
+    @property
+    def _alone(self) -> str | None:
+        """The heads of a query that is alone in its tiles; None where tiles have rows of several."""
+        pack = self.kernel.pack
+        return scalar(pack.group) if pack is not None and pack.alone else None
+
+    @property
     def heads(self) -> list[str]:
         head, heads = self.kernel.walk.head, self.kernel.walk.heads
         lines = ["b = tile // row_tiles"]
@@ -89,6 +107,8 @@ class DecodeText(KernelText):
             lines = ["head = tile // row_tiles", f"b = head // {heads}", f"{head} = head % {heads}"]
         if head == "h" and self.h_kv != "h":
             lines.append(f"h_kv = {self.h_kv}")
+        if self._alone is not None:
+            return [*lines, "q_lo = tile % row_tiles // head_tiles"]
         return [*lines, *([f"q_lo = {self._query_of('row_lo')}"] if self.reads("q_lo") else [])]
 
     def _query_of(self, row: str) -> str:
@@ -102,6 +122,8 @@ class DecodeText(KernelText):
     @property
     def last_row(self) -> list[str]:
         """The last q row of the tile that the sequence has, where a bound reads it."""
+        if self._alone is not None:
+            return ["q_hi = q_lo"] if self.reads("q_hi") else []
         last = f"tl.minimum(row_lo + BLOCK_M, {self.all_rows}) - 1"
         if self.group is not None:
             last = f"({last}) // {self._divisor}"
@@ -124,22 +146,21 @@ class DecodeText(KernelText):
     @property
     def rows_of_tile(self) -> list[str]:
         """q_idx, h and whether the row exists, row by row."""
-        rows = scalar(self.kernel.stored)
-        if self.group is None or self.kernel.pack is None:
-            return ["q_idx = row", f"exists = row < {rows}"]
-        head = self.kernel.walk.head
-        if self.kernel.pack.alone:
-            heads = scalar(self.kernel.pack.group)
+        rows, head, heads = scalar(self.kernel.stored), self.kernel.walk.head, self._alone
+        if heads is not None:
             first = f"{head} * {heads} + " if head else ""
             return [
-                f"q_idx = {self._query_of('row')}",
-                f"head_of_group = row % ({self.group})",
+                "head_of_group = tile % head_tiles * BLOCK_M + tl.arange(0, BLOCK_M)",
+                "q_idx = q_lo + tl.zeros([BLOCK_M], tl.int32)",
                 f"h = {first}tl.minimum(head_of_group, {heads} - 1)",
                 f"exists = (q_idx < {rows}) & (head_of_group < {heads})",
             ]
+        row = "row = row_lo + tl.arange(0, BLOCK_M)"
+        if self.group is None:
+            return [row, "q_idx = row", f"exists = row < {rows}"]
         first = f"{head} * {self.group} + " if head else ""
         exists = f"exists = row < {rows} * {self.group}"
-        return [f"q_idx = {self._query_of('row')}", f"h = {first}row % {self.group}", exists]
+        return [row, f"q_idx = {self._query_of('row')}", f"h = {first}row % {self.group}", exists]
 
     @property
     def advance(self) -> list[str]:

@@ -82,7 +82,7 @@ class ListsText:
 
     @property
     def line_of_row(self) -> str:
-        """The list of a block of queries, of the group of lists at hand."""
+        """The list of a block of queries, of the group of lists at hand: in 64 bits, as the group is."""
         axis, lines = self.made.row_axis, self.made.lines
         assert axis is not None
         rows = self._factor(lines[axis])

@@ -196,16 +196,16 @@ def block_sparse_columns(
 ):
     """Of each of 32 blocks of keys the blocks of queries whose lists name it, ascending: how many, then which."""
     words = tl.maximum((list_blocks + 31) // 32, 1)
-    group = tl.program_id(0) // words
+    group = (tl.program_id(0) // words).to(tl.int64)
     word = tl.program_id(0) % words
     lane = tl.arange(0, 32)
     block = word * 32 + lane
-    column = _columns_ptr + (tl.cast(group, tl.int64) * list_blocks + block) * (list_rows + 1)
+    column = _columns_ptr + (group * list_blocks + block) * (list_rows + 1)
     found = tl.zeros([32], tl.int32)
     for first in range(0, list_rows, 64):
         row = first + tl.arange(0, 64)
         line = group * R + row
-        at = _list_bits_ptr + line.to(tl.int64) * words + word
+        at = _list_bits_ptr + line * words + word
         bits = tl.load(
             at, mask=(row < list_rows) & (word * 32 < list_blocks), other=0.0,
         ).to(tl.int32, bitcast=True)
@@ -505,7 +505,7 @@ def block_sparse_backward_dkdv(
 
 CALL = TritonAttention(
     name="block_sparse",
-    operator="block_sparse_d128_78428a44",
+    operator="block_sparse_d128_9be55933",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -187,16 +187,16 @@ def listed_blocks_columns(
 ):
     """Of each of 32 blocks of keys the blocks of queries whose lists name it, ascending: how many, then which."""
     words = tl.maximum((list_blocks + 31) // 32, 1)
-    group = tl.program_id(0) // words
+    group = (tl.program_id(0) // words).to(tl.int64)
     word = tl.program_id(0) % words
     lane = tl.arange(0, 32)
     block = word * 32 + lane
-    column = _columns_ptr + (tl.cast(group, tl.int64) * list_blocks + block) * (list_rows + 1)
+    column = _columns_ptr + (group * list_blocks + block) * (list_rows + 1)
     found = tl.zeros([32], tl.int32)
     for first in range(0, list_rows, 64):
         row = first + tl.arange(0, 64)
         line = group * R + row
-        at = _list_bits_ptr + line.to(tl.int64) * words + word
+        at = _list_bits_ptr + line * words + word
         bits = tl.load(
             at, mask=(row < list_rows) & (word * 32 < list_blocks), other=0.0,
         ).to(tl.int32, bitcast=True)
@@ -462,7 +462,7 @@ def listed_blocks_backward_dkdv(
 
 CALL = TritonAttention(
     name="listed_blocks",
-    operator="listed_blocks_d128_60d4d2aa",
+    operator="listed_blocks_d128_80179ff4",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, H, 128]", "bnh"),

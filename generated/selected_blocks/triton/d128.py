@@ -161,12 +161,12 @@ def selected_blocks_forward(
 ):
     """o and lse of one tile of (q row, head) rows of one KV head."""
     tile = tl.program_id(0)
-    row_tiles = tl.cdiv(M * ((G + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M), BLOCK_M)
-    row_lo = tile % row_tiles * BLOCK_M
+    head_tiles = tl.cdiv(G, BLOCK_M)
+    row_tiles = M * head_tiles
     head = tile // row_tiles
     b = head // Hkv
     h_kv = head % Hkv
-    q_lo = row_lo // ((G + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M)
+    q_lo = tile % row_tiles // head_tiles
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
         tl.extra.cuda.gdc_wait()
@@ -174,9 +174,7 @@ def selected_blocks_forward(
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
 
-    q_hi = (tl.minimum(
-        row_lo + BLOCK_M, M * ((G + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M),
-    ) - 1) // ((G + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M)
+    q_hi = q_lo
     # listed(selected, rows = 1, keys = 64) and causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
@@ -186,9 +184,8 @@ def selected_blocks_forward(
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
 
-    row = row_lo + tl.arange(0, BLOCK_M)
-    q_idx = row // ((G + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M)
-    head_of_group = row % ((G + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M)
+    head_of_group = tile % head_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    q_idx = q_lo + tl.zeros([BLOCK_M], tl.int32)
     h = h_kv * G + tl.minimum(head_of_group, G - 1)
     exists = (q_idx < M) & (head_of_group < G)
     q_pos = q_idx + N - M
@@ -223,7 +220,7 @@ def selected_blocks_forward(
 
 CALL = TritonAttention(
     name="selected_blocks",
-    operator="selected_blocks_d128_75a79194",
+    operator="selected_blocks_d128_60f124b9",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -152,10 +152,10 @@ def selected_tokens_forward(
 ):
     """o and lse of one tile of (q row, head) rows of one KV head."""
     tile = tl.program_id(0)
-    row_tiles = tl.cdiv(M * ((H + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M), BLOCK_M)
-    row_lo = tile % row_tiles * BLOCK_M
+    head_tiles = tl.cdiv(H, BLOCK_M)
+    row_tiles = M * head_tiles
     b = tile // row_tiles
-    q_lo = row_lo // ((H + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M)
+    q_lo = tile % row_tiles // head_tiles
     if PDL:
         # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
         tl.extra.cuda.gdc_wait()
@@ -168,9 +168,8 @@ def selected_tokens_forward(
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
 
-    row = row_lo + tl.arange(0, BLOCK_M)
-    q_idx = row // ((H + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M)
-    head_of_group = row % ((H + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M)
+    head_of_group = tile % head_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    q_idx = q_lo + tl.zeros([BLOCK_M], tl.int32)
     h = tl.minimum(head_of_group, H - 1)
     exists = (q_idx < M) & (head_of_group < H)
     q_at = Q + q_idx.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
@@ -199,7 +198,7 @@ def selected_tokens_forward(
 
 CALL = TritonAttention(
     name="selected_tokens",
-    operator="selected_tokens_default_d3c78109",
+    operator="selected_tokens_default_bcf1c71a",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "bf16[B, N, 1, 576]", "bnh"),
