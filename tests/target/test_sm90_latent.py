@@ -1,0 +1,77 @@
+"""Which products Hopper's kernels for gradients of multi-head latent attention share, and how."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.plan.ir import Module
+from attnc.plan.sm90.backward import Sm90Backward
+from attnc.target.files import render_files
+from attnc.target.sm90.backward import Sm90BackwardText, Sm90RowsText
+from attnc.target.sm90.backward_tiles import Sm90Arguments
+from attnc.target.sm90.latent import LatentKeysText, LatentRowsText, LatentText, text_of
+from tests.plan.test_sm90_backward import planned as planned_backward
+from tests.plan.test_sm90_latent import layout_of, planned
+
+SIZES = [(128, 64), (192, 128), (320, 256), (576, 256), (576, 512)]
+
+
+def text_of_kernel(module: Module, kernel: str) -> LatentText:
+    (found,) = (item for item in module.backward_kernels.values() if item.kind == kernel)
+    made, frame = text_of(module, Sm90Arguments(module), found, layout_of(module))
+    assert isinstance(made, LatentText)
+    assert frame == "sm90/latent_module"
+    return made
+
+
+@pytest.mark.parametrize("kernel", ["dq", "dk"])
+@pytest.mark.parametrize(("d", "dv"), SIZES)
+def test_every_column_is_multiplied_once(kernel: str, d: int, dv: int) -> None:
+    """A warpgroup's part begins at its own first panel, and no product crosses the end of the values."""
+    text = text_of_kernel(planned(d=str(d), dv=str(dv)), kernel)
+    shares = (0, text.first_panels * 64)
+    for parts, columns in ((text.q_parts, d), (text.do_parts, dv)):
+        found: list[int] = []
+        for start, share in zip(shares, parts, strict=True):
+            for fragment, width, panel in share:
+                first = panel * 64
+                assert first - start == fragment * 8
+                assert width <= 256
+                assert not first < dv < first + width
+                found += range(first, first + width)
+        assert found == list(range(columns))
+
+
+def test_sums_of_576_columns_are_of_three_products() -> None:
+    text = text_of_kernel(planned(), "dk")
+    assert text.q_parts == [[(0, 256, 0)], [(0, 256, 4), (32, 64, 8)]]
+    assert text.do_parts == [[(0, 256, 0)], [(0, 256, 4)]]
+
+
+@pytest.mark.parametrize(("score", "factor"), [("dot(q, k) / 8", "0.125f"), ("dot(q, k)", "")])
+def test_ds_has_the_factor_of_the_score(score: str, factor: str) -> None:
+    """It is not left to the end, for p^T do is in the same sum."""
+    text = text_of_kernel(planned(score=score), "dk")
+    assert text.ds_factor == factor
+    assert text.chain.slope is None
+
+
+def test_each_kernel_has_its_template() -> None:
+    module = planned()
+    rows, keys = text_of_kernel(module, "dq"), text_of_kernel(module, "dk")
+    assert isinstance(rows, LatentRowsText)
+    assert isinstance(keys, LatentKeysText)
+    assert (rows.template, keys.template) == ("backward_latent_dq", "backward_latent_dk")
+    text = render_files(module, path="a.attn", sha256="")["default_backward_dk.cu"]
+    assert "args.stride_dkn + 64 * FIRST_PANELS" in text
+
+
+def test_other_gradients_have_the_text_of_other_kernels() -> None:
+    module = planned_backward(accumulate="two_pass")
+    assert module.backward is not None
+    layout = module.backward.layout
+    assert isinstance(layout, Sm90Backward)
+    for planned_kernel in module.backward.kernels:
+        made, frame = text_of(module, Sm90Arguments(module), planned_kernel, layout)
+        assert frame == "sm90/backward_module"
+        assert type(made) is (Sm90RowsText if planned_kernel.over_q else Sm90BackwardText)
