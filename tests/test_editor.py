@@ -77,7 +77,7 @@ def test_the_mask_shows_its_tiles() -> None:
         ("Hkv, D]", "K/V heads"),
         ("order", "default or longest_first"),
         ("tile.kv", "a power of two"),
-        ("normalize", "softmax(sink = ..."),
+        ("normalize", "`sink = ..., dropout = p"),
         ("abs(", "an intrinsic function"),
         ("bf16", "an element type"),
     ],

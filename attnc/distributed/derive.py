@@ -103,15 +103,6 @@ def derive(
     "keys" o is f32, and no sink is above `sink_most`, which is minus infinity where it does not count.
     Raises DiagnosticError.
     """
-    if attention.epilogue is not None:
-        message = "an epilogue is not shared out over ranks"
-        place = attention.epilogue.span or program.source.span(0, 0)
-        hint = "leave it out, and apply it to what the ranks' call returns"
-        raise DiagnosticError([error("E0602", message, place, "parts of o are added first", hints=(hint,))])
-    if not attention.normalises:
-        message = "'normalize = none' is not shared out over ranks"
-        place = attention.softmax.span or program.source.span(0, 0)
-        raise DiagnosticError([error("E0602", message, place, "parts of o are joined by their lse")])
     maker = _Maker(attention, form)
     schedule = _schedule(program, attention, target, form)
     return maker.make(point, schedule, target)

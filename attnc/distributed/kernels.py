@@ -183,7 +183,7 @@ class RankKernels:
 
 def check_covered_for(form: Form, attention: Attention) -> None:
     """Raises DiagnosticError for what the form cannot do."""
-    problems = [*(_problems(attention) if form == "rows" else ()), *_refuse_lists(attention)]
+    problems = [*(_problems(attention) if form == "rows" else ()), *_refuse_forms(attention)]
     if problems:
         raise DiagnosticError(problems)
 
@@ -193,7 +193,25 @@ def check_covered(attention: Attention) -> None:
     check_covered_for("rows", attention)
 
 
-def _refuse_lists(attention: Attention) -> Iterator[Diagnostic]:
+def _refuse_forms(attention: Attention) -> Iterator[Diagnostic]:
+    """Yields what no form can do."""
+    softmax, epilogue = attention.softmax, attention.epilogue
+    if epilogue is not None:
+        yield _problem(
+            attention,
+            "an epilogue is not shared out over ranks",
+            epilogue.span,
+            "parts of o are added first",
+            "leave it out, and apply it to what the ranks' call returns",
+        )
+    if not attention.normalises:
+        yield _problem(
+            attention,
+            "'normalize = none' is not shared out over ranks",
+            softmax.span,
+            "parts of o are joined by their lse",
+            "share out the heads in the model (tensor parallelism)",
+        )
     if lists_blocks(attention):
         yield _problem(
             attention,

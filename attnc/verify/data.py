@@ -279,9 +279,8 @@ def draw_lists(rng: Rng, shape: tuple[int, ...], blocks: int, *, distinct: bool)
     found: Array = np.where(order < most, order, -1)
     if style == 0:
         found = np.full(shape, -1)
-    elif style == 1:
-        found = np.broadcast_to(found.reshape(-1, places)[:1], (max(int(np.prod(rows)), 1), places))
-        found = np.array(found)[: int(np.prod(rows))].reshape(shape)
+    elif style == 1 and found.size:
+        found = np.broadcast_to(found.reshape(-1, places)[0], shape).copy()
     elif style <= 3:
         found = rng.integers(0, most, (*rows, 1)) + np.arange(places)
     elif style <= 5 and not distinct:

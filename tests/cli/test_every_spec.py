@@ -21,6 +21,8 @@ from tests.by_day import some_by_day
 ROOT = Path(__file__).parents[2]
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.attn"))
 PROJECTIONS = ("projections", "no attention")
+#: What is said of pages, lists of blocks, prefixes of keys, epilogues and weights.
+ALONE = ("shared out over ranks", *PROJECTIONS)
 #: Arguments, and what is said where a spec has nothing of that.
 COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "check": ("check SPEC", ()),
@@ -32,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "explain": ("explain --no-compile SPEC", PROJECTIONS),
     "explain_json": ("explain --no-compile --json SPEC", PROJECTIONS),
     "explain_ir": ("explain --ir SPEC", PROJECTIONS),
-    "explain_ranks": ("explain --ranks 2 SPEC", ("the pages of k are not shared out", *PROJECTIONS)),
+    "explain_ranks": ("explain --ranks 2 SPEC", ALONE),
     "new": ("new NAME --like NAME --out new", ("declares", "cannot be called so")),
     "tune": ("tune SPEC", ("timing needs a CUDA GPU",)),
     "calibrate": ("calibrate SPEC", ("has softmax = unified_max",)),
@@ -50,10 +52,7 @@ RUNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "verify --count 1 --seconds 1 --target cuda.sm_90a SPEC",
         ("there is no target", *PROJECTIONS),
     ),
-    "verify_ranks": (
-        "verify --ranks 2 --count 1 --seconds 1 SPEC",
-        ("the pages of k are not shared out", *PROJECTIONS),
-    ),
+    "verify_ranks": ("verify --ranks 2 --count 1 --seconds 1 SPEC", ALONE),
     "verify_large": ("verify --large SPEC", ("need a GPU", "has no large cases")),
     "fuzz": ("fuzz --examples 1 --seconds 1 SPEC", ()),
 }
