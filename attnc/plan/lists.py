@@ -26,8 +26,9 @@ from attnc.plan.fitting import unsupported
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.ir.lists import ListMaking, ListWalk, Memory
 from attnc.plan.loads import is_nonnegative
-from attnc.plan.regions import START, partial_test
+from attnc.plan.regions import LENGTH, START, partial_test
 from attnc.plan.signature import feature, kv_heads, longest, normalise
+from attnc.plan.steps import names_of, needed_for
 from attnc.plan.target import Target
 from attnc.plan.width import ends_of
 
@@ -156,13 +157,15 @@ def along_lists(
         kept = tuple(replace(loop, listed=walked) for loop in loops.loops)
         return replace(loops, bounds=bounds, loops=kept)
     loop = Loop(
-        start=loops.loops[0].start,
-        stop=loops.loops[-1].stop,
+        start=ZERO,
+        stop=LENGTH[axis],
         masked=True if walked.gathers else _is_partial(loops),
         zero_fill=any(loop.zero_fill for loop in loops.loops),
         listed=walked,
     )
-    return replace(loops, bounds=bounds, loops=(loop,))
+    read = set() if isinstance(loop.masked, bool) else names_of(loop.masked)
+    # a walk over a list ends where the list does: it reads no other end
+    return replace(loops, bounds=tuple(needed_for({"list_line", *read}, bounds)), loops=(loop,))
 
 
 #: What a loop over tiles of an axis reads: numbers of blocks, or bits.

@@ -397,8 +397,12 @@ class BackwardText(ProgramText, BackwardView):
             yield from (f"{name}_all = {name}" for name in ("M", "N") if name in self._shortened)
 
     @property
+    def reads_h_kv(self) -> bool:
+        return self.h_kv != "h"
+
+    @property
     def reads_first_row(self) -> bool:
-        return self.sums.stores_pairs or self.packs_queries
+        return self.sums.stores_pairs or (self.packs_queries and bool(self.parameters.vectors))
 
     @property
     def advance(self) -> Iterator[str]:

@@ -65,6 +65,11 @@ class ProgramText(KernelView):
         return walk.heads if walk.sequences is not None else f"B * {walk.heads}"
 
     @property
+    def reads_h_kv(self) -> bool:
+        """Returns whether the index of the K/V head has a name of its own that something reads."""
+        return self.h_kv != "h" and (self.h_kv != "0" or self.kernel.tma)
+
+    @property
     def h_kv(self) -> str:
         return scalar(self.kernel.kv_head)
 

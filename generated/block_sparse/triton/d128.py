@@ -266,7 +266,6 @@ def block_sparse_forward(
     b = head // H
     h = head % H
     h_kv = h // G
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     if not TMA:
         Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
         K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -282,8 +281,6 @@ def block_sparse_forward(
 
     # listed(blocks, rows = 128, keys = 128, count = counts) and causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
-    last_pos = q_hi + N - M
-    hi = last_pos + 1
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     list_line = (tl.where(
         q_lo // 128 >= R, -1, (b.to(tl.int64) * Hkv + h // G) * R + q_lo // 128,
@@ -363,7 +360,6 @@ def block_sparse_backward_dq(
         O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
         DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
         DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
-    q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
@@ -385,8 +381,6 @@ def block_sparse_backward_dq(
 
     # listed(blocks, rows = 128, keys = 128, count = counts) and causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
-    last_pos = q_hi + N - M
-    hi = last_pos + 1
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     list_line = (tl.where(
         q_lo // 128 >= R, -1, (b.to(tl.int64) * Hkv + h // G) * R + q_lo // 128,
@@ -505,7 +499,7 @@ def block_sparse_backward_dkdv(
 
 CALL = TritonAttention(
     name="block_sparse",
-    operator="block_sparse_d128_9be55933",
+    operator="block_sparse_d128_4c9a0450",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -421,7 +421,6 @@ def hstu_backward_dkdv(
     v = _load_rows(V, kv_lo, N, stride_vn, BLOCK_N, 64)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
-    first_row = h.to(tl.int64) * T + q_first
     q_head = Q + q_first.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
     do_head = DO + q_first.to(tl.int64) * stride_dom + h.to(tl.int64) * stride_doh
     kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
@@ -482,7 +481,7 @@ def hstu_backward_dkdv(
 
 CALL = TritonAttention(
     name="hstu",
-    operator="hstu_d64_group1_0d074ecd",
+    operator="hstu_d64_group1_c0a0d6e8",
     inputs=(
         Tensor("q", "bf16[T, H, 64]", "mh"),
         Tensor("k", "bf16[T, H, 64]", "nh"),

@@ -467,7 +467,6 @@ def hstu_backward_dkdv(
     v = _load_rows(V, kv_lo, N, stride_vn, BLOCK_N, 64)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
-    first_row = h.to(tl.int64) * T + q_first
     q_head = Q + q_first.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
     do_head = DO + q_first.to(tl.int64) * stride_dom + h.to(tl.int64) * stride_doh
     kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
@@ -552,7 +551,7 @@ def hstu_backward_dkdv(
 
 CALL = TritonAttention(
     name="hstu",
-    operator="hstu_d64_group4_ee63272f",
+    operator="hstu_d64_group4_990ef37c",
     inputs=(
         Tensor("q", "bf16[T, H, 64]", "mh"),
         Tensor("k", "bf16[T, H, 64]", "nh"),

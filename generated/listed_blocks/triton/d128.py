@@ -462,7 +462,7 @@ def listed_blocks_backward_dkdv(
 
 CALL = TritonAttention(
     name="listed_blocks",
-    operator="listed_blocks_d128_80179ff4",
+    operator="listed_blocks_d128_fb96edf6",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, H, 128]", "bnh"),

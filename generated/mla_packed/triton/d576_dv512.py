@@ -163,7 +163,6 @@ def mla_packed_forward(
     # what follows the last sequence has rows to write, but no queries
     M = tl.where(b < B, q_rows, 0)
     b = tl.minimum(b, B - 1)
-    h_kv = 0
     k_first = tl.load(cu_k_ptr + b.to(tl.int64) * stride_cu_k_0)
     k_end = tl.load(cu_k_ptr + (b + 1).to(tl.int64) * stride_cu_k_0)
     N = k_end - k_first
@@ -400,7 +399,7 @@ def mla_packed_backward_dk(
 
 CALL = TritonAttention(
     name="mla_packed",
-    operator="mla_packed_d576_dv512_39ade0fc",
+    operator="mla_packed_d576_dv512_1c9b99e9",
     inputs=(
         Tensor("q", "bf16[T, H, 576]", "mh"),
         Tensor("k", "bf16[S, 1, 576]", "nh"),

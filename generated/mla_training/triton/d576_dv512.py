@@ -145,7 +145,6 @@ def mla_training_forward(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    h_kv = 0
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
     Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
     K += b.to(tl.int64) * stride_kb
@@ -362,7 +361,7 @@ def mla_training_backward_dk(
 
 CALL = TritonAttention(
     name="mla_training",
-    operator="mla_training_d576_dv512_4464dccf",
+    operator="mla_training_d576_dv512_9d8dff59",
     inputs=(Tensor("q", "bf16[B, M, H, 576]", "bmh"), Tensor("k", "bf16[B, N, 1, 576]", "bnh")),
     outputs=(Tensor("o", "bf16[B, M, H, 512]", "bmh"), Tensor("lse", "f32[B, H, M]", "bhm")),
     configs=CONFIGS,

@@ -174,11 +174,8 @@ def selected_blocks_forward(
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     V += b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
 
-    q_hi = q_lo
     # listed(selected, rows = 1, keys = 64) and causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
-    last_pos = q_hi + N - M
-    hi = last_pos + 1
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     list_line = (tl.where(q_lo >= M, -1, (b.to(tl.int64) * M + q_lo) * Hkv + h_kv)).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
@@ -220,7 +217,7 @@ def selected_blocks_forward(
 
 CALL = TritonAttention(
     name="selected_blocks",
-    operator="selected_blocks_d128_60f124b9",
+    operator="selected_blocks_d128_d2c4bf0d",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -69,12 +69,6 @@ def _list_length(row, exists):
     return tl.load(row, mask=exists, other=0.0).to(tl.int32, bitcast=True)
 
 
-@triton.jit
-def _list_entry(at):
-    """An entry of a list: 32 bits of an integer, in memory for floats."""
-    return tl.load(at).to(tl.int32, bitcast=True)
-
-
 @triton.jit(do_not_specialize=["B", "M", "S", "list_blocks"])
 def selected_tokens_lists(
     selected_ptr, _lists_ptr, _list_bits_ptr,
@@ -163,7 +157,6 @@ def selected_tokens_forward(
     K += b.to(tl.int64) * stride_kb
 
     # listed(selected, rows = 1, keys = 1): which kv tiles are partial, and which are full
-    full_hi = N // BLOCK_N * BLOCK_N
     list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
@@ -198,7 +191,7 @@ def selected_tokens_forward(
 
 CALL = TritonAttention(
     name="selected_tokens",
-    operator="selected_tokens_default_bcf1c71a",
+    operator="selected_tokens_default_fe8243b2",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "bf16[B, N, 1, 576]", "bnh"),
