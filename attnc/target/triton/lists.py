@@ -156,8 +156,8 @@ class ListsText:
 
     @property
     def memory(self) -> Mapping[str, str]:
-        """Sizes of the memory of a backward, in entries, by name."""
-        return {
-            "_lists": self.lists_shape,
-            **({"_list_bits": self.bits_shape, "_columns": self.columns_shape} if self.inverts else {}),
-        }
+        """Sizes of the memory of a backward, in entries, by name: never none, since the kernels run
+        without keys and rows, too.
+        """
+        bits = {"_list_bits": self.bits_shape, "_columns": self.columns_shape} if self.inverts else {}
+        return {name: f"max({shape}, 1)" for name, shape in {"_lists": self.lists_shape, **bits}.items()}

@@ -538,9 +538,9 @@ CALL = TritonAttention(
             Made("dv", like="v"),
             Made("lse2", type="f32[B, H, M_padded]"),
             Made("delta", type="f32[B, H, M_padded]"),
-            Made("_lists", type="f32[(B) * (Hkv) * (R) * (S + 1)]"),
-            Made("_list_bits", type="f32[(B) * (Hkv) * (R) * cdiv(list_blocks, 32)]"),
-            Made("_columns", type="f32[(B) * (Hkv) * list_blocks * (list_rows + 1)]"),
+            Made("_lists", type="f32[max((B) * (Hkv) * (R) * (S + 1), 1)]"),
+            Made("_list_bits", type="f32[max((B) * (Hkv) * (R) * cdiv(list_blocks, 32), 1)]"),
+            Made("_columns", type="f32[max((B) * (Hkv) * list_blocks * (list_rows + 1), 1)]"),
         ),
         launches=(
             Kernel(
