@@ -58,7 +58,8 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
     module = planned()[path.parts[-3], path.parts[-2], path.stem]
     kernel = module.kernel
     assert kernel.layout is not None
-    config, cubin = next(compile_configs(path, module.target.removeprefix("cuda.")))
+    name = f"{module.variant.attention.name}_forward"
+    config, cubin = next(compile_configs(path, module.target.removeprefix("cuda."), name))
     assert cubin.image.startswith(b"\x7fELF")
     assert cubin.warnings == ()
     assert cubin.spills <= NEGLIGIBLE, cubin.log

@@ -135,8 +135,9 @@ class Sm90JoinText(CudaFileText):
         assert module.backward is not None
         last = default_of(module.backward.kernels[-1])
         super().__init__(module, arguments, join_name(module), replace(last, warps=JOIN_WARPS, stages=1))
-        self.width = f"D = {self.layout.d}, DV = {self.layout.dv}"
         self.makes = [name.removesuffix("_sum") for name in arguments.summed]
+        widths = {"dk": f"D = {self.layout.d}", "dv": f"DV = {self.layout.dv}"}
+        self.width = ", ".join(widths[name] for name in self.makes)
         scale = f" * {scalar(Const(module.backward.kernels[0].chain.scale))}"
         self.joined = [
             (

@@ -150,7 +150,7 @@ class HopperBackward(CudaBackward):
         heads = "G" if planned.sums_heads else "1"
         enough, wanted = (f"{count} * multiprocessors()" for count in self._plan.walks)
         counted = f"WALKS, {heads}, {queries}, {enough}, {wanted}, {self._plan.few_walks}"
-        rows = [show_axis(bind) for bind in self._keys.axes[:-1]]
+        rows = [show_axis(bind).partition("=")[0] for bind in self._keys.axes[:-1]]  # `Hkv` of `Hkv=2`
         return {
             **sizes,
             "WALKS": walks,

@@ -32,7 +32,7 @@
 #define ELEMENT bf16
 #include "sm80.cuh"
 
-constexpr int D = 576, DV = 512;
+constexpr int D = 576;
 
 struct Args {
     TensorMap q_map, k_map, do_map;
