@@ -11,6 +11,7 @@ from attnc.support.sizes import evaluate
 from attnc.target.files import render_files
 from tests.plan.hopper import planned
 from tests.plan.test_sm90_backward import planned as planned_with_gradients
+from tests.verify.judging import modules_of
 
 
 def test_a_grid_is_whole_clusters_of_the_multiprocessors_that_there_are() -> None:
@@ -67,3 +68,24 @@ def test_a_walk_has_one_block_or_parts_that_are_joined(
     (made,) = (made for made in call.backward.made if made.name == "dk_sum")
     held = evaluate(made.type.partition("[")[2].rstrip("]").split(", ")[1], names)
     assert held == (0 if wanted == 1 else wanted)
+
+
+def test_rows_of_keys_are_counted_where_heads_are_numbers() -> None:
+    """Four query heads on two: the declaration says `Hkv=2`, and a size is an expression."""
+    (module,) = modules_of(
+        """
+        attention few {
+          input q: f16[M, 4, B, 64]
+          input k: f16[2, N, B, 64]
+          input v: f16[2, N, B, 40]
+          score = dot(q, k)
+          normalize = softmax
+          output o: f16[B, M, 4, 40]
+          grad q, k, v
+        }
+        schedule few for cuda.sm_90a { consumers = 2 }
+        """
+    )
+    text = render_files(module, path="a.attn", sha256="")["default.py"]
+    (rows,) = re.findall(r'"KEY_ROWS": "(.*)"', text)
+    assert evaluate(rows, {"Hkv": 2, "N": 7, "B": 3}) == 42

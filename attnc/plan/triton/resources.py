@@ -216,6 +216,8 @@ class SharedMemory:
             for name in {"dq": ("k",), "dk": ("q",), "dkdv": ("q", "do")}.get(self.kernel, ()):
                 rows, columns = (tile_kv, d) if name == "k" else (tile_q, d if name == "q" else dv)
                 yield _buffer(f"{name} turned", (rows, columns), size, 1)
+            if self.kernel == "forward" and self._shares_v and not self._decodes:
+                yield _buffer("v turned", (tile_kv, dv), size, self._stages)
         if self.kernel != "forward" and self._stores_scores:
             yield _buffer("ds", (tile_q, tile_kv), 4, 1)
         if self._dq_added in ("atomic", "sequential"):
