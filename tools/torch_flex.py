@@ -150,8 +150,8 @@ def run(
         command = [sys.executable, "-m", "pytest", "-q", str(copy), "-k", wanted, "-p", "tools.torch_flex"]
         command += ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={folder}"]
         command += ["-n", str(processes)] if processes > 1 else []
-        environment = {
-            **os.environ,
+        environment = {  # a pytest of its own, and no worker of one that runs this
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")},
             "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
             "PYTORCH_TEST_WITH_SLOW": "1",
             _FOLDER: folder,

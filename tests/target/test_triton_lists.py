@@ -57,9 +57,9 @@ def test_no_more_entries_count_than_there_are(count: str, expected: str) -> None
 def test_memory_is_of_each_list_and_of_each_block_of_keys() -> None:
     text = text_of("B, R, H, S")
     assert text.memory == {
-        "_lists": "(B) * (R) * (H) * (S + 1)",
-        "_list_bits": "(B) * (R) * (H) * cdiv(list_blocks, 32)",
-        "_columns": "(B) * (H) * list_blocks * (list_rows + 1)",
+        "_lists": "max((B) * (R) * (H) * (S + 1), 1)",
+        "_list_bits": "max((B) * (R) * (H) * cdiv(list_blocks, 32), 1)",
+        "_columns": "max((B) * (H) * list_blocks * (list_rows + 1), 1)",
     }
 
 
