@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TypeAlias
 
-from attnc.expr.nodes import Binary, Const, Load, show
+from attnc.expr.nodes import Binary, Const, Expr, Load, show
 from attnc.model.schedule import DkDvConfig
 from attnc.model.tensors import Role, group_size, is_static
 from attnc.plan.access import Section
@@ -206,10 +206,21 @@ def tensor(arg: Arg) -> CallText:
 
 
 def show_axis(bind: Bind) -> str:
-    """Returns a size of a tensor as declarations say it."""
+    """Returns a size of a tensor as declarations say it: a name, with the number that it has to be."""
+    if not bind.name or bind.plus or bind.expected is None:
+        return show_size(bind)
+    return f"{bind.name}={show(bind.expected)}"
+
+
+def show_product(sizes: Iterable[Expr]) -> str:
+    """Returns the product of sizes as an expression of those of a call."""
+    return " * ".join(f"({show(size)})" for size in sizes) or "1"
+
+
+def show_size(bind: Bind) -> str:
+    """Returns a size of a tensor as an expression of the sizes of a call."""
     if bind.name:
-        fixed = "" if bind.expected is None else f"={show(bind.expected)}"
-        return f"{bind.name} + {bind.plus}" if bind.plus else f"{bind.name}{fixed}"
+        return f"{bind.name} + {bind.plus}" if bind.plus else bind.name
     return "pages" if bind.expected is None else show(bind.expected)
 
 

@@ -25,6 +25,7 @@ from attnc.expr.derive import derive
 from attnc.expr.nodes import Expr, Index, Load, uses
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
+from attnc.plan.ir import ErrorBound
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import (
     Array,
@@ -192,6 +193,15 @@ def beyond_a_tile(bound: GradientBound, cut_off: Floats) -> Floats:
     return (cut_off - 2 * U * bound.tile).clip(0)
 
 
+def _product_error(do: Floats, do_error: Floats, v: Floats, forward: ErrorBound) -> Floats:
+    """Returns the error of do v^T: of its sums, of do, and of do rounded to v's type where o has another."""
+    dot_error = forward.dot_error(v.shape[1])
+    if forward.o_dtype is not forward.p_dtype:
+        dot_error += DType(forward.p_dtype).unit_roundoff
+    found: Floats = dot_error * (np.abs(do) @ np.abs(v).T) + do_error @ np.abs(v).T
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class HeadErrors:
     """Probabilities, gradients of scores and their errors for some rows of one head, all [M, N].
@@ -240,12 +250,8 @@ class HeadErrors:
 
         drop, kept = head.dropout
         factor = np.where(kept, 1 / (1 - drop), 0.0) if drop < 1 else np.zeros(head.shape)
-        products = np.abs(do) @ np.abs(head.v).T
         dp = factor * (do @ head.v.T)
-        dot_error = forward.dot_error(head.v.shape[1])
-        if forward.o_dtype is not forward.p_dtype:  # do is rounded to v's type
-            dot_error += DType(forward.p_dtype).unit_roundoff
-        dp_error = factor * (dot_error * products + do_error @ np.abs(head.v).T) + 2 * U * np.abs(dp)
+        dp_error = factor * _product_error(do, do_error, head.v, forward) + 2 * U * np.abs(dp)
         delta = (do * o).sum(axis=1) - dlse
         delta_size = (np.abs(do) * o_error).sum(axis=1)
         delta_spread = np.sqrt(((epilogue.slope * o_error) ** 2).sum(axis=1))
@@ -300,12 +306,8 @@ class HeadErrors:
         found = RunningError.of(head, dot, forward).analyse(head.attention.score)
         visible, nothing = head.visible, np.zeros(head.shape[0])
         p_error = np.where(visible, np.broadcast_to(found.error, head.shape), 0.0)
-        products = np.abs(do) @ np.abs(head.v).T
-        dot_error = forward.dot_error(head.v.shape[1])
-        if forward.o_dtype is not forward.p_dtype:  # do is rounded to v's type
-            dot_error += DType(forward.p_dtype).unit_roundoff
         dp = do @ head.v.T
-        dp_error = dot_error * products + do_error @ np.abs(head.v).T + 4 * U * np.abs(dp)
+        dp_error = _product_error(do, do_error, head.v, forward) + 4 * U * np.abs(dp)
         return HeadErrors(
             head,
             bound,

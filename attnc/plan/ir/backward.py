@@ -146,6 +146,20 @@ class Prologue:
     adjoints: tuple[Adjoint, ...]
 
 
+def _walk_over_rows(sequences: Sequences | None) -> TileWalk:
+    """Returns the walk of a kernel that has a program for each q tile of each head, and no loop."""
+    return TileWalk(
+        axis="q",
+        rows=Dim("M_padded") if sequences is None else sequences.rows,
+        is_padded=True,
+        head="h",
+        heads="H",
+        sequences=sequences,
+        last_first=False,
+        writes_all_rows=False,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocess:
     """A kernel for the rows alone, a program per q tile, where no kernel that comes first owns q tiles.
@@ -161,16 +175,7 @@ class Preprocess:
 
     @property
     def walk(self) -> TileWalk:
-        return TileWalk(
-            axis="q",
-            rows=Dim("M_padded") if self.sequences is None else self.sequences.rows,
-            is_padded=True,
-            head="h",
-            heads="H",
-            sequences=self.sequences,
-            last_first=False,
-            writes_all_rows=False,
-        )
+        return _walk_over_rows(self.sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,16 +209,7 @@ class EpilogueGradient:
 
     @property
     def walk(self) -> TileWalk:
-        return TileWalk(
-            axis="q",
-            rows=Dim("M_padded") if self.sequences is None else self.sequences.rows,
-            is_padded=True,
-            head="h",
-            heads="H",
-            sequences=self.sequences,
-            last_first=False,
-            writes_all_rows=False,
-        )
+        return _walk_over_rows(self.sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from attnc.expr.nodes import Expr, Load
+from attnc.expr.nodes import Dim, Expr, Load, walk
 
 #: lists: of each list of the caller's, the blocks of keys that it names, each once and ascending. columns: of
 #: each block of keys, the blocks of queries whose lists name it, ascending. list_bits: of each list a bit for
@@ -53,3 +53,20 @@ class ListMaking:
     def lines(self) -> tuple[Expr, ...]:
         """The sizes whose product is the number of lists."""
         return self.extents[:-1]
+
+    @property
+    def groups(self) -> tuple[Expr, ...]:
+        """Those of the lists of one block of queries."""
+        return tuple(size for axis, size in enumerate(self.lines) if axis != self.row_axis)
+
+    @property
+    def inputs(self) -> tuple[tuple[str, int], ...]:
+        """The tensors that are read, each with the number of its axes: the lists, and what counts entries."""
+        limit = ((self.limit.tensor, len(self.limit.indices)),) if isinstance(self.limit, Load) else ()
+        return ((self.tensor, len(self.extents)), *limit)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The sizes of a call that those of the lists are made of, each once."""
+        used = (node.name for size in self.extents for node in walk(size) if isinstance(node, Dim))
+        return tuple(dict.fromkeys(used))

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from attnc.expr.nodes import Dim, Expr, Load, show, walk
+from attnc.expr.nodes import Expr, Load
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Module
 from attnc.plan.ir.lists import ListMaking
 from attnc.plan.lists import BLOCKS, LIST_ROWS
-from attnc.target.declaration import CallText
+from attnc.target.declaration import CallText, show_product
 from attnc.target.sm80.printer import STORED, scalar, stored_type
 
 #: Threads of a block, which reads a list.
@@ -91,21 +91,15 @@ class CudaListsText:
 
     @property
     def _inputs(self) -> list[str]:
-        limit = self.made.limit
-        return [self.tensor, *([limit.tensor] if isinstance(limit, Load) else [])]
+        return [name for name, _ in self.made.inputs]
 
     @property
     def _strides(self) -> list[list[str]]:
-        ranks = [len(self.made.extents)]
-        if isinstance(self.made.limit, Load):
-            ranks.append(len(self.made.limit.indices))
-        pairs = zip(self._inputs, ranks, strict=True)
-        return [[f"stride_{name}_{axis}" for axis in range(rank)] for name, rank in pairs]
+        return [[f"stride_{name}_{axis}" for axis in range(rank)] for name, rank in self.made.inputs]
 
     @property
     def _sizes(self) -> list[str]:
-        used = (node.name for size in self.made.extents for node in walk(size) if isinstance(node, Dim))
-        return list(dict.fromkeys((*used, BLOCKS.name, LIST_ROWS.name)))
+        return [*self.made.dims, BLOCKS.name, LIST_ROWS.name]
 
     @property
     def fields(self) -> Iterator[str]:
@@ -131,14 +125,15 @@ class CudaListsText:
     @property
     def allocations(self) -> Mapping[str, str]:
         """Sizes of the memory of a backward, in words, by name; of which the second is cleared first."""
-        others = (size for axis, size in enumerate(self.made.lines) if axis != self.made.row_axis)
-        groups = " * ".join(f"({show(size)})" for size in others) or "1"
-        return {"_list_bits": self.memory, "_row_bits": f"{groups} * list_blocks * cdiv(list_rows, 32)"}
+        return {
+            "_list_bits": self.memory,
+            "_row_bits": f"{show_product(self.made.groups)} * list_blocks * cdiv(list_rows, 32)",
+        }
 
     @property
     def lines(self) -> str:
         """The number of lists, as a size."""
-        return " * ".join(f"({show(size)})" for size in self.made.lines) or "1"
+        return show_product(self.made.lines)
 
     @property
     def memory(self) -> str:

@@ -23,7 +23,7 @@ from attnc.target.declaration import (
     attention_fields,
     declare_allocation,
     quote_word,
-    show_axis,
+    show_size,
     tiles,
 )
 from attnc.target.sm80.backward import finish_name
@@ -150,7 +150,7 @@ class HopperBackward(CudaBackward):
         heads = "G" if planned.sums_heads else "1"
         enough, wanted = (f"{count} * multiprocessors()" for count in self._plan.walks)
         counted = f"WALKS, {heads}, {queries}, {enough}, {wanted}, {self._plan.few_walks}"
-        rows = [show_axis(bind).partition("=")[0] for bind in self._keys.axes[:-1]]  # `Hkv` of `Hkv=2`
+        rows = [show_size(bind) for bind in self._keys.axes[:-1]]
         return {
             **sizes,
             "WALKS": walks,

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from attnc.expr.nodes import Dim, Expr, Load, show, walk
+from attnc.expr.nodes import Expr, Load, show
 from attnc.plan.ir import Module
 from attnc.plan.ir.lists import ListMaking
 from attnc.plan.lists import BLOCKS, LIST_ROWS
-from attnc.target.declaration import CallText
+from attnc.target.declaration import CallText, show_product
 from attnc.target.triton.kernel import triton_kernel
 from attnc.target.triton.printer import scalar
 
@@ -98,24 +98,14 @@ class ListsText:
     # --- parameters and launches
 
     @property
-    def _limit(self) -> list[str]:
-        limit = self.made.limit
-        return [limit.tensor] if isinstance(limit, Load) else []
-
-    @property
     def sizes(self) -> list[str]:
-        used = (node for size in self.made.extents for node in walk(size) if isinstance(node, Dim))
-        rows = [LIST_ROWS.name] if self.inverts else []
-        return list(dict.fromkeys((*(dim.name for dim in used), BLOCKS.name, *rows)))
+        return [*self.made.dims, BLOCKS.name, *([LIST_ROWS.name] if self.inverts else [])]
 
     @property
     def listing_parameters(self) -> list[str]:
-        tensors = [self.tensor, *self._limit]
-        pointers = ", ".join([*(f"{name}_ptr" for name in tensors), "_lists_ptr", "_list_bits_ptr"])
-        strides = [f"stride_{self.tensor}_{axis}" for axis in range(len(self.made.extents))]
-        limit = self.made.limit
-        if isinstance(limit, Load):
-            strides += [f"stride_{limit.tensor}_{axis}" for axis in range(len(limit.indices))]
+        inputs = self.made.inputs
+        pointers = ", ".join([*(f"{name}_ptr" for name, _ in inputs), "_lists_ptr", "_list_bits_ptr"])
+        strides = [f"stride_{name}_{axis}" for name, rank in inputs for axis in range(rank)]
         return [pointers, ", ".join(strides), ", ".join(self.sizes)]
 
     @property
@@ -124,13 +114,12 @@ class ListsText:
 
     @property
     def _lines(self) -> str:
-        return " * ".join(f"({show(size)})" for size in self.made.lines) or "1"
+        return show_product(self.made.lines)
 
     @property
     def _groups(self) -> str:
         """How many blocks of keys have a list of blocks of queries, over the keys of one sequence."""
-        sizes = (size for axis, size in enumerate(self.made.lines) if axis != self.made.row_axis)
-        return " * ".join(f"({show(size)})" for size in sizes) or "1"
+        return show_product(self.made.groups)
 
     @property
     def lists_shape(self) -> str:
@@ -146,7 +135,7 @@ class ListsText:
 
     def launches(self, config: str = "") -> Iterator[CallText]:
         """Yields the launches of the first kernel, and of the second in a backward, which has configs."""
-        pointers = [self.tensor, *self._limit, "_lists", "_list_bits"]
+        pointers = [*(name for name, _ in self.made.inputs), "_lists", "_list_bits"]
         grid = f"max({self._lines}, 1)"
         yield triton_kernel(self.listing_name, grid, pointers=pointers, config=config, warps=_WARPS)
         if config and self.inverts:
