@@ -76,6 +76,8 @@ def ulysses(mask: str, length: int, drawn: Drawn) -> Mapping[str, Launch]:
     _only_causal(mask)
     ranks, group = dist.get_world_size(), _world()
     leaves = _shards(drawn, _contiguous)
+    if leaves[1].shape[1] % ranks:
+        raise Unavailable("K/V heads that the ranks do not divide")
 
     def to_heads(x: torch.Tensor) -> torch.Tensor:
         b, h, m, d = x.shape
