@@ -161,8 +161,8 @@ def several_values(knob: Knob) -> Diagnostic:
 class TileShape:
     """What the choice depends on. dtype: of q, as a spec spells it; width: of its rows, the larger of D and
     Dv; gradients: whether there is a backward; masked: whether some keys are left out; latent: whether v is
-    columns of k; wanted: sizes of the forward that a caller asks for; listed: queries
-    and keys of the blocks that the mask lists, if it does: tiles divide them.
+    columns of k; normalises: whether there is a softmax; wanted: sizes of the forward that a caller asks for;
+    listed: queries and keys of the blocks that the mask lists, if it does: tiles divide them.
     """
 
     dtype: str
@@ -170,6 +170,7 @@ class TileShape:
     gradients: bool
     masked: bool
     latent: bool = False
+    normalises: bool = True
     wanted: Tiles = field(default_factory=Tiles)
     listed: tuple[int, int] | None = None
 
@@ -191,6 +192,7 @@ def shape_of(attention: Attention) -> TileShape:
         gradients=bool(attention.grads) and (attention.v.storage.is_plain or attention.v.storage.is_part),
         masked=attention.mask != TRUE,
         latent=attention.v.storage.is_part,
+        normalises=attention.normalises,
     )
 
 

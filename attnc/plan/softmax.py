@@ -51,7 +51,7 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
     knobs = schedule.forward
     knob, loops = knobs.get("softmax"), knobs.get("loops")
     if not variant.attention.normalises:
-        yield from _check_absent(variant, schedule, target)
+        yield from _check_absent(variant, schedule)
         return
     if knob is None:
         return
@@ -79,17 +79,14 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
                 )
 
 
-def _check_absent(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
+def _check_absent(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields what kernels without a normalization do not have."""
     knob, span = schedule.forward.get("softmax"), variant.attention.softmax.span
     loops = schedule.forward["loops"].choices if "loops" in schedule.forward else ()
     if knob is not None:
         label = "'normalize = none' has no maximum and no denominator"
         yield unsupported("there is no softmax to schedule", knob.span, label, "remove it")
-    if not target.has_weights:
-        label, instead = "its kernels subtract a maximum", "write a schedule for the target 'triton'"
-        yield unsupported(f"'normalize = none' is not lowered to {target.name}", span, label, instead)
-    elif schedule.is_decode or ("kv", "q") in loops:
+    if schedule.is_decode or ("kv", "q") in loops:
         label, instead = "these rescale parts of o", "write 'loops = [q, kv]', without split.kv and pack"
         message = "decode kernels, and loops = [kv, q], have no 'normalize = none'"
         yield unsupported(message, span, label, instead)

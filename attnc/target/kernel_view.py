@@ -7,7 +7,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import replace
 
-from attnc.expr.nodes import Const, Dim, Index, show
+from attnc.expr.interval import is_finite
+from attnc.expr.nodes import Const, Dim, Dot, Index, show
+from attnc.expr.simplify import substitute
 from attnc.model.tensors import Role, Tensor
 from attnc.plan.access import Rows
 from attnc.plan.ir import Arg, Decode, Forward, Kernel, Module, Statement
@@ -74,6 +76,16 @@ class BackwardView(KernelView):
     @abstractmethod
     def starts_with_program(self) -> bool:
         """Whether statements stand in front of all else where one head is at hand."""
+
+    @property
+    def clears_rows(self) -> bool:
+        """Whether a weight past the end of the queries, where the product is 0, or its slope, might be
+        infinite: 0 times it would be NaN.
+        """
+        kernel = self.kernel
+        read = (kernel.step.score, kernel.chain.slope)
+        exprs = [substitute(kernel.chain.inline(x), {Dot(): Const(0.0)}) for x in read if x is not None]
+        return not (kernel.softmax.normalises or kernel.over_q or all(map(is_finite, exprs)))
 
     @property
     def program(self) -> tuple[Statement, ...]:

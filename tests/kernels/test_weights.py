@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attnc.verify.case import Case
-from tests.targets import small_tiles
+from tests.targets import EACH, needs_gxx, skip_without_compiler, small_tiles
 from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
-
-#: The targets that have weights without a softmax.
-EACH = ("triton",)
 
 #: A relative bias, lengths, target groups; a division once for each row, or, of f16, for each weight.
 HSTU = (
@@ -74,17 +71,60 @@ def hstu(element: str, wanted: str = "") -> tuple[str, ...]:
     ids=["hstu", "hstu of f16", "relu", "linear"],
 )
 def test_weights(lines: tuple[str, ...], target: str) -> None:
+    skip_without_compiler(target)
     right_by_day(subject_of_text(spec(lines, small_tiles(target), target=target)), count=2)
 
 
 @pytest.mark.parametrize("target", EACH)
 def test_weights_of_packed_rows(target: str) -> None:
+    skip_without_compiler(target)
     made = subject_of_text(spec(PACKED, small_tiles(target), target=target))
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
 
 
+@pytest.mark.parametrize("target", EACH)
 @pytest.mark.parametrize("way", ["atomic", "sequential"])
-def test_dq_in_memory(way: str) -> None:
-    schedule = f"tile.q = 16, tile.kv = 16\n  backward {{ accumulate.dq = {way} }}"
-    made = subject_of_text(spec(LINEAR, schedule))
+def test_dq_in_memory(way: str, target: str) -> None:
+    skip_without_compiler(target)
+    schedule = f"{small_tiles(target)}\n  backward {{ accumulate.dq = {way} }}"
+    made = subject_of_text(spec(LINEAR, schedule, target=target))
     assert_within_bound(made, Case(dims={"B": 2, "M": 37, "N": 21, "H": 2}))
+
+
+@needs_gxx
+@pytest.mark.slow
+def test_weights_where_warps_share_keys() -> None:
+    made = subject_of_text(
+        spec(hstu("bf16"), "tile.q = 16, tile.kv = 64, warps = 2, warp_split = kv", target="cuda.sm_80")
+    )
+    assert_within_bound(made, Case(dims={"B": 2, "M": 37, "N": 37, "Hkv": 1, "G": 2}))
+
+
+def causal(lines: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple("mask = causal" if line.startswith("mask") else line for line in lines)
+
+
+def widen(lines: tuple[str, ...], columns: int) -> tuple[str, ...]:
+    return tuple(line.replace("16]", f"{columns}]").replace("24]", f"{columns}]") for line in lines)
+
+
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lines", "columns", "accumulate"),
+    [
+        (hstu("bf16"), 64, "two_pass"),
+        (hstu("f16", ", table"), 96, "two_pass"),
+        (RELU, 128, "two_pass"),
+        (RELU, 160, "two_pass"),
+        (causal(LINEAR), 64, "ordered"),
+        (LINEAR, 128, "atomic"),
+        (PACKED, 128, "two_pass"),
+    ],
+    ids=["hstu", "hstu of f16", "relu", "wide", "linear", "atomic", "packed"],
+)
+def test_weights_on_hopper(lines: tuple[str, ...], columns: int, accumulate: str) -> None:
+    schedule = f"order = longest_first\n  backward {{ accumulate.dq = {accumulate} }}"
+    made = subject_of_text(spec(widen(lines, columns), schedule, target="cuda.sm_90a"))
+    rows = {"M": 70, "N": 70} if lines is PACKED or "lens" in str(lines) else {"M": 70, "N": 133}
+    assert_within_bound(made, Case(dims={"B": 2, "H": 2, "Hkv": 1, "G": 2, **rows}))

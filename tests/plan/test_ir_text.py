@@ -41,6 +41,7 @@ TOLD = (
     ("unified_decode", "d128", "cuda.sm_80"),  # one maximum for all rows
     ("gated", "d128", "cuda.sm_90a"),  # an epilogue, and the kernel of its gradients
     ("hstu", "d128_group1", "triton"),  # weights without a softmax, of packed sequences
+    ("hstu", "d64_group1", "cuda.sm_90a"),  # the same without lse and delta
     ("mla_training", "d576_dv512", "triton"),  # one gradient of keys and of values that are columns of them
 )
 

@@ -163,7 +163,7 @@ def specs(
     o_axes = _drawn(draw, storage.q_axes(heads))
     weight, epilogue = _forms(words, decodes=decodes)
     softmax = "none" if weight else softmax
-    on_triton_alone = {of_k, of_v} != {dtype} or "v_scale" in softmax or bool(weight)
+    on_triton_alone = {of_k, of_v} != {dtype} or "v_scale" in softmax
     lines = [
         f"input q: {dtype}[{_drawn(draw, storage.q_axes(heads))}, {d}]{storage.q_via}",
         f"input k: {of_k}[{', '.join(kv_axes)}, {d}]{via}",
@@ -210,6 +210,7 @@ def specs(
             wide=wide,
             sums_dq="q" in grads and not storage.prefix,
             joins_bools=joins_bools,
+            normalises=not weight,
         )
         schedules[target] = f"schedule spec for {target} {{\n  {draw_schedule(draw, shape)}\n}}\n"
     if HOPPER in schedules and not is_lowered(text + schedules[HOPPER]):
@@ -300,6 +301,7 @@ class Shape:
     wide: bool
     sums_dq: bool
     joins_bools: bool
+    normalises: bool = True
 
 
 def draw_schedule(draw: st.DrawFn, shape: Shape) -> str:
@@ -314,11 +316,12 @@ def draw_schedule(draw: st.DrawFn, shape: Shape) -> str:
         softmax = draw(st.sampled_from(("online", "online", _UNIFIED)))
         return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}, softmax = {softmax}"
     lines = [tiles]
-    if shape.storage.plain and draw(st.integers(0, 4)) == 0:
+    if shape.normalises and shape.storage.plain and draw(st.integers(0, 4)) == 0:
         lines += ["loops = [kv, q]", f"softmax = {_BOTTOM_UP}"]
     else:
         softmaxes = ["online", _BOTTOM_UP, "online(rescale = lazy(8))"] + ["two_pass"] * (split == "q")
-        lines += ["loops = [q, kv]", f"softmax = {draw(st.sampled_from(softmaxes))}"]
+        lines += ["loops = [q, kv]"]
+        lines += [f"softmax = {draw(st.sampled_from(softmaxes))}"] if shape.normalises else []
         lines += draw(st.sampled_from(([], ["persistent = true"], ["order = longest_first"])))
     if shape.sums_dq and shape.storage.plain and draw(st.booleans()):
         lines.append(f"backward {{ accumulate.dq = {draw(st.sampled_from(('atomic', 'sequential')))} }}")
@@ -361,7 +364,7 @@ def _hopper_schedule(draw: st.DrawFn, shape: Shape) -> str:
     if draw(st.booleans()):
         lines.append(f"registers {_or(draw(st.sampled_from(legal)), legal[-1])}")
     softmaxes = ("online", "online(rescale = lazy(8))", "online(maximum = lazy(20))")
-    lines.append(f"softmax = {draw(st.sampled_from(softmaxes))}")
+    lines += [f"softmax = {draw(st.sampled_from(softmaxes))}"] if shape.normalises else []
     lines += draw(st.sampled_from(([], ["order = longest_first"])))
     if shape.storage.plain:
         lines += draw(st.sampled_from(([], [], ["cluster = 2"], ["cluster in {2, 1}"])))

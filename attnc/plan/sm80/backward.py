@@ -75,7 +75,10 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     said = schedule.phases["dkdv"].get("warp_split")
     orders = (wide, not wide) if said is None else (said.choices[0] == "q",)
     plans = [
-        CudaBackwardLayout(layout=layout, exchange=order, adds_dq=adds_dq, sums=sums) for order in orders
+        CudaBackwardLayout(
+            layout=layout, exchange=order, adds_dq=adds_dq, sums=sums, reads_rows=attention.normalises
+        )
+        for order in orders
     ]
     kernels: tuple[KernelName, ...] = ("dkdv",)
     if not (layout.is_f32 or adds_dq or sums) and max(layout.qk.width, layout.v.width) > _WIDEST:

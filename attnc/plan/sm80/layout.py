@@ -187,7 +187,8 @@ SHARED_KEYS = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaBackwardLayout:
     """layout: of the tiles, as in the forward. exchange: warps share keys; adds_dq: the kernel for dk and dv
-    adds to dq; sums: there are gradients besides those of q, k and v. sliced: several blocks make the scores
+    adds to dq; sums: there are gradients besides those of q, k and v; reads_rows: kernels read lse and delta
+    of each row, as none does of weights without a softmax. sliced: several blocks make the scores
     of a tile, and each some columns of its gradients, which are too many for the registers of one.
     """
 
@@ -196,6 +197,7 @@ class CudaBackwardLayout:
     adds_dq: bool
     sums: bool
     sliced: bool = False
+    reads_rows: bool = True
 
     def slices(self, kernel: KernelName) -> int:
         """Returns how many blocks share the columns of gradients."""
@@ -235,7 +237,8 @@ class CudaBackwardLayout:
             buffers["ds"] = tile_q * tile_kv * size
         if self.exchange:
             buffers["p"] = tile_q * tile_kv * size
-        buffers["rows"] = stages * 2 * tile_q * 4
+        if self.reads_rows:
+            buffers["rows"] = stages * 2 * tile_q * 4
         if self.sums:
             buffers["sums"] = (warps + self.parts(config) * tile_kv) * 4
         return buffers

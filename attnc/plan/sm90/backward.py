@@ -321,7 +321,7 @@ class Sm90Backward(CudaBackwardLayout):
             "ds": DS_TILES * queries * ROWS * 2 if self.adds_dq else 0,
             "p": P_TILES * queries * keys * 4 if self.gives_p else 0,
             "staged": 4 * CONSUMERS * self.staged(kernel),
-            "rows": stages * 2 * queries * 4,
+            "rows": stages * 2 * queries * 4 if self.reads_rows else 0,
             "barriers": _ALIGNMENT + _BARRIERS,
         }
         return {name: size for name, size in buffers.items() if size}
@@ -465,8 +465,10 @@ def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
 
 
 def is_p_enough(attention: Attention) -> bool:
-    """Returns whether ds = p (dp - delta) needs nothing else of the score and of what dropout keeps."""
-    return has_constant_slope(attention) and attention.softmax.dropout is None
+    """Returns whether ds = p (dp - delta) needs nothing else of the score and of what dropout keeps; ds of a
+    weight is no multiple of p.
+    """
+    return attention.normalises and has_constant_slope(attention) and attention.softmax.dropout is None
 
 
 def sm90_backward_configs(

@@ -162,7 +162,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
     scale, score = split_scale(attention.score)
-    columns = columns_of(score, attention.mask)
+    columns = columns_of(score, attention.mask) if attention.normalises else None
     read = (attention.score if columns is None else columns.product, attention.mask)
     dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
     pair = pair_of(attention.score, attention.mask, dtypes)

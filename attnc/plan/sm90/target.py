@@ -111,7 +111,10 @@ class Sm90a(Target):
             return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
         # claimed while the one before is copied
-        yield f"softmax = online(maximum = lazy(20)){', order = longest_first' if shape.masked else ''}"
+        keys = ["softmax = online(maximum = lazy(20))"] if shape.normalises else []
+        keys += ["order = longest_first"] if shape.masked else []
+        if keys:
+            yield ", ".join(keys)
         # The plan has the other sizes, which depend on the mask and on dropout; warps follow from consumers.
         if sizes := shape.wanted.without(["warps"]).by_key():
             yield ", ".join(f"{key} = {value}" for key, value in sizes.items())

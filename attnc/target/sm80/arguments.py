@@ -27,6 +27,8 @@ class ArgumentText:
         self.tensors = Tensors(module)
         self.has_dlse = module.variant.attention.lse is not None
         self.has_epilogue = self._backward.epilogue is not None
+        #: Of rows of queries: o, lse and what is computed of them.
+        self._reads_rows = self._backward.preprocess is not None
         self.adds_dq = any(planned.chain.adds_dq is not None for planned in self._backward.kernels)
         made = dict.fromkeys(name for planned in self._backward.kernels for name in planned.makes)
         self.made: list[str] = [*(["dq"] if self.adds_dq else []), *made]
@@ -61,6 +63,14 @@ class ArgumentText:
         return tuple(name for name, x in tensors.items() if attention.gradient_of(x).dtype is x.dtype)
 
     @property
+    def _reads_o(self) -> bool:
+        return self._reads_rows or self.has_epilogue
+
+    @property
+    def _lse(self) -> list[str]:
+        return ["lse", *(["dlse"] if self.has_dlse else [])] if self._reads_rows else []
+
+    @property
     def pointers(self) -> list[tuple[str, str]]:
         def stored(dtype: DType) -> str:
             return stored_type(dtype, self.module.variant)
@@ -68,11 +78,13 @@ class ArgumentText:
         element = stored(self.dtypes["q"])
         found = [(f"const {stored(self.dtypes[name])}", name) for name in self.inputs]
         o = stored(self.dtypes["o"])
-        found += [(f"const {o}", "o"), (o if self.has_epilogue else f"const {o}", "do")]
+        found += [(f"const {o}", "o")] if self._reads_o else []
+        found += [(o if self.has_epilogue else f"const {o}", "do")]
         found += [(f"const {o}", "dresult")] if self.has_epilogue else []
-        found += [("const float", name) for name in ("lse", *(["dlse"] if self.has_dlse else []))]
+        found += [("const float", name) for name in self._lse]
         found += [(element if name in ("dq", *self.as_elements) else "float", name) for name in self.made]
-        found += [("float", name) for name in ("lse2", "delta", *(["dq_sum"] if self.adds_dq else []))]
+        sums = ["dq_sum"] if self.adds_dq else []
+        found += [("float", name) for name in (*(["lse2", "delta"] if self._reads_rows else []), *sums)]
         found += [(stored(self.adjoint_dtype(adjoint)), adjoint.name) for adjoint in self.adjoints]
         return found
 
@@ -80,8 +92,8 @@ class ArgumentText:
     def strides(self) -> list[list[str]]:
         matrices = {"q", "k", "v"}
         v = ["v"] if "v" in self.tensors.by_name else []  # not where it is columns of k
-        before = ("q", "k", *v, "o", "do", *(["dresult"] if self.has_epilogue else []))
-        given = (*before, "lse", *(["dlse"] if self.has_dlse else []), *self.made)
+        before = ("q", "k", *v, *(["o"] if self._reads_o else []), "do")
+        given = (*before, *(["dresult"] if self.has_epilogue else []), *self._lse, *self.made)
         found = [self.tensors.strides(name) for name in given]
         found += [self.tensors.extra_strides(name, name) for name in self.inputs if name not in matrices]
         found += [

@@ -18,6 +18,7 @@ from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.steps import fetches_for
 from attnc.target.header import ROW_NUMBERS, Number, score_numbers
 from attnc.target.kernel_view import BY_QUERY, BackwardView
+from attnc.target.printer import IN_ROWS
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.dropout import Drawing
 from attnc.target.sm80.elements import FRAGMENT, Elements
@@ -25,6 +26,7 @@ from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
     STORED,
     CudaSums,
+    CudaSumsOfWeights,
     CudaWalk,
     address,
     at_key,
@@ -162,7 +164,8 @@ class CudaBackwardText(BackwardView, CudaFileText):
         self.by_row = "[r]" if self.over_q else ""
         self.first_query = "first_query" if self.exchange else "0"
         self.first_column = "first_query + " if self.exchange else ""
-        self.sums = CudaSums(
+        sums = CudaSums if planned.softmax.normalises else CudaSumsOfWeights
+        self.sums = sums(
             adjoints=self.chain.adjoints,
             over_q=self.over_q,
             show=self.show,
@@ -277,8 +280,20 @@ class CudaBackwardText(BackwardView, CudaFileText):
         )
 
     @property
-    def scale(self) -> str:
-        return scalar(Const(self.chain.scale))
+    def in_rows(self) -> str:
+        return self.show(IN_ROWS)
+
+    @property
+    def times_factor(self) -> str:
+        """What sums are multiplied by at the end, besides a constant: the factor of a weight."""
+        return "" if self.chain.factor is None else f" * ({scalar(self.chain.factor)})"
+
+    def scale_of(self, name: str) -> str:
+        """Returns the factor of the sums that dq, dk or dv is made of."""
+        scale = 1.0 if name == "dv" else self.chain.scale
+        if scale == 1.0 and self.times_factor:
+            return self.times_factor.removeprefix(" * ")
+        return scalar(Const(scale)) + self.times_factor
 
     # -- loads, by what they vary along ---------------------------------------------------------------------
 

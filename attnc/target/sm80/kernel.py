@@ -106,6 +106,11 @@ class CudaText(OutputView):
         return "" if self.kernel.softmax.scale is None else " * SCALE"
 
     @property
+    def excluded(self) -> str:
+        """The score of a key that is not kept."""
+        return "-INF" if self.kernel.softmax.normalises else "0.0f"
+
+    @property
     def group(self) -> str:
         """Heads that share keys and fill the rows of a tile together; empty where they do not."""
         return ""

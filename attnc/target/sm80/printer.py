@@ -461,6 +461,12 @@ class CudaSums(AdjointText):
         return address(f"args.{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, show)
 
 
+class CudaSumsOfWeights(CudaSums):
+    """The same where nothing is normalised, and a weight may be 0 whose derivative is not."""
+
+    kept: ClassVar[str] = "(ds == 0.0f ? 0.0f : {})"
+
+
 def scalar_in_tile(show: Printer, *conditions: Expr) -> str:
     return " && ".join(show(condition) for condition in conditions)
 

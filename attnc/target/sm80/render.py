@@ -16,7 +16,7 @@ from attnc.plan.ir import Decode, Module, split_of
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import CallText, operator_name, print_value, tuning
-from attnc.target.header import GLOSSARY, forward_numbers, generalize_element, header
+from attnc.target.header import GLOSSARY, WEIGHTS_GLOSSARY, forward_numbers, generalize_element, header
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishText, RowsText
@@ -116,13 +116,14 @@ def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBac
     without gradients.
     """
     backward = module.backward
-    if backward is None or backward.preprocess is None:
+    if backward is None:
         return None, {}
     arguments = ArgumentText(module)
     texts: list[tuple[str, CudaFileText]] = []
     if backward.epilogue is not None:
         texts.append(("backward_epilogue", CudaEpilogueText(module, arguments, backward.epilogue)))
-    texts.append(("backward_preprocess", RowsText(module, arguments, backward.preprocess)))
+    if backward.preprocess is not None:
+        texts.append(("backward_preprocess", RowsText(module, arguments, backward.preprocess)))
     texts += ((p.structure, CudaBackwardText(module, arguments, p)) for p in backward.kernels)
     if arguments.adds_dq:
         texts.append(("backward_finish", FinishText(module, arguments)))
@@ -190,7 +191,9 @@ def kernel_page(module: Module, fields: Callable[[Module], dict[str, object]]) -
     """Returns the fields of the header of kernels. fields: those that a module shows with them."""
     is_shared = module.variant.element_param != ""
     passes = "the modules beside this file pass" if is_shared else f"{module.variant.name}.py passes"
-    return {**fields(generalize_element(module)), "glossary": GLOSSARY.splitlines(), "passes": passes}
+    normalises = module.variant.attention.normalises
+    glossary = (GLOSSARY if normalises else WEIGHTS_GLOSSARY).splitlines()
+    return {**fields(generalize_element(module)), "glossary": glossary, "passes": passes}
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:

@@ -81,12 +81,15 @@ class Sm90TileText(CudaBackwardText):
             sum_columns=(width.get(name, others) for name in planned.makes),
             more_wgmma=["WGMMA_SS_ROWS(64)"] if self.chain.adds_dq else [],
         )
+        normalises = planned.softmax.normalises
+        needs_slope = planned.chain.slope is not None or not normalises
         # p is rounded at once where a slope stands between it and ds, if there are registers for that
-        self.packs_p = planned.chain.slope is not None and {"dk", "dv"} <= set(planned.makes)
+        self.packs_p = needs_slope and {"dk", "dv"} <= set(planned.makes)
         has_room = not self.packs_p or self.plan.has_room_for_two_p(planned.kind)
         # adjoints want scores and ds of an element together; bits of what dropout keeps would take registers
         self.p_first = has_room and not planned.chain.adjoints and self.kernel.softmax.dropout is None
         self.packs_p = self.packs_p and self.p_first
+        self.begins_dp = self.p_first and normalises
         self.queries_in_box, self.keys_in_box = self.plan.boxes
         self.cuts_walks = not self.over_q
 

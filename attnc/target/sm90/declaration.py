@@ -128,7 +128,7 @@ class HopperBackward(CudaBackward):
 
     @property
     def clears_dq(self) -> bool:
-        return False  # the first kernel does so, or the first to have a turn stores
+        return self._backward.preprocess is None  # else that does so, or the first to have a turn stores
 
     @property
     def size_of_dq(self) -> str:

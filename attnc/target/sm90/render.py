@@ -60,15 +60,16 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
 def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward | None, dict[str, str]]:
     """As for `cuda.sm_80`, where wgmma does not make the gradients."""
     backward = module.backward
-    if backward is None or backward.preprocess is None or not isinstance(backward.layout, Sm90Backward):
+    if backward is None or not isinstance(backward.layout, Sm90Backward):
         return render_backward(module, page)
     arguments = Sm90Arguments(module)
     frame = "cuda/backward_module"
     sources: dict[CudaFileText, tuple[str, str]] = {}
     if backward.epilogue is not None:
         sources[CudaEpilogueText(module, arguments, backward.epilogue)] = ("cuda/backward_epilogue", frame)
-    preprocess = Sm90PreprocessText(module, arguments, backward.preprocess)
-    sources[preprocess] = ("cuda/backward_preprocess", frame)
+    if backward.preprocess is not None:
+        preprocess = Sm90PreprocessText(module, arguments, backward.preprocess)
+        sources[preprocess] = ("cuda/backward_preprocess", frame)
     for planned in backward.kernels:
         if planned.kind not in backward.layout.by_wgmma:
             sources[CudaBackwardText(module, arguments, planned)] = (f"cuda/{planned.structure}", frame)

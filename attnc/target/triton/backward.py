@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnc.expr.construct import conj
-from attnc.expr.interval import is_finite
 from attnc.expr.nodes import FALSE, TRUE, Const, Dot, Expr, Index, walk
-from attnc.expr.simplify import substitute
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Loop, Module
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
@@ -222,15 +220,6 @@ class BackwardText(ProgramText, BackwardView):
         return "score" if any(Dot() in walk(expr) for expr in later) else "s"
 
     @property
-    def clears_rows(self) -> bool:
-        """Whether a weight past the end of the queries, where the product is 0, or its slope, might be
-        infinite: 0 times it would be NaN.
-        """
-        read = (self.kernel.step.score, self.chain.slope)
-        exprs = [substitute(self.chain.inline(x), {Dot(): Const(0.0)}) for x in read if x is not None]
-        return not self.over_q and not all(map(is_finite, exprs))
-
-    @property
     def in_rows(self) -> str:
         return self.show(IN_ROWS)
 
@@ -314,7 +303,7 @@ class BackwardText(ProgramText, BackwardView):
         return (
             self.uses_q_pos
             or self.packs_queries
-            or (not self.normalises and self.clears_rows)
+            or self.clears_rows
             or self.chain.adds_dq is not None
             or self.kernel.softmax.dropout is not None
             or self._step_reads("q_idx")
