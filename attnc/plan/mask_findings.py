@@ -21,6 +21,8 @@ from attnc.source import Span
 
 #: Conditions of one `and` that are compared pair by pair.
 _COMPARED = 24
+#: Keys of a tile or two.
+_FEW_KEYS = 128
 
 
 def check_mask(variant: Variant) -> Iterator[Diagnostic]:
@@ -66,8 +68,10 @@ def dense_conditions(mask: Expr) -> Iterator[Expr]:
     """Yields the conditions of a mask that look data up by position and exclude no tile.
 
     One that also keeps whatever stands before a number of the last keys, `kv_idx < N - T or tree[...]`, costs
-    nothing: nearly all of its tiles are wanted.
+    nothing: nearly all of its tiles are wanted. Nor does any condition beside one that leaves a tile or two.
     """
+    if _is_short(solve(mask, var="kv_idx")):
+        return
     normal = nnf(mask)
     for condition in normal.operands if isinstance(normal, And) else (normal,):
         if next(_looked_up(condition), None) is None or _lists(condition):
@@ -77,6 +81,14 @@ def dense_conditions(mask: Expr) -> Iterator[Expr]:
             continue
         if keys.must_hi is None or not any(isinstance(part, Dim) for part in walk(keys.must_hi)):
             yield condition
+
+
+def _is_short(keys: Ranges) -> bool:
+    match keys.may_lo, keys.may_hi:
+        case None, Const(value=int(end)):
+            return end <= _FEW_KEYS
+        case _:
+            return False
 
 
 def _lists(mask: Expr) -> bool:

@@ -54,6 +54,8 @@ def test_what_contradicts_itself_keeps_nothing(mask: Expr, case: Case) -> None:
         ("kv_idx < prefix[b]", []),
         ("kv_idx <= q_idx and flag[b]", []),
         ("kv_idx <= q_idx", []),
+        ("kv_idx < 128 and keep[b, kv_idx]", []),
+        ("kv_idx < 129 and keep[b, kv_idx]", ["keep[b, kv_idx]"]),
     ],
 )
 def test_conditions_of_data_that_skip_nothing(mask: str, dense: list[str]) -> None:

@@ -173,6 +173,7 @@ class CudaBackwardText(BackwardView, CudaFileText):
             dtypes=self.dtypes,
         )
         self.needs_sums = bool(self.sums.vectors)
+        self.needs_totals = any(not adjoint.along for adjoint in self.sums.adjoints)
         self.uses_q_pos = planned.uses("q_pos")
         has_adjoints, drops = bool(self.chain.adjoints), self.kernel.softmax.dropout is not None
         self.needs_q_idx = has_adjoints or self.uses_q_pos or planned.uses("q_idx")

@@ -1,0 +1,64 @@
+"""t5_bias for cuda.sm_90a: calls the module made for D, R.
+
+Made from specs/t5_bias.attn; `attnc compile specs/t5_bias.attn` makes it again.
+"""
+
+import torch
+
+from . import d64_r128
+
+#: What the modules' CONFIGS hold.
+Config = d64_r128.Config
+PARAMS = ("D", "R")
+VARIANTS = {
+    (64, 128): d64_r128.t5_bias,
+}
+
+
+def t5_bias(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bucket: torch.Tensor,
+    table: torch.Tensor,
+    kv_len: torch.Tensor,
+    *,
+    R: int = 128,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    config: Config | None = None,
+    backward_config: dict[str, Config] | None = None,
+) -> torch.Tensor:
+    """Attention of the spec's score, masked: o = softmax(score) v.
+
+    Shapes and dtypes, for D in {64}, R in {128}:
+        q: bf16[B, M, H, D]
+        k: bf16[B, N, H, D]
+        v: bf16[B, N, H, D]
+        bucket: i32[2 * R + 1]
+        table: f32[buckets, H]
+        kv_len: i32[B]
+        o: bf16[B, M, H, D]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    R: the value of this param; it picks the module.
+    out: a tensor to write to.
+    lse: f32[B, H, M] to write the rows' log-sum-exp to, if wanted.
+    config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
+    backward_config: by kernel, one of the module's BACKWARD_CONFIGS; for the gradients of q, k, v, table.
+
+    Returns o.
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
+    if isinstance(q, torch.Tensor) and q.dim() == 4:
+        key = (q.shape[3], R)
+    else:  # any variant says which argument is no such tensor, and what it expected
+        key = next(iter(VARIANTS))
+    if key not in VARIANTS:
+        raise _unknown(key)
+    return VARIANTS[key](q, k, v, bucket, table, kv_len, out=out, lse=lse, config=config, backward_config=backward_config)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"t5_bias was not compiled for {asked}; there is: {'; '.join(there_is)}")
