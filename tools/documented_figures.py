@@ -243,7 +243,8 @@ def host(figure: str = "host_h200") -> str:
 
 #: Peers of `attnc bench --models` by name.
 _MODEL_PEERS = {
-    "cudnn": "cuDNN", "sdpa": "PyTorch", "fa3": "FA3", "fa4": "FA4", "flex": "Flex", "flashmla": "FlashMLA",
+    "cudnn": "cuDNN", "sdpa": "PyTorch", "fa3": "FA3", "fa3_vllm": "FA3 of vLLM", "fa4": "FA4",
+    "flex": "Flex", "flashmla": "FlashMLA",
 }  # fmt: skip
 
 

@@ -181,10 +181,12 @@ def _flex(cell: ModelCell, x: ModelInputs) -> Launch:
 
 
 def _flash3(cell: ModelCell, x: ModelInputs) -> Launch:
-    if cell.sink or cell.latent:
-        raise Unavailable("this build takes no sinks and no latent attention")
+    if cell.sink:
+        raise Unavailable("takes no sinks; fa3_vllm does")
     need_flash3()
     options = options_of_flash3(cell.width, causal=cell.causal, window=cell.window, softcap=cell.softcap)
+    if cell.latent:
+        return _flash3_of_latents(cell, x, options)
     if x.ends is not None:
         longest = max(cell.lengths)
         options |= {"cu_seqlens_q": x.ends, "cu_seqlens_k": x.ends}
@@ -197,6 +199,52 @@ def _flash3(cell: ModelCell, x: ModelInputs) -> Launch:
         x,
         lambda: Flash3.apply(x.q, x.k, x.v, options),  # type: ignore[no-untyped-call]  # torch's
     )
+
+
+def _flash3_of_latents(cell: ModelCell, x: ModelInputs, options: Mapping[str, Any]) -> Launch:
+    """Returns a launch on rows of keys that are Dv columns of latents, the values, and some of positions."""
+    assert x.pages is not None
+    at, pages = cell.value_width, x.pages[0]
+    paged = {"page_table": x.table, "seqused_k": x.lengths, "max_seqlen_k": cell.keys}
+    given = (x.q[..., at:], pages[..., at:], pages[..., :at])
+    return partial(torch.ops.flash_attn_3.fwd, *given, q_v=x.q[..., :at], **options, **paged)
+
+
+def _flash3_of_vllm(cell: ModelCell, x: ModelInputs) -> Launch:
+    """Returns vLLM's build, which takes packed sequences alone, and sinks."""
+    if cell.job == "training" or cell.latent:
+        raise Unavailable("vLLM's build has forwards alone, and is not called for latents here")
+    try:
+        import vllm.vllm_flash_attn._vllm_fa3_C  # noqa: F401 - it registers the operator
+    except ImportError as error:
+        raise Unavailable("vLLM's FlashAttention-3 is not installed") from error
+    run = torch.ops._vllm_fa3_C.fwd.default
+    packed = x.ends is not None
+    q, k, v = (y if packed else y.flatten(0, 1) for y in x.leaves)
+    of_q, of_k = (x.ends if packed else _ends(cell.batch, each) for each in (cell.queries, cell.keys))
+    longest = max(cell.lengths, default=0)
+    given: dict[str, Any] = dict.fromkeys(argument.name for argument in run._schema.arguments)
+    given |= {**_FLASH3_OF_VLLM, "q": q, "k": k, "v": v, "s_aux": x.sink}
+    given |= options_of_flash3(cell.width, causal=cell.causal, window=cell.window, softcap=cell.softcap)
+    given |= {"cu_seqlens_q": of_q, "max_seqlen_q": longest or cell.queries}
+    given |= {"max_seqlen_k": longest or cell.keys}
+    if x.pages is not None:
+        given |= {"k": x.pages[0], "v": x.pages[1], "page_table": x.table, "seqused_k": x.lengths}
+    else:
+        given["cu_seqlens_k"] = of_k
+    return partial(run, **given)
+
+
+#: Options of vLLM's operator, which has no defaults of its own.
+_FLASH3_OF_VLLM: Mapping[str, Any] = {
+    "window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "is_rotary_interleaved": False,
+    "num_splits": 0, "sm_margin": 0, "cp_world_size": 1, "cp_rank": 0,
+}  # fmt: skip
+
+
+def _ends(count: int, length: int) -> torch.Tensor:
+    """Returns where sequences of one length end: i32[count + 1]."""
+    return torch.arange(0, (count + 1) * length, length, dtype=torch.int32, device="cuda")
 
 
 def _flash4(cell: ModelCell, x: ModelInputs) -> Launch:
@@ -268,6 +316,7 @@ PEERS: Mapping[str, ModelPeer] = {
         ModelPeer(name="cudnn", title="cuDNN", make=_sdpa(SDPBackend.CUDNN_ATTENTION)),
         ModelPeer(name="sdpa", title="PyTorch's choice", make=_sdpa(None)),
         ModelPeer(name="fa3", title="FlashAttention-3", make=_flash3),
+        ModelPeer(name="fa3_vllm", title="vLLM's FlashAttention-3", make=_flash3_of_vllm),
         ModelPeer(name="fa4", title="FlashAttention-4", make=_flash4, compiles=True),
         ModelPeer(name="flex", title="FlexAttention", make=_flex, compiles=True),
         ModelPeer(name="flashmla", title="FlashMLA", make=_flash_mla),

@@ -100,12 +100,12 @@ def bench(
     share the rows of a call (context parallelism), torch's and hand-written ways to do so, and what the links
     do, in files named ranks.*. --ranks and --papers run from a checkout alone. Needs a CUDA GPU.
 
-    Peers with --models are cudnn, sdpa (what PyTorch chooses), fa3, fa4, flex and flashmla (of vLLM), and
-    with gradients of the same bits in every run sdpa_deterministic and fa3_deterministic, as far as they
-    are installed. Otherwise they are cudnn, fa2, fa3 (where flash_attn_3 is installed), fa4
-    (flash-attn-4), efficient, flex and eager; of attnc triton, its kernels for Triton beside those of
-    --target, two_pass and ordered, CUDA gradients that are the same bits in every run, with --decode and
-    --prefill page_4 and page_1, small pages, and with --decode page_8 and e4m3, a cache of 8 bits.
+    Peers with --models are cudnn, sdpa (what PyTorch chooses), fa3, fa3_vllm (vLLM's build, which has sinks),
+    fa4, flex and flashmla (of vLLM), and with gradients of the same bits in every run sdpa_deterministic and
+    fa3_deterministic, as far as they are installed. Otherwise they are cudnn, fa2, fa3 (where flash_attn_3 is
+    installed), fa4 (flash-attn-4), efficient, flex and eager; of attnc triton, its kernels for Triton beside
+    those of --target, two_pass and ordered, CUDA gradients that are the same bits in every run, with --decode
+    and --prefill page_4 and page_1, small pages, and with --decode page_8 and e4m3, a cache of 8 bits.
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """

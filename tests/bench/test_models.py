@@ -187,7 +187,7 @@ def test_flash_attention_is_asked_for_masks_and_scores_in_its_own_words() -> Non
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["fa3", "fa4", "flashmla"])
+@pytest.mark.parametrize("name", ["fa3", "fa3_vllm", "fa4", "flashmla"])
 def test_libraries_that_are_not_there_say_so(name: str) -> None:
     cell = replace(CELL, latent=True, page=16, keys=16) if name == "flashmla" else CELL
     with pytest.raises(Unavailable, match="not installed"):
