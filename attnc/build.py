@@ -18,7 +18,6 @@ from pathlib import Path
 from attnc.diagnostics import LIFT, MAX_DIAGNOSTICS, Diagnostic, DiagnosticError, error, warning
 from attnc.effort import announce, at_most, finish, limit_steps, renew, spend
 from attnc.model.attention import Attention
-from attnc.model.configs import schedule_of
 from attnc.model.elaborate import report_limit
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
@@ -37,7 +36,7 @@ from attnc.plan.differentiable import check_differentiable
 from attnc.plan.lower import plan
 from attnc.plan.mask_findings import check_mask
 from attnc.plan.projection import ProjectionModule, plan_projection
-from attnc.plan.targets import INSTEAD, TARGETS, target_of
+from attnc.plan.targets import INSTEAD, TARGETS, complete_schedule, target_of
 from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse, prelude
 from attnc.target.dispatch import render_dispatch, render_one_import, render_projection_dispatch
@@ -127,7 +126,7 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Find
         variant = add_label(plain, schedule.label)
         with report_limit(f"variant '{variant.name}' of this schedule", place), found.keep_problems():
             spend(_STEPS_PER_MODULE)
-            chosen = schedule_of(schedule, variant)
+            chosen = complete_schedule(variant, schedule)
             found.warnings += [*check_differentiable(variant, chosen), *check_mask(variant)]
             found.warnings += target_of(chosen.target).check_speed(variant, chosen)
             modules.append(plan(variant, chosen))

@@ -26,7 +26,6 @@ from attnc.explain.kernel import (
     roofline_of,
 )
 from attnc.expr.nodes import TRUE, show
-from attnc.model.configs import schedule_of
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule, TileConfig
 from attnc.plan import ir
@@ -37,7 +36,7 @@ from attnc.plan.layout import DeviceMemory, Estimate, Traffic
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
 from attnc.plan.signature import feature, key_bytes
-from attnc.plan.targets import target_of
+from attnc.plan.targets import complete_schedule, target_of
 from attnc.source import Span, visible
 
 UNIT = 2.0**-24
@@ -111,7 +110,7 @@ def explain(
         length = _DECODE_LENGTH if decodes else _LENGTH
     return Explanation(
         module=module,
-        schedule=schedule_of(schedule, module.variant),
+        schedule=complete_schedule(module.variant, schedule),
         position=position,
         device=device,
         pictures=tuple(picture(kernel, m, n, *tiles) for m, n in shapes),

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from attnc.diagnostics import DiagnosticError
 from attnc.model.attention import Variant
-from attnc.model.configs import schedule_of
 from attnc.model.schedule import Schedule
 from attnc.plan.backward import plan_backward
 from attnc.plan.checks import check_lowerable
@@ -19,6 +18,7 @@ from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Module
 from attnc.plan.lists import list_making, list_sizes, listing_of
 from attnc.plan.signature import arguments, capacity, kept_for_gradients, normalise, results
+from attnc.plan.targets import complete_schedule
 from attnc.plan.verify import verify_module
 
 
@@ -27,7 +27,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
 
     Raises DiagnosticError with every reason why the schedule's target cannot compile it.
     """
-    schedule = schedule_of(schedule, variant)
+    schedule = complete_schedule(variant, schedule)
     problems = tuple(check_lowerable(variant, schedule))
     if problems:
         raise DiagnosticError(problems)

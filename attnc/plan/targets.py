@@ -7,7 +7,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from attnc.model.attention import Variant
+from attnc.model.configs import schedule_of
+from attnc.model.knobs import ACCUMULATE_DQ
 from attnc.model.program import Program
+from attnc.model.schedule import Knob, Schedule
 from attnc.model.variants import variants
 from attnc.plan.fitting import Tiles, TileShape, shape_of
 from attnc.plan.lists import listing_of
@@ -60,6 +63,37 @@ def schedule_for(
         ])  # fmt: skip
     body = "\n".join(f"  {line}" for line in lines)
     return f"schedule {name} for {target} {{\n{body}\n}}\n"
+
+
+def complete_schedule(variant: Variant, schedule: Schedule) -> Schedule:
+    """Returns the schedule of one variant (`schedule_of`), and how dq is summed: where the schedule says
+    nothing of that and of its kernels, by the target's fastest way that gives the same bits in every run.
+    """
+    chosen = schedule_of(schedule, variant)
+    if "q" not in variant.attention.grads or chosen.is_decode or not _leaves_sum_open(chosen):
+        return chosen
+    way = target_of(chosen.target).sum_of_dq(variant, deterministic=True)
+    if way == ACCUMULATE_DQ.default:
+        return chosen
+    own = {**chosen.knobs.get("backward", {}), _SUM_OF_DQ: Knob(key=_SUM_OF_DQ, choices=(way,))}
+    return replace(chosen, knobs={**chosen.knobs, "backward": own})
+
+
+_SUM_OF_DQ = "accumulate.dq"
+
+
+def _leaves_sum_open(schedule: Schedule) -> bool:
+    """Returns whether a schedule says neither how dq is summed nor anything that only kernels of one way may
+    have: their tiles.
+    """
+    of_kernels = [
+        said.get(phase)
+        for said in (schedule.knobs, schedule.where, schedule.listed)
+        for phase in ("dq", "dkdv")
+    ]
+    said = schedule.phases["backward"].keys() - {"loops", "order"}
+    others = all(key.startswith("accumulate.") and key != _SUM_OF_DQ for key in said)
+    return others and not any(of_kernels)
 
 
 def _backward_lines(sums: Sequence[tuple[Variant, str]]) -> list[str]:

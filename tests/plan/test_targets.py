@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 
 from attnc.build import front
-from attnc.plan.targets import TARGETS, schedule_for, target_of
+from attnc.model.attention import Variant
+from attnc.model.configs import configs
+from attnc.model.program import Program
+from attnc.model.variants import variants
+from attnc.plan.targets import TARGETS, complete_schedule, schedule_for, target_of
 from attnc.runtime.toolchains import toolchain_of
 from attnc.target.files import render_files
 from attnc.verify.runners import runner_of
+from tests.model.resolving import resolve_text
 from tests.plan.planning import planned
 from tests.plans import SPECS
 
@@ -37,3 +42,50 @@ def test_variants_sum_dq_each_in_its_way(deterministic: bool, way: str) -> None:
     found = [line.split("{")[0].split()[1:] for line in text.splitlines() if f"accumulate.dq = {way}" in line]
     conditions = {" ".join(words) for words in found}
     assert conditions == {f"T == {dtype} and D == {d}" for dtype in ("bf16", "f16") for d in (64, 128)}
+
+
+@pytest.mark.parametrize(
+    ("target", "backward", "way"),
+    [
+        ("cuda.sm_90a", "", "ordered"),
+        ("cuda.sm_90a", "backward { order = longest_first }", "ordered"),
+        ("cuda.sm_90a", "backward { accumulate.dq = atomic }", "atomic"),
+        ("cuda.sm_90a", "backward { config accumulate.dq = two_pass }", "two_pass"),
+        ("cuda.sm_90a", "backward { stages = 2 }", "two_pass"),
+        ("cuda.sm_90a", "backward { dkdv { tile.q = 128 } }", "two_pass"),
+        ("cuda.sm_90a", "backward { dq { stages = 2 } }", "two_pass"),
+        ("cuda.sm_90a", "backward { dkdv { where stages == 2 } }", "two_pass"),
+        ("cuda.sm_80", "", "two_pass"),
+        ("triton", "", "two_pass"),
+    ],
+)
+def test_what_a_schedule_leaves_open_is_the_fastest_deterministic_way(
+    target: str, backward: str, way: str
+) -> None:
+    program, variant = scheduled("grad q, k, v", backward, target)
+    schedule = complete_schedule(variant, program.schedules[0])
+    assert [config.accumulate("q") for config in configs(schedule, "backward", variant)] == [way]
+
+
+@pytest.mark.parametrize("grads", ["", "grad k, v", "grad q, k, v, sink"])
+def test_other_gradients_leave_it_by_two_pass(grads: str) -> None:
+    program, variant = scheduled(grads, "", "cuda.sm_90a")
+    assert "backward" not in complete_schedule(variant, program.schedules[0]).knobs
+
+
+def scheduled(grads: str, backward: str, target: str) -> tuple[Program, Variant]:
+    text = f"""attention it {{
+  input q: bf16[B, M, H, 64]
+  input k, v: bf16[B, N, H, 64]
+  input sink: f32[H]
+  score = dot(q, k) / sqrt(D)
+  mask = causal
+  normalize = softmax{"(sink = sink[h])" if "sink" in grads else ""}
+  output o: bf16[B, M, H, 64]
+  {grads}
+}}
+schedule it for {target} {{ {backward} }}
+"""
+    program = resolve_text(text)
+    (variant,) = variants(program, program.attention("it"))
+    return program, variant
