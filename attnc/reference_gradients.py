@@ -231,7 +231,7 @@ class _Slopes:
         """Returns tensor[indices], 0 outside."""
         if expr.tensor not in self.leaves:
             leaf = torch.from_numpy(np.array(self.head.arrays[expr.tensor]))
-            leaf = leaf.long() if leaf.dtype == torch.int32 else leaf  # numbers of a spec do not wrap
+            leaf = leaf.long() if leaf.dtype in (torch.int32, torch.uint8) else leaf  # nothing wraps
             self.leaves[expr.tensor] = leaf.requires_grad_() if leaf.is_floating_point() else leaf
         leaf = self.leaves[expr.tensor]
         if leaf.numel() == 0:
@@ -293,6 +293,10 @@ def _call(function: str, args: list[Values]) -> Values:
         return torch.where(condition, then, other)
     x = args[0]
     match function:
+        case "bit":
+            digits = torch.div(x, 2 ** args[1].clamp(0, 62), rounding_mode="floor") % 2 == 1
+            is_set = torch.where(args[1] == 63, x < 0, digits)
+            return is_set & (args[1] >= 0) & (args[1] <= 63)
         case "abs":
             return x.abs()
         case "min" | "max":

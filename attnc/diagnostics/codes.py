@@ -111,8 +111,8 @@ _NAMES = {
     ),
     "E0211": CodeInfo(
         "unknown element type",
-        "Elements are f16, bf16, f32, i32, i64 or bool, those of k and v also e4m3, e5m2 or i8; or a param "
-        "over such types: 'param T in {f16, bf16}'.",
+        "Elements are f16, bf16, f32, i32, i64, u8 or bool, those of k and v also e4m3, e5m2 or i8; or a "
+        "param over such types: 'param T in {f16, bf16}'.",
     ),
     "E0212": CodeInfo(
         "unknown adjective of an input",
@@ -187,7 +187,7 @@ _TYPES = {
     "E0313": CodeInfo(
         "element type that does not fit",
         "q, k and v have one float type; o has a float type; lse is f32. Beside q of f16 or bf16, k and v "
-        "may each be of 8 bits instead: e4m3, e5m2 or i8. No other tensor is.",
+        "may each be of 8 bits instead: e4m3, e5m2 or i8. No other tensor is of these.",
     ),
     "E0314": CodeInfo(
         "output that differs from its inputs",

@@ -336,6 +336,23 @@ def negate(operand: Expr) -> Expr:
             return Not(operand)
 
 
+#: Bits of an integer.
+BITS = 64
+
+
+def bit(word: Expr, place: Expr) -> Expr:
+    """Builds bit(word, place): bit `place` of an integer in two's complement, the lowest first; false where
+    there is none.
+    """
+    at = number(place)
+    if at is not None and not 0 <= at < BITS:
+        return FALSE
+    bits = number(word)
+    if at is not None and bits is not None:
+        return Const(bool(int(bits) >> int(at) & 1))
+    return FALSE if bits == 0 else Call("bit", (word, place))
+
+
 def where(condition: Expr, then: Expr, other: Expr) -> Expr:
     """Returns `then` if the condition holds, else `other`; bool branches become and/or."""
     chosen = then if condition == TRUE or then == other else other if condition == FALSE else None

@@ -145,6 +145,10 @@ def _compare(expr: Compare, env: Env) -> Array:
 
 def _call(function: str, args: list[Array]) -> Array:
     match function:
+        case "bit":
+            word, place = args
+            is_there = (place >= 0) & (place < 64)
+            return np.asarray(is_there & (word >> np.where(is_there, place, 0) & 1 == 1))
         case "abs":
             return np.abs(args[0])
         case "min":

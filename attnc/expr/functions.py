@@ -177,5 +177,5 @@ _ROWS = (
 REAL: Mapping[str, RealFunction] = MappingProxyType({row.name: row for row in _ROWS})
 #: Intrinsics and their arity. Everything else is a `def` of the prelude, or `clamp`, which is sugar.
 FUNCTIONS: Mapping[str, int] = MappingProxyType(
-    {"abs": 1, "min": 2, "max": 2, **dict.fromkeys(REAL, 1), "where": 3}
+    {"abs": 1, "min": 2, "max": 2, **dict.fromkeys(REAL, 1), "where": 3, "bit": 2}
 )

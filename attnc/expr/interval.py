@@ -98,6 +98,7 @@ class Range:
 
 I32 = Range(-(1 << 31), (1 << 31) - 1)
 I64 = Range(-(1 << 63), (1 << 63) - 1)
+BYTE = Range(0, 255)
 NEAR = Range(-POSITION, POSITION)
 #: What leaves room in 64 bits for what bounds add, and for a change of sign.
 _ROOM = Range(-(1 << 62), 1 << 62)
@@ -117,6 +118,8 @@ def range_of(expr: Expr) -> Range:
             return Range(1, _TILE)
         case Dim() | Search():
             return Range(0, SIZE)
+        case Load(is_byte=True):
+            return BYTE
         case Load(within=within, wide=wide) | Ref(within=within, wide=wide):
             return Range(*within) if within is not None else I64 if wide else I32
         case Neg(operand=operand):

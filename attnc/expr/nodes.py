@@ -13,6 +13,7 @@ Semantics, in one place (`evaluate.py` implements them, every target must agree)
   both give 0;
 * ``and``, ``or`` and ``where`` evaluate all operands; no operand can fail;
 * a load whose index lies outside its tensor reads 0 (false), so every expression is total;
+* ``bit(word, i)`` is bit i of 64, the lowest first, of an integer in two's complement; false for any other i;
 * an ``int`` operand of a float operation is converted; ``/`` always gives a float;
 * ``inf`` is a float constant; a score of ``-inf`` is an excluded key.
 """
@@ -148,7 +149,8 @@ class Load(Node):
     """`tensor[indices]`; 0 outside the tensor.
 
     `extents` are its sizes, for bounds checks; `is_sorted`: ascending along the last axis; wide: an integer
-    of 64 bits; within: the least and the most that it counts as, where what lies beyond makes no difference.
+    of 64 bits; is_byte: of 8, without a sign; within: the least and the most that it counts as, where what
+    lies beyond makes no difference.
     """
 
     tensor: str
@@ -157,6 +159,7 @@ class Load(Node):
     type: Type
     is_sorted: bool = False
     wide: bool = False
+    is_byte: bool = False
     within: tuple[int, int] | None = None
 
 
@@ -229,7 +232,8 @@ class Not(Node):
 class Call(Node):
     """An intrinsic of `functions.FUNCTIONS`.
 
-    min/max of two ints is an int; `where` takes the type of its branches; the rest are float.
+    min/max of two ints is an int; `where` takes the type of its branches; `bit` is a bool; the rest are
+    float.
     """
 
     function: str
@@ -245,6 +249,8 @@ class Call(Node):
             case "where":
                 branches = (self.args[1].type, self.args[2].type)
                 return "float" if "float" in branches else branches[0]
+            case "bit":
+                return "bool"
             case _:
                 return "float"
 

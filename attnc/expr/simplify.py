@@ -13,6 +13,7 @@ from dataclasses import replace
 from attnc.effort import spend
 from attnc.expr.construct import (
     binary,
+    bit,
     compare,
     conj,
     disj,
@@ -57,6 +58,8 @@ def call(function: str, *args: Expr) -> Expr:
             return maximum(*args)
         case "where":
             return where(*args)
+        case "bit":
+            return bit(*args)
     value = number(args[0])
     if value is None:
         return Call(function, args)

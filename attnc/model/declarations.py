@@ -164,7 +164,7 @@ _QKV = ("q", "k", "v")
 _INSTEAD_OF_NARROW = {
     DType.E4M3: "write 'bf16' or 'f16', and convert before the call",
     DType.E5M2: "write 'bf16' or 'f16', and convert before the call",
-    DType.I8: "write 'i32', or 'bool' for a flag",
+    DType.I8: "write 'u8' or 'i32', or 'bool' for a flag",
 }
 _HEADS = {"H": "the heads of q", "Hkv": "the heads of k", "G": "the heads of q over those of k"}
 

@@ -22,7 +22,8 @@ class Facts:
 
     precision: bits of the significand, the leading one included; exponents: of the smallest and of the
     largest normal number; largest: finite number; has_infinity, has_nan: among its codes; capability: ten
-    times the compute capability of the first devices for which Triton converts it, 0 for all.
+    times the compute capability of the first devices for which Triton converts it, 0 for all; is_reserved:
+    whether its name is a word of the language, which those of types that came later are not.
     """
 
     kind: Literal["float", "narrow", "other"]
@@ -37,6 +38,7 @@ class Facts:
     has_infinity: bool = False
     has_nan: bool = False
     capability: int = 0
+    is_reserved: bool = True
 
 
 class DType(StrEnum):
@@ -51,6 +53,7 @@ class DType(StrEnum):
     E4M3 = "e4m3"
     E5M2 = "e5m2"
     I8 = "i8"
+    U8 = "u8"
 
     @property
     def facts(self) -> Facts:
@@ -125,17 +128,22 @@ _FACTS: Mapping[DType, Facts] = {
     DType.E4M3: Facts(
         kind="narrow", bytes=1, torch="float8_e4m3fn", triton="fp8e4nv", cuda="e4m3",
         elsewhere="fp8 float8 f8 float8_e4m3fn float8_e4m3 fp8_e4m3 fp8e4nv f8e4m3 e4m3fn",
-        precision=4, least_exponent=-6, largest=448.0, has_nan=True, capability=89,
+        precision=4, least_exponent=-6, largest=448.0, has_nan=True, capability=89, is_reserved=False,
     ),
     DType.E5M2: Facts(
         kind="narrow", bytes=1, torch="float8_e5m2", triton="fp8e5", cuda="e5m2",
         elsewhere="float8_e5m2 fp8_e5m2 fp8e5 f8e5m2",
-        precision=3, least_exponent=-14, largest=57344.0, has_infinity=True, has_nan=True,
+        precision=3, least_exponent=-14, largest=57344.0, has_infinity=True, has_nan=True, is_reserved=False,
     ),
     DType.I8: Facts(
         kind="narrow", bytes=1, torch="int8", triton="i8", cuda="i8",
         elsewhere="int8 s8 char",
-        largest=127.0,
+        largest=127.0, is_reserved=False,
+    ),
+    DType.U8: Facts(
+        kind="other", bytes=1, torch="uint8", triton="u8", cuda="unsigned char",
+        elsewhere="uint8 uchar byte",
+        is_reserved=False,
     ),
 }
 # fmt: on

@@ -324,7 +324,8 @@ class Elaborator:
             _report_count(tree, name, CALLABLE[name], at)
             return None
         if name != "where":
-            args = self._operands(tree.args, f"'{name}'", _NUMBERS, at)
+            wanted: tuple[Type, ...] = ("int",) if name == "bit" else _NUMBERS
+            args = self._operands(tree.args, f"'{name}'", wanted, at)
             if args is None:
                 return None
             if name == "clamp":

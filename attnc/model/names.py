@@ -104,7 +104,9 @@ _DEVICES = frozenset(("aux", "con", "conin$", "conout$", "nul", "prn")) | {
     f"{port}{n}" for port in ("com", "lpt") for n in range(10)
 }
 #: Names that a spec may declare as something else: functions, and the constant `inf`.
-SOFT = frozenset({"clamp", "inf", *(name for name, function in REAL.items() if not function.is_reserved)})
+SOFT = frozenset(
+    {"bit", "clamp", "inf", *(name for name, function in REAL.items() if not function.is_reserved)}
+)
 #: `clamp(x, lo, hi)` is `min(max(x, lo), hi)`, and no function in the tree.
 CLAMP_ARGUMENTS = 3
 #: Every function of numbers that an expression may call, with its number of arguments.
@@ -115,7 +117,7 @@ RESERVED: dict[str, str] = (
     dict.fromkeys(INDICES, "an index")
     | dict.fromkeys(DIMS, "a dimension")
     | dict.fromkeys((name for name in FUNCTIONS if name not in SOFT), "an intrinsic function")
-    | dict.fromkeys((dtype for dtype in DType if not dtype.is_narrow), "an element type")
+    | dict.fromkeys((dtype for dtype in DType if dtype.facts.is_reserved), "an element type")
     | dict.fromkeys((*INPUTS, *OUTPUTS), "one of the tensors q, k, v, o, lse")
     | {"dot": "the product of q and k", "softmax": "a normalization"}
     | dict(PYTHON)

@@ -21,7 +21,7 @@ SIZES = ("M", "N", "K")
 EQUATION = "y = dot(x, w)"
 _RESERVED: Mapping[str, str] = {
     **dict.fromkeys(SHAPES, "a tensor of the projection"),
-    **dict.fromkeys((dtype for dtype in DType if not dtype.is_narrow), "an element type"),
+    **dict.fromkeys((dtype for dtype in DType if dtype.facts.is_reserved), "an element type"),
     **dict.fromkeys(("M", "m", "n", "k", "dot"), "a word of projections"),
     **OF_FUNCTIONS,
     **PYTHON,

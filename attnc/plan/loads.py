@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from attnc.expr.construct import compare, conj
+from attnc.expr.interval import BYTE
 from attnc.expr.nodes import (
     TRUE,
     Binary,
@@ -70,6 +71,8 @@ def is_nonnegative(expr: Expr) -> bool:
         case Call(function="min", args=args):
             return all(map(is_nonnegative, args))
         case Search():
+            return True
+        case Load(is_byte=True):
             return True
         case Ref(natural=natural):
             return natural
@@ -206,7 +209,11 @@ _ENDS = {
 
 def _make_ref(fetch: Fetch, load: Load) -> Ref:
     wide, within = load.wide and load.within is None, load.within
-    return Ref(fetch.name, load.type, fetch.axes, wide=wide, within=within, span=load.span)
+    if load.is_byte and within is None:
+        within = (BYTE.lo, BYTE.hi)
+    return Ref(
+        fetch.name, load.type, fetch.axes, natural=load.is_byte, wide=wide, within=within, span=load.span
+    )
 
 
 def _is_program_wide(index: Expr) -> bool:

@@ -17,7 +17,7 @@ The number of query heads is always the size H in a kernel, however the spec spe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -30,7 +30,7 @@ from attnc.model.tensors import Paged, Prefix, Role, Tensor, same_size
 from attnc.plan.ir import Arg, Bind, Let
 from attnc.plan.ir.kernel import DotPart
 from attnc.plan.names import own_sizes
-from attnc.plan.width import saturate_far
+from attnc.plan.width import bound_places, saturate_far
 
 # --- arguments
 
@@ -49,10 +49,10 @@ def normalise(attention: Attention) -> Attention:
     chosen = {name: None for name in size_names(attention) if name not in DIMS}
     own = own_sizes(tuple(chosen), tuple(tensor.name for tensor in attention.inputs))
     mapping |= {Dim(name): Dim(other) for name, other in own.items()}
-    wide = {tensor.name for tensor in attention.inputs if tensor.dtype is DType.I64}
+    dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
 
     def fix(expr: Expr) -> Expr:
-        return _widen_loads(substitute(expr, mapping), wide)
+        return bound_places(_size_loads(substitute(expr, mapping), dtypes))
 
     def fix_size(tensor: Tensor, axis: int) -> Expr:
         size = tensor.shape[axis]
@@ -74,9 +74,15 @@ def size_names(attention: Attention) -> Iterator[str]:
             yield from (node.name for node in walk(size) if isinstance(node, Dim))
 
 
-def _widen_loads(expr: Expr, wide: Collection[str]) -> Expr:
-    expr = rebuild(expr, tuple(_widen_loads(child, wide) for child in children(expr)))
-    return replace(expr, wide=True) if isinstance(expr, Load) and expr.tensor in wide else expr
+def _size_loads(expr: Expr, dtypes: Mapping[str, DType]) -> Expr:
+    expr = rebuild(expr, tuple(_size_loads(child, dtypes) for child in children(expr)))
+    match expr:
+        case Load(tensor=tensor) if dtypes[tensor] is DType.I64:
+            return replace(expr, wide=True)
+        case Load(tensor=tensor) if dtypes[tensor] is DType.U8:
+            return replace(expr, is_byte=True)
+        case _:
+            return expr
 
 
 def kv_heads(attention: Attention) -> Expr:

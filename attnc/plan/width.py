@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from attnc.expr.affine import affine, larger, smaller
-from attnc.expr.interval import I32, NEAR, range_of, range_of_sum
+from attnc.expr.construct import BITS, ZERO, compare, conj
+from attnc.expr.interval import I32, NEAR, Range, range_of, range_of_sum
 from attnc.expr.nodes import Binary, Call, Compare, Const, Expr, Load, Neg, Ref, children, rebuild, walk
 from attnc.expr.solve import solve
 
@@ -57,6 +58,28 @@ def narrow_bound(value: Expr, length: Expr) -> Expr:
     found = range_of(value)
     below = smaller(value, length) if found.hi > NEAR.hi else value
     return larger(below, Const(0)) if found.lo < NEAR.lo else below
+
+
+#: Places of bits that a shift of a word may be by, where it has 32 bits and where it has 64.
+_SHIFTS_OF_32, _SHIFTS_OF_64 = Range(0, BITS // 2 - 1), Range(0, BITS - 1)
+
+
+def bound_places(expr: Expr) -> Expr:
+    """Rewrites `bit(word, i)` so that i is the place of a bit wherever it is asked for: no kernel may shift a
+    word by more bits than it has, or by fewer than none.
+    """
+    expr = rebuild(expr, tuple(map(bound_places, children(expr))))
+    match expr:
+        case Call(function="bit", args=(word, place)) if not range_of(place).is_within(_SHIFTS_OF_64):
+            is_place = (compare("<=", ZERO, place), compare("<", place, Const(BITS)))
+            return conj(*is_place, replace(expr, args=(word, Binary("%", place, Const(BITS)))))
+        case _:
+            return expr
+
+
+def shifts_wide(word: Expr, place: Expr) -> bool:
+    """Returns whether a bit is taken of a word of 64 bits: it has them, or the place may be beyond 32."""
+    return is_wide(word) or not range_of(place).is_within(_SHIFTS_OF_32)
 
 
 def saturate_far(mask: Expr) -> Expr:

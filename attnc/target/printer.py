@@ -38,7 +38,7 @@ from attnc.expr.nodes import (
 )
 from attnc.plan.ir.backward import Adjoint
 from attnc.plan.loads import is_nonnegative, is_positive
-from attnc.plan.width import is_wide, may_overflow
+from attnc.plan.width import is_wide, may_overflow, shifts_wide
 
 ATOM = 100
 
@@ -143,6 +143,8 @@ class Printer:
                 return self._infix("and", operands)
             case Or(operands=operands):
                 return self._infix("or", operands)
+            case Call(function="bit", args=(word, place)):
+                return self._bit(word, place), self.syntax.binding["!="]
             case Call(function=function, args=args):
                 functions = self.syntax.functions
                 wide = is_wide(expr)
@@ -161,6 +163,22 @@ class Printer:
                 return self.syntax.search(expr, self), ATOM
             case Load() | Param() | InList():
                 raise ValueError(f"{expr} has no name in the kernel: a pass was skipped")
+
+    def _bit(self, word: Expr, place: Expr) -> str:
+        wide = shifts_wide(word, place)
+        shifted = self._widen(word, ATOM, wide)
+        if wide and isinstance(word, Const):
+            shifted = (self.syntax.widen_counter or self.syntax.widen).format(self._within(word, ATOM))
+        return f"(({shifted} >> {self._place(place)}) & 1) != 0"
+
+    def _place(self, place: Expr) -> str:
+        """Returns the place of a bit; a remainder by a power of two is the last bits of any integer."""
+        match place:
+            case Binary(op="%", left=left, right=Const(value=int() as size)) if (
+                size > 0 and size.bit_count() == 1
+            ):
+                return f"({self._within(left, ATOM)} & {size - 1})"
+        return self._within(place, ATOM)
 
     def _real(self, expr: Expr) -> str:
         if isinstance(expr, Const):

@@ -7,6 +7,7 @@ Arrays are float64 in canonical order: q [B, M, H, D], k [B, N, Hkv, D], v [B, N
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from attnc.expr.interval import Range, range_of
-from attnc.expr.nodes import Binary, Compare, Const, Expr, InList, Load, Neg, Ref, walk
+from attnc.expr.nodes import Binary, Call, Compare, Const, Expr, InList, Load, Neg, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
@@ -235,6 +236,21 @@ def draw_integers(rng: Rng, shape: tuple[int, ...], at: DenseSizes, *, far: int 
     return np.where(rng.random(shape) < 0.75, rng.choice(ends, shape), near)
 
 
+def draw_words(rng: Rng, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Words whose bits are read: few of them set, half, or nearly all, each word its own; of one tensor in
+    four all bits of a word, none, or those at its ends.
+    """
+    bits = 8 * dtype.bytes
+    if rng.random() < 0.25:
+        ends = np.array([0, 1, 2, 1 << (bits - 2), 1 << (bits - 1), (1 << bits) - 1], np.uint64)
+        words = rng.choice(ends, shape)
+    else:
+        is_set = rng.random((*shape, bits)) < rng.choice([0.1, 0.5, 0.9])
+        words = (is_set.astype(np.uint64) << np.arange(bits, dtype=np.uint64)).sum(-1, dtype=np.uint64)
+    kept: Array = words if dtype is DType.U8 else words.astype(f"uint{bits}").view(f"int{bits}")
+    return kept.astype(np.int64)
+
+
 def farthest(exprs: Iterable[Expr], wide: Collection[str]) -> int:
     """Returns how large integers of these tensors may be, so that nothing in the expressions leaves 64 bits,
     with room for what kernels make of them; 0 if no larger than those of 32 bits.
@@ -402,6 +418,17 @@ def addresses(attention: Attention) -> set[str]:
 def lists(attention: Attention) -> dict[str, InList]:
     """Returns the conditions of the mask that lists are read by, by the input that holds them."""
     return {node.tensor: node for node in walk(attention.mask) if isinstance(node, InList)}
+
+
+def find_words(attention: Attention) -> set[str]:
+    """Returns inputs whose elements are words of bits, and nothing else."""
+    exprs = [attention.mask, attention.score, *attention.softmax.expressions]
+    exprs += [] if attention.epilogue is None else [attention.epilogue]
+    nodes = [node for expr in exprs for node in walk(expr)]
+    words = (node.args[0] for node in nodes if isinstance(node, Call) and node.function == "bit")
+    read = Counter(word.tensor for word in words if isinstance(word, Load))
+    loaded = Counter(node.tensor for node in nodes if isinstance(node, Load))
+    return {name for name, times in read.items() if times == loaded[name]}
 
 
 def find_counts(attention: Attention) -> dict[str, InList]:

@@ -26,8 +26,10 @@ from attnc.verify.data import (
     draw_integers,
     draw_lists,
     draw_qkv,
+    draw_words,
     farthest,
     find_counts,
+    find_words,
     generator,
     lists,
     restyle,
@@ -193,6 +195,8 @@ def place_tensor(
 def _fill(count: int, dtype: torch.dtype, fill: str, device: str) -> torch.Tensor:
     as_float, as_int, as_bool = FILLS[fill]
     filler = as_float if dtype.is_floating_point else as_bool if dtype == torch.bool else as_int
+    if dtype == torch.uint8:
+        filler = 255 if as_int else 0
     if dtype in SMALL:
         filler = unused_of(SMALL[dtype], fill)
     return torch.full((count,), filler, dtype=dtype, device=device)
@@ -348,6 +352,10 @@ def _draw_extra(
     match DType(tensor.dtype):
         case DType.BOOL:
             return rng.random(shape) < 0.7
+        case DType.U8 | DType.I32 | DType.I64 as dtype if tensor.name in find_words(attention):
+            return draw_words(rng, shape, dtype)
+        case DType.U8:
+            return draw_integers(rng, shape, at) % 256
         case DType.I32 | DType.I64:
             if softmax.seed is not None and tensor.name in _names(softmax.seed):
                 return rng.integers(-(2**62), 2**62, shape)

@@ -21,6 +21,7 @@ DTYPES = {
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
     "i8": torch.int8,
+    "u8": torch.uint8,
 }
 
 

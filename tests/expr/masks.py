@@ -129,10 +129,13 @@ def atoms(draw: st.DrawFn, depth: int) -> Expr:
     """A mask without connectives: a usual one, a comparison, or a bool load."""
     kinds = (
         "compare", "compare", "order", "causal", "window", "same block", "same doc", "load", "float", "far",
+        "bit",
     )  # fmt: skip
     match draw(st.sampled_from(kinds)):
         case "compare":
             return Compare(draw(st.sampled_from(COMPARISONS)), draw(ints(depth)), draw(ints(depth)))
+        case "bit":
+            return Call("bit", (draw(ints(depth)), draw(ints(depth))))
         case "order":
             op = draw(st.sampled_from(ORDERS))
             return Compare(op, draw(st.sampled_from(POSITIONS)), draw(ints(depth)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnc.expr.construct import compare, conj, disj, in_float32, negate
+from attnc.expr.construct import bit, compare, conj, disj, in_float32, negate
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import FALSE, TRUE, Compare, CompareOp, Const, Dim, Expr, Index
+from attnc.expr.nodes import FALSE, TRUE, Call, Compare, CompareOp, Const, Dim, Expr, Index
 from attnc.target.sm80.printer import scalar as cuda_scalar
 from attnc.target.triton.printer import scalar
 
@@ -67,3 +67,24 @@ def test_joins_of_nothing_and_of_constants() -> None:
     assert (conj(), disj()) == (TRUE, FALSE)
     assert (conj(TRUE, CONDITION), disj(FALSE, CONDITION)) == (CONDITION, CONDITION)
     assert (conj(FALSE, CONDITION), disj(TRUE, CONDITION)) == (FALSE, TRUE)
+
+
+WORD = Index("kv_idx")
+
+
+@pytest.mark.parametrize(
+    ("word", "place", "expected"),
+    [
+        (Const(6), Const(1), TRUE),
+        (Const(6), Const(0), FALSE),
+        (Const(-1), Const(63), TRUE),
+        (Const(-1), Const(64), FALSE),
+        (WORD, Const(-1), FALSE),
+        (WORD, Const(64), FALSE),
+        (Const(0), WORD, FALSE),
+        (WORD, Const(63), Call("bit", (WORD, Const(63)))),
+        (Const(1), WORD, Call("bit", (Const(1), WORD))),
+    ],
+)
+def test_bits_that_are_known_are_constants(word: Expr, place: Expr, expected: Expr) -> None:
+    assert bit(word, place) == expected

@@ -107,6 +107,25 @@ VALUES = {
     "where(kv_idx < 2, 1, 2.5)": (1, 1, 2.5, 2.5, 2.5),
     "where(kv_idx % 2 == 0, kv_idx, -1)": (0, -1, 2, -1, 4),
     "2 * where(kv_idx < 1, 3, 4)": (6, 8, 8, 8, 8),
+    # bits of words, the lowest first; a negative one has ones before it, and no word more than 64;
+    # octets = [200, 7], longs = [-2^63, 2^40 + 1]
+    "bit(kv_idx, 0)": (0, 1, 0, 1, 0),
+    "bit(kv_idx, 1)": (0, 0, 1, 1, 0),
+    "bit(5, kv_idx)": (1, 0, 1, 0, 0),
+    "bit(5, kv_idx + 64)": (0, 0, 0, 0, 0),
+    "bit(5, kv_idx - 2)": (0, 0, 1, 0, 1),
+    "bit(kv_idx - 2, 31)": (1, 1, 0, 0, 0),
+    "bit(kv_idx - 2, 40)": (1, 1, 0, 0, 0),
+    "bit(-1, kv_idx + 61)": (1, 1, 1, 0, 0),
+    "bit(-2, kv_idx)": (0, 1, 1, 1, 1),
+    "bit(table[kv_idx], 1)": (1, 0, 0, 0, 0),
+    "bit(table[kv_idx // 2], kv_idx % 2)": (1, 1, 1, 0, 0),
+    "bit(octets[0], kv_idx + 3)": (1, 0, 0, 1, 1),
+    "bit(octets[kv_idx], 7)": (1, 0, 0, 0, 0),
+    "bit(longs[0], kv_idx + 61)": (0, 0, 1, 0, 0),
+    "bit(longs[1], 10 * kv_idx)": (1, 0, 0, 0, 1),
+    "not bit(3, kv_idx) and kv_idx < 4": (0, 0, 1, 1, 0),
+    "(octets[kv_idx] * 2 - 300) / 100": (1, -2.86, -3, -3, -3),
     # functions
     "exp(kv_idx - 2)": (0.13533528323661269, 0.36787944117144233, 1, 2.718281828459045, 7.38905609893065),
     "exp2(kv_idx - 2)": (0.25, 0.5, 1, 2, 4),
@@ -142,6 +161,8 @@ EXTRAS = {
     "table": torch.tensor([3, 1, 4], dtype=torch.int32),
     "flags": torch.tensor([True, False, True]),
     "reals": torch.tensor([0.5, -2.0]),
+    "octets": torch.tensor([200, 7], dtype=torch.uint8),
+    "longs": torch.tensor([-(2**63), 2**40 + 1]),
 }
 
 
@@ -152,6 +173,8 @@ def lines(*more: str) -> tuple[str, ...]:
         "input table: i32[X]",
         "input flags: bool[X]",
         "input reals: f32[Y]",
+        "input octets: u8[Y]",
+        "input longs: i64[Y]",
         "normalize = softmax",
         "output o: f32[B, M, H, 16]",
         "output lse: f32[B, M, H]",
@@ -162,10 +185,14 @@ def lines(*more: str) -> tuple[str, ...]:
 def by_head(texts: list[str]) -> list[str]:
     """Lets of each text, a condition as 0 and 1, and `each`: number i of them in head i."""
     lets = [f"let e{i} = {text}" for i, text in enumerate(texts)]
-    each = f"e{len(texts) - 1}"
-    for i in reversed(range(len(texts) - 1)):
-        each = f"where(h == {i}, e{i}, {each})"
-    return [*lets, f"let each = {each}"]
+
+    def chosen(first: int, end: int) -> str:
+        if end - first == 1:
+            return f"e{first}"
+        middle = (first + end) // 2
+        return f"where(h < {middle}, {chosen(first, middle)}, {chosen(middle, end)})"
+
+    return [*lets, f"let each = {chosen(0, len(texts))}"]
 
 
 def attention_of(*more: str) -> Attention:
@@ -234,7 +261,7 @@ def test_masks_of_kernels(target: str) -> None:
 def score_of(text: str) -> str:
     """Conditions as 0 and 1."""
     is_condition = all(value in (0, 1) for value in VALUES[text]) and re.search(
-        r"[<>!=]=|[<>]|not |flags", text
+        r"[<>!=]=|[<>]|not |flags|bit\(", text
     )
     return f"where({text}, 1, 0)" if is_condition and not text.startswith("where") else text
 

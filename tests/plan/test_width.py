@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.expr.interval import I32, POSITION, range_of
-from attnc.expr.nodes import Compare, Expr, Load, walk
-from attnc.plan.width import is_wide, saturate_far
+from attnc.expr.interval import I32, POSITION, Range, range_of
+from attnc.expr.nodes import Call, Compare, Expr, Load, show, walk
+from attnc.plan.width import bound_places, is_wide, saturate_far, shifts_wide
 from tests.expr.extremes import extreme, is_defined
 from tests.expr.masks import Case, cases, masks
 from tests.expr.spell import spell
@@ -54,3 +54,31 @@ def test_sums_of_positions_fit_32_bits(text: str) -> None:
     (comparison,) = (node for node in walk(spell(f"{text} < 5")) if isinstance(node, Compare))
     assert range_of(comparison.left).is_within(I32)
     assert not is_wide(comparison.left)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(masks(2), cases(), st.integers(0, 2**16))
+def test_bits_are_those_at_the_places_that_words_have(mask: Expr, case: Case, seed: int) -> None:
+    case = extreme(case, seed)
+    bounded = bound_places(mask)
+    assert np.array_equal(case.kept(mask), case.kept(bounded))
+    bits = (node for node in walk(bounded) if isinstance(node, Call) and node.function == "bit")
+    assert all(range_of(bit.args[1]).is_within(Range(0, 63)) for bit in bits)
+
+
+@pytest.mark.parametrize(
+    ("text", "bounded", "wide"),
+    [
+        ("bit(tag[b, kv_idx // 32], kv_idx % 32)", "bit(tag[b, kv_idx // 32], kv_idx % 32)", False),
+        ("bit(tag[b, 0], kv_idx % 33)", "bit(tag[b, 0], kv_idx % 33)", True),
+        ("bit(limit[b], 3)", "bit(limit[b], 3)", True),
+        ("bit(kv_idx, 63)", "bit(kv_idx, 63)", True),
+        ("bit(tag[b, 0], q_idx)", "0 <= q_idx and q_idx < 64 and bit(tag[b, 0], q_idx % 64)", True),
+    ],
+)
+def test_where_a_word_has_64_bits(text: str, bounded: str, wide: bool) -> None:
+    made = bound_places(spell(text))
+    assert show(made).replace("0 <= q_idx < 64", "0 <= q_idx and q_idx < 64") == bounded
+    (bit,) = (node for node in walk(made) if isinstance(node, Call))
+    assert shifts_wide(*bit.args) == wide

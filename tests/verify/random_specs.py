@@ -245,7 +245,7 @@ def _extras(draw: st.DrawFn, heads: str, on_cuda: bool) -> list[Extra]:
                 shape = draw(st.sampled_from(((), (), ("B",), (heads,))))
                 found.append(Extra(name, draw(st.sampled_from(("i32", "i32", "i64"))), shape))
             case _:
-                dtype = draw(st.sampled_from(("i32", "i64", "bool", "f32", "bf16")))
+                dtype = draw(st.sampled_from(("u8", "i32", "i64", "bool", "f32", "bf16")))
                 found.append(Extra(name, dtype, _shape(draw, heads)))
     return found
 

@@ -24,7 +24,7 @@ class Extra:
 
     @property
     def type(self) -> str:
-        return {"i32": "int", "i64": "int", "bool": "bool"}.get(self.dtype, "float")
+        return {"u8": "int", "i32": "int", "i64": "int", "bool": "bool"}.get(self.dtype, "float")
 
     @property
     def declaration(self) -> str:
@@ -90,7 +90,7 @@ class Words:
                 return f"where({self.bool_expr(depth - 1, places)}, {branches})"
 
     def bool_expr(self, depth: int, places: frozenset[str]) -> str:
-        kind = self.draw(st.integers(0, 9 if depth > 0 else 3))
+        kind = self.draw(st.integers(0, 10 if depth > 0 else 3))
         match kind:
             case 0 | 1:
                 op = self.one_of("<", "<=", ">", ">=", "==", "!=")
@@ -112,6 +112,10 @@ class Words:
                 return f"({self.bool_expr(depth - 1, places)} {op} {self.bool_expr(depth - 1, places)})"
             case 7:
                 return f"(not {self.bool_expr(depth - 1, places)})"
+            case 10:
+                word = self.load("int", places, depth) or self.int_expr(depth - 1, places)
+                place = self.int_expr(depth - 1, places)
+                return f"bit({word}, {self.one_of(place, f'{place} % 8', f'{place} % 32', f'{place} % 64')})"
             case 8:
                 op = self.one_of("==", "!=")
                 return f"({self.bool_expr(depth - 1, places)} {op} {self.bool_expr(depth - 1, places)})"

@@ -39,6 +39,8 @@ CLAIMED_AHEAD, SEARCHED_AHEAD = 1, 6
 #: The name of the key before which every row sees all, where partial tiles end the range.
 ALL_SEE = "all_see_hi"
 _TILE = Dim("BLOCK_N")
+#: Integers that are held in 4 bytes.
+_SHORT = (DType.I32, DType.BOOL, DType.U8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +274,7 @@ class _RolePlanner:
 
     def _is_vector(self, fetch: Fetch) -> bool:
         dtype = self.dtypes[fetch.load.tensor]
-        is_short = fetch.load.within is not None or dtype.is_float or dtype.facts.cuda in ("int", "bool")
+        is_short = fetch.load.within is not None or dtype.is_float or dtype in _SHORT
         return fetch.axes == ("kv",) and is_short
 
 

@@ -196,7 +196,7 @@ def value_type(fetch: Fetch, dtype: DType) -> str:
     """Returns the C++ type of a loaded value."""
     if fetch.load.within is not None:
         return "int"
-    return "float" if dtype.is_float else STORED[dtype]
+    return "float" if dtype.is_float else "int" if dtype is DType.U8 else STORED[dtype]
 
 
 def statement(

@@ -122,6 +122,8 @@ def load(fetch: Fetch, tile: Printer = tiled) -> str:
     where = address(base, tensor, fetch.load.indices, show, done=done)
     mask = "" if fetch.guard == TRUE else f", mask={show(fetch.guard)}, other=0"
     convert = ".to(tl.float32)" if fetch.load.type == "float" else ""
+    if fetch.load.is_byte:  # or numbers beside it would have 8 bits too
+        convert = ".to(tl.int32)"
     loaded = f"tl.load({where}{mask}){convert}"
     if fetch.load.within is None:
         return loaded
