@@ -285,10 +285,22 @@ class Head:
 
     @cached_property
     def v_scale(self) -> Floats:
-        """[M, 1]: the scale of v for each row, 1 where the spec has none."""
-        scale = self.attention.softmax.v_scale
+        """[M, 1]: the scale of v for each row, 1 where the spec has none, or one of each key."""
+        softmax = self.attention.softmax
+        scale = None if softmax.scales_keys else softmax.v_scale
         value = np.float64(1) if scale is None else self.value(scale)
         return np.broadcast_to(value.astype(np.float64), (self.shape[0], 1))
+
+    @cached_property
+    def key_scale(self) -> Floats:
+        """[M, N], or what broadcasts to it: the scale of v for each key, 1 where the spec has none of the
+        kind.
+        """
+        softmax = self.attention.softmax
+        if softmax.v_scale is None or not softmax.scales_keys:
+            return np.ones((1, 1))
+        with np.errstate(all="ignore"):
+            return np.atleast_2d(self.value(softmax.v_scale).astype(np.float64))
 
     @cached_property
     def dropout(self) -> tuple[float, Bools]:
@@ -358,7 +370,7 @@ def weigh(head: Head) -> Floats:
 
 
 def compute_unscaled(head: Head) -> tuple[Floats, Floats]:
-    """Returns `softmax` without the scale of v."""
+    """Returns `softmax` without the scale of v that a row has."""
     scores, sink, (p, kept) = head.scores, head.sink, head.dropout
     with np.errstate(all="ignore"):
         m = np.fmax(scores.max(axis=1, initial=-np.inf), sink)
@@ -368,6 +380,7 @@ def compute_unscaled(head: Head) -> tuple[Floats, Floats]:
         lse = np.log(total) + shift
         probabilities = weights / np.where(total == 0, 1.0, total)[:, None]
         probabilities = np.where(kept, probabilities / (1 - p), 0.0)
+        probabilities = probabilities * np.where(np.isneginf(scores), 0.0, head.key_scale)
         finite = np.isfinite(head.v)
         o = probabilities @ np.where(finite, head.v, 0.0)
         for j in np.flatnonzero(~finite.all(axis=1)):  # 0 * inf is NaN, unless the key is masked

@@ -178,6 +178,9 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
         found.append(("the sink joins the denominator", place_of(attention.softmax.span)))
     if e.kernel.softmax.v_scale is not None:
         found.append(("v is scaled where o is: before it is rounded", place_of(attention.softmax.span)))
+    if attention.softmax.scales_keys:
+        what = "p is multiplied by the scale of v that each key has, before it is rounded"
+        found.append((what, place_of(attention.softmax.span)))
     if attention.epilogue is not None:
         what = "rows of o go through the epilogue in registers, before they are rounded"
         found.append((what, place_of(attention.epilogue.span)))
@@ -322,7 +325,9 @@ def _accuracy(e: Explanation) -> Iterator[str]:
         yield f"  e_ij: the running error of the weight w_ij; sums = {sums:.2g} at N = 4096"
         return
     rounded = " + u_o |o|" if name == "o" else ""
-    yield f"  |{name} - exact| <= {scale}sum_j P_ij (e_ij + sum_j P_ij e_ij + sums + u_p) |v_j|{rounded}"
+    of_key = "" if e.kernel.step.v_scale is None else "|v_scale_j| "
+    errors = "(e_ij + sum_j P_ij e_ij + sums + u_p)"
+    yield f"  |{name} - exact| <= {scale}sum_j {of_key}P_ij {errors} |v_j|{rounded}"
     yield f"  u_p = {bound.p_dtype.unit_roundoff:.2g} ({bound.p_dtype}: p is rounded before it meets v)"
     yield f"  u_o = {bound.o_dtype.unit_roundoff:.2g} ({bound.o_dtype}: the result is rounded once)"
     if name != "o":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from attnc.expr.nodes import Dim, Expr
+from attnc.expr.nodes import Dim, Expr, uses
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role, Tensor, group_size
 from attnc.source import Source, Span
@@ -29,7 +29,7 @@ class Softmax:
 
     sink: f32 logit that joins the denominator only (gpt-oss); dropout: drop probability p with its i64
     `seed`; keep-mask of (seed, b, h, q_idx, kv_idx), see `reference.keep`; first_head: added to h there.
-    v_scale: what v is to be multiplied by, the same for all keys: a factor of o.
+    v_scale: what v is to be multiplied by, the same for all keys of a row, or (`scales_keys`) not.
     """
 
     sink: Expr | None = None
@@ -44,6 +44,11 @@ class Softmax:
     def expressions(self) -> tuple[Expr, ...]:
         optional = (self.sink, self.dropout, self.seed, self.first_head, self.v_scale)
         return tuple(expr for expr in optional if expr is not None)
+
+    @property
+    def scales_keys(self) -> bool:
+        """Whether v has a scale that differs from key to key: a factor of probabilities, not of o."""
+        return self.v_scale is not None and "kv_idx" in uses(self.v_scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

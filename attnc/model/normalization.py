@@ -134,22 +134,13 @@ def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Reporter
 
 
 def _v_scale(tree: ast.Expr, elaborator: Elaborator, report: Reporter) -> Expr | None:
-    """Returns a factor of the rows of o: what v is multiplied by, of a query and head, the same for all
-    keys.
-    """
+    """Returns what v is multiplied by: a number of a key, head and query."""
     scale = elaborator.elaborate_typed(tree, "float", "the scale of v")
     if scale is None:
         return None
     if any(isinstance(node, Dot) for node in walk(scale)):
-        report.error("E0317", "the scale of v reads the score", tree.span, "may depend on b, h and the query")
-        return None
-    if "kv_idx" in uses(scale):
         report.error(
-            "E0317",
-            "the scale of v differs from key to key",
-            tree.span,
-            "may depend on b, h and the query: it multiplies the rows of o",
-            hints=("scale the rows of v where they are stored, and give all keys of a head one scale here",),
+            "E0317", "the scale of v reads the score", tree.span, "may depend on b, h, the query and the key"
         )
         return None
     return Const(float(scale.value), span=scale.span) if isinstance(scale, Const) else scale

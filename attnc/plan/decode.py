@@ -15,8 +15,8 @@ from dataclasses import replace
 from attnc.expr.affine import Q_HI, Q_LO, affine, larger, smaller
 from attnc.expr.construct import ZERO
 from attnc.expr.interval import SIZE
-from attnc.expr.nodes import TRUE, Call, Const, Dim, Expr, Index, Ref
-from attnc.expr.simplify import substitute
+from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Expr, Index, Load, Ref, children, uses
+from attnc.expr.simplify import make, substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, ForwardConfig, Schedule
@@ -24,11 +24,11 @@ from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Decode, Grid, Regions, expressions_of
 from attnc.plan.ir.kernel import Pack, Split
-from attnc.plan.lists import Listing, along_lists
+from attnc.plan.lists import KV_HEAD, Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_fills
 from attnc.plan.signature import kv_heads, parts
-from attnc.plan.softmax import LONGEST, plan_softmax, unified_max
+from attnc.plan.softmax import LONGEST, plan_key_scale, plan_softmax, unified_max
 from attnc.plan.steps import (
     IN_BOUNDS,
     count_stored_rows,
@@ -46,6 +46,8 @@ from attnc.plan.targets import target_of
 
 #: The query head of each row of a tile.
 ROW_HEAD = Ref("h", "int", ("q",), natural=True, within=(0, SIZE))
+#: The KV head of a query head.
+_GROUP = Binary("//", Index("h"), Dim("G"))
 SPLIT_LO, SPLIT_HI = Ref("split_lo", "int", natural=True), Ref("split_hi", "int")
 #: Most splits that `split.kv = auto` makes of a sequence.
 MOST_SPLITS = 128
@@ -91,6 +93,7 @@ def plan_decode(
             block_share=target.block_share(attention),
         )
     softmax, score = plan_softmax(attention, default, names)
+    v_scale = plan_key_scale(attention, names)
     unified = unified_max(attention, default)
     step = make_step(
         attention,
@@ -102,6 +105,7 @@ def plan_decode(
         "kv",
         kept=kept,
         always_fills=loops.are_short and target.always_fills,
+        v_scale=v_scale,
     )
     outer = tuple(fetch for fetch in names.fetches if fetch.axes == ("q",))
     program = program_of(names, lines)
@@ -170,18 +174,26 @@ def _pack(attention: Attention) -> Pack | None:
 
 def _per_row(attention: Attention) -> Attention:
     """Returns the attention in which h varies along the rows of a tile."""
-    head: dict[Expr, Expr] = {Index("h"): ROW_HEAD}
     softmax = attention.softmax
     return replace(
         attention,
-        score=substitute(attention.score, head),
-        mask=substitute(attention.mask, head),
+        score=_of_row(attention.score),
+        mask=_of_row(attention.mask),
         softmax=replace(
             softmax,
-            sink=softmax.sink and substitute(softmax.sink, head),
-            v_scale=softmax.v_scale and substitute(softmax.v_scale, head),
+            sink=softmax.sink and _of_row(softmax.sink),
+            v_scale=softmax.v_scale and _of_row(softmax.v_scale),
         ),
     )
+
+
+def _of_row(expr: Expr) -> Expr:
+    """Returns it for the head of a row. What is loaded of a key and KV head is the same for all rows."""
+    if isinstance(expr, Load) and "kv_idx" in uses(expr):
+        expr = substitute(expr, {_GROUP: KV_HEAD})
+    if not children(expr):
+        return ROW_HEAD if expr == Index("h") else expr
+    return make(expr, tuple(map(_of_row, children(expr))))
 
 
 def keys_of_split(config: ForwardConfig) -> int:

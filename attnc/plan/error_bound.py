@@ -60,7 +60,7 @@ def error_bound(
     `ErrorBound`.
     """
     element = attention.element
-    shift = shift_of(softmax, unified, element)
+    shift = shift_of(softmax, unified, element, scales_keys=attention.softmax.scales_keys)
     tiles = [config.tile_kv for config in configs]
     return ErrorBound(
         head_dim=feature(attention.q),
@@ -77,6 +77,7 @@ def error_bound(
         splits=splits,
         largest_shift=shift.largest,
         least_probability=shift.least_probability,
+        most_probability=shift.most_probability if attention.softmax.scales_keys else 1.0,
         columns=columns,
         columns_factor=columns_factor,
         tail=tail,

@@ -20,7 +20,7 @@ from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
 from attnc.plan.signature import has_descriptors, several_parts
-from attnc.plan.softmax import plan_softmax
+from attnc.plan.softmax import plan_key_scale, plan_softmax
 from attnc.plan.steps import (
     IN_BOUNDS,
     count_stored_rows,
@@ -63,7 +63,19 @@ def plan_forward(
     softmax, score = plan_softmax(attention, default, names)
     inside = IN_BOUNDS if tail else TRUE
     fills = listing is not None and loops.are_short and target.always_fills
-    step = make_step(attention, score, inside, loops, softmax, names, inner, kept=kept, always_fills=fills)
+    v_scale = plan_key_scale(attention, names)
+    step = make_step(
+        attention,
+        score,
+        inside,
+        loops,
+        softmax,
+        names,
+        inner,
+        kept=kept,
+        always_fills=fills,
+        v_scale=v_scale,
+    )
     epilogue = plan_epilogue(attention, names)
     outer = tuple(fetch for fetch in names.fetches if fetch.axes and fetch.axes == other_axis(inner))
     program = program_of(names, lines)

@@ -91,7 +91,7 @@ def is_positive(expr: Expr) -> bool:
             return False
 
 
-_PROVEN = {("b", "B"), ("h", "H")}
+_PROVEN = {("b", "B"), ("h", "H"), ("h_kv", "Hkv")}
 
 
 def bounds_guard(load: Load, unproved: Collection[str] = (), columns: int = 0) -> Expr:

@@ -61,6 +61,13 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
         yield unsupported("a lazy maximum is not lowered to this target", knob.span, label, hint)
     if schedule.is_decode:
         yield from _check_decode(variant, knob)
+        if variant.attention.softmax.scales_keys and any(
+            choice.name == "unified_max" for choice in _list_choices(knob)
+        ):
+            label = "probabilities use all of the range of their type"
+            hint = "write 'softmax = online', or give v one scale for all keys"
+            message = "a unified maximum leaves no room for a scale of v that differs from key to key"
+            yield unsupported(message, knob.span, label, hint)
     elif any(choice.name == "unified_max" for choice in _list_choices(knob)):
         yield unsupported(
             "a unified maximum belongs to the decode kernel",
@@ -138,9 +145,15 @@ def plan_softmax(
         sink=None if wanted.sink is None else scale_by(names.replace(wanted.sink), LOG2E),
         dropout=plan_dropout(attention, names),
         headroom=headroom_of(choice, attention.element),
-        v_scale=None if wanted.v_scale is None else names.replace(wanted.v_scale),
+        v_scale=None if wanted.v_scale is None or wanted.scales_keys else names.replace(wanted.v_scale),
     )
     return softmax, None if isinstance(raw, Dot) else names.replace(raw)
+
+
+def plan_key_scale(attention: Attention, names: LoadNames) -> Expr | None:
+    """Returns the scale of v that differs from key to key, if there is one."""
+    wanted = attention.softmax
+    return names.replace(wanted.v_scale) if wanted.v_scale is not None and wanted.scales_keys else None
 
 
 def _plan_weights(attention: Attention, names: LoadNames) -> tuple[Softmax, Expr | None]:
@@ -215,15 +228,18 @@ def plan_dropout(attention: Attention, names: LoadNames) -> Dropout | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
     """largest: how far what exponents subtract may be from the row's maximum; least_probability: what the
-    row's largest probability may be stored as.
+    row's largest probability may be stored as; most_probability: what any probability may be.
     """
 
     largest: float = 0.0
     least_probability: float = 1.0
+    most_probability: float = 1.0
 
 
-def shift_of(softmax: Softmax, unified: UnifiedMax | None, p: DType) -> Shift:
-    """Returns how far the exponents of a kernel are off; p: the type of probabilities."""
+def shift_of(softmax: Softmax, unified: UnifiedMax | None, p: DType, *, scales_keys: bool = False) -> Shift:
+    """Returns how far the exponents of a kernel are off; p: the type of probabilities; scales_keys: they are
+    multiplied by a scale of v.
+    """
     if unified is not None:
         largest = (abs(unified.phi) + max(abs(unified.low), abs(unified.high))) / LOG2E
         return Shift(largest=largest, least_probability=2.0**unified.low)
@@ -231,8 +247,9 @@ def shift_of(softmax: Softmax, unified: UnifiedMax | None, p: DType) -> Shift:
         # A lazy maximum may lie below the row's by the headroom, and what is subtracted above it by as much
         # and by the sum of a tile; p is a power of two smaller, which matters where that is subnormal.
         off = softmax.headroom + _SUM_OF_TILE
-        return Shift(largest=off, least_probability=2.0 ** (top_of(p) - off))
-    return Shift()
+        top = top_of(p, scales_keys=scales_keys)
+        return Shift(largest=off, least_probability=2.0 ** (top - off), most_probability=2.0**top)
+    return Shift(most_probability=2.0**softmax.threshold)
 
 
 def headroom_of(softmax: Choice, p: DType) -> float:
@@ -245,11 +262,13 @@ def headroom_of(softmax: Choice, p: DType) -> float:
     return min(value, most) if isinstance(value, float) else 0.0
 
 
-def top_of(p: DType) -> int:
+def top_of(p: DType, *, scales_keys: bool = False) -> int:
     """Returns log2 of what p may reach under a lazy maximum: f16 has few exponents, and is used up to its
-    largest.
+    largest, or, where p is multiplied by a scale of v, up to 1/256 of it.
     """
-    return 14 if p is DType.F16 else 0
+    if p is not DType.F16:
+        return 0
+    return 8 if scales_keys else 14
 
 
 # --- one maximum for all rows

@@ -142,13 +142,14 @@ def make_step(
     kept: Expr | None = None,
     *,
     always_fills: bool = False,
+    v_scale: Expr | None = None,
 ) -> Step:
     """Returns the step of a kernel whose inner loop runs over `inner`.
 
     score: with its loads named, None for the raw dot product; inside: what a partial tile must test besides
     the mask; also: expressions that every step evaluates besides the score; lets: values that it names
     itself. kept: as in `ir.Step`, evaluated by steps whose inner loop runs over keys, and not only by those
-    that test the mask if it `always_fills`.
+    that test the mask if it `always_fills`. v_scale: as in `ir.Step`, its loads named.
     """
     partial = any(loop.masked is not False for loop in loops.loops)
     kept = kept if partial else None  # without a partial tile the mask excludes nothing
@@ -166,6 +167,7 @@ def make_step(
     kept = None if kept is None else names.replace(kept)
     kept_inside = None if kept_inside is None else names.replace(kept_inside)
     masked = tuple(fetch for fetch in _in_step(names, inner) if fetch not in in_score)
+    also = also if v_scale is None else (*also, v_scale)
     everywhere = (*fetch_expressions(in_score), *(() if score is None else (score,)), *also)
     here = (keep, kept if inner == "kv" else None)
     under_mask = (*fetch_expressions(masked), *(expr for expr in here if expr is not None))
@@ -186,6 +188,7 @@ def make_step(
         names=tuple(dict.fromkeys((*used, *pointers))),
         kept=kept,
         kept_inside=kept_inside,
+        v_scale=v_scale,
         score_span=attention.score.span,
         keep_span=attention.mask.span,
     )

@@ -95,7 +95,7 @@ def _verify_scopes(kernel: Kernel) -> None:
                 for item in kernel.epilogue.statements:
                     _verify_statement(kernel, item, finishing, columns, sizes)
                 _verify_names(kernel, (kernel.epilogue.value,), finishing, columns, sizes)
-    for expr in (kernel.step.score, kernel.step.keep):
+    for expr in (kernel.step.score, kernel.step.keep, kernel.step.v_scale):
         if expr is not None:
             _verify_names(kernel, (expr,), known, scopes.step, sizes)
     _verify_kept(kernel, sizes)

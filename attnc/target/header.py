@@ -137,8 +137,9 @@ def forward_numbers(module: Module) -> Iterator[Number]:
         grown = "growth of a row's maximum, in base-2 units, under which m serves on"
         choice = kernel.configs[0].softmax
         yield "HEADROOM", _choose_by_type(module.variant, partial(headroom_of, choice)), grown
+        scales_keys = kernel.step.v_scale is not None
         top = "log2 of the largest p and sum of p in a tile until then"
-        yield "P_TOP", _choose_by_type(module.variant, top_of), top
+        yield "P_TOP", _choose_by_type(module.variant, partial(top_of, scales_keys=scales_keys)), top
     if unified is not None:
         yield "PHI", _text(unified.phi), "the maximum that every row subtracts, in base-2 units"
         if unified.fallback:

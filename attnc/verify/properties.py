@@ -266,11 +266,13 @@ def visible_keys_count(run: FinishedRun) -> str | None:
     chosen = int(np.argmax(np.where(np.isnan(last), -np.inf, last)))
     heavy, scale = (empty_outputs(run.attention, arrays)["o"] * 0 for _ in range(2))
     for head in pieces:
-        if chosen < head.shape[1]:
-            _, lse = softmax(head)
-            with np.errstate(invalid="ignore"):
-                head.place(run.attention.o, {"o": heavy})[...] = np.exp(head.scores[:, chosen] - lse)[:, None]
-            head.place(run.attention.o, {"o": scale})[...] = head.v_scale
+        if chosen >= head.shape[1]:
+            continue
+        _, lse = softmax(head)
+        with np.errstate(invalid="ignore"):
+            head.place(run.attention.o, {"o": heavy})[...] = np.exp(head.scores[:, chosen] - lse)[:, None]
+            factor = head.v_scale * np.broadcast_to(head.key_scale, head.shape)[:, chosen, None]
+        head.place(run.attention.o, {"o": scale})[...] = factor
     axis = run.attention.v.axis(Role.KEY)
     assert axis is not None
     inputs = {**run.inputs, "v": alter(run.tensor("v"), partial(_move, axis, chosen))}

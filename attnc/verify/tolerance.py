@@ -16,11 +16,13 @@ sums), for any score expression:
 
 The sums' 2u are one for the denominator and one for o. Where all keys pass through one sum of the tensor
 cores (`plan.error_bound`), o has, in place of u tile_kv, the larger of that and 3/2 u min(2n, N + 4), for n
-visible keys among N from the first to the last of them. The denominator, and with it L, is summed by
-ordinary additions tile by tile. A scale c of v, itself wrong by d, multiplies the row once more:
-|c| B + (d + u |c|) (|R| + B) is in the place of B's terms but the last two, which are of c R. Keys and values
-of 8 bits add nothing: their conversion to the type of q is exact. An epilogue starts from R and B without u_o
-(of the attention, in float32) and has a running error of its own, to which the rounding of o is added.
+visible keys among N from the first to the last of them. The denominator, and with it L, is summed by ordinary
+additions tile by tile. A scale c of v, itself wrong by d, multiplies the row once more: |c| B + (d + u |c|)
+(|R| + B) is in the place of B's terms but the last two, which are of c R. A scale c_j of each key multiplies
+P_ij in place of that, before it is rounded: W_ij is |c_j| times as large, and P_ij (d_j + u |c_j|) more;
+|V_jd| in B's tail is |c_j V_jd|. Keys and values of 8 bits add nothing: their conversion to the type of q is
+exact. An epilogue starts from R and B without u_o (of the attention, in float32) and has a running error of
+its own, to which the rounding of o is added.
 
 u = 2^-24; u_p, u_o: unit roundoff of the types of P and O; T: number of KV tiles; delta: half the smallest
 subnormal, at least 2^-126 because GPUs may flush float32 subnormals. The sink takes part in m and in the
@@ -254,8 +256,11 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         )
         p_max = np.fmax(p.max(axis=1, initial=0.0, keepdims=True), p_sink)
         cut_off = (chain_error(bound, seen) - U * bound.tile_kv).clip(0)
-        weights = _Weights(head, bound, p, exponents, sums + cut_off[:, None], p_max, seen, judged)
-        factor = head.attention.softmax.v_scale
+        softmax = head.attention.softmax
+        of_keys = softmax.v_scale if softmax.scales_keys else None
+        scales = None if of_keys is None else _key_scales(head, dot, bound, of_keys)
+        weights = _Weights(head, bound, p, exponents, sums + cut_off[:, None], p_max, seen, judged, scales)
+        factor = None if softmax.scales_keys else softmax.v_scale
         found = Approx(head.v_scale, np.zeros(())) if factor is None else _scale(head, dot, bound, factor)
         attended = weights.attend(o, found, row_open)
         eager = _eager(head, DType(bound.input_dtype))
@@ -312,6 +317,18 @@ def _scale(head: Head, dot: Approx, bound: ErrorBound, factor: Expr) -> Approx:
     return Approx(head.v_scale, found.error + U * np.abs(head.v_scale) + FLUSHED, found.overflows)
 
 
+def _key_scales(head: Head, dot: Approx, bound: ErrorBound, factor: Expr) -> Approx:
+    """Returns the scale of v of each key, [M, N], with what multiplying p by it adds to its error; it
+    overflows where the product may leave the type of p.
+    """
+    found = replace(RunningError.of(head, dot, bound), columns=0).analyse(factor)
+    value, error = np.broadcast_to(head.key_scale, head.shape), np.broadcast_to(found.error, head.shape)
+    p_dtype = DType(bound.p_dtype)
+    most = p_dtype.largest * (1 - p_dtype.unit_roundoff) / bound.most_probability
+    leaves = ~(np.abs(value) + error < most) | np.broadcast_to(found.overflows, head.shape)
+    return Approx(value, error + U * np.abs(value) + FLUSHED, leaves)
+
+
 def exponential_error(p: Floats, exponent: Floats, error: Floats) -> Floats:
     """Returns how far exp(exponent +- error) may be from p = exp(exponent), also where p underflows and
     expm1(error) does not.
@@ -355,7 +372,7 @@ def dot_products(head: Head, bound: ErrorBound) -> tuple[Floats, Approx]:
 @dataclass(frozen=True, slots=True)
 class _Weights:
     """The probabilities of one head's rows, [M, N], and their errors before rounding to P's type: those of
-    their exponents, and the relative ones of sums, [M, 1].
+    their exponents, and the relative ones of sums, [M, 1]. scales: of v, for each key.
     """
 
     head: Head
@@ -366,6 +383,7 @@ class _Weights:
     p_max: Floats
     seen: Bools
     judged: Bools
+    scales: Approx | None = None
 
     def attend(self, o: Floats, factor: Approx, row_open: Bools) -> _RawRows:
         """Returns what o is times the factor [M, 1] before it is rounded; without one that is 1."""
@@ -378,6 +396,15 @@ class _Weights:
         scale = 1 / (1 - drop) if drop < 1 else 0.0  # every key is dropped
         w = np.where(kept, w * scale, 0.0)
         v_size = np.abs(np.where(np.isfinite(v), v, 0.0))
+        largest_scale: Floats | float = 1.0
+        if self.scales is not None:
+            unsure = self.seen & (self.scales.overflows | ~np.isfinite(self.scales.error))
+            row_open = row_open | unsure.any(axis=1, keepdims=True)
+            sizes, errors = (
+                np.where(self.seen & ~unsure, x, 0.0) for x in (np.abs(self.scales.value), self.scales.error)
+            )
+            w = w * sizes + np.where(kept, (self.p * scale + w) * errors, 0.0)
+            largest_scale = sizes.max(axis=1, initial=0.0, keepdims=True)
         delta_p = max(p_dtype.smallest_subnormal / 2, FLUSHED) * scale
         lost = (
             delta_p / bound.least_probability * _bound_values(self.p_max, self.judged) * (self.seen @ v_size)
@@ -386,7 +413,7 @@ class _Weights:
         b = w @ v_size + lost
         if bound.tail:
             largest = np.where(self.seen[:, :, None], v_size, 0.0).max(axis=1, initial=0.0)
-            b = b + bound.tail * (largest + size) * scale
+            b = b + bound.tail * (largest * largest_scale + size) * scale
         may_overflow = np.asarray(factor.overflows | (size + b > DType.F32.largest)) & (factor.error > 0)
         b = factor.size * b + factor.error * (size + b)
         flushed = np.where(factor.error > 0, FLUSHED * factor.size, 0.0)
@@ -462,7 +489,9 @@ def _eager(head: Head, dtype: DType) -> Floats:
     weights = np.exp(s - np.where(np.isneginf(m), 0.0, m))
     total = weights.sum(axis=1, keepdims=True) + np.exp(sink - m)
     drop, kept = head.dropout
-    p = round_to(dtype, np.where(kept, weights / np.where(total == 0, 1.0, total) / (1 - drop), 0.0))
+    shares = weights / np.where(total == 0, 1.0, total) / (1 - drop)
+    scales = np.where(np.isneginf(s), 0.0, head.key_scale)
+    p = round_to(dtype, np.where(kept, shares, 0.0) * scales)
     attended = round_to(dtype, (p @ head.v) * head.v_scale)
     return attended if head.attention.epilogue is None else round_to(dtype, finish(head, attended))
 

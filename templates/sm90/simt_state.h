@@ -33,7 +33,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 constexpr int MOST_SHARED = 232448;
 constexpr int WARP = 32, MOST_WARPS = 32, THREADS = WARP * MOST_WARPS, STACK = 128 * 1024, UNIT = 16;
-constexpr int BARRIERS = 64, COPIES = 512, SUMS = 12, PRODUCTS = 512, OPERANDS = 96;
+constexpr int BARRIERS = 96, COPIES = 512, SUMS = 12, PRODUCTS = 512, OPERANDS = 96;
 constexpr int CHUNKS = 1024, ARRIVALS = 64, UNTOLD = -1;  // of cp.async: copies and arrivals of a thread under way
 constexpr int MOST_CLUSTER = 2;  // blocks that share tiles
 constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies before it is the system's
@@ -188,7 +188,7 @@ struct Lane {
 union Show {
     const unsigned char* row;
     float value;
-    u32 word, words[4];
+    u32 word, words[6];
     bool flag;
     struct { float* sum; const u32* a; u64 left, right; } product;
 };

@@ -213,6 +213,52 @@ def test_a_scale_of_v_may_depend_on_the_query(kind: str, scale: str) -> None:
         assert_within_bound(made, case(made, dims=dims, seed=seed), fills=tuple(FILLS))
 
 
+def scaled_by_key(kind: str, scale: str) -> Subject:
+    """A kernel of this kind, where v has a scale of each key."""
+    text = text_of(kind, *types_of(kind, PAIRS[1]), q="f16", scaled=False, also="input vs: f32[X, Y]")
+    return subject_of_text(text.replace("normalize = softmax\n", f"normalize = softmax(v_scale = {scale})\n"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale"),
+    some_by_day(
+        [kind for kind in KINDS if kind != "unified maximum"],
+        ["vs[b, kv_idx]", "vs[h // G, kv_idx] * (1 + q_idx) - 0.5 * h"],
+        of=2,
+    ),
+)
+def test_a_scale_of_v_may_depend_on_the_key(kind: str, scale: str) -> None:
+    if kind == "keys first" and "q_idx" in scale:
+        scale = "vs[h // G, kv_idx]"
+    made = scaled_by_key(kind, scale)
+    dims = {**case(made).dims, "X": 2, "Y": 70}  # of keys from the 70th on the scale is 0
+    for seed, values in enumerate(("random", "cancelling")):
+        assert_within_bound(made, case(made, dims=dims, seed=seed, values=values), fills=tuple(FILLS))
+
+
+@pytest.mark.parametrize("kind", ["forward", "two passes", "every step", "decode"])
+def test_scales_of_keys_that_are_not_seen_count_for_nothing(kind: str) -> None:
+    made = scaled_by_key(kind, "vs[b, kv_idx]")
+    sizes = {**case(made).dims, "X": 2, "Y": 75}
+    run = FinishedRun.of(made, case(made, dims=sizes))
+    for spoiled in (torch.nan, torch.inf, -torch.inf):
+        scales = run.tensor("vs").clone()
+        scales[:, -1] = spoiled  # the last query alone sees the last key
+        found = run.again({**run.inputs, "vs": scales})
+        assert same_bits(found["o"][:, :-1], run.outputs["o"][:, :-1])
+        assert not bool(found["o"][:, -1].isfinite().any())
+        assert same_bits(found["lse"], run.outputs["lse"])
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, -0.0, 2.0**-140])
+def test_scales_of_keys_of_every_kind_have_a_meaning(scale: float) -> None:
+    made = scaled_by_key("forward", "vs[b, kv_idx]")
+    run = FinishedRun.of(made, case(made, dims={**DIMS, "X": 2, "Y": 75}))
+    found = run.again({**run.inputs, "vs": torch.full_like(run.tensor("vs"), scale)})["o"]
+    ones = run.again({**run.inputs, "vs": torch.ones_like(run.tensor("vs"))})["o"]
+    assert torch.equal(found, ones * scale if abs(scale) in (0, 1) else torch.zeros_like(ones))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_lse_is_without_the_scale_of_v(kind: str) -> None:
     scaled = FinishedRun.of(subject(kind, "e4m3", "e4m3"), case(subject(kind, "e4m3", "e4m3")))

@@ -52,7 +52,7 @@ def text_of(
         f"input v: {v}[B, N, {shared}, {dv}]{' via prefix(k)' if prefix else paged}",
         *(["input table: i32[B, P]"] if page else []),
         "input lens: i32[B]",
-        f"input vs: f32[{heads}]",
+        f"input vs: f32[{'B, N, ' if 'kv_idx' in scale else ''}{heads}]",
         "length N = lens[b]",
         "score = dot(q, k) / 8",
         f"mask = {mask}",
@@ -80,6 +80,9 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "values alone, dense": {"k": "f16", "q": "f16", "v": "i8"},
     "keys alone in small pages": {"k": "i8", "v": "bf16", "page": 4},
     "values alone in small pages": {"k": "bf16", "v": "e5m2", "page": 4},
+    "a scale of each key": {"scale": "vs[b, kv_idx, h]", "page": 16, "q": "f16"},
+    "a scale of each key, window": {"scale": "vs[b, kv_idx, h]", "mask": "window(40, 0)", "v": "bf16"},
+    "latent, a scale of each key": {**LATENT, "page": 16, "scale": "vs[b, kv_idx, h]"},
     "latent": {**LATENT, "page": 16},
     "latent in small pages": {**LATENT, "page": 4},
     "latent, one warpgroup": {**LATENT, "knobs": "tile.kv = 32"},
@@ -114,7 +117,7 @@ def prompt_of(
         *(["input q_ends: i32[B + 1]"] if packed else []),
         *(["input k_ends: i32[B + 1]"] if packed and not page else []),
         *(["input table: i32[B, P]", "input lens: i32[B]", "length N = lens[b]"] if page else []),
-        "input vs: f32[H]",
+        "input vs: f32[B, X, H]" if "kv_idx" in scale else "input vs: f32[H]",
         *more,
         f"score = {score}",
         f"mask = {mask}",
@@ -149,6 +152,19 @@ PROMPTS: Mapping[str, Mapping[str, Any]] = {
         "more": ("input bias: bf16[B, H, M, N]",),
     },
     "prompt, scale of a query": {"scale": "vs[h] / (1 + q_idx)"},
+    "prompt, scale of v of each key": {
+        "scale": "vs[b, kv_idx, h]",
+        "knobs": f"tile.kv = 64, {LAZY}",
+        "q": "f16",
+    },
+    "prompt in pages, scales of each key": {
+        "scale": "vs[b, kv_idx, h] * (1 + h)",
+        "score": "dot(q, k) * ks[b, kv_idx, h] / 8",
+        "more": ("input ks: f32[B, X, H]",),
+        "page": 16,
+        "packed": True,
+        "mask": "window(90, 0)",
+    },
 }
 
 
@@ -165,7 +181,7 @@ def subject(kind: str) -> Subject:
 def test_prompts_are_within_the_bound_and_have_the_bits_of_16(kind: str) -> None:
     made = subject(kind)
     for dims in ({"B": 1, "M": 140, "H": 2, "N": 300}, {"B": 3, "M": 37, "H": 1, "N": 75}):
-        given = Case(dims=dims, logits="rising", seed=3)
+        given = Case(dims={**dims, "X": dims["N"]}, logits="rising", seed=3)
         found = check(made, given, fills=("nan",))
         assert found.ok, found.message
         assert list(violations(made, given, only="8 bits equal 16")) == []

@@ -286,7 +286,8 @@ class Softmax(Probabilities):
     exponents subtract lies so far (in base-2 units) above it that p says when it has grown by more.
     safe_everywhere: a full tile may consist of -inf scores too, so every step guards the subtraction of
     maxima.
-    sink: base-2 logit that joins the denominator. v_scale: factor of the rows of o.
+    sink: base-2 logit that joins the denominator. v_scale: factor of the rows of o; one that differs from
+    key to key is the step's.
     """
 
     kind: Literal["online", "two_pass"]
@@ -337,6 +338,7 @@ class Step:
     others not even a NaN may count, so that their rows of v, and of k in the backward, are made zero; None
     where the mask implies nothing of the kind; kept_inside: what of it keys before the end of the last loop
     may still lack, and all of it where loops run over queries;
+    v_scale: what rows of v are multiplied by, where that differs from key to key: p is, before it is rounded;
     uses_kv_idx: a full tile needs the key positions too; names: values of the enclosing function that the
     step takes, in order.
     """
@@ -349,6 +351,7 @@ class Step:
     names: tuple[str, ...]
     kept: Expr | None = None
     kept_inside: Expr | None = None
+    v_scale: Expr | None = None
     score_span: Span | None = field(default=None, compare=False, repr=False)
     keep_span: Span | None = field(default=None, compare=False, repr=False)
 
@@ -389,7 +392,8 @@ class ErrorBound:
     of scores
     renormalised: o is rescaled at every step (FlashAttention-1), which adds roundings per tile
     largest_shift: how far what the exponent subtracts may be from the row's maximum, and from 0 (a unified
-    maximum); least_probability: what the row's largest probability may be stored as
+    maximum); least_probability: what the row's largest probability may be stored as; most_probability: what
+    any may be, where a scale of v multiplies it
     columns: tensor cores add the terms of the score to its product, and positions are counted from the first
     of so many keys (0: neither); columns_factor: what terms are divided by there, if less than 1
     tail: what probabilities of a row are wrong by besides, all together
@@ -410,6 +414,7 @@ class ErrorBound:
     renormalised: bool = False
     largest_shift: float = 0.0
     least_probability: float = 1.0
+    most_probability: float = 1.0
     columns: int = 0
     columns_factor: float = 1.0
     tail: float = 0.0
@@ -553,6 +558,6 @@ def expressions_of(
         yield from statement_expressions(statement)
     for loop in loops.loops:
         yield from loop.expressions
-    for expr in (step.score, step.keep, step.kept):
+    for expr in (step.score, step.keep, step.kept, step.v_scale):
         if expr is not None:
             yield expr

@@ -239,6 +239,8 @@ def _step(step: Step) -> Iterator[str]:
     for name, expr in (("kept", step.kept), ("kept_inside", step.kept_inside)):
         if expr is not None:
             yield f"{name} = {show(expr)}"
+    if step.v_scale is not None:
+        yield f"p = p * {show(step.v_scale)}"
 
 
 def _statements(statements: Iterable[Statement]) -> Iterator[str]:

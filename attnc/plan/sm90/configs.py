@@ -163,7 +163,8 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     element = DType(attention.q.dtype)
     scale, score = split_scale(attention.score)
     columns = columns_of(score, attention.mask) if attention.normalises else None
-    read = (attention.score if columns is None else columns.product, attention.mask)
+    read = [attention.score if columns is None else columns.product, attention.mask]
+    read += [] if attention.softmax.v_scale is None else [attention.softmax.v_scale]
     dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
     pair = pair_of(attention.score, attention.mask, dtypes)
     layout = Sm90Layout(

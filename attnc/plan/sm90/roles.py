@@ -204,7 +204,10 @@ class _RolePlanner:
         exprs += [expr for item in statements for expr in statement_expressions(item)]
         exprs += [
             x
-            for x in (step.score, step.keep, step.kept, step.kept_inside, softmax.sink, softmax.v_scale)
+            for x in (
+                *(step.score, step.keep, step.kept, step.kept_inside, step.v_scale),
+                *(softmax.sink, softmax.v_scale),
+            )
             if x is not None
         ]
         if softmax.dropout is not None:
@@ -228,7 +231,8 @@ class _RolePlanner:
         kernel, step, layout = self.kernel, self.kernel.step, self.layout
         of_score = self._along_keys(step.fetches, step.score)
         of_mask = self._along_keys((*step.fetches, *step.masked_fetches), step.keep)
-        found = (*(() if layout.columns else of_score), *of_mask)
+        of_values = self._along_keys(step.fetches, step.v_scale)
+        found = (*(() if layout.columns else of_score), *of_mask, *of_values)
         loaded = tuple(dict.fromkeys(x for x in found if self._is_vector(x))) if layout.vectors else ()
         score = self._hoist(loaded)
         read = () if score is None else self._along_keys(step.fetches, score.value)
@@ -242,7 +246,7 @@ class _RolePlanner:
             ends=None if step.keep is None else row_ends(step.keep),
             vectors=(
                 *(() if score is None else score.keys),
-                *(fetch for fetch in loaded if fetch in (*read, *of_mask)),
+                *(fetch for fetch in loaded if fetch in (*read, *of_mask, *of_values)),
             ),
             loaded=loaded,
             pair=self._find_pair(of_score, of_mask),
@@ -254,7 +258,8 @@ class _RolePlanner:
             return None
         if self.layout.columns:
             return in_columns(step.score, self.variant.attention.mask)
-        return shared_score(step.score, loaded, () if step.keep is None else (step.keep,))
+        elsewhere = (expr for expr in (step.keep, step.v_scale) if expr is not None)
+        return shared_score(step.score, loaded, elsewhere)
 
     def _exponent(self, score: HoistedScore | None) -> Expr | None:
         if score is None:

@@ -268,6 +268,11 @@ class CudaText(OutputView):
         step = self.kernel.step
         return self.fetches_along_keys((*step.fetches, *step.masked_fetches), step.keep)
 
+    @property
+    def value_fetches(self) -> tuple[Fetch, ...]:
+        """The loads along keys that a scale of v needs."""
+        return self.fetches_along_keys(self.kernel.step.fetches, self.kernel.step.v_scale)
+
     def fetches_along_keys(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
         """Returns the loads along keys that the expression needs."""
         candidates = [fetch for fetch in (*self.kernel.outer, *fetches) if "kv" in fetch.axes]

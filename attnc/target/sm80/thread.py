@@ -111,7 +111,7 @@ class ThreadRows:
         for item in self.computed:
             yield from statement_expressions(item)
         step = self.kernel.step
-        exprs = (step.score, step.keep, step.kept, self.kernel.softmax.v_scale)
+        exprs = (step.score, step.keep, step.kept, step.v_scale, self.kernel.softmax.v_scale)
         yield from (expr for expr in exprs if expr is not None)
 
     def _reads(self, index: str) -> bool:

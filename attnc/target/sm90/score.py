@@ -35,7 +35,9 @@ class Scores:
         self.fetches = view.fetches_along_keys(
             kernel.step.fetches, None if self.parts is None else self.parts.value
         )
-        self._asked = (*view.fetches_along_keys(kernel.step.fetches, kernel.step.score), *view.mask_fetches)
+        of_score = view.fetches_along_keys(kernel.step.fetches, kernel.step.score)
+        self._of_mask, self._of_values = view.mask_fetches, view.value_fetches
+        self._asked = (*of_score, *self._of_mask, *self._of_values)
         self._dtypes, self._dims, self._layout = view.dtypes, kernel.dims, layout
         self._variant = view.module.variant
 
@@ -104,9 +106,20 @@ class Scores:
         asks.
         """
         for i, vector in enumerate(self.vectors):
-            if not of_score or isinstance(vector, Let) or vector in self.fetches:
-                place = f"X_AT + (x.index * VECTORS + {i}) * BLOCK_N * 4"
-                yield f"const u32 {vector.name}_at = base + {place} + 8 * t;"
+            read = self.fetches if of_score else (*self.fetches, *self._of_mask)
+            if isinstance(vector, Let) or vector in read:
+                yield self._place(i, vector)
+
+    @property
+    def value_places(self) -> Iterator[str]:
+        """The same of what a scale of v asks for."""
+        for i, vector in enumerate(self.vectors):
+            if vector in self._of_values:
+                yield self._place(i, vector)
+
+    def _place(self, i: int, vector: Fetch | Let) -> str:
+        place = f"X_AT + (x.index * VECTORS + {i}) * BLOCK_N * 4"
+        return f"const u32 {vector.name}_at = base + {place} + 8 * t;"
 
     def vector_statement(self, vector: Fetch | Let) -> str:
         """In a step, what was loaded of a key is there already: two neighbours at once."""

@@ -465,6 +465,12 @@ class KernelText(ProgramText, OutputView):
         return "" if factor is None else tiled(Binary("*", Ref("o", "float", ("q", "kv")), factor))
 
     @property
+    def scaled_p(self) -> str:
+        """What p becomes where v has a scale of each key."""
+        assert self.kernel.step.v_scale is not None
+        return tiled(Binary("*", Ref("p", "float", ("q", "kv")), self.kernel.step.v_scale))
+
+    @property
     def keeps_attention(self) -> bool:
         """Whether a caller, or the backward, may want the attention before the epilogue."""
         return any(arg.tensor.name == "attention" for arg in self.module.kept)
