@@ -40,7 +40,7 @@ def bench(
         str | None,
         typer.Option(
             help="Whom to compare with, comma separated; by default cudnn,fa2,flex,eager, with --models"
-            " cudnn,sdpa."
+            " cudnn,sdpa, with --lists flex."
         ),
     ] = None,
     target: Annotated[
@@ -71,6 +71,9 @@ def bench(
     is_models: Annotated[
         bool, typer.Option("--models", help="Time calls as some thirty models make them.")
     ] = False,
+    is_lists: Annotated[
+        bool, typer.Option("--lists", help="Time attention over lists of blocks and tokens.")
+    ] = False,
     host: Annotated[
         list[Path] | None,
         typer.Option(help="Time what calls of this spec's kernels cost the host; can be repeated."),
@@ -80,7 +83,9 @@ def bench(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(min=10, help="With --ranks, 150, and --models, 240: time for everything."),
+        typer.Option(
+            min=10, help="With --ranks, 150, and with --models and --lists, 240: time for everything."
+        ),
     ] = None,
     is_quick: Annotated[
         bool, typer.Option("--quick", help="One size of each kind; with --flex, no first results.")
@@ -96,16 +101,18 @@ def bench(
     microseconds of the host for a call, in files named host.*. With --flex programs of FlexAttention by torch
     and by attnc.flex, and unless --quick how long they wait for a first result, in files named flex.*. With
     --models calls as models make them through the functions of attnc.compat, without a schedule: training,
-    prompts, chunks, drafts and decoding, in files named models.*. With --ranks one GPU against several that
-    share the rows of a call (context parallelism), torch's and hand-written ways to do so, and what the links
-    do, in files named ranks.*. --ranks and --papers run from a checkout alone. Needs a CUDA GPU.
+    prompts, chunks, drafts and decoding, in files named models.*. With --lists attention over lists of blocks
+    and tokens, beside attention over all keys, in files named lists.*. With --ranks one GPU against several
+    that share the rows of a call (context parallelism), torch's and hand-written ways to do so, and what the
+    links do, in files named ranks.*. --ranks and --papers run from a checkout alone. Needs a CUDA GPU.
 
     Peers with --models are cudnn, sdpa (what PyTorch chooses), fa3, fa3_vllm (vLLM's build, which has sinks),
     fa4, flex and flashmla (of vLLM), and with gradients of the same bits in every run sdpa_deterministic and
-    fa3_deterministic, as far as they are installed. Otherwise they are cudnn, fa2, fa3 (where flash_attn_3 is
-    installed), fa4 (flash-attn-4), efficient, flex and eager; of attnc triton, its kernels for Triton beside
-    those of --target, two_pass and ordered, CUDA gradients that are the same bits in every run, with --decode
-    and --prefill page_4 and page_1, small pages, and with --decode page_8 and e4m3, a cache of 8 bits.
+    fa3_deterministic, as far as they are installed; with --lists flex, fa4, flashmla and nsa (parallel_nsa of
+    flash-linear-attention). Otherwise they are cudnn, fa2, fa3 (where flash_attn_3 is installed), fa4
+    (flash-attn-4), efficient, flex and eager; of attnc triton, its kernels for Triton beside those of
+    --target, two_pass and ordered, CUDA gradients that are the same bits in every run, with --decode and
+    --prefill page_4 and page_1, small pages, and with --decode page_8 and e4m3, a cache of 8 bits.
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """
@@ -118,6 +125,7 @@ def bench(
             "--prefill": is_prefill,
             "--flex": is_flex,
             "--models": is_models,
+            "--lists": is_lists,
             "--papers": is_papers,
             "--f32": is_f32,
             "--quick": is_quick,
@@ -138,6 +146,8 @@ def bench(
             benchmark = FlexBenchmark(waits=not is_quick)
         elif is_models:
             benchmark = _make_models(peers, seconds)
+        elif is_lists:
+            benchmark = _make_lists(peers, seconds)
         elif is_papers:
             benchmark = _import_research("papers").PapersBenchmark()
         else:
@@ -212,6 +222,14 @@ def _make_models(peers: str | None, seconds: float | None) -> Benchmark[Any, Any
 
     wanted = _known_names(peers or "cudnn,sdpa", PEERS, PEERS)
     return ModelBenchmark(peers=wanted, seconds=seconds or 240.0)
+
+
+def _make_lists(peers: str | None, seconds: float | None) -> Benchmark[Any, Any]:
+    from attnc.bench.list_peers import PEERS
+    from attnc.bench.lists import ListBenchmark
+
+    wanted = _known_names(peers or "flex", PEERS, PEERS)
+    return ListBenchmark(peers=wanted, seconds=seconds or 240.0)
 
 
 def _make_host(specs: list[Path]) -> Benchmark[Any, Any]:

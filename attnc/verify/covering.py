@@ -11,9 +11,11 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 
 from attnc.expr.nodes import Dim, Index, walk
 from attnc.plan.ir import pack_of
+from attnc.plan.lists import listing_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
 from attnc.verify.data import lists
@@ -264,6 +266,7 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
                 dims = {name: sizes.get(name, 1) for name in names}
                 for seed in range(9, 13):  # of lists in several styles
                     yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
+    yield from _inverted(space, limits, config)
     if any(tensor.is_sorted and len(tensor.shape) > 1 for tensor in space.attention.extras):
         sizes = {"B": 3, "H": 2, "Hkv": 2, "M": 3, "N": 4 * space.configs[config].BLOCK_N + 1}
         dims = {name: sizes.get(name, 1) for name in names}
@@ -273,6 +276,30 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
 
 #: Entries, or blocks, that a program looks at together (`templates/triton/_lists.py.jinja`); keys at most.
 _LISTED, _LONGEST_LISTED = 128, 4160
+#: Blocks of queries that it inverts together there, and those that have bits of one word on Hopper.
+_INVERTED = (64, 32)
+
+
+def _inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
+    """Yields cases with gradients of more blocks of queries than are inverted together, with few keys."""
+    listing, names = listing_of(space.attention), free_dims(space.attention)
+    if listing is None or listing.row_axis is None or not space.attention.grads:
+        return
+    if not {"M", "N"} <= set(names):
+        return
+    *_, entries = extents = listing.condition.extents
+    for together, keys in product(
+        _INVERTED, (listing.keys + 3, min(listing.keys, space.configs[config].BLOCK_N))
+    ):
+        sizes = {"M": together * listing.rows + 1, "N": keys}
+        for size, most in ((extents[listing.row_axis], together + 1), (entries, 3)):
+            if isinstance(size, Dim):
+                sizes.setdefault(size.name, most)
+        dims = {name: sizes.get(name, 1) for name in names}
+        if limits.includes_gradients(dims, config):
+            for seed in (2, 4):
+                yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
+            return
 
 
 def _diagonal(space: Space, config: int) -> dict[str, int]:

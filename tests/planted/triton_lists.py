@@ -77,6 +77,22 @@ BUGS: tuple[TritonBug, ...] = (
         phase="backward",
     ),
     TritonBug(
+        name="as many lists inverted as fit in a chunk",
+        attention="many_lists",
+        story="there were 64 blocks of queries in the case that it was written with",
+        anchor="for first in range(0, list_rows, 64):",
+        patch="for first in range(0, tl.minimum(list_rows, 64), 64):",
+        phase="backward",
+    ),
+    TritonBug(
+        name="chunks of inverted lists from the first place on",
+        attention="many_lists",
+        story="places were counted within a chunk",
+        anchor="at = found[None, :] + tl.cumsum(named, 0) - named",
+        patch="at = tl.cumsum(named, 0) - named",
+        phase="backward",
+    ),
+    TritonBug(
         name="keys past the last listed one",
         attention="tokens",
         story="the last tile of a list was taken to be whole",

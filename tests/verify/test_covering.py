@@ -20,6 +20,7 @@ from attnc.verify.storage import LENGTHS
 from attnc.verify.strategies import fit_of
 from attnc.verify.subject import subject_of
 from tests.plans import module_of
+from tests.planted.registry import module_of as planted_module
 from tests.targets import TARGETS
 from tests.verify.judging import assert_within_bound, spec, subject_of_text
 
@@ -216,6 +217,15 @@ def test_thin_cases_are_affordable_and_long() -> None:
     longest = [max(case.dims.values()) for case in thin_cases(made.space, made.limits())]
     assert 16385 in longest
     assert 4097 in longest
+
+
+def test_more_lists_are_inverted_than_fit_in_a_chunk() -> None:
+    made = subject_of(planted_module("many_lists", "triton"))
+    cases = [case for case in thin_cases(made.space, made.limits()) if case.dims.get("R", 0) > 64]
+    assert len(cases) == 2
+    for case in cases:
+        assert case.dims["M"] == 64 * 16 + 1
+        assert made.limits().includes_gradients(case.dims, case.config)
 
 
 def test_nothing_is_known_of_a_module_without_a_plan() -> None:

@@ -1,0 +1,175 @@
+"""Who takes part in `attnc bench --lists`: attnc, PyTorch's FlexAttention, and libraries that are installed.
+Each makes a launch for a cell, or says why it cannot. What a peer's own format of lists takes is made before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+import attnc
+from attnc.bench.list_cells import ListCell, ListInputs
+from attnc.bench.run import Candidate, Unavailable
+from attnc.runtime.timing import Launch
+
+ListPeer: TypeAlias = Candidate[ListCell, ListInputs]
+Make: TypeAlias = Callable[[ListCell, ListInputs], Launch]
+
+OURS, TRITON, DENSE = "attnc", "triton", "dense"
+
+
+def _make_launch(cell: ListCell, x: ListInputs, call: Callable[..., Any]) -> Launch:
+    """Returns the launch that a cell is about: of a call of q, k and v, or of its gradients."""
+    if cell.job == "forward":
+        return partial(call, *x.leaves)
+    leaves = [leaf.detach().requires_grad_() for leaf in x.leaves]
+    found: Any = call(*leaves)
+    o: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    do = torch.randn(o.shape, dtype=torch.float32, device=o.device).to(o.dtype)
+    return lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
+
+
+# --- attnc --------------------------------------------------------------------------------------------------
+
+
+def ours() -> tuple[ListPeer, ...]:
+    """Returns attnc, its kernels for Triton, and attnc over all keys."""
+    made: Mapping[str, tuple[str, Make]] = {
+        OURS: ("attnc", _call_attnc),
+        TRITON: ("attnc, Triton", partial(_call_attnc, target="triton")),
+        DENSE: ("attnc over all keys", _call_dense),
+    }
+    return tuple(
+        Candidate(name=name, title=title, make=make, compiles=True, ours=True)
+        for name, (title, make) in made.items()
+    )
+
+
+def _call_attnc(cell: ListCell, x: ListInputs, target: str | None = None) -> Launch:
+    compiled = attnc.compile(cell.spec(), target=target)
+    if cell.latent:
+        return _make_launch(cell, x, lambda q, k, v: compiled(q, k, x.idx))
+    return _make_launch(cell, x, lambda q, k, v: compiled(q, k, v, x.idx))
+
+
+def _call_dense(cell: ListCell, x: ListInputs) -> Launch:
+    compiled = attnc.compile(cell.spec(dense=True))
+    if cell.latent:  # as many keys as a list names: what a list costs
+        return partial(compiled, x.q, x.k[:, : cell.entries * cell.block])
+    return _make_launch(cell, x, compiled)
+
+
+# --- peers --------------------------------------------------------------------------------------------------
+
+
+def _flex(cell: ListCell, x: ListInputs) -> Launch:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if cell.rows < 16 or cell.block < 16:
+        raise Unavailable("FlexAttention lists blocks for tiles of queries")
+    tile = {"BLOCK_M": cell.rows, "BLOCK_N": cell.block} if cell.rows < 128 else {}
+    backward = ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2")
+    options: Any = tile | ({name: min(cell.rows, cell.block) for name in backward} if tile else {})
+    mask = _block_mask(cell, x.idx)
+    torch.compiler.reset()
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+        return compiled(
+            q, k, v, block_mask=mask, kernel_options=options, enable_gqa=cell.heads != cell.kv_heads
+        )
+
+    return _make_launch(cell, x, call)
+
+
+def _block_mask(cell: ListCell, idx: torch.Tensor) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    counts, full = _as_full_blocks(cell, idx)
+    nothing = torch.zeros_like(counts), torch.zeros_like(full)
+    size, lengths = (cell.rows, cell.block), (cell.queries, cell.keys)
+    return BlockMask.from_kv_blocks(*nothing, counts, full, BLOCK_SIZE=size, seq_lengths=lengths)
+
+
+def _as_full_blocks(cell: ListCell, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns lists as counts and rows with room for all blocks, for every head of q."""
+    if cell.causal:
+        raise Unavailable("full blocks alone are compared")
+    idx = idx.repeat_interleave(cell.heads // cell.kv_heads, dim=1)
+    full = torch.zeros(*idx.shape[:3], cell.blocks, dtype=torch.int32, device=idx.device)
+    full[..., : idx.shape[-1]] = idx
+    return (idx >= 0).sum(-1, dtype=torch.int32), full
+
+
+def _flash4(cell: ListCell, x: ListInputs) -> Launch:
+    if (cell.rows, cell.block) != (128, 128):
+        raise Unavailable("flash-attn-4 lists blocks of 128 keys for 128 queries on Hopper")
+    try:
+        from flash_attn.cute import flash_attn_func
+        from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+    except ImportError as error:
+        raise Unavailable("flash-attn-4 is not installed") from error
+    lists = {"block_sparse_tensors": _for_flash4(BlockSparseTensorsTorch, *_as_full_blocks(cell, x.idx))}
+    if cell.job == "gradients":
+        inverted = _for_flash4(BlockSparseTensorsTorch, *_invert(cell, x.idx))
+        lists["block_sparse_tensors_bwd"] = inverted
+    return _make_launch(cell, x, partial(flash_attn_func, **lists))
+
+
+def _for_flash4(make: Any, counts: torch.Tensor, full: torch.Tensor) -> Any:
+    return make(torch.zeros_like(counts), torch.zeros_like(full), counts, full, block_size=(128, 128))
+
+
+def _invert(cell: ListCell, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns of each block of keys the blocks of queries whose lists name it: counts, and rows."""
+    named = torch.zeros(*idx.shape[:3], cell.blocks + 1, dtype=torch.bool, device=idx.device)
+    named.scatter_(-1, idx.long() % (cell.blocks + 1), value=True)
+    by_key = named[..., : cell.blocks].transpose(2, 3)
+    order = by_key.int().argsort(dim=-1, descending=True, stable=True)
+    return by_key.sum(-1, dtype=torch.int32), order.int().contiguous()
+
+
+def _nsa(cell: ListCell, x: ListInputs) -> Launch:
+    group = cell.heads // cell.kv_heads
+    if cell.rows != 1 or cell.block < 16 or group < 16 or cell.queries != cell.keys:
+        raise Unavailable("parallel_nsa lists blocks for each query, of 16 heads or more, from the first on")
+    try:
+        from fla.ops.nsa import parallel_nsa
+    except ImportError as error:
+        raise Unavailable("flash-linear-attention is not installed") from error
+    named = x.idx.transpose(1, 2).long().contiguous()
+    counts = (named >= 0).sum(-1)
+    options = {"block_indices": named.clamp(min=0), "block_counts": counts, "block_size": cell.block}
+    return _make_launch(cell, x, partial(parallel_nsa, **options))
+
+
+def _flash_mla(cell: ListCell, x: ListInputs) -> Launch:
+    if not cell.latent or cell.job != "forward":
+        raise Unavailable("FlashMLA is for prompts and tokens of latent attention")
+    try:
+        import vllm._flashmla_C  # noqa: F401 - it registers the operator
+    except ImportError as error:
+        raise Unavailable("vLLM's FlashMLA is not installed") from error
+    run = torch.ops._flashmla_C.sparse_prefill_fwd
+    # sequences end to end: its prefill takes rows of all of them
+    first = (torch.arange(cell.batch, device=x.idx.device, dtype=torch.int32) * cell.keys).view(-1, 1, 1, 1)
+    named = (
+        torch.where(x.idx >= 0, x.idx + first, -1).transpose(1, 2).reshape(-1, 1, cell.entries).contiguous()
+    )
+    q, kv = x.q.flatten(0, 1), x.k.flatten(0, 1)
+    return partial(run, q, kv, named, cell.width**-0.5, cell.value, None, None, None)
+
+
+PEERS: Mapping[str, ListPeer] = {
+    peer.name: peer
+    for peer in (
+        ListPeer(name="flex", title="FlexAttention", make=_flex, compiles=True),
+        ListPeer(name="fa4", title="FlashAttention-4", make=_flash4, compiles=True),
+        ListPeer(name="nsa", title="parallel_nsa", make=_nsa, compiles=True),
+        ListPeer(name="flashmla", title="FlashMLA", make=_flash_mla),
+    )
+}
