@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import COLUMN, Dim, Expr, walk
-from attnc.model.attention import Attention
+from attnc.model.attention import EPSILON, Attention
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Paged, Ragged, Role, Tensor
 
@@ -360,17 +360,27 @@ def softmax(head: Head) -> tuple[Floats, Floats]:
 
 def weigh(head: Head) -> Floats:
     """Returns the weighted sum of the values [M, Dv], where nothing is normalised."""
+    return _weighted_values(head, head.weights)
+
+
+def _weighted_values(head: Head, weights: Floats) -> Floats:
+    """Returns weights [M, N] times the values of the visible keys."""
     with np.errstate(all="ignore"):
         finite = np.isfinite(head.v)
-        o = head.weights @ np.where(finite, head.v, 0.0)
+        o = weights @ np.where(finite, head.v, 0.0)
         for j in np.flatnonzero(~finite.all(axis=1)):  # 0 * inf is NaN, unless the key is masked
             special = np.where(finite[j], 0.0, head.v[j])
-            o += np.where(head.visible[:, j, None], head.weights[:, j, None] * special, 0.0)
+            o += np.where(head.visible[:, j, None], weights[:, j, None] * special, 0.0)
     return np.asarray(o)
 
 
 def compute_unscaled(head: Head) -> tuple[Floats, Floats]:
     """Returns `softmax` without the scale of v that a row has."""
+    if head.attention.softmax.form == "softpick":
+        weights, lse = pick(head.scores, head.visible)
+        o = _weighted_values(head, weights)
+        o[np.isnan(lse)] = np.nan
+        return o, lse
     scores, sink, (p, kept) = head.scores, head.sink, head.dropout
     with np.errstate(all="ignore"):
         m = np.fmax(scores.max(axis=1, initial=-np.inf), sink)
@@ -388,6 +398,21 @@ def compute_unscaled(head: Head) -> tuple[Floats, Floats]:
             o += np.where(np.isneginf(scores[:, j, None]), 0.0, probabilities[:, j, None] * special)
         o[np.isnan(lse)] = np.nan  # even if every key is dropped
     return o, lse
+
+
+def pick(scores: Floats, visible: Bools) -> tuple[Floats, Floats]:
+    """Returns the weights [M, N] of softpick and the logarithm of its denominator [M], of scores and of
+    which of them are visible: max(exp(s) - 1, 0) / (EPSILON + sum |exp(s) - 1|).
+
+    arXiv 2504.20966, equation 4.
+    """
+    with np.errstate(all="ignore"):
+        m = np.maximum(np.where(visible, scores, 0.0).max(axis=1, initial=0.0, keepdims=True), 0.0)
+        exact = np.expm1(scores) * np.exp(-m)  # of small ones
+        terms = np.where(np.abs(scores) < 1, exact, np.exp(scores - m) - np.exp(-m))
+        terms = np.where(visible, terms, 0.0)
+        total = np.abs(terms).sum(axis=1) + EPSILON * np.exp(-m[:, 0])
+        return np.maximum(terms, 0.0) / total[:, None], np.log(total) + m[:, 0]
 
 
 def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:

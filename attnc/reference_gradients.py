@@ -42,7 +42,7 @@ from attnc.expr.nodes import (
     Not,
     Or,
 )
-from attnc.model.attention import Attention
+from attnc.model.attention import EPSILON, Attention
 from attnc.reference import Array, Floats, Head, Input, heads, rows, softmax, to_arrays, value_rows
 
 Values = torch.Tensor
@@ -109,7 +109,9 @@ class _Pieces:
         dp = factor * (self.do @ head.v.T)[i, j]
         lse, delta = self._lse(s, i), np.zeros(head.shape[0])
         ds: Floats = dp
-        if attention.normalises:
+        if attention.softmax.form == "softpick":
+            p, ds = self._differentiate(_pick, s, dp, i, j)
+        elif attention.normalises:
             p = np.exp(s - lse[i], where=~np.isneginf(s), out=np.zeros_like(s))
             delta = np.asarray(np.bincount(i, p * dp, minlength=head.shape[0]), np.float64)
             ds = p * (dp - delta[i] + self.dlse[i])
@@ -130,6 +132,25 @@ class _Pieces:
             for name, slope in _sink_slopes(head, attention.grads).items():
                 found[name][...] += d_sink * slope
 
+    def _differentiate(
+        self,
+        form: Callable[[Values, Values], tuple[Values, Values]],
+        s: Floats,
+        dp: Floats,
+        i: Array,
+        j: Array,
+    ) -> tuple[Floats, Floats]:
+        """Returns weights, and gradients of scores, of the visible pairs, by automatic differentiation. form:
+        the weights [M, N] and lse [M] of scores and of which are visible, both [M, N].
+        """
+        at = (torch.from_numpy(i), torch.from_numpy(j))
+        leaf = torch.from_numpy(s).requires_grad_()
+        scores = torch.zeros(self.head.shape, dtype=torch.float64).index_put(at, leaf)
+        visible = torch.zeros(self.head.shape, dtype=torch.bool).index_put(at, torch.tensor(True))
+        weights, lse = form(scores, visible)
+        whole = (weights[at] * torch.from_numpy(dp)).sum() + (lse * torch.from_numpy(self.dlse)).sum()
+        return weights[at].detach().numpy(), _pull_back(whole, leaf, torch.ones_like(whole))
+
     def _lse(self, s: Floats, i: Array) -> Floats:
         """Returns lse [M], -inf for rows that see nothing."""
         m = np.full(self.head.shape[0], self.head.sink)
@@ -138,6 +159,16 @@ class _Pieces:
         total = np.exp(self.head.sink - shift)
         np.add.at(total, i, np.exp(s - shift[i]))
         return np.asarray(np.log(total) + shift)
+
+
+def _pick(scores: Values, visible: Values) -> tuple[Values, Values]:
+    """Softpick: see `reference`."""
+    if not scores.shape[1]:
+        return scores, scores.sum(dim=1)
+    m = scores.detach().amax(dim=1, keepdim=True).clamp(min=0)
+    terms = torch.where(visible, torch.exp(scores - m) - torch.exp(-m), torch.zeros_like(scores))
+    total = terms.abs().sum(dim=1, keepdim=True) + EPSILON * torch.exp(-m)
+    return torch.relu(terms) / total, (total.log() + m)[:, 0]
 
 
 def _add_rows(into: Floats, to: Array, weights: Floats, of: Array, given: Floats) -> None:

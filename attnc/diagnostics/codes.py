@@ -121,7 +121,7 @@ _NAMES = {
     "E0213": CodeInfo(
         "unknown normalization or argument of it",
         "'normalize = softmax', or softmax with any of the arguments sink, dropout, seed, first_head and "
-        "v_scale; 'normalize = none' where weights are not divided by their sum.",
+        "v_scale; 'normalize = none' where weights are not divided by their sum; 'normalize = softpick'.",
     ),
     "W0201": CodeInfo(
         "name that is never used",
@@ -238,8 +238,8 @@ _TYPES = {
     ),
     "E0325": CodeInfo(
         "weight that does not fit",
-        "'weight = ...', of the score, is what a key counts under 'normalize = none'. A softmax has weights "
-        "of its own, and only a softmax has an lse.",
+        "'weight = ...', of the score, is what a key counts under 'normalize = none'. Other forms have "
+        "weights of their own, and only a denominator has an lse.",
     ),
     "E0330": CodeInfo(
         "projection that is not complete",

@@ -204,12 +204,12 @@ def _refuse_forms(attention: Attention) -> Iterator[Diagnostic]:
             "parts of o are added first",
             "leave it out, and apply it to what the ranks' call returns",
         )
-    if not attention.normalises:
+    if softmax.form != "softmax":
         yield _problem(
             attention,
-            "'normalize = none' is not shared out over ranks",
+            f"'normalize = {softmax.form}' is not shared out over ranks",
             softmax.span,
-            "parts of o are joined by their lse",
+            "parts of o are joined as those of a softmax",
             "share out the heads in the model (tensor parallelism)",
         )
     if lists_blocks(attention):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from attnc.expr.nodes import Dim, Expr, uses
 from attnc.model.dtypes import DType
@@ -23,9 +23,15 @@ class Param:
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
+#: What becomes of the scores of a row, by its name after `normalize =`.
+Form: TypeAlias = Literal["softmax", "softpick", "none"]
+#: What softpick adds to its denominator (arXiv 2504.20966, equation 4).
+EPSILON = 1e-6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Softmax:
-    """`normalize = softmax(...)`, or `normalize = none`, where it `is_absent`.
+    """`normalize = softmax(...)`, or another `form`, which has no arguments.
 
     sink: f32 logit that joins the denominator only (gpt-oss); dropout: drop probability p with its i64
     `seed`; keep-mask of (seed, b, h, q_idx, kv_idx), see `reference.keep`; first_head: added to h there.
@@ -37,7 +43,7 @@ class Softmax:
     seed: Expr | None = None
     first_head: Expr | None = None
     v_scale: Expr | None = None
-    is_absent: bool = False
+    form: Form = "softmax"
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -108,8 +114,8 @@ class Attention:
 
     @property
     def normalises(self) -> bool:
-        """Whether what keys count is divided by its sum."""
-        return not self.softmax.is_absent
+        """Whether what keys count is divided by a sum, whose logarithm is the lse."""
+        return self.softmax.form != "none"
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
         """Returns the gradient of an input or output as a tensor: its shape, and the type that the spec

@@ -1,16 +1,20 @@
-"""`normalize = softmax(...)` and its arguments, or `normalize = none`."""
+"""`normalize = softmax(...)` and its arguments, `normalize = softpick` and `normalize = none`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attnc.diagnostics import Reporter, did_you_mean
 from attnc.expr.nodes import Const, Dot, Expr, Load, Type, uses, walk
-from attnc.model.attention import Softmax
+from attnc.model.attention import Form, Softmax
 from attnc.model.dtypes import DType
 from attnc.model.elaborate import Elaborator
 from attnc.model.scope import Scope
 from attnc.model.tensors import Tensor
 from attnc.syntax import ast
 
+#: Forms that take no arguments.
+_BARE: Mapping[str, Form] = {"softpick": "softpick", "none": "none"}
 ARGUMENTS = ("sink", "dropout", "seed", "first_head", "v_scale")
 #: What other libraries say to their softmax, and where it belongs here.
 _ELSEWHERE = {
@@ -32,6 +36,7 @@ _OTHERS = {
     ),
     "exp": _WEIGHTS.format("exp(score)"),
     **dict.fromkeys(("linear", "identity", "sum", "false"), "write 'normalize = none'"),
+    **dict.fromkeys(("rectified_softmax", "soft_pick"), "write 'softpick'"),
     **dict.fromkeys(("softmax1", "softmax_one", "off_by_one"), "write 'softmax(sink = 0)'"),
     **dict.fromkeys(
         ("dropout", "sink"), "write 'softmax(dropout = p, seed = seed)' or 'softmax(sink = sink[h])'"
@@ -42,17 +47,19 @@ _OTHERS = {
 def resolve_softmax(
     tree: ast.Normalize, elaborator: Elaborator, scope: Scope, report: Reporter
 ) -> Softmax | None:
-    """Returns the softmax, which may be absent, or None after reporting what is wrong."""
+    """Returns the softmax, or another form, or None after reporting what is wrong."""
     before = report.errors
     name = tree.value.function if isinstance(tree.value, ast.Call) else tree.value
-    if name.id == "none":
+    if name.id in _BARE:
         if isinstance(tree.value, ast.Call):
-            report.error("E0213", "'none' takes no arguments", tree.value.span, "nothing is normalised")
+            label = "nothing is normalised" if name.id == "none" else "softmax alone has some"
+            report.error("E0213", f"'{name.id}' takes no arguments", tree.value.span, label)
             return None
-        return Softmax(is_absent=True, span=tree.span)
+        return Softmax(form=_BARE[name.id], span=tree.span)
     if name.id != "softmax":
-        hints = (_OTHERS[name.id],) if name.id in _OTHERS else did_you_mean(name.id, ("softmax", "none"))
-        label = "must be 'softmax' or 'none'"
+        names = ("softmax", *_BARE)
+        hints = (_OTHERS[name.id],) if name.id in _OTHERS else did_you_mean(name.id, names)
+        label = f"must be {', '.join(map(repr, names[:-1]))} or '{names[-1]}'"
         report.error("E0213", f"unknown normalization '{name.id}'", name.span, label, hints=hints)
         return None
     arguments = _arguments(tree.value, report) if isinstance(tree.value, ast.Call) else {}

@@ -21,12 +21,12 @@ def resolve_weight(
     """
     if tree is None:
         return score
-    if softmax is not None and not softmax.is_absent:
+    if softmax is not None and softmax.form != "none":
         report.error(
             "E0325",
-            "a weight beside a softmax",
+            f"a weight beside {'a softmax' if softmax.form == 'softmax' else softmax.form}",
             tree.value.span,
-            "the softmax makes its own weights, exp(score - lse)",
+            "the normalization makes weights of its own",
             related=(Label(softmax.span, "the normalization"),) if softmax.span else (),
             hints=("write 'normalize = none'", "or write it into the score"),
         )
@@ -42,7 +42,7 @@ def check_outputs(tree: ast.Attention, softmax: Softmax | None, report: Reporter
             isinstance(item, ast.Output)
             and item.name.id == "lse"
             and softmax is not None
-            and softmax.is_absent
+            and softmax.form == "none"
         ):
             report.error(
                 "E0325",

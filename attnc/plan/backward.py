@@ -131,7 +131,7 @@ class KernelMaker:
         softmax = Probabilities(
             scale=rule.raw_scale,
             dropout=plan_dropout(attention, names),
-            normalises=attention.normalises,
+            form=attention.softmax.form,
         )
         kept = kept_by_some(attention.mask)
         step = make_step(

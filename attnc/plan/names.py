@@ -25,7 +25,8 @@ from attnc.resources import resource
 KERNEL = frozenset((
     "acc", "alpha", "at", "B", "b", "BLOCK_D", "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "D", "d", "DELTA",
     "delta", "delta_head", "delta_rows", "DK", "dk", "dlse_head", "DO", "do", "do_head", "dp", "DQ", "dq",
-    "dq_at", "dq_head", "ds", "dsink_row", "DV", "Dv", "dv", "EARLY_DP", "exists", "first", "first_head",
+    "dq_at", "dq_head", "ds", "dsink_row", "EPSILON", "excess", "picked",
+    "DV", "Dv", "dv", "EARLY_DP", "exists", "first", "first_head",
     "first_pos", "first_row", "float", "full_hi", "full_lo", "G", "group", "H", "h", "h_kv", "head",
     "head_of_group", "head_tiles", "heads",
     "hi", "Hkv", "i", "j", "K", "k", "k_2", "k_end", "k_first", "keep", "keep_scale", "kept", "kept_hi",

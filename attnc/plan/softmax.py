@@ -50,9 +50,14 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
     """
     knobs = schedule.forward
     knob, loops = knobs.get("softmax"), knobs.get("loops")
+    if variant.attention.softmax.form not in target.forms:
+        yield _lacks_form(variant, target)
+        return
     if not variant.attention.normalises:
         yield from _check_absent(variant, schedule)
         return
+    if variant.attention.softmax.form == "softpick":
+        yield from _check_softpick(variant, schedule)
     if knob is None:
         return
     if not target.has_lazy_maximum and any("maximum" in choice.args for choice in _list_choices(knob)):
@@ -84,6 +89,24 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
                     "o lies in memory, normalised, between two visits",
                     "write 'softmax = online(rescale = every_step)', as FlashAttention-1 does",
                 )
+
+
+def _lacks_form(variant: Variant, target: Target) -> Diagnostic:
+    form, span = variant.attention.softmax.form, variant.attention.softmax.span
+    label, instead = "its kernels make other weights", "write a schedule for the target 'triton'"
+    return unsupported(f"'normalize = {form}' is not lowered to {target.name}", span, label, instead)
+
+
+def _check_softpick(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields what kernels of softpick do not have."""
+    knob, loops = schedule.forward.get("softmax"), schedule.forward.get("loops")
+    choices = () if knob is None else _list_choices(knob)
+    if knob is not None and any(choice.name == "unified_max" for choice in choices):
+        label = "of differences of exponentials, a wrong guess leaves nothing"
+        yield unsupported("softpick has no unified maximum", knob.span, label, "write 'softmax = online'")
+    if loops is not None and ("kv", "q") in loops.choices:
+        label = "o lies in memory between two visits"
+        yield unsupported("loops = [kv, q] has no softpick", loops.span, label, "write 'loops = [q, kv]'")
 
 
 def _check_absent(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -146,6 +169,7 @@ def plan_softmax(
         dropout=plan_dropout(attention, names),
         headroom=headroom_of(choice, attention.element),
         v_scale=None if wanted.v_scale is None or wanted.scales_keys else names.replace(wanted.v_scale),
+        form=wanted.form,
     )
     return softmax, None if isinstance(raw, Dot) else names.replace(raw)
 
@@ -167,7 +191,7 @@ def _plan_weights(attention: Attention, names: LoadNames) -> tuple[Softmax, Expr
         sink=None,
         dropout=None,
         v_scale=None if weights.factor is None else names.replace(weights.factor),
-        normalises=False,
+        form="none",
     )
     return absent, None if isinstance(weights.rest, Dot) else names.replace(weights.rest)
 

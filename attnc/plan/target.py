@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
-from attnc.model.attention import Attention, Variant
+from attnc.model.attention import Attention, Form, Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
@@ -42,6 +42,7 @@ class Target(ABC):
     has_backward: there are kernels for gradients; decodes_prompts: kernels that decode serve all rows of an
     attention whose v is columns of k, so that it has gradients beside them; has_f32_dq: that of q can be f32
     where q is not, as those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
+    forms: of `normalize =` that kernels have.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
@@ -59,6 +60,7 @@ class Target(ABC):
     decodes_prompts: ClassVar[bool] = False
     has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
+    forms: ClassVar[frozenset[Form]] = frozenset({"softmax", "none"})
     has_rows_kernel: ClassVar[bool]
     sections: ClassVar[Section]
     splits_in_turn: ClassVar[bool] = False

@@ -59,7 +59,8 @@ class Signature:
         self.has_scalars = any(not tensor.shape for tensor in self.inputs)
         masked = "" if attention.mask == TRUE else ", masked"
         scaled = "" if attention.softmax.v_scale is None else "v_scale * "
-        attended = f"{scaled}softmax(score) v" if attention.normalises else "weight v"
+        form = attention.softmax.form
+        attended = "weight v" if form == "none" else f"{scaled}{form}(score) v"
         if attention.epilogue is not None:
             attended = f"{show(attention.epilogue)}, with attention = {attended}"
         self.summary = f"Attention of the spec's score{masked}: o = {attended}."

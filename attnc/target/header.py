@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from attnc.expr.construct import in_float32
 from attnc.expr.nodes import Call, walk
-from attnc.model.attention import Attention, Variant
+from attnc.model.attention import EPSILON, Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Tensor
 from attnc.plan.ir import Kernel, Module, unified_of
@@ -130,6 +130,8 @@ def forward_numbers(module: Module) -> Iterator[Number]:
     kernel = module.kernel
     yield from score_numbers(kernel)
     softmax, unified = kernel.softmax, unified_of(kernel)
+    if softmax.rectifies:
+        yield "EPSILON", _text(EPSILON), "joins the denominator of softpick"
     if softmax.rescale == "lazy":
         what = "growth of the maximum, in base-2 units, that forces a rescale"
         yield "LAZY", _text(softmax.threshold), what

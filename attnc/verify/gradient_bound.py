@@ -259,9 +259,20 @@ class HeadErrors:
         delta_error = delta_error + 2 * U * (np.abs(delta) + np.abs(dlse))
         delta_error = delta_error + (do_error * np.abs(o)).sum(axis=1)
         difference = dp - delta[:, None]
+        weights, weights_error, near_zero = p, p_error, np.zeros(())
+        if head.attention.softmax.form == "softpick":
+            below, at_zero = s < 0, s == 0
+            either = np.abs(difference) + np.abs(delta[:, None])  # which of both a score near 0 takes
+            difference = np.where(at_zero, 0.0, np.where(below, delta[:, None], difference))
+            unsure = head.visible & (np.abs(s) <= score.error + FLUSHED)
+            near_zero = np.where(unsure, (p + p_error) * either, 0.0)
+            one = np.exp(-row)
+            of_one = exponential_error(one, -row, lse_error + U * (2 * np.abs(row) + 2 * forward.exp_ulps))
+            weights = np.where(head.visible, (p - one).clip(0), 0.0)
+            weights_error = np.where(head.visible, p_error + of_one + U * (p + one), 0.0)
         ds = p * difference
         ds_error = p_error * np.abs(difference) + 3 * U * np.abs(ds)
-        ds_error = ds_error + (p + p_error) * (dp_error + delta_error[:, None])
+        ds_error = ds_error + (p + p_error) * (dp_error + delta_error[:, None]) + near_zero
 
         sink = (0.0, 0.0, 0.0)
         if head.attention.softmax.sink is not None:
@@ -285,8 +296,8 @@ class HeadErrors:
             do_error,
             dot,
             head.visible | open_row,
-            factor * p,
-            np.where(kept, factor * p_error, 0.0),
+            factor * weights,
+            np.where(kept, factor * weights_error, 0.0),
             np.where(seen, ds, 0.0),
             np.where(open_row, np.inf, np.where(seen, ds_error, 0.0)),
             delta_size,
@@ -405,7 +416,9 @@ class HeadErrors:
         self._scatter(sums.size[load.tensor], load, sizes)
         if not any("kv_idx" in uses(index) for index in load.indices):
             # One error of delta in all terms of a row: the terms may cancel.
-            spread = np.abs(weight.sum(axis=1)) * self.delta_spread
+            signs_differ = self.head.attention.softmax.form == "softpick"
+            together = np.abs(weight).sum(axis=1) if signs_differ else np.abs(weight.sum(axis=1))
+            spread = together * self.delta_spread
             first = np.zeros(self.head.shape)
             first[:, :1] = (spread**2)[:, None]
             self._scatter(sums.variance[load.tensor], load, first)

@@ -333,8 +333,12 @@ def _has_gradients_of(*names: str) -> Callable[[Attention], bool]:
     return lambda attention: set(names) <= set(attention.grads)
 
 
+def _is_softmax(attention: Attention) -> bool:
+    return attention.softmax.form == "softmax"
+
+
 def _sums_to_one(attention: Attention) -> bool:
-    return attention.normalises and attention.softmax.sink is None and attention.softmax.dropout is None
+    return _is_softmax(attention) and attention.softmax.sink is None and attention.softmax.dropout is None
 
 
 GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
@@ -372,7 +376,7 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
             _has_gradients_of("q")(attention)
             and attention.softmax.dropout is None
             and attention.epilogue is None
-            and attention.normalises
+            and _is_softmax(attention)
             and number(derive(attention.score).dot) is not None
         ),
         holds=_equal_values_show_delta,
@@ -381,7 +385,7 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
         name="dk sums to dlse q",
         applies=lambda attention: (
             _has_gradients_of("k")(attention)
-            and attention.normalises
+            and _is_softmax(attention)
             and attention.softmax.sink is None
             and not (attention.v.storage.is_part and attention.softmax.dropout is not None)
             and number(derive(attention.score).dot) is not None

@@ -43,7 +43,7 @@ import numpy as np
 import torch
 
 from attnc.expr.nodes import Expr
-from attnc.model.attention import Attention
+from attnc.model.attention import EPSILON, Attention
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role, Tensor
 from attnc.plan.ir import ErrorBound
@@ -59,6 +59,7 @@ from attnc.reference import (
     f32_to_bf16,
     finish,
     heads,
+    pick,
     to_arrays,
     weigh,
 )
@@ -219,6 +220,8 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     """
     if not head.attention.normalises:
         return _weighed_rows(head, bound)
+    if head.attention.softmax.form == "softpick":
+        return _picked_rows(head, bound)
     o, lse = compute_unscaled(head)
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
@@ -273,6 +276,61 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
                 open=row_open | np.isinf(lse_allowed),
                 overflow=np.zeros_like(row_open),
                 eager=lse[:, None],
+            ),
+        }
+
+
+def _picked_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
+    """Returns `expected_rows` of softpick, with P_ij = exp(s_ij - L_i), of which sums may be above 1.
+
+        A_ij = P_ij e_ij + exp(-L_i) e_i + u (P_ij + exp(-L_i))     of the difference P_ij - exp(-L_i)
+        G_i  = sum_j A_ij + EPSILON exp(-L_i) e_i                   of the denominator
+        |Y' - Y|_ij <= (A_ij + Y_ij G_i) / (1 - G_i)                for Y = max(P - exp(-L), 0), and 1 at most
+
+    e_i: the error of exp(-m), for a maximum m of 0 or more.
+    """
+    o, lse = compute_unscaled(head)
+    with np.errstate(all="ignore"):
+        size, dot = dot_products(head, bound)
+        score = RunningError.of(head, dot, bound).analyse(head.attention.score)
+        visible = head.visible
+        s = np.where(visible, score.value.astype(np.float64), 0.0)
+        too_large = visible & (
+            score.overflows | np.isinf(score.error) | ((size > HUGE) & np.isfinite(dot.value))
+        )
+        m = _finite(s.max(axis=1, initial=0.0, keepdims=True))
+        too_large = too_large | (visible & (U * m >= LARGEST_EXPONENT))
+        row_open: Bools = np.asarray(np.broadcast_to(too_large, head.shape).any(axis=1, keepdims=True))
+        row = lse[:, None]
+        error = np.where(np.isneginf(s), 0.0, score.error + U * (2 * (m - s) + 2 * m + 2 * bound.exp_ulps))
+        error_of_one = U * (4 * m + 2 * bound.exp_ulps)
+        p, one = np.exp(s - row), np.exp(-row)
+        a = exponential_error(p, s - row, error) + one * error_of_one + U * (p + one)
+        a = np.where(visible, a, 0.0)
+        grows = a.sum(axis=1, keepdims=True) + EPSILON * one * error_of_one
+        left = np.where(grows < 0.9, 1 - grows, np.nan)
+        y = np.where(visible, (p - one).clip(0), 0.0)
+        exponents = np.where(grows < 0.9, (a + y * grows) / left, 1.0).clip(max=1.0)
+        exponents = np.where(visible, exponents, 0.0)
+        tiles = -(-head.shape[1] // bound.min_tile_kv)
+        sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8)
+        judged = ~row_open & np.isfinite(row)
+        of_lse = np.where(grows < 0.9, -np.log1p(-grows), np.inf)
+        lse_allowed = _bound_values(of_lse + sums + 2 * U * (np.abs(row) + m), judged)
+        cut_off = (chain_error(bound, visible) - U * bound.tile_kv).clip(0)
+        p_max = np.exp(m - row)
+        weights = _Weights(head, bound, y, exponents, sums + cut_off[:, None], p_max, visible, judged)
+        attended = weights.attend(o, Approx(head.v_scale, np.zeros(())), row_open)
+        eager = _eager(head, DType(bound.input_dtype))
+        return {
+            "o": _leave(head, bound, _finish(head, bound, attended), eager),
+            "attention": _leave(head, bound, attended, eager),
+            "lse": Expected(
+                value=row,
+                allowed=SLACK * lse_allowed,
+                open=row_open | np.isinf(lse_allowed),
+                overflow=np.zeros_like(row_open),
+                eager=row,
             ),
         }
 
@@ -425,7 +483,8 @@ class _Weights:
         if not special.any():
             return np.zeros((len(self.p), v.shape[1]), dtype=np.bool_)
         tiny = 4 * max(DType(self.bound.p_dtype).smallest_subnormal, FLUSHED) / self.bound.least_probability
-        doubtful = ~self.seen | (self.p <= tiny * self.p_max)
+        vanishes = self.exponents if self.head.attention.softmax.form == "softpick" else 0.0
+        doubtful = ~self.seen | (self.p <= tiny * self.p_max + vanishes)
         return np.asarray(doubtful.astype(np.float64) @ special > 0)
 
 
@@ -483,6 +542,10 @@ def _eager(head: Head, dtype: DType) -> Floats:
     if not head.attention.normalises:
         o = round_to(dtype, np.where(head.visible, score, 0.0) @ head.v)
         return o if head.attention.epilogue is None else round_to(dtype, finish(head, o))
+    if head.attention.softmax.form == "softpick":
+        p, _ = pick(score.astype(np.float64), head.visible)
+        attended = round_to(dtype, round_to(dtype, p) @ head.v)
+        return attended if head.attention.epilogue is None else round_to(dtype, finish(head, attended))
     s = np.where(head.visible, score.astype(np.float64), -np.inf)
     sink = head.sink
     m = np.fmax(s.max(axis=1, initial=-np.inf, keepdims=True), sink)

@@ -46,6 +46,9 @@ _HOPPER_VALUES = (16, 32, 64, 128, 208, 256, 8, 40, 72, 72, 120, 136, 200)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
 _OF_A_HEAD = frozenset({"b", "h"})
 _OF_A_ROW = frozenset({"b", "h", "q_idx"})
+#: Forms of `normalize =` without arguments; those whose schedules say how maxima are found.
+FORMS = ("softpick",)
+_WITH_SOFTMAX = ("softmax", "softpick")
 _WEIGHTS = (
     "sigmoid(score)",
     "score * sigmoid(score) / N",
@@ -158,12 +161,16 @@ def specs(
     if may_be_narrow and dtype != "f32" and draw(st.integers(0, 5)) == 0:
         of_k, of_v = (draw(st.sampled_from(("e4m3", "e5m2", "i8", dtype))) for _ in "kv")
         of_v = of_k if storage.prefix else of_v
-    if may_be_narrow and draw(st.integers(0, 7)) == 0:
+    if draw(st.integers(0, 9)) == 0:
+        softmax = draw(st.sampled_from(FORMS))
+    elif may_be_narrow and draw(st.integers(0, 7)) == 0:
         softmax = _scaled(softmax, words.float_expr(1, _OF_A_HEAD, dot=False))
     o_axes = _drawn(draw, storage.q_axes(heads))
     weight, epilogue = _forms(words, decodes=decodes)
     softmax = "none" if weight else softmax
-    on_triton_alone = {of_k, of_v} != {dtype} or "v_scale" in softmax
+    form = softmax.split("(")[0]
+    has_narrow = {of_k, of_v} != {dtype} or "v_scale" in softmax
+    on_triton_alone = has_narrow or form in FORMS
     lines = [
         f"input q: {dtype}[{_drawn(draw, storage.q_axes(heads))}, {d}]{storage.q_via}",
         f"input k: {of_k}[{', '.join(kv_axes)}, {d}]{via}",
@@ -187,13 +194,13 @@ def specs(
             lines += [f"input lens_{name}: i32[B]", f"length {name} = lens_{name}[b]"]
         else:
             lines.append(f"length {name} = {words.int_expr(1, _LAUNCH)}")
-    if draw(st.booleans()) and not weight:
+    if draw(st.booleans()) and form in ("softmax", "softpick"):
         lines.append(f"output lse: f32[{_drawn(draw, storage.q_axes(heads))}]")
     lines.append(f"normalize = {softmax}")
     may_grad = (
         storage.has_gradients(on_cuda=on_cuda) and not decodes and (with_gradients or draw(st.booleans()))
     )
-    may_grad = may_grad and not on_triton_alone
+    may_grad = may_grad and not has_narrow
     own = ("q", "k") if storage.prefix else ("q", "k", "v")
     grads = _grads(draw, words, score + weight + epilogue + softmax, own) if may_grad else []
     if grads:
@@ -210,12 +217,14 @@ def specs(
             wide=wide,
             sums_dq="q" in grads and not storage.prefix,
             joins_bools=joins_bools,
-            normalises=not weight,
+            form=form,
         )
         schedules[target] = f"schedule spec for {target} {{\n  {draw_schedule(draw, shape)}\n}}\n"
     if HOPPER in schedules and not is_lowered(text + schedules[HOPPER]):
         del schedules[HOPPER]
-    if weight or epilogue:  # some keys of schedules are those of a softmax, and of rows that one thread has
+    if (
+        form != "softmax" or epilogue
+    ):  # some keys of schedules are those of a softmax, and of rows that one thread has
         schedules = {target: x for target, x in schedules.items() if is_lowered(text + x)}
         schedules = schedules or {"triton": "schedule spec for triton {\n  tile.q = 16, tile.kv = 16\n}\n"}
     return text + "".join(schedules.values())
@@ -301,7 +310,7 @@ class Shape:
     wide: bool
     sums_dq: bool
     joins_bools: bool
-    normalises: bool = True
+    form: str = "softmax"
 
 
 def draw_schedule(draw: st.DrawFn, shape: Shape) -> str:
@@ -313,15 +322,17 @@ def draw_schedule(draw: st.DrawFn, shape: Shape) -> str:
     if shape.decodes:
         pack = draw(st.sampled_from(("gqa", "none")))
         splits = draw(st.sampled_from(("1", "3", "auto", "fixed(64)")))
-        softmax = draw(st.sampled_from(("online", "online", _UNIFIED)))
+        softmax = draw(
+            st.sampled_from(("online", "online", _UNIFIED if shape.form == "softmax" else "online"))
+        )
         return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}, softmax = {softmax}"
     lines = [tiles]
-    if shape.normalises and shape.storage.plain and draw(st.integers(0, 4)) == 0:
+    if shape.form == "softmax" and shape.storage.plain and draw(st.integers(0, 4)) == 0:
         lines += ["loops = [kv, q]", f"softmax = {_BOTTOM_UP}"]
     else:
         softmaxes = ["online", _BOTTOM_UP, "online(rescale = lazy(8))"] + ["two_pass"] * (split == "q")
         lines += ["loops = [q, kv]"]
-        lines += [f"softmax = {draw(st.sampled_from(softmaxes))}"] if shape.normalises else []
+        lines += [f"softmax = {draw(st.sampled_from(softmaxes))}"] if shape.form in _WITH_SOFTMAX else []
         lines += draw(st.sampled_from(([], ["persistent = true"], ["order = longest_first"])))
     if shape.sums_dq and shape.storage.plain and draw(st.booleans()):
         lines.append(f"backward {{ accumulate.dq = {draw(st.sampled_from(('atomic', 'sequential')))} }}")
@@ -364,7 +375,7 @@ def _hopper_schedule(draw: st.DrawFn, shape: Shape) -> str:
     if draw(st.booleans()):
         lines.append(f"registers {_or(draw(st.sampled_from(legal)), legal[-1])}")
     softmaxes = ("online", "online(rescale = lazy(8))", "online(maximum = lazy(20))")
-    lines += [f"softmax = {draw(st.sampled_from(softmaxes))}"] if shape.normalises else []
+    lines += [f"softmax = {draw(st.sampled_from(softmaxes))}"] if shape.form in _WITH_SOFTMAX else []
     lines += draw(st.sampled_from(([], ["order = longest_first"])))
     if shape.storage.plain:
         lines += draw(st.sampled_from(([], [], ["cluster = 2"], ["cluster in {2, 1}"])))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, Load
+from attnc.model.attention import Form
 from attnc.model.dtypes import DType
 from attnc.model.schedule import ForwardConfig, TileConfig
 from attnc.plan.access import Rows, Section, Sequences, TileWalk
@@ -265,13 +266,24 @@ class Probabilities:
     """How a step makes probabilities of scores: p = exp2(scale * s - m), then dropout.
 
     scale: factor of the raw score in the exponent: set when score = scale * s with scale > 0, so that the
-    multiplication fuses with the subtraction; None when the score is already in base-2 units. normalises:
-    else p is the score itself, and nothing is subtracted or divided by.
+    multiplication fuses with the subtraction; None when the score is already in base-2 units. form: of
+    "softpick" p is max(exp2(s - m) - exp2(-m), 0); of "none" it is the score itself, and nothing is
+    subtracted or divided by.
     """
 
     scale: float | None
     dropout: Dropout | None
-    normalises: bool = True
+    form: Form = "softmax"
+
+    @property
+    def normalises(self) -> bool:
+        """Whether p is divided by a sum."""
+        return self.form != "none"
+
+    @property
+    def rectifies(self) -> bool:
+        """Whether p is 0 for scores below 0."""
+        return self.form == "softpick"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

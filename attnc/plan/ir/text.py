@@ -305,7 +305,7 @@ def _softmax(softmax: Softmax) -> Iterator[str]:
     told += [f"threshold = {softmax.threshold:g}"] if softmax.threshold else []
     told += [f"headroom = {softmax.headroom:g}"] if softmax.headroom else []
     told += [_scale(softmax), *["safe everywhere"] * softmax.safe_everywhere]
-    yield _list("softmax", told)
+    yield _list(softmax.form, told)
     if softmax.sink is not None:
         yield f"sink = {show(softmax.sink)}"
     if softmax.v_scale is not None:
@@ -320,7 +320,8 @@ def _epilogue(epilogue: Epilogue | None) -> Iterator[str]:
 
 
 def _probabilities(softmax: Probabilities) -> Iterator[str]:
-    yield f"p = exp2(s - lse2), {_scale(softmax)}" if softmax.normalises else "p = s"
+    form = "" if softmax.form in ("softmax", "none") else f"{softmax.form}: "
+    yield f"{form}p = exp2(s - lse2), {_scale(softmax)}" if softmax.normalises else "p = s"
     yield from _dropout(softmax)
 
 

@@ -435,7 +435,7 @@ class KernelText(ProgramText, OutputView):
     @property
     def excluded(self) -> str:
         """The score of a key that is not kept."""
-        return '-float("inf")' if self.kernel.softmax.normalises else "0.0"
+        return '-float("inf")' if self.kernel.softmax.form == "softmax" else "0.0"
 
     @property
     def step_result(self) -> str:

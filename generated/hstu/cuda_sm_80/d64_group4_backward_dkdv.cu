@@ -302,7 +302,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) hstu_backward_dkdv(const _
         // hstu.attn:14  weight = score * sigmoid(score) / N
         #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j) {
-            const int at_tile = 8 * j + 2 * t;
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 #pragma unroll

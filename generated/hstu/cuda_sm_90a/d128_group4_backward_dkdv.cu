@@ -408,7 +408,6 @@ __device__ __forceinline__ void run_consumer(
             // hstu.attn:14  weight = score * sigmoid(score) / N
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
-                const int at_tile = 8 * j + 2 * t;
                 float of_dv[4];
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {

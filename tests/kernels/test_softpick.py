@@ -1,0 +1,90 @@
+"""Softpick: forward, splits of keys, lengths, packed rows, and gradients; against a formula in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnc.verify.case import Case
+from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
+
+PLAIN = (
+    "input q: bf16[B, M, Hkv * G, 16]",
+    "input k, v: bf16[B, N, Hkv, 16]",
+    "input table: f32[Hkv * G, 64]",
+    "score = dot(q, k) / sqrt(D) + table[h, clamp(q_pos - kv_idx, 0, 63)]",
+    "mask = causal",
+    "normalize = softpick",
+    "output o: bf16[B, M, Hkv * G, 16]",
+    "output lse: f32[B, Hkv * G, M]",
+    "grad q, k, v, table",
+)
+LENGTHS = (
+    "input q: f16[B, M, H, 24]",
+    "input k, v: f16[B, N, H, 24]",
+    "input gate: f32[B, M, H]",
+    "input lens: i32[B]",
+    "length M = lens[b]",
+    "length N = lens[b]",
+    "score = 20 * dot(q, k)",
+    "mask = window(5, 2)",
+    "normalize = softpick",
+    "output o: f16[B, M, H, 24] = attention * gate[b, q_idx, h]",
+    "grad q, k, v, gate",
+)
+PACKED = (
+    "input q: bf16[T, H, 16] via ragged(ends)",
+    "input k, v: bf16[T, H, 16] via ragged(ends)",
+    "input ends: i32[B + 1]",
+    "score = dot(q, k) / sqrt(D)",
+    "mask = causal",
+    "normalize = softpick",
+    "output o: bf16[T, H, 16]",
+    "grad q, k, v",
+)
+TILES = "tile.q = 16, tile.kv = 16"
+
+
+@pytest.mark.parametrize("lines", [PLAIN, LENGTHS], ids=["table", "lengths"])
+@pytest.mark.parametrize(
+    "softmax", ["online", "online(rescale = lazy(4))", "online(rescale = every_step)", "two_pass"]
+)
+def test_softpick(lines: tuple[str, ...], softmax: str) -> None:
+    right_by_day(subject_of_text(spec(lines, f"{TILES}, softmax = {softmax}")), count=2)
+
+
+def test_softpick_of_packed_rows() -> None:
+    made = subject_of_text(spec(PACKED, TILES))
+    assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
+
+
+@pytest.mark.parametrize("split", ["1", "3", "fixed(32)"])
+def test_splits_share_one_denominator(split: str) -> None:
+    """The small number that joins it does so once."""
+    lines = [line for line in PLAIN if not line.startswith(("grad", "mask"))]
+    made = subject_of_text(spec(lines, f"loops = [kv], pack = gqa, tile.kv = 16, split.kv = {split}"))
+    assert_within_bound(made, Case(dims={"B": 2, "M": 1, "N": 77, "Hkv": 2, "G": 2}))
+
+
+def test_formula() -> None:
+    made = subject_of_text(spec([line for line in PLAIN if "grad" not in line], TILES))
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 20, 2, 16, generator=generator).bfloat16()
+    k, v = (torch.randn(1, 20, 1, 16, generator=generator).bfloat16() for _ in "kv")
+    table = torch.zeros(2, 64)
+    o, lse = made.function(q, k, v, table)
+    scores = torch.einsum("bmhd,bnd->bhmn", q.double(), k[:, :, 0].double()) / 4
+    terms = torch.expm1(scores).tril()
+    denominator = terms.abs().sum(-1) + 1e-6
+    expected = torch.einsum("bhmn,bnd->bmhd", terms.relu() / denominator[..., None], v[:, :, 0].double())
+    torch.testing.assert_close(o.double(), expected, rtol=2**-6, atol=2**-7)
+    torch.testing.assert_close(lse.double(), denominator.log(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_without_keys_is_0() -> None:
+    lines = ["mask = kv_idx < q_idx" if line.startswith("mask") else line for line in PACKED[3:]]
+    text = ("input q: bf16[B, M, H, 16]", "input k, v: bf16[B, N, H, 16]", *lines)
+    text = tuple(line.replace("[T, H, 16]", "[B, M, H, 16]") for line in text)
+    made = subject_of_text(spec(text, TILES))
+    x = torch.randn(1, 20, 1, 16).bfloat16()
+    assert not made.function(x, x, x)[0, 0].any()
