@@ -160,12 +160,9 @@ class DeclaredSizes:
 
 FACTS = ("sorted", "distinct")
 _QKV = ("q", "k", "v")
-#: What to write where a type of 8 bits cannot be.
-_INSTEAD_OF_NARROW = {
-    DType.E4M3: "write 'bf16' or 'f16', and convert before the call",
-    DType.E5M2: "write 'bf16' or 'f16', and convert before the call",
-    DType.I8: "write 'u8' or 'i32', or 'bool' for a flag",
-}
+#: What to write where an integer or a float of 8 bits cannot be.
+_INSTEAD_OF_INTEGER = "write 'u8' or 'i32', or 'bool' for a flag"
+_INSTEAD_OF_FLOAT = "write 'bf16' or 'f16', and convert before the call"
 _HEADS = {"H": "the heads of q", "Hkv": "the heads of k", "G": "the heads of q over those of k"}
 
 
@@ -241,7 +238,7 @@ class Declarations:
                 f"'{name}' cannot be of type {narrow}",
                 tree.span,
                 "k and v alone are stored in 8 bits",
-                hints=(_INSTEAD_OF_NARROW[narrow],),
+                hints=(_INSTEAD_OF_INTEGER if narrow.is_narrow_integer else _INSTEAD_OF_FLOAT,),
             )
             return False
         if name in _QKV and not all(choice.is_float or choice.is_narrow for choice in choices):

@@ -20,10 +20,11 @@ class Facts:
     which f16 and bf16 hold exactly; bytes: of an element; torch, triton, cuda: its names in PyTorch, in
     Triton's signatures and in CUDA C++, "" where no kernel has it; elsewhere: what others call it.
 
-    precision: bits of the significand, the leading one included; exponents: of the smallest and of the
-    largest normal number; largest: finite number; has_infinity, has_nan: among its codes; capability: ten
-    times the compute capability of the first devices for which Triton converts it, 0 for all; is_reserved:
-    whether its name is a word of the language, which those of types that came later are not.
+    precision: bits of the significand, the leading one included, 0 for integers; least_exponent: of the
+    smallest normal number; largest: finite number; least: integer, of a narrow type; has_infinity, has_nan:
+    among its codes; capability: ten times the compute capability of the first devices for which Triton
+    converts it, 0 for all; is_reserved: whether its name is a word of the language, which those of types that
+    came later are not.
     """
 
     kind: Literal["float", "narrow", "other"]
@@ -35,6 +36,7 @@ class Facts:
     precision: int = 0
     least_exponent: int = 0
     largest: float = 0.0
+    least: float = 0.0
     has_infinity: bool = False
     has_nan: bool = False
     capability: int = 0
@@ -66,6 +68,10 @@ class DType(StrEnum):
     @property
     def is_narrow(self) -> bool:
         return self.facts.kind == "narrow"
+
+    @property
+    def is_narrow_integer(self) -> bool:
+        return self.is_narrow and not self.facts.precision
 
     @property
     def bytes(self) -> int:
@@ -138,7 +144,7 @@ _FACTS: Mapping[DType, Facts] = {
     DType.I8: Facts(
         kind="narrow", bytes=1, torch="int8", triton="i8", cuda="i8",
         elsewhere="int8 s8 char",
-        largest=127.0, is_reserved=False,
+        largest=127.0, least=-128.0, is_reserved=False,
     ),
     DType.U8: Facts(
         kind="other", bytes=1, torch="uint8", triton="u8", cuda="unsigned char",

@@ -15,6 +15,7 @@ import torch
 
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Dim, Expr, show, walk
+from attnc.model.dtypes import DType
 from attnc.model.tensors import Paged, Ragged, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir import Module
@@ -143,11 +144,14 @@ def synchronize() -> None:
 def _draw(arg: ir.Arg, dims: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
     axes = zip(arg.tensor.shape, arg.axes, strict=True)
     shape = [dims[PAGES.name] if size == PAGES else _size(bind, dims) for size, bind in axes]
-    dtype = DTYPES[arg.tensor.dtype]
+    element = DType(arg.tensor.dtype)
+    dtype = DTYPES[element]
     device = generator.device
-    if dtype.is_floating_point or dtype is torch.int8:
+    if element.is_float or element.is_narrow:
         drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        return (drawn if dtype.is_floating_point else 16 * drawn).to(dtype)
+        if element.is_narrow_integer:
+            drawn = (16 * drawn).clamp(element.facts.least, element.largest)
+        return drawn.to(dtype)
     if arg.tensor.is_sorted:
         row = torch.arange(shape[-1], device=device) // _DOCUMENT
         return row.expand(shape).to(dtype).contiguous()

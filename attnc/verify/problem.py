@@ -232,7 +232,7 @@ def draw_values(
     styles = {"logits": case.logits, "values": case.values, "special": case.special}
     canonical = draw_qkv(at, dtype=attention.element, seed=case.seed, **styles)
     for tensor, others in ((attention.k, ("q",)), (attention.v, ())):
-        if tensor.dtype is DType.I8 and not tensor.storage.is_part:
+        if DType(tensor.dtype).is_narrow_integer and not tensor.storage.is_part:
             canonical[tensor.name] *= WHOLE
             for other in others:
                 canonical[other] /= WHOLE

@@ -57,7 +57,7 @@ def has_values(attention: Attention) -> bool:
 def moves_values(attention: Attention) -> bool:
     """Returns whether a value can become larger by 64 or nearly so, and o with it."""
     is_plain = attention.epilogue is None and attention.softmax.form == "softmax"
-    return is_plain and is_dense(attention) and attention.v.dtype is not DType.I8
+    return is_plain and is_dense(attention) and not DType(attention.v.dtype).is_narrow_integer
 
 
 def sized_axes(tensor: Tensor, extent: Expr) -> list[int]:

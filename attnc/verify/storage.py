@@ -31,8 +31,6 @@ LARGEST = {DType.F16: 6e4} | {dtype: dtype.largest for dtype in DType if dtype.i
 SMALL = {DTYPES[dtype]: dtype for dtype in LARGEST}
 #: Units of the styles' numbers in integers: theirs are about 1.
 WHOLE = 16
-#: Stands for NaN in a type that has none: the number that spoils most.
-_NO_NAN = -128.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,17 +189,23 @@ def unused_value(tensor: Tensor, fill: str) -> float:
 
 
 def unused_of(dtype: DType, fill: str) -> float:
-    if dtype.is_narrow and not dtype.facts.has_nan and fill == "nan":
-        return _NO_NAN
+    if dtype.is_narrow_integer and fill == "nan":
+        return _instead_of_nan(dtype)
     return LARGEST.get(dtype, _UNUSED[fill]) if fill == "large" else _UNUSED[fill]
+
+
+def _instead_of_nan(dtype: DType) -> float:
+    """Returns the integer that spoils most."""
+    return max(dtype.facts.least, dtype.largest, key=abs)
 
 
 def convert(given: torch.Tensor, dtype: DType) -> torch.Tensor:
     """Returns numbers as a tensor of this type: rounded, and in 8 bits the largest for what is larger and
-    finite. What has no infinities has NaN for them, and what has no NaN the least integer.
+    finite. What has no infinities has NaN for them, and integers have theirs of the largest magnitude for NaN.
     """
-    if dtype.is_narrow and not dtype.facts.has_nan:
-        given = given.nan_to_num(_NO_NAN).round().clamp(_NO_NAN, LARGEST[dtype])
+    if dtype.is_narrow_integer:
+        spoilt = given.nan_to_num(_instead_of_nan(dtype))
+        given = spoilt.round().clamp(dtype.facts.least, dtype.largest)
     elif dtype.is_narrow:
         infinite = given if dtype.facts.has_infinity else given * torch.nan
         given = torch.where(given.isinf(), infinite, given.clamp(-LARGEST[dtype], LARGEST[dtype]))
