@@ -129,6 +129,11 @@ def layer_of(module: str) -> str:
 
 
 @cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@cache
 def imports(path: Path, *, module_level: bool = False) -> tuple[tuple[str, int], ...]:
     """(module, line) of each import; `from a import b` gives `a.b` where that is a module.
 
@@ -139,7 +144,7 @@ def imports(path: Path, *, module_level: bool = False) -> tuple[tuple[str, int],
 
 
 def _imports(path: Path, *, module_level: bool) -> Iterator[tuple[str, int]]:
-    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"), str(path))]
+    nodes: list[ast.AST] = [parse(path)]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Import):
@@ -181,7 +186,7 @@ def attnc_imports(*, module_level: bool = False) -> Iterator[tuple[str, str, int
 def test_a_class_name_has_one_home() -> None:
     homes: dict[str, set[str]] = {}
     for module, path in MODULES.items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in parse(path).body:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name.lstrip("_"), set()).add(module)
     shared = {name: modules for name, modules in homes.items() if len(modules) > 1}
@@ -280,16 +285,16 @@ def test_targets_are_asked_and_not_named() -> None:
     wrong = {
         f"{where(path, node.lineno)}: {ast.unparse(node)}": module
         for module, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
-        if isinstance(node, ast.Compare) and "sys.modules" not in ast.unparse(node)
-        if any(map(names_a_target, (node.left, *node.comparators)))
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Compare) and any(map(names_a_target, (node.left, *node.comparators)))
+        if "sys.modules" not in ast.unparse(node)
     }
     assert [place for place, module in wrong.items() if module not in NAMES_TARGETS] == []
     assert NAMES_TARGETS.keys() <= set(wrong.values()), "one of these names none any more"
 
 
 def names_a_target(node: ast.AST) -> bool:
-    values = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    values = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
     return any(isinstance(value, str) and re.fullmatch(r"triton|cuda[._]\w*", value) for value in values)
 
 

@@ -206,8 +206,7 @@ def _build(text: str, include: Path, flags: list[str]) -> bytes:
             "-",
             "-std=c++17",
             "-nostdinc++",  # C++'s headers take as long as a kernel, and C's have all that is used
-            # Where most of a text is the simulator's own, compiling it takes longer than running it.
-            "-Og" if include.name == "sm90" else "-O1",
+            "-Og",  # half of -O1's time; small cases take less than that to run
             "-shared",
             "-fPIC",
             "-DATTNC_SHIM",

@@ -201,7 +201,7 @@ def _instead_of_nan(dtype: DType) -> float:
 
 def convert(given: torch.Tensor, dtype: DType) -> torch.Tensor:
     """Returns numbers as a tensor of this type: rounded, and in 8 bits the largest for what is larger and
-    finite. What has no infinities has NaN for them, and integers have theirs of the largest magnitude for NaN.
+    finite. What has no infinities has NaN for them; for NaN integers have their own of the largest magnitude.
     """
     if dtype.is_narrow_integer:
         spoilt = given.nan_to_num(_instead_of_nan(dtype))

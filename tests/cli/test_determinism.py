@@ -30,14 +30,17 @@ def test_bytes_do_not_depend_on_the_environment(spawn: Run, folder: Path) -> Non
 
 
 @pytest.mark.slow
-def test_bytes_do_not_depend_on_the_current_folder(spawn: Run, folder: Path) -> None:
-    spawn("compile")
+def test_bytes_do_not_depend_on_the_current_folder(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("compile")
     expected = tree(folder / "generated")
-    inside = folder / "specs"
-    done = spawn("compile", "--check", "tiny.attn", "--out", "../generated", cwd=inside)
+    monkeypatch.chdir(folder / "specs")
+    done = run("compile", "--check", "tiny.attn", "--out", "../generated")
     assert (done.code, done.out) == (0, "")
     spec, out = str(folder / "specs" / "tiny.attn"), str(folder / "generated")
-    assert spawn("compile", "--check", spec, "--out", out, cwd=Path("/")).code == 0
+    monkeypatch.chdir("/")
+    assert run("compile", "--check", spec, "--out", out).code == 0
     assert tree(folder / "generated") == expected
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from attnc.cli.packages import import_mistake, install
 from tests.cli.conftest import Done, Run
+from tests.processes import run_program
 
 HIDE = """
 from importlib.machinery import PathFinder
@@ -27,17 +29,21 @@ def shown(name):
     return version(name)
 metadata.version = shown
 """
+COMMAND = """
+import sys
+from attnc.cli import main
+sys.exit(main())
+"""
 
 
 @pytest.fixture
-def without_triton(spawn: Run, folder: Path) -> Run:
-    """Runs the command in a process that has no Triton."""
-    (folder / "hide").mkdir()
-    (folder / "hide" / "sitecustomize.py").write_text(HIDE, encoding="utf-8")
-    root = Path(__file__).parents[2]
+def without_triton(folder: Path) -> Run:
+    """Runs the command in a process that has no Triton, in the folder."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
     def command(*arguments: str) -> Done:
-        return spawn(*arguments, environment={"PYTHONPATH": f"{folder / 'hide'}:{root}"})
+        done = run_program(HIDE + COMMAND, *arguments, environment=environment)
+        return Done(done.returncode, done.stdout, done.stderr)
 
     return command
 

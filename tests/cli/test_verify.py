@@ -19,6 +19,7 @@ from attnc.verify.record import Record, Records, Supported, dump, hash_of, read,
 from attnc.verify.search import Report
 from attnc.verify.simt import available
 from tests.cli.conftest import TINY, Run
+from tests.processes import compiling
 
 pytestmark = pytest.mark.slow
 
@@ -251,10 +252,11 @@ def test_doctor(run: Run) -> None:
     assert done.code == any(finding["state"] == "missing" for finding in findings.values())
 
 
-def test_explain_reads_registers_from_the_binary(spawn: Run) -> None:
-    done = spawn("explain", "specs/tiny.attn", "--json")
-    assert done.code == 0, done.err
-    data = json.loads(done.out)
+def test_explain_reads_registers_from_the_binary(folder: Path) -> None:
+    done = compiling(
+        "from attnc.cli import main; raise SystemExit(main())", "explain", "specs/tiny.attn", "--json"
+    )
+    data = json.loads(done.stdout)
     assert data["compiled"] is None or data["compiled"]["registers"] > 0
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 
 from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
+from tests.by_day import some_by_day
 from tests.kernels import test_packed_gradients as packed
-from tests.kernels.test_packed_gradients import KEYS, LENGTHS, PACKED, PLAIN, QUERIES, SELF, case
+from tests.kernels.test_packed_gradients import FEATURES, KEYS, LENGTHS, PACKED, PLAIN, QUERIES, SELF, case
 from tests.targets import needs_gxx
 from tests.verify.judging import assert_within_bound
 
@@ -53,19 +53,19 @@ def test_properties(storage: tuple[str, str, str]) -> None:
     assert list(violations(made, case(made, 2))) == []
 
 
-@packed.FEATURES
-def test_every_feature(spec: dict[str, Any]) -> None:
-    made = subject(**spec)
-    for seed in (3, 4):
-        assert_within_bound(made, case(made, seed, R=15), fills=("nan",))
+@pytest.mark.parametrize(("feature", "seed"), some_by_day(FEATURES, (3, 4), of=2))
+def test_every_feature(feature: str, seed: int) -> None:
+    made = subject(**FEATURES[feature])
+    assert_within_bound(made, case(made, seed, R=15), fills=("nan",))
 
 
-@pytest.mark.parametrize("backward", ["", "accumulate.dq = atomic", "accumulate.dq = sequential"])
-@pytest.mark.parametrize("spec", LENGTHS, ids=["keys", "queries", "column"])
-def test_lengths_of_ordinary_tensors(spec: dict[str, Any], backward: str) -> None:
-    made = subject(PLAIN, **spec, backward=backward)
-    for seed in (0, 3):
-        assert_within_bound(made, case(made, seed), fills=("nan",))
+@pytest.mark.parametrize(
+    ("lengths", "dq", "seed"), some_by_day(LENGTHS, ("apart", "atomic", "sequential"), (0, 3), of=2)
+)
+def test_lengths_of_ordinary_tensors(lengths: str, dq: str, seed: int) -> None:
+    backward = "" if dq == "apart" else f"accumulate.dq = {dq}"
+    made = subject(PLAIN, **LENGTHS[lengths], backward=backward)
+    assert_within_bound(made, case(made, seed), fills=("nan",))
 
 
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -86,9 +85,9 @@ def test_properties(storage: tuple[str, str, str]) -> None:
     assert list(violations(made, case(made, 2))) == []
 
 
-FEATURES = pytest.mark.parametrize(
-    "spec",
-    [
+FEATURES = {
+    ", ".join(f"{value}"[:24] for value in spec.values()): spec
+    for spec in (
         {"mask": "true"},
         {"mask": "window(9, 4)"},
         {"mask": "chunk(16) or first(3)"},
@@ -118,33 +117,32 @@ FEATURES = pytest.mark.parametrize(
         },
         {"extras": "input kv_len: i32[B]\n  length N = kv_len[b]"},
         {"extras": "input q_len: i32[B]\n  length M = q_len[b]"},
-    ],
-    ids=lambda spec: ", ".join(f"{value}"[:24] for value in spec.values()),
-)
+    )
+}
 
 
 @pytest.mark.slow
-@FEATURES
-def test_every_feature(spec: dict[str, Any]) -> None:
-    made = subject(**spec)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_feature(feature: str) -> None:
+    made = subject(**FEATURES[feature])
     assert_within_bound(made, case(made, 3, R=15), fills=("nan",))
 
 
-LENGTHS = (
-    {"extras": "input kv_len: i32[B]\n  length N = kv_len[b]"},
-    {"extras": "input q_len: i32[B]\n  length M = q_len[b]", "heads": "H"},
-    {
+LENGTHS = {
+    "keys": {"extras": "input kv_len: i32[B]\n  length N = kv_len[b]"},
+    "queries": {"extras": "input q_len: i32[B]\n  length M = q_len[b]", "heads": "H"},
+    "column": {
         "extras": "input kv_len: i32[B]\n  input column: f32[N]\n  length N = kv_len[b]",
         "score": "dot(q, k) / 4 + column[kv_idx]",
         "grads": "q, k, v, column",
         "heads": "H",
     },
-)
+}
 
 
-@pytest.mark.parametrize("spec", LENGTHS, ids=["keys", "queries", "column"])
-def test_lengths_of_ordinary_tensors(spec: dict[str, Any]) -> None:
-    made = subject(PLAIN, **spec)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_lengths_of_ordinary_tensors(lengths: str) -> None:
+    made = subject(PLAIN, **LENGTHS[lengths])
     assert_within_bound(made, case(made, 3), fills=("nan",))
     assert list(violations(made, case(made, 0))) == []
 
