@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from attnc.target.sm80 import tidy
 from attnc.target.sm80.render import cuda_environment
 from attnc.target.sm80.tidy import WIDTH, tidy_cuda, wrap_code, wrap_lines
 
@@ -47,6 +49,23 @@ def test_a_macro_that_prints_nothing_is_no_line() -> None:
 )
 def test_wide_lines_break_where_a_person_would(line: str, lines: list[str]) -> None:
     assert wrap_code(line) == lines
+
+
+def test_places_to_break_depend_on_what_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    term = "acc + (q * k) "
+    once, longer = (wrap_code(f"    s = {term * count};") for count in (100, 200))
+    assert longer[:20] == once[:20]
+
+    class Counted:
+        def __init__(self, pattern: re.Pattern[str]) -> None:
+            self.pattern = pattern
+
+        def finditer(self, text: str) -> Iterator[re.Match[str]]:
+            assert len(text) <= 3 * WIDTH
+            return self.pattern.finditer(text)
+
+    monkeypatch.setattr(tidy, "_BREAKS", tuple(map(Counted, tidy._BREAKS)))
+    assert wrap_code(f"    s = {term * 200};") == longer
 
 
 def test_a_wide_remark_goes_in_front_and_a_wide_comment_goes_on() -> None:

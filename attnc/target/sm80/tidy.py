@@ -116,7 +116,8 @@ def _find_break(line: str, width: int, start: int) -> int | None:
     """
     depth, quoted = 0, False
     places: list[tuple[int, int, int]] = []
-    ranks = {match.start(): rank for rank, found in enumerate(_BREAKS) for match in found.finditer(line)}
+    near = line[: 3 * width]  # as far as places within the width look ahead: a line may be very long
+    ranks = {match.start(): rank for rank, found in enumerate(_BREAKS) for match in found.finditer(near)}
     for at, char in enumerate(line[: width + 1]):
         if char == '"' and line[at - 1] != "\\":
             quoted = not quoted
