@@ -7,28 +7,33 @@ import pytest
 from attnc.plan.ir import Module
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.files import render_files
-from attnc.target.sm90.backward import Sm90BackwardText, Sm90RowsText
+from attnc.target.sm90.backward import Sm90BackwardText, Sm90RowsText, text_of
 from attnc.target.sm90.backward_tiles import Sm90Arguments
-from attnc.target.sm90.latent import LatentKeysText, LatentRowsText, LatentText, text_of
+from attnc.target.sm90.latent import LatentProducts
 from tests.plan.test_sm90_backward import planned as planned_backward
-from tests.plan.test_sm90_latent import layout_of, planned
+from tests.plan.test_sm90_latent import planned
 
 SIZES = [(128, 64), (192, 128), (320, 256), (576, 256), (576, 512)]
 
 
-def text_of_kernel(module: Module, kernel: str) -> LatentText:
+def text_of_kernel(module: Module, kernel: str) -> Sm90BackwardText | Sm90RowsText:
     (found,) = (item for item in module.backward_kernels.values() if item.kind == kernel)
-    made, frame = text_of(module, Sm90Arguments(module), found, layout_of(module))
-    assert isinstance(made, LatentText)
+    made, frame = text_of(module, Sm90Arguments(module), found)
     assert frame == "sm90/latent_module"
     return made
+
+
+def products_of(module: Module, kernel: str) -> LatentProducts:
+    found = text_of_kernel(module, kernel).latent
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("kernel", ["dq", "dk"])
 @pytest.mark.parametrize(("d", "dv"), SIZES)
 def test_every_column_is_multiplied_once(kernel: str, d: int, dv: int) -> None:
     """A warpgroup's part begins at its own first panel, and no product crosses the end of the values."""
-    text = text_of_kernel(planned(d=str(d), dv=str(dv)), kernel)
+    text = products_of(planned(d=str(d), dv=str(dv)), kernel)
     shares = (0, text.first_panels * 64)
     for parts, columns in ((text.q_parts, d), (text.do_parts, dv)):
         found: list[int] = []
@@ -43,7 +48,7 @@ def test_every_column_is_multiplied_once(kernel: str, d: int, dv: int) -> None:
 
 
 def test_sums_of_576_columns_are_of_three_products() -> None:
-    text = text_of_kernel(planned(), "dk")
+    text = products_of(planned(), "dk")
     assert text.q_parts == [[(0, 256, 0)], [(0, 256, 4), (32, 64, 8)]]
     assert text.do_parts == [[(0, 256, 0)], [(0, 256, 4)]]
 
@@ -52,15 +57,14 @@ def test_sums_of_576_columns_are_of_three_products() -> None:
 def test_ds_has_the_factor_of_the_score(score: str, factor: str) -> None:
     """It is not left to the end, for p^T do is in the same sum."""
     text = text_of_kernel(planned(score=score), "dk")
-    assert text.ds_factor == factor
+    assert text.latent is not None
+    assert text.latent.ds_factor == factor
     assert text.chain.slope is None
 
 
 def test_each_kernel_has_its_template() -> None:
     module = planned()
     rows, keys = text_of_kernel(module, "dq"), text_of_kernel(module, "dk")
-    assert isinstance(rows, LatentRowsText)
-    assert isinstance(keys, LatentKeysText)
     assert (rows.template, keys.template) == ("backward_latent_dq", "backward_latent_dk")
     text = render_files(module, path="a.attn", sha256="")["default_backward_dk.cu"]
     assert "args.stride_dkn + 64 * FIRST_PANELS" in text
@@ -72,6 +76,6 @@ def test_other_gradients_have_the_text_of_other_kernels() -> None:
     layout = module.backward.layout
     assert isinstance(layout, Sm90Backward)
     for planned_kernel in module.backward.kernels:
-        made, frame = text_of(module, Sm90Arguments(module), planned_kernel, layout)
+        made, frame = text_of(module, Sm90Arguments(module), planned_kernel)
         assert frame == "sm90/backward_module"
         assert type(made) is (Sm90RowsText if planned_kernel.over_q else Sm90BackwardText)

@@ -30,7 +30,7 @@ class Sm90BackwardText(Sm90TileText):
         # dk and dv leave beside each other, if both fit what a warp stages
         self.stores_beside = self.makes_dk and self.makes_dv and self.plan.stages_both(planned.kind)
         self.turns = self.plan.turns if self.chain.adds_dq is not None else None
-        self.do_tiles = "1" if planned.kind == "dk" else "STAGES"
+        self.do_tiles = "1" if planned.kind == "dk" and self.latent is None else "STAGES"
         is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
         self.clears_values = planned.fills_keys or is_cut
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
@@ -46,6 +46,8 @@ class Sm90BackwardText(Sm90TileText):
     @property
     def template(self) -> str:
         """What prints it, of `templates/sm90`."""
+        if self.latent is not None:
+            return "backward_latent_dk"
         return "backward_dkdv_wide" if self.gives_p else "backward_dkdv"
 
     # -- what changes with the query head, where several share their keys ----------------------------------
@@ -73,17 +75,25 @@ class Sm90BackwardText(Sm90TileText):
 class Sm90RowsText(Sm90TileText):
     """Attribute by attribute what `templates/sm90/backward_dq.cu.jinja` and its parts print."""
 
-    template = "backward_dq"
-
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.q_tiles_ahead, v_tiles = self.plan.dq_tiles
         self.v_tiles_ahead = "STAGES" if v_tiles > 1 else "1"
+        self.template = "backward_dq" if self.latent is None else "backward_latent_dq"
 
     @property
     def clears_values(self) -> bool:
         """Whether rows of k in a partial tile have to be made zero: TMA does so behind the tensor alone."""
         return self.kernel.step.kept is not None or "N" in self.sizes_of_tile
+
+
+def text_of(
+    module: Module, arguments: Sm90Arguments, planned: BackwardKernel
+) -> tuple[Sm90BackwardText | Sm90RowsText, str]:
+    """Returns the text of a kernel of wgmma, and the frame of its file."""
+    made = Sm90RowsText if planned.over_q else Sm90BackwardText
+    text = made(module, arguments, planned)
+    return text, "sm90/backward_module" if text.latent is None else "sm90/latent_module"
 
 
 def finish_pitch(layout: CudaLayout) -> int:

@@ -13,11 +13,13 @@ from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import CONSUMER_REGISTERS, LAST_ROUNDS, PRODUCER_REGISTERS, Sm90Backward, Turns
 from attnc.plan.sm90.backward_work import BackwardWork, find_sizes_of_tile, plan_backward_work
+from attnc.plan.sm90.latent import LatentBackward
 from attnc.plan.steps import fetches_for
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
+from attnc.target.sm90.latent import LatentProducts
 from attnc.target.sm90.tiles import FRAGMENT, WgmmaTiles, coordinates
 
 
@@ -75,12 +77,15 @@ class Sm90TileText(CudaBackwardText):
         self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv_multiplied}
         others = self.layout.d_multiplied
-        self.wgmma = WgmmaTiles(
-            self.layout,
-            key_tiles=self.key_tiles,
-            sum_columns=(width.get(name, others) for name in planned.makes),
-            more_wgmma=["WGMMA_SS_ROWS(64)"] if self.chain.adds_dq else [],
-        )
+        self.latent: LatentProducts | None = None
+        if isinstance(self.plan, LatentBackward):
+            self.latent = LatentProducts(self.plan, over_q=self.over_q, slope=self.chain.slope)
+            self.chain = replace(self.chain, slope=None)
+            columns, more = self.latent.widths, []
+        else:
+            columns = [width.get(name, others) for name in planned.makes]
+            more = ["WGMMA_SS_ROWS(64)"] if self.chain.adds_dq else []
+        self.wgmma = WgmmaTiles(self.layout, key_tiles=self.key_tiles, sum_columns=columns, more_wgmma=more)
         normalises = planned.softmax.normalises
         needs_slope = planned.chain.slope is not None or not normalises
         # p is rounded at once where a slope stands between it and ds, if there are registers for that

@@ -14,11 +14,11 @@ from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import scalar
-from attnc.target.sm90.narrow import NarrowText
+from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles, parts_of
 
 
-class Sm90DecodeText(NarrowText, CudaDecodeText):
+class Sm90DecodeText(CudaDecodeText):
     """Attribute by attribute what `templates/sm90/decode.cu.jinja` and its parts print; scores, masks and
     splits are as for `cuda.sm_80`.
     """
@@ -57,7 +57,7 @@ class Sm90DecodeText(NarrowText, CudaDecodeText):
             ],
         )
         self.blocks_share = layout.shares
-        self.plan_narrow(layout.narrow)
+        self.narrow = NarrowTiles(self, layout.narrow, "TILES_END") if layout.narrow else None
         self.registers, self.blocks = layout.registers_of(layout.consumers), BLOCKS[layout.consumers]
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"
         self.v_bytes = "K_BYTES" if layout.v_in_k else "V_BYTES"
@@ -70,10 +70,6 @@ class Sm90DecodeText(NarrowText, CudaDecodeText):
             shared = "the columns of V that each warpgroup multiplies"
             return f"{shared}; what is not in V comes with either" if self.v_in_k else f"{shared}, and K"
         return "K, with V in it" if self.v_in_k else "K and V"
-
-    @property
-    def first_raw(self) -> str:
-        return "TILES_END"
 
     @property
     def tiles_end(self) -> str:

@@ -17,6 +17,7 @@ from attnc.plan.sm90.roles import (
     ALL_SEE,
     partial_tiles_end_the_range,
 )
+from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
@@ -26,7 +27,7 @@ from attnc.target.sm80.printer import (
     scalar,
     stored_type,
 )
-from attnc.target.sm90.narrow import NarrowText
+from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.places import Places, lay_out
 from attnc.target.sm90.score import Scores
 from attnc.target.sm90.stores import Stores
@@ -37,7 +38,7 @@ from attnc.target.sm90.work import Work
 _COPIED = ("q", "k", "v")
 
 
-class Sm90Text(NarrowText):
+class Sm90Text(CudaText):
     """Attribute by attribute what `templates/sm90/*.jinja` print; the rest is as for `cuda.sm_80`.
 
     work, score, stores: what roles compute of a work tile, of scores, and how o is stored; memory, barriers:
@@ -87,17 +88,18 @@ class Sm90Text(NarrowText):
         self.clusters = layout.clusters
         self.roles = roles_of(kernel)
         self.work = Work(kernel, self.dtypes, clusters=layout.clusters)
-        self.plan_narrow(layout.narrow)
         pairs, vectors, draws = self.score.pair is not None, self.score.vectors, self.draws
         self.memory = lay_out(
             "O_AT + O_BYTES",
             (
-                ("raw", "RAW_END", self.narrow),
+                ("raw", "RAW_END", bool(layout.narrow)),
                 ("pairs", "PAIR_AT + PAIR_STAGES * PAIR_BYTES", pairs),
                 ("vectors", "X_AT + X_BYTES", vectors),
                 ("kept", "KEPT_AT + STAGES * KEPT_BYTES", draws),
             ),
         )
+        raw = self.memory.at["raw"]
+        self.narrow = NarrowTiles(self, layout.narrow, raw) if layout.narrow else None
         self.barriers = lay_out(
             "V_EMPTY + STAGES",
             (
@@ -106,7 +108,7 @@ class Sm90Text(NarrowText):
                 ("kept", "KEPT_EMPTY + STAGES", draws),
                 ("pairs", "PAIR_EMPTY + PAIR_STAGES", pairs),
                 ("message", "MESSAGE_FULL + 1", self.clusters),
-                ("raw", "RAW_FULL + RAW_TILES * RAW_PARTS * PRODUCERS", self.narrow),
+                ("raw", "RAW_FULL + RAW_TILES * RAW_PARTS * PRODUCERS", bool(layout.narrow)),
             ),
         )
 
@@ -126,10 +128,6 @@ class Sm90Text(NarrowText):
             walk=self.kernel.walk, of_call="", section="", last_rounds=self.work.claims.last_rounds
         )
         return replace(walk, blocks="clusters", size="CLUSTER_M") if self.clusters else walk
-
-    @property
-    def first_raw(self) -> str:
-        return self.memory.at["raw"]
 
     @property
     def of_cluster(self) -> str:

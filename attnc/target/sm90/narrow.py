@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attnc.model.attention import Attention
@@ -28,45 +28,34 @@ class NarrowPart:
         return self.name.upper()
 
 
-class NarrowText(CudaText):
-    """Attribute by attribute what templates print of tiles of 8 bits. narrow: whether there are any;
-    narrow_parts: of which tensors.
+class NarrowTiles:
+    """Tiles of 8 bits of a kernel. parts: the tensors that are converted; wide: the one of k and v that comes
+    in 16 bits beside the other, or ""; places: where the tiles begin in shared memory, and end, as
+    declarations.
     """
 
-    narrow: bool
-    narrow_parts: tuple[NarrowPart, ...]
-
-    def plan_narrow(self, narrow: Narrow) -> None:
-        """Sets what is converted."""
-        self.narrow = bool(narrow)
-        self.narrow_parts = narrow_parts(narrow, self.layout, self.module.variant.attention)
-
-    @property
-    @abstractmethod
-    def first_raw(self) -> str:
-        """Where tiles of 8 bits begin in shared memory."""
-
-    @property
-    def wide(self) -> str:
-        """The one of k and v that comes in 16 bits beside the other."""
-        converted = [part.name for part in self.narrow_parts]
-        return "" if self.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
-
-    @property
-    def raw_places(self) -> str:
-        """Where tiles of 8 bits begin, and end, as declarations."""
-        places, at = [], self.first_raw
-        for part in self.narrow_parts:
-            name = f"RAW_{part.letter}"
-            places.append(f"{name}_BYTES = {part.panels} * BLOCK_N * 128, {name}_AT = {at}")
-            at = f"{name}_AT + RAW_TILES * {name}_BYTES"
-        return ", ".join([*places, f"RAW_END = {at}"])
+    def __init__(self, view: CudaText, tensors: Narrow, first: str) -> None:
+        """first: the place in shared memory of the first tile."""
+        self._view = view
+        self.parts = narrow_parts(tensors, view.layout, view.module.variant.attention)
+        converted = [part.name for part in self.parts]
+        self.wide = "" if view.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
+        self.places = _list_places(self.parts, first)
 
     def byte_pool(self, name: str) -> str:
         """Returns where rows of K or V of the head at hand lie, in bytes."""
-        tensor = self.rows(name).tensor
+        view, tensor = self._view, self._view.rows(name).tensor
         strides = f"args.stride_{tensor}p, args.stride_{tensor}n"
-        return f"byte_pool(args.{tensor}_ptr + {self.offset(name)}, {strides})"
+        return f"byte_pool(args.{tensor}_ptr + {view.offset(name)}, {strides})"
+
+
+def _list_places(parts: Iterable[NarrowPart], at: str) -> str:
+    places = []
+    for part in parts:
+        name = f"RAW_{part.letter}"
+        places.append(f"{name}_BYTES = {part.panels} * BLOCK_N * 128, {name}_AT = {at}")
+        at = f"{name}_AT + RAW_TILES * {name}_BYTES"
+    return ", ".join([*places, f"RAW_END = {at}"])
 
 
 def narrow_parts(narrow: Narrow, layout: CudaLayout, attention: Attention) -> tuple[NarrowPart, ...]:
