@@ -4,7 +4,6 @@ backward kernels know of q, k, v, o, lse and their gradients.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import replace
 
 from attnc.expr.interval import is_finite
@@ -21,111 +20,119 @@ from attnc.target.quote import comment, expression
 
 
 class KernelView:
-    """Attribute by attribute what templates of all targets print of a kernel: its loops, rows that they never
-    reach, strides and sizes that it takes, and where its rows lie.
+    """What templates of all targets print of a kernel: its loops, rows that they never reach, strides that it
+    takes, and where its rows lie.
+
+    without_mask: what is said of tiles where there is no mask; as is usual where it is None.
     """
 
-    module: Module
-    kernel: Kernel
+    def __init__(self, module: Module, kernel: Kernel, without_mask: str | None = None) -> None:
+        self._module, self._kernel = module, kernel
+        if without_mask is None:
+            whole = "no mask: whole kv tiles, then the keys that are left"
+            without_mask = whole if kernel.regions.axis == "kv" else ""
+        self._without_mask = without_mask
 
     @property
     def bounds_comment(self) -> str:
-        mask = self.module.variant.attention.mask
+        mask = self._module.variant.attention.mask
         if isinstance(mask, Const):
-            return self.without_mask
+            return self._without_mask
         text = expression(mask.span) if mask.span else comment(show(mask))
-        return f"{text}: which {self.kernel.regions.axis} tiles are partial, and which are full"
-
-    @property
-    def without_mask(self) -> str:
-        whole = "no mask: whole kv tiles, then the keys that are left"
-        return whole if self.kernel.regions.axis == "kv" else ""
+        return f"{text}: which {self._kernel.regions.axis} tiles are partial, and which are full"
 
     def reads(self, index: str) -> bool:
         """Returns whether what comes before the step uses the index."""
-        return starts_with(self.kernel, index)
+        return starts_with(self._kernel, index)
 
     def strides(self, arg: Arg) -> list[str]:
         """Returns strides that the kernel takes of a tensor, in elements."""
-        no_head = self.kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
+        no_head = self._kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
         return [
             name
             for axis, name in enumerate(arg.strides)
             if name and not (no_head and arg.tensor.axis(Role.HEAD) == axis)
         ]
 
-    @property
-    def size_names(self) -> list[str]:
-        """Sizes known at run time; the kernel is not specialised on them, so that no length recompiles it."""
-        return [*self.kernel.dims, *(["SECTION"] if self.kernel.grid.over == "q" else [])]
-
     def rows(self, name: str) -> Rows:
         """Returns where the rows of q, k, v or o lie."""
-        return self.kernel.rows.get(name, Rows(tensor=name))
+        return self._kernel.rows.get(name, Rows(tensor=name))
+
+
+def sizes_of_kernel(kernel: Kernel) -> list[str]:
+    """Returns sizes known at run time; the kernel is not specialised on them, so that no length recompiles
+    it.
+    """
+    return [*kernel.dims, *(["SECTION"] if kernel.grid.over == "q" else [])]
 
 
 class BackwardView(KernelView):
-    """What templates of all targets print of a kernel of a backward. groups: it walks over the query heads of
-    a group.
+    """What templates of all targets print of a kernel of a backward, which walks over the query heads of a
+    group where it sums heads.
+
+    starts_with_program: whether statements stand in front of all else where one head is at hand.
     """
 
-    kernel: BackwardKernel
-    groups: bool
-
-    @property
-    @abstractmethod
-    def starts_with_program(self) -> bool:
-        """Whether statements stand in front of all else where one head is at hand."""
+    def __init__(
+        self,
+        module: Module,
+        kernel: BackwardKernel,
+        *,
+        starts_with_program: bool,
+        without_mask: str | None = None,
+    ) -> None:
+        super().__init__(module, kernel, without_mask)
+        self._backward, self._starts_with_program = kernel, starts_with_program
 
     @property
     def clears_rows(self) -> bool:
         """Whether a weight past the end of the queries, where the product is 0, or its slope, might be
         infinite: 0 times it would be NaN.
         """
-        kernel = self.kernel
+        kernel = self._backward
         read = (kernel.step.score, kernel.chain.slope)
         exprs = [substitute(kernel.chain.inline(x), {Dot(): Const(0.0)}) for x in read if x is not None]
         return not (kernel.softmax.normalises or kernel.over_q or all(map(is_finite, exprs)))
 
     @property
     def program(self) -> tuple[Statement, ...]:
-        if not self.groups:
-            return self.kernel.program if self.starts_with_program else ()
+        if not self._backward.sums_heads:
+            return self._backward.program if self._starts_with_program else ()
         late = self.head_program
-        return tuple(item for item in self.kernel.program if item not in late)
+        return tuple(item for item in self._backward.program if item not in late)
 
     @property
     def head_program(self) -> tuple[Statement, ...]:
-        if not self.groups:
-            return () if self.starts_with_program else self.kernel.program
-        return select_per_head(self.kernel.program)
+        if not self._backward.sums_heads:
+            return () if self._starts_with_program else self._backward.program
+        return select_per_head(self._backward.program)
 
 
 class OutputView(KernelView):
-    """What templates of all targets print of a kernel that computes o."""
+    """What templates of all targets print of a kernel that computes o. kv_name: the index of its K/V head."""
 
-    kernel: Forward | Decode
-
-    @property
-    def kv_name(self) -> str:
-        return "h" if self.kernel.kv_head == Index("h") else "h_kv"
+    def __init__(self, module: Module, kernel: Forward | Decode, kv_name: str = "") -> None:
+        super().__init__(module, kernel)
+        self._output = kernel
+        self.kv_name = kv_name or ("h" if kernel.kv_head == Index("h") else "h_kv")
 
     def row_zero(self, name: str) -> RowZero:
         """Returns where row 0 of q, k, v, o or lse lies, of the sequence and head at hand."""
         rows, is_key = self.rows("o" if name in ("lse", "attention") else name), name in ("k", "v")
         held = rows.tensor if is_key else name
-        tensors = (arg.tensor for arg in (*self.module.args, *self.module.outputs, *self.module.kept))
-        head = "h" if not is_key else "" if self.kernel.kv_head == Const(0) else self.kv_name
+        module = self._module
+        tensors = (arg.tensor for arg in (*module.args, *module.outputs, *module.kept))
+        head = "h" if not is_key else "" if self._kernel.kv_head == Const(0) else self.kv_name
         tensor = next(x for x in tensors if x.name == held)
         return RowZero(tensor=tensor, head=head, first=rows.first)
 
     @property
     def clears(self) -> bool:
-        return self.kernel.stored != Dim("M")
+        return self._output.stored != Dim("M")
 
     @property
     def has_lse(self) -> bool:
-        written = (*self.module.outputs, *self.module.kept)
+        written = (*self._module.outputs, *self._module.kept)
         return any(arg.tensor.name == "lse" for arg in written)
 
 

@@ -134,7 +134,7 @@ class BackwardPlaces:
 # --- a kernel of gradients
 
 
-class CudaBackwardText(BackwardView, CudaFileText):
+class CudaBackwardText(CudaFileText):
     """Text of one kernel; attribute by attribute what `templates/cuda/backward_d*.cu.jinja` print."""
 
     kernel: BackwardKernel
@@ -151,6 +151,8 @@ class CudaBackwardText(BackwardView, CudaFileText):
         self.show = at_row if self.over_q else at_key
         self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
         self.h_kv = scalar(self.kernel.kv_head)
+        starts = self.kv_name == "h" or planned.fills_keys
+        self.view = BackwardView(module, planned, starts_with_program=starts)
         self.is_sequential = self.kernel.grid.over == "head"
         self.loop = TileLoop(kernel=planned, dtypes=self.dtypes, fills=self.over_q or planned.fills_keys)
         self.dropout = Drawing(planned.softmax.dropout)
@@ -371,10 +373,6 @@ class CudaBackwardText(BackwardView, CudaFileText):
     @property
     def paper(self) -> str:
         return f"FlashAttention-{'1, algorithm 4' if self.is_sequential else '2, algorithm 2'}"
-
-    @property
-    def starts_with_program(self) -> bool:
-        return self.kv_name == "h" or self.kernel.fills_keys
 
     @property
     def what(self) -> str:

@@ -68,7 +68,7 @@ def cuda_declaration(
         if "SECTION" in text.size_names
         else fixed_split_size(text)
     )
-    strides = [text.strides(arg) for arg in text.arguments]
+    strides = [text.view.strides(arg) for arg in text.arguments]
     fields["launches"] = Items([cuda_kernels(kernels, names, strides, text.size_names, sizes)])
     if back is not None:
         fields["backward"] = back.declared

@@ -27,7 +27,7 @@ from attnc.plan.ir import (
 )
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.steps import fetches_for
-from attnc.target.kernel_view import OutputView
+from attnc.target.kernel_view import OutputView, sizes_of_kernel
 from attnc.target.sm80.dropout import Drawing
 from attnc.target.sm80.elements import FRAGMENT, Elements
 from attnc.target.sm80.loop import TileLoop
@@ -53,10 +53,12 @@ _LENGTHS = ("M", "N")
 # --- a kernel that computes o
 
 
-class CudaText(OutputView):
+class CudaText:
     """Text of one kernel; attribute by attribute what `templates/cuda/*.jinja` print."""
 
+    module: Module
     kernel: Forward | Decode
+    view: OutputView
     elements: Elements
     tiles: SharedTiles
     copiers: Copiers
@@ -67,6 +69,7 @@ class CudaText(OutputView):
 
     def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:
         self.module, self.kernel, self.layout = module, kernel, layout
+        self.view = OutputView(module, kernel)
         self.dtypes = {
             arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs, *module.kept)
         }
@@ -140,7 +143,7 @@ class CudaText(OutputView):
 
     @property
     def page(self) -> int:
-        return self.rows("k").page
+        return self.view.rows("k").page
 
     @property
     def run(self) -> int:
@@ -149,7 +152,7 @@ class CudaText(OutputView):
 
     @property
     def table_type(self) -> str:
-        name = self.rows("k").table_stride.removeprefix("stride_").rsplit("_", 1)[0]
+        name = self.view.rows("k").table_stride.removeprefix("stride_").rsplit("_", 1)[0]
         return STORED[self.dtypes[name]]
 
     @property
@@ -158,7 +161,7 @@ class CudaText(OutputView):
 
     def place(self, name: str) -> str:
         """Returns where the rows of a matrix lie, as a declaration."""
-        rows = self.rows(name)
+        rows = self.view.rows(name)
         of, letter = rows.tensor, "n" if name in ("k", "v") else "m"
         first = f"args.{of}_ptr + {self.offset(name)}"
         if rows.page:
@@ -172,7 +175,7 @@ class CudaText(OutputView):
         """Returns the offset from the first element to row 0 of the sequence and head at hand; in pages, to
         the head.
         """
-        return offset(self.row_zero(name))
+        return offset(self.view.row_zero(name))
 
     @property
     def lse_row(self) -> str:
@@ -186,7 +189,7 @@ class CudaText(OutputView):
 
     def if_exists(self, value: str, otherwise: str) -> str:
         """Returns what is written to `row`."""
-        return f"row < M ? {value} : {otherwise}" if self.clears else value
+        return f"row < M ? {value} : {otherwise}" if self.view.clears else value
 
     # -- types and arguments -------------------------------------------------------------------------------
 
@@ -202,10 +205,14 @@ class CudaText(OutputView):
             yield "float *acc_ptr, *l_ptr, *m_ptr;"
         yield from self.more_pointers
         for arg in self.arguments:
-            names = ", ".join(self.strides(arg))
+            names = ", ".join(self.view.strides(arg))
             if names:
                 yield f"long long {names};"
         yield f"int {', '.join(self.size_names)};"
+
+    @property
+    def size_names(self) -> list[str]:
+        return sizes_of_kernel(self.kernel)
 
     @property
     def maps(self) -> list[str]:
@@ -391,7 +398,7 @@ class CudaDecodeText(CudaText):
         return "args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem]"
 
     def if_exists(self, value: str, otherwise: str) -> str:
-        return f"q < M ? {value} : {otherwise}" if self.clears else value
+        return f"q < M ? {value} : {otherwise}" if self.view.clears else value
 
     # -- splits --------------------------------------------------------------------------------------------
 

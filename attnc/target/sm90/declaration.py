@@ -54,7 +54,7 @@ def hopper_declaration(
     """Returns the value of `CALL`: `HopperAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     names = [arg.tensor.name for arg in text.arguments]
-    strides = [text.strides(arg) for arg in text.arguments]
+    strides = [text.view.strides(arg) for arg in text.arguments]
     if isinstance(text, Sm90DecodeText):
         blocks = "tiles * SPLITS" if text.is_split else tiles(module, text.kernel)
         blocks += f" * ({text.layout.dv} // config.BLOCK_D)" if text.blocks_share else ""

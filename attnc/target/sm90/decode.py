@@ -135,7 +135,10 @@ class Sm90DecodeText(CudaDecodeText):
         split, loops = self.kernel.split, self.kernel.regions.loops
         first = loops[0].start if split is None else split.lo
         return (
-            first == ZERO and not self.loop.guard and self.rows("k").first is None and "N" in self.kernel.dims
+            first == ZERO
+            and not self.loop.guard
+            and self.view.rows("k").first is None
+            and "N" in self.kernel.dims
         )
 
     @property

@@ -98,8 +98,7 @@ class Sm90Text(CudaText):
                 ("kept", "KEPT_AT + STAGES * KEPT_BYTES", draws),
             ),
         )
-        raw = self.memory.at["raw"]
-        self.narrow = NarrowTiles(self, layout.narrow, raw) if layout.narrow else None
+        self.narrow = NarrowTiles(self, layout.narrow, self.memory.at["raw"]) if layout.narrow else None
         self.barriers = lay_out(
             "V_EMPTY + STAGES",
             (
@@ -251,7 +250,7 @@ class Sm90Text(CudaText):
     @property
     def tma_loads(self) -> list[str]:
         copied = [name for name in _COPIED if name == "q" or not self.copies_rows]
-        matrices = dict.fromkeys(self.rows(name).tensor for name in copied)
+        matrices = dict.fromkeys(self.view.rows(name).tensor for name in copied)
         return [*matrices, *([self.score.pair.load.tensor] if self.score.pair else [])]
 
     @property

@@ -34,19 +34,19 @@ class NarrowTiles:
     declarations.
     """
 
-    def __init__(self, view: CudaText, tensors: Narrow, first: str) -> None:
+    def __init__(self, text: CudaText, tensors: Narrow, first: str) -> None:
         """first: the place in shared memory of the first tile."""
-        self._view = view
-        self.parts = narrow_parts(tensors, view.layout, view.module.variant.attention)
+        self._text = text
+        self.parts = narrow_parts(tensors, text.layout, text.module.variant.attention)
         converted = [part.name for part in self.parts]
-        self.wide = "" if view.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
+        self.wide = "" if text.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
         self.places = _list_places(self.parts, first)
 
     def byte_pool(self, name: str) -> str:
         """Returns where rows of K or V of the head at hand lie, in bytes."""
-        view, tensor = self._view, self._view.rows(name).tensor
+        text, tensor = self._text, self._text.view.rows(name).tensor
         strides = f"args.stride_{tensor}p, args.stride_{tensor}n"
-        return f"byte_pool(args.{tensor}_ptr + {view.offset(name)}, {strides})"
+        return f"byte_pool(args.{tensor}_ptr + {text.offset(name)}, {strides})"
 
 
 def _list_places(parts: Iterable[NarrowPart], at: str) -> str:

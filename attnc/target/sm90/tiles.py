@@ -102,17 +102,17 @@ FRAGMENT = "[j][2 * r + c]"
 class Boxes:
     """Where TMA finds boxes of rows."""
 
-    def __init__(self, view: CudaText) -> None:
-        self._view = view
+    def __init__(self, text: CudaText) -> None:
+        self._text = text
 
     def pool(self, name: str) -> str:
         """Returns where rows of K or V of the head at hand lie: in page 0, and what follows."""
-        view, tensor = self._view, self._view.rows(name).tensor
-        return f"{{args.{tensor}_ptr + {view.offset(name)}, args.stride_{tensor}p, args.stride_{tensor}n}}"
+        text, tensor = self._text, self._text.view.rows(name).tensor
+        return f"{{args.{tensor}_ptr + {text.offset(name)}, args.stride_{tensor}p, args.stride_{tensor}n}}"
 
     def coordinates(self, name: str, row: str, page: str = "") -> str:
         """Row, head and batch, or page, of a box."""
-        return coordinates(self._view.row_zero(name), row, page)
+        return coordinates(self._text.view.row_zero(name), row, page)
 
 
 def list_key_tiles(kernel: Forward | Decode) -> list[int]:

@@ -154,7 +154,7 @@ class BackwardPartText:
     load_k: str
 
 
-class BackwardText(ProgramText, BackwardView):
+class BackwardText(ProgramText):
     """Text of one kernel; attribute by attribute what `templates/triton/backward_*.py.jinja` prints."""
 
     kernel: BackwardKernel
@@ -193,6 +193,12 @@ class BackwardText(ProgramText, BackwardView):
         self.parameters = Parameters(module, planned, self.tensors, self.first)
         self.dp_order = self.parameters.dp_order
         self.is_sequential = self.kernel.grid.over == "head"
+        self.view = BackwardView(
+            module,
+            planned,
+            starts_with_program=self.is_packed or planned.fills_keys or self.is_sequential,
+            without_mask="no mask: whole tiles, then those that are cut short",
+        )
         self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
 
     # -- expressions ---------------------------------------------------------------------------------------
@@ -303,7 +309,7 @@ class BackwardText(ProgramText, BackwardView):
         return (
             self.uses_q_pos
             or self.packs_queries
-            or self.clears_rows
+            or self.view.clears_rows
             or self.chain.adds_dq is not None
             or self.kernel.softmax.dropout is not None
             or self._step_reads("q_idx")
@@ -403,10 +409,6 @@ class BackwardText(ProgramText, BackwardView):
                 yield f"{name.upper()} += {self.offset(name)}"
 
     @property
-    def starts_with_program(self) -> bool:
-        return self.is_packed or self.kernel.fills_keys or self.is_sequential
-
-    @property
     def what(self) -> str:
         names = dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.chain.adjoints)
         return " and ".join((*self.makes, *names)) or "rows"
@@ -420,10 +422,6 @@ class BackwardText(ProgramText, BackwardView):
     @property
     def and_the_rest(self) -> str:
         return ", and what its scores add to dq" if self.chain.adds_dq is not None else ""
-
-    @property
-    def without_mask(self) -> str:
-        return "no mask: whole tiles, then those that are cut short"
 
     # -- tiles -----------------------------------------------------------------------------------------------
 

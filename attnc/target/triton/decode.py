@@ -13,6 +13,7 @@ from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Fetch, Loop, Module, Statement
 from attnc.plan.ir.kernel import DotPart
 from attnc.plan.signature import block
+from attnc.target.kernel_view import OutputView
 from attnc.target.triton.kernel import MATRICES, KernelText
 from attnc.target.triton.printer import scalar
 
@@ -68,6 +69,8 @@ class DecodeText(KernelText):
         super().__init__(module, kernel)
         assert isinstance(kernel, Decode), "the structure says so"
         self.group = None if kernel.walk.group is None else scalar(kernel.walk.group)
+        if self.group is not None:
+            self.view = OutputView(module, kernel, "h_kv")
 
     @property
     def summary(self) -> str:
@@ -109,7 +112,7 @@ class DecodeText(KernelText):
             lines.append(f"h_kv = {self.h_kv}")
         if self._alone is not None:
             return [*lines, "q_lo = tile % row_tiles // head_tiles"]
-        return [*lines, *([f"q_lo = {self._query_of('row_lo')}"] if self.reads("q_lo") else [])]
+        return [*lines, *([f"q_lo = {self._query_of('row_lo')}"] if self.view.reads("q_lo") else [])]
 
     def _query_of(self, row: str) -> str:
         return row if self.group is None else f"{row} // {self._divisor}"
@@ -123,11 +126,11 @@ class DecodeText(KernelText):
     def last_row(self) -> list[str]:
         """The last q row of the tile that the sequence has, where a bound reads it."""
         if self._alone is not None:
-            return ["q_hi = q_lo"] if self.reads("q_hi") else []
+            return ["q_hi = q_lo"] if self.view.reads("q_hi") else []
         last = f"tl.minimum(row_lo + BLOCK_M, {self.all_rows}) - 1"
         if self.group is not None:
             last = f"({last}) // {self._divisor}"
-        return [f"q_hi = {last}"] if self.reads("q_hi") else []
+        return [f"q_hi = {last}"] if self.view.reads("q_hi") else []
 
     @property
     def before_loads(self) -> tuple[Statement, ...]:
@@ -141,7 +144,7 @@ class DecodeText(KernelText):
     @property
     def asks_for_table(self) -> bool:
         asks = not self.gathers  # for entries that few keys need
-        return asks and any(statement.name == self.rows("k").table for statement in self.before_loads)
+        return asks and any(statement.name == self.view.rows("k").table for statement in self.before_loads)
 
     @property
     def rows_of_tile(self) -> list[str]:
@@ -168,10 +171,6 @@ class DecodeText(KernelText):
         moves = [line for line in super().advance if line.startswith(("K", "V"))]
         return ["Q += b.to(tl.int64) * stride_qb", *moves]
 
-    @property
-    def kv_name(self) -> str:
-        return "h_kv" if self.group is not None else super().kv_name
-
     def row_at(self, name: str) -> str:
         """Pointers to the rows of q, o or lse, once the tensor's own points to the sequence."""
         pointer = MATRICES.get(name, f"{name}_ptr")
@@ -192,7 +191,7 @@ class DecodeText(KernelText):
         return f"tl.load(q_at[:, None] + {columns}[None, :], mask={mask}, other=0.0)"
 
     def _load_stored(self, name: str, width: int, first: int) -> str:
-        rows = self.rows(name)
+        rows = self.view.rows(name)
         of = rows.tensor
         x = f"{MATRICES[of]} + {first}" if first else MATRICES[of]
         if self.gathers and rows.page:
@@ -215,7 +214,7 @@ class DecodeText(KernelText):
     @property
     def pages(self) -> PagesText | None:
         """The look-ups of pages; None where keys do not lie in pages."""
-        k, first = self.rows("k"), self.kernel.regions.loops[0]
+        k, first = self.view.rows("k"), self.kernel.regions.loops[0]
         if not k.page:
             return None
         whole = self._cut == "MASKED" and first.masked is False  # as a step then does not mask them
@@ -264,7 +263,7 @@ class DecodeText(KernelText):
         return ", ".join((*(page if name == "page" else name for name in names), *self._step_values(loop)))
 
     def _key_names(self, names: str) -> list[str]:
-        table, stride = self.rows("k").table, self.rows("k").table_stride
+        table, stride = self.view.rows("k").table, self.view.rows("k").table_stride
         own = super()._key_names(names)
         if self.gathers:
             return ["kv_idx" if name == "kv_lo" else name for name in own]
@@ -323,7 +322,7 @@ class DecodeText(KernelText):
             f"o_at = {self.row_at('o')}",
             f"tl.store(o_at[:, None] + d[None, :], o.to({self.o_dtype}), mask={self.row_mask})",
         ]
-        if self.has_lse:
+        if self.view.has_lse:
             lines.append("lse_ptr += b.to(tl.int64) * stride_lseb")
             lines.append(f"lse_at = {self.row_at('lse')}")
             lines.append("tl.store(lse_at, (m + tl.log2(l)) * LN2, mask=exists)")
@@ -362,8 +361,8 @@ class CombineText(KernelText):
 
     @property
     def parameter_lines(self) -> list[list[str]]:
-        tensors = ["splits_ptr", "O", *(["lse_ptr"] if self.has_lse else [])]
-        strides = [self.strides(arg) for arg in self.module.outputs]
+        tensors = ["splits_ptr", "O", *(["lse_ptr"] if self.view.has_lse else [])]
+        strides = [self.view.strides(arg) for arg in self.module.outputs]
         return [tensors, *strides, self.size_names, ["BLOCK_S", "PDL"]]
 
     @property

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from attnc.expr.nodes import COLUMN, Binary, Index, Load, Ref, walk
 from attnc.model.dtypes import DType
-from attnc.plan.ir import Arg, Decode, Fetch, Forward, Loop, Module
+from attnc.plan.ir import Arg, Decode, Fetch, Forward, Kernel, Loop, Module
 from attnc.plan.ir.kernel import DotPart
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.signature import block, feature
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
 from attnc.target.declaration import CallText, Table, Value, Words, in_words, quote_word
-from attnc.target.kernel_view import KernelView, OutputView, parts_of
+from attnc.target.kernel_view import OutputView, parts_of, sizes_of_kernel
 from attnc.target.triton.printer import TL_DTYPES, offset, scalar, tiled, transposed, widening
 
 
@@ -49,8 +49,15 @@ def triton_kernel(
     return CallText("Kernel", fields=fields)
 
 
-class ProgramText(KernelView):
+class ProgramText:
     """What texts of forward and backward kernels have in common."""
+
+    module: Module
+    kernel: Kernel
+
+    @property
+    def size_names(self) -> list[str]:
+        return sizes_of_kernel(self.kernel)
 
     @property
     def tile_count(self) -> str:
@@ -191,7 +198,7 @@ class PartText:
     load_k: str
 
 
-class KernelText(ProgramText, OutputView):
+class KernelText(ProgramText):
     """Text of one kernel; attribute by attribute what `templates/triton/forward_*.py.jinja` prints."""
 
     kernel: Forward | Decode
@@ -199,6 +206,7 @@ class KernelText(ProgramText, OutputView):
     def __init__(self, module: Module, kernel: Forward | Decode) -> None:
         attention = module.variant.attention
         self.module, self.kernel = module, kernel
+        self.view = OutputView(module, kernel)
         self.d, self.dv = feature(attention.q), feature(attention.v)
         self.block_d, self.block_dv = block(self.d), block(self.dv)
         self._columns = parts_of(module, kernel)
@@ -242,12 +250,12 @@ class KernelText(ProgramText, OutputView):
     @property
     def _shares_v(self) -> bool:
         """Whether v has no load of its own: it is the first part of k's columns."""
-        return self.rows("v").tensor == "k" and self._columns[0].width == self.dv
+        return self.view.rows("v").tensor == "k" and self._columns[0].width == self.dv
 
     def _load_kv(self, name: str, width: int, first: int = 0) -> str:
         """Returns a tile of rows of k or v, in the type of q: `width` columns from column `first` on."""
         attention = self.module.variant.attention
-        stored = DType(attention.tensor(self.rows(name).tensor).dtype)
+        stored = DType(attention.tensor(self.view.rows(name).tensor).dtype)
         load, widened = self._load_stored(name, width, first), widening(stored, attention.element)
         return f"{widened}({load}, {self.stays(name)})" if widened else load
 
@@ -262,10 +270,10 @@ class KernelText(ProgramText, OutputView):
         return f"q.shape[0] < {FEWEST_FROM_SHARED}"
 
     def _load_stored(self, name: str, width: int, first: int) -> str:
-        rows = self.rows(name)
+        rows = self.view.rows(name)
         of = rows.tensor
         if not rows.page:
-            return self._load_rows(of, self.kv_name, f"kv_lo, N, stride_{of}n, BLOCK_N", width, first)
+            return self._load_rows(of, self.view.kv_name, f"kv_lo, N, stride_{of}n, BLOCK_N", width, first)
         where = f"page, kv_lo, N, stride_{of}p, stride_{of}n"
         x = f"{MATRICES[of]} + {first}" if first else MATRICES[of]
         return f"_load_pages({x}, {where}, BLOCK_N, {rows.page}, {self._width(width)})"
@@ -280,7 +288,7 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def find_pages(self) -> str:
-        k = self.rows("k")
+        k = self.view.rows("k")
         if not k.page:
             return ""
         return f"_find_pages({k.table}, {k.table_stride}, kv_lo, N, BLOCK_N, {k.page})"
@@ -290,7 +298,7 @@ class KernelText(ProgramText, OutputView):
 
     @property
     def matrices(self) -> list[str]:
-        return [name for name in MATRICES if self.rows(name).tensor == name]
+        return [name for name in MATRICES if self.view.rows(name).tensor == name]
 
     @property
     def advance(self) -> list[str]:
@@ -306,7 +314,7 @@ class KernelText(ProgramText, OutputView):
         """Returns the offset from the first element to row 0 of the sequence and head at hand; in pages, to
         the head.
         """
-        return offset(self.row_zero(name))
+        return offset(self.view.row_zero(name))
 
     # -- parameters and arguments --------------------------------------------------------------------------
 
@@ -322,7 +330,7 @@ class KernelText(ProgramText, OutputView):
             *self.list_pointers,
         ]
         tensors_with_strides = (*self._args, *self.module.outputs, *self.module.kept)
-        strides = [self.strides(arg) for arg in tensors_with_strides]
+        strides = [self.view.strides(arg) for arg in tensors_with_strides]
         if self.kernel.grid.over == "head":
             tensors += ["acc_ptr", "l_ptr", "m_ptr"]
         return [tensors, *(line for line in strides if line), self.size_names, self.tiles]
@@ -341,7 +349,7 @@ class KernelText(ProgramText, OutputView):
     def unspecialised(self) -> list[str]:
         """Arguments that change with the lengths: sizes, and the strides of lse."""
         lse = (arg for arg in self.module.outputs if arg.tensor.name == "lse")
-        return [*self.size_names, *(name for arg in lse for name in self.strides(arg))]
+        return [*self.size_names, *(name for arg in lse for name in self.view.strides(arg))]
 
     @property
     def tile_parameters(self) -> list[str]:
@@ -391,9 +399,9 @@ class KernelText(ProgramText, OutputView):
         return [part.q for part in self.parts]
 
     def _key_names(self, names: str) -> list[str]:
-        of = unique(self.rows(name).tensor for name in names)
-        rows = self.rows("k")
-        where = ["b", self.kv_name] if self.kernel.tma else []
+        of = unique(self.view.rows(name).tensor for name in names)
+        rows = self.view.rows("k")
+        where = ["b", self.view.kv_name] if self.kernel.tma else []
         table = [rows.table, rows.table_stride] if rows.page else []
         strides = [f"stride_{name}{axis}" for name in of for axis in ("pn" if rows.page else "n")]
         return [*(MATRICES[name] for name in of), *table, *where, "kv_lo", "N", *strides]
