@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -94,6 +95,7 @@ class Change:
     edits: of the sequences that it names, in its order
     taken: pages that leave the list of free ones, from its end
     copies: (from, to) of pages to be copied; slots: page * page size + row of every new token
+    moves: (from, to) of slots: tokens that are kept and move forward
     begun: the sequences that begin with it; ended: those that end
     """
 
@@ -101,6 +103,7 @@ class Change:
     taken: int = 0
     copies: Sequence[tuple[int, int]] = ()
     slots: Sequence[int] = ()
+    moves: Sequence[tuple[int, int]] = ()
     begun: Sequence[tuple[int, Holding]] = ()
     ended: Sequence[int] = ()
 
@@ -109,8 +112,8 @@ class PageAllocator:
     """Pages and rows of a block table, given to sequences and taken back.
 
     Sequences are numbers that are never used twice; unknown and freed ones raise ValueError. `allocate`,
-    `grow`, `fork`, `truncate` and `free` plan a change and leave everything as it is; `commit` makes it. A
-    plan is good until the next commit.
+    `grow`, `fork`, `truncate`, `keep` and `free` plan a change and leave everything as it is; `commit` makes
+    it. A plan is good until the next commit.
     """
 
     def __init__(self, *, pages: int, page: int, sequences: int, max_length: int) -> None:
@@ -193,6 +196,34 @@ class PageAllocator:
             raise ValueError(f"length: expected 0 .. {holding.length}, got {length}")
         return Change(edits=[Edit(holding, length, -(-length // self._page))])
 
+    def keep(
+        self, sequences: Sequence[int], lengths: Sequence[int], places: Sequence[Sequence[int]]
+    ) -> Change:
+        """Plans to keep of each sequence so many first tokens, and of those behind them the ones at these
+        places, counted from there, which follow them. ValueError as `PagedCache.keep` says.
+        """
+        _check_distinct(sequences)
+        if not len(sequences) == len(lengths) == len(places):
+            raise ValueError(
+                f"expected lengths and places of {len(sequences)} sequences, got {len(lengths)} and"
+                f" {len(places)}"
+            )
+        edits: list[Edit] = []
+        moves: list[tuple[int, int]] = []
+        for sequence, start, kept in zip(sequences, lengths, places, strict=True):
+            holding = self.holding(sequence)
+            _check_places(sequence, start, kept, holding.length)
+            edits.append(Edit(holding, start + len(kept), -(-(start + len(kept)) // self._page)))
+            for at, place in enumerate(kept):
+                if at != place:
+                    moves.append((self._slot(holding, start + place), self._slot(holding, start + at)))
+                    if self._sharers[holding.pages[(start + at) // self._page]] > 1:
+                        raise ValueError(
+                            f"places: expected tokens of sequence {sequence} alone, got some in pages that"
+                            " others share"
+                        )
+        return Change(edits=edits, moves=moves)
+
     def free(self, sequences: Sequence[int]) -> Change:
         """Plans to end sequences. ValueError for one that is unknown or named twice."""
         _check_distinct(sequences)
@@ -268,6 +299,9 @@ class PageAllocator:
         left[page] = left.get(page, 0) + 1
         return page
 
+    def _slot(self, holding: Holding, at: int) -> int:
+        return holding.pages[at // self._page] * self._page + at % self._page
+
     def _slots(self, edit: Edit) -> Iterator[int]:
         """Yields where the tokens belong that an edit adds."""
         start, stop, size = edit.holding.length, edit.length, self._page
@@ -281,6 +315,17 @@ class PageAllocator:
             self._sharers[page] -= 1
             if not self._sharers[page]:
                 self._free.append(page)
+
+
+def _check_places(sequence: int, start: int, places: Sequence[int], length: int) -> None:
+    if not 0 <= start <= length:
+        raise ValueError(f"lengths: expected 0 .. {length} for sequence {sequence}, got {start}")
+    ascends = all(a < b for a, b in pairwise(places))
+    if places and not (ascends and places[0] >= 0 and places[-1] < length - start):
+        raise ValueError(
+            f"places: expected ascending numbers of 0 .. {length - start - 1} for sequence {sequence}, got"
+            f" {list(places)}"
+        )
 
 
 def _check_distinct(sequences: Sequence[int]) -> None:

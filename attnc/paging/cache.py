@@ -8,7 +8,8 @@ changed of the tables, and then the lists on the host follow, which cannot fail.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
@@ -197,6 +198,28 @@ class PagedCache:
         sequence, length = to_integer("sequence", sequence), to_integer("length", length)
         self._carry_out(self._allocator.truncate(sequence, length))
 
+    def keep(self, sequences: Sequence[int], lengths: Sequence[int], places: Sequence[Sequence[int]]) -> None:
+        """Keeps the first `lengths` tokens of each sequence and, right behind them, those at `places`, which
+        ascend and are counted from there; drops all others. So the nodes of a tree of drafts that were
+        accepted become the end of a sequence.
+
+        Keys and values of all layers move, by one copy. ValueError for a sequence that is named twice, places
+        that do not ascend or that there are not, tokens to be moved in a page that others share, and a cache
+        of several ranks.
+        """
+        sequences, lengths = to_integers("sequences", sequences), to_integers("lengths", lengths)
+        places = [to_integers("places", kept) for kept in places]
+        if self.spread.ranks > 1:
+            raise ValueError(f"keep: expected a cache of one rank, got one of {self.spread.ranks}")
+        change = self._allocator.keep(sequences, lengths, places)
+        entries = self._entries(change)
+        both = list(zip(*change.moves, strict=True)) or [(), ()]
+        (published, source, target), (numbers,) = self._upload([entries.places, *both], [entries.numbers])
+        with self._moved(source, target):
+            if entries.places:
+                self._publish(published, numbers)
+        self._allocator.commit(change)
+
     def free(self, *sequences: int) -> None:
         """Ends sequences; a page is free once nobody shares it. ValueError for one that is named twice."""
         self._carry_out(self._allocator.free(to_integers("sequences", sequences)))
@@ -293,6 +316,25 @@ class PagedCache:
         self._carry_out(change)
         ((sequence, _),) = change.begun
         return sequence
+
+    @contextmanager
+    def _moved(self, source: torch.Tensor, target: torch.Tensor) -> Iterator[None]:
+        """Copies rows of all layers from slots to slots; where the block fails, they are as they were."""
+        if not len(source):
+            yield
+            return
+        of_heads = self.layout == "HND"
+        pools = [pool.transpose(2, 3) if of_heads else pool for pool in map(_movable, self._pools)]
+        here, there = ((slice(None), slots // self.page, slots % self.page) for slots in (source, target))
+        moved, before = ([pool[at] for pool in pools] for at in (here, there))
+        try:
+            for pool, rows in zip(pools, moved, strict=True):
+                pool[there] = rows
+            yield
+        except BaseException:
+            for pool, rows in zip(pools, before, strict=True):
+                pool[there] = rows
+            raise
 
     def _carry_out(self, change: Change) -> None:
         entries = self._entries(change)

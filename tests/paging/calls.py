@@ -124,7 +124,7 @@ class Calls:
     def run(self, steps: int) -> None:
         """Makes so many calls, and checks all after each. AssertionError says after which."""
         rules = [self.append] * 6 + [self.fork] * 2 + [self.truncate] * 2 + [self.rewrite] * 2
-        rules += [self.allocate, self.free]
+        rules += [self.allocate, self.free, self.keep]
         try:
             for _ in range(steps):
                 self.random.choice(rules if self.model else [self.allocate])()
@@ -255,6 +255,30 @@ class Calls:
         length = self.random.randint(0, len(self.model[sequence]))
         if self.attempt(self.cache.truncate, sequence, length):
             del self.model[sequence][length:]
+
+    def keep(self) -> None:
+        """Keeps some of the last tokens of one or two sequences, or is told that others share them."""
+        chosen = self.random.sample(sorted(self.model), min(self.random.randint(1, 2), len(self.model)))
+        lengths = [self.random.randint(0, len(self.model[sequence])) for sequence in chosen]
+        places = [
+            [at for at in range(len(self.model[sequence]) - start) if self.random.random() < 0.5]
+            for sequence, start in zip(chosen, lengths, strict=True)
+        ]
+        sharers = {
+            self.cache.sharers(sequence)[(start + at) // self.cache.page]
+            for sequence, start, kept in zip(chosen, lengths, places, strict=True)
+            for at, place in enumerate(kept)
+            if at != place
+        }
+        if max(sharers, default=1) > 1:
+            before = everything(self.cache)
+            with pytest.raises(ValueError, match="in pages that others share"):
+                self.cache.keep(chosen, lengths, places)
+            assert everything(self.cache) == before
+        elif self.attempt(self.cache.keep, chosen, lengths, places):
+            for sequence, start, kept in zip(chosen, lengths, places, strict=True):
+                tokens = self.model[sequence]
+                self.model[sequence] = tokens[:start] + [tokens[start + place] for place in kept]
 
     def free(self) -> None:
         chosen = self.random.sample(sorted(self.model), min(self.random.randint(1, 2), len(self.model)))

@@ -177,6 +177,35 @@ BUGS = (
         new="pool.reshape(len(pool), self.page, -1, pool.shape[-1])",
     ),
     Bug(
+        name="kept tokens move one by one, the last first",
+        place="cache.PagedCache._moved",
+        old="""        for pool, rows in zip(pools, moved, strict=True):
+            pool[there] = rows
+""",
+        new="""        for pool in pools:
+            for (a, b), (c, d) in reversed(list(zip(zip(*here[1:]), zip(*there[1:])))):
+                pool[:, c, d] = pool[:, a, b]
+""",
+    ),
+    Bug(
+        name="kept tokens are counted from the first of all",
+        place="allocator.PageAllocator.keep",
+        old="self._slot(holding, start + place)",
+        new="self._slot(holding, place)",
+    ),
+    Bug(
+        name="kept tokens of the first layer alone",
+        place="cache.PagedCache._moved",
+        old="(slice(None), slots // self.page",
+        new="(slice(1), slots // self.page",
+    ),
+    Bug(
+        name="kept tokens move though others share them",
+        place="allocator.PageAllocator.keep",
+        old="[(start + at) // self._page]] > 1",
+        new="[(start + at) // self._page]] > 2",
+    ),
+    Bug(
         name="every layer is the first",
         place="cache.PagedCache.write",
         old="layer, device = self._layer(layer),",

@@ -312,19 +312,21 @@ def test_mistakes_are_named() -> None:
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-@pytest.mark.parametrize("call", ["append", "write", "fork", "truncate", "free"])
+@pytest.mark.parametrize("call", ["append", "write", "fork", "truncate", "keep", "free"])
 def test_each_operation_of_a_call_may_fail(layout: Layout, call: str) -> None:
     """One after the other, until the call has no more: an append that copies two pages and takes four."""
     cache = small(layout, pages=12)
     first = cache.allocate()
     write(cache, cache.append([first], 6), list(range(6)))
     second, third = cache.fork(first), cache.fork(first)
-    slots = cache.append([cache.allocate()], 5).slots
+    fourth = cache.allocate()
+    slots = cache.append([fourth], 5).slots
     calls: dict[str, Callable[[], object]] = {
         "append": lambda: cache.append([third, first, second], [9, 1, 3]),
         "write": lambda: cache.write(slots, rows([*range(5)], 1, 0), rows([*range(5)], 1, 1), 1),
         "fork": lambda: cache.fork(second) if len(cache) < 4 else None,
         "truncate": lambda: cache.truncate(third, 3),
+        "keep": lambda: cache.keep([fourth, third], [0, 2], [[1, 3, 4], []]),
         "free": lambda: cache.free(first, third),
     }
     if call == "fork":
@@ -449,3 +451,44 @@ def test_numbers_of_a_step_are_as_aligned_as_tensors_of_their_own() -> None:
         step = cache.append(numbers, count)
         for x in (step.block_table, step.kv_len, step.cu_q, step.slots):
             assert x.data_ptr() % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "places", "told"),
+    [
+        ([7], [[]], "lengths: expected 0 .. 6 for sequence 0, got 7"),
+        ([-1], [[]], "lengths: expected 0 .. 6 for sequence 0, got -1"),
+        ([2], [[1, 1]], r"places: expected ascending numbers of 0 .. 3 for sequence 0, got \[1, 1\]"),
+        ([2], [[-1, 1]], "places: expected ascending numbers of 0 .. 3"),
+        ([2], [[0, 4]], "places: expected ascending numbers of 0 .. 3"),
+        ([2], [], "expected lengths and places of 1 sequences, got 1 and 0"),
+    ],
+)
+def test_places_that_cannot_be_kept(lengths: list[int], places: list[list[int]], told: str) -> None:
+    cache = small()
+    sequence = cache.allocate()
+    write(cache, cache.append([sequence], 6), list(range(6)))
+    before = everything(cache)
+    with pytest.raises(ValueError, match=told):
+        cache.keep([sequence], lengths, places)
+    assert everything(cache) == before
+
+
+def test_kept_tokens_of_8_bits_move_as_they_are() -> None:
+    made: dict[str, Any] = {"kv_heads": 1, "head_dim": 16, "sequences": 1, "max_length": 16}
+    cache = PagedCache(pages=4, page=4, **made, dtype=torch.float8_e4m3fn)
+    sequence = cache.allocate()
+    k, v = (torch.randn(2, 9, 1, 16) / 8).to(torch.float8_e4m3fn)
+    cache.write(cache.append([sequence], 9).slots, k, v)
+    cache.keep([sequence], [2], [[1, 2, 6]])
+    for found, given in zip(cache.read(sequence), (k, v), strict=True):
+        assert torch.equal(found.view(torch.uint8), given[[0, 1, 3, 4, 8]].view(torch.uint8))
+
+
+def test_ranks_that_share_keys_keep_no_places() -> None:
+    made: dict[str, Any] = {"kv_heads": 1, "head_dim": 16, "sequences": 1, "max_length": 16}
+    cache = PagedCache(pages=4, page=4, **made, spread=Spread(2, 4))
+    sequence = cache.allocate()
+    cache.append([sequence], 3)
+    with pytest.raises(ValueError, match="keep: expected a cache of one rank, got one of 2"):
+        cache.keep([sequence], [1], [[1]])

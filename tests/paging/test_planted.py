@@ -8,7 +8,7 @@ from tests.paging.planted import BUGS, Bug
 from tests.paging.test_cache import run_all
 from tests.replacing import replaced
 
-FAILURES = (AssertionError, IndexError, ValueError, RuntimeError)
+FAILURES = (AssertionError, IndexError, ValueError, RuntimeError, pytest.fail.Exception)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
