@@ -10,11 +10,13 @@ from typing import NamedTuple
 import torch
 
 from attnc.adapters.specs import NARROW, Kernel, Wanted, dtype_of, expand_scales, kernel
+from attnc.paging.trees import WORDS
 
 
 class _PageForm(NamedTuple):
-    """What a kernel of pages depends on. latent: values are columns of the keys; tokens: of every sequence, 0
-    for any number; rows: of a tile of queries where keys are split.
+    """What a kernel of pages depends on. latent: values are columns of the keys; tree: the type of what says
+    which new tokens see which; biased_apart: new tokens of each sequence have a bias of their own; split: a
+    number of tokens of every sequence is known; rows: of a tile of queries where keys are split.
     """
 
     dtype: torch.dtype
@@ -28,6 +30,8 @@ class _PageForm(NamedTuple):
     softcap: float
     causal: bool
     inputs: frozenset[str]
+    tree: torch.dtype | None
+    biased_apart: bool
     split: bool
     rows: int
 
@@ -65,8 +69,10 @@ def attend(
     tokens: of every sequence, T = B * tokens: those of a sequence follow each other, and its keys are split
         among programs; cu_seqlens_q is not looked at. 0: cu_seqlens_q says how many each has
     causal: a token sees keys up to its own; else all keys of its sequence, of which `left` leaves some out
-    tree: bool[B, tokens, tokens], new token i sees new token j, in place of all up to its own; wants `tokens`
-    qq_bias: [X, X], added to the score of new token i and new token j of a sequence, 0 beyond X
+    tree: bool[B, tokens, tokens], new token i sees new token j, in place of all up to its own; wants
+        `tokens`. Or words of uint8, int32 or int64, [B, tokens, ceil(tokens / bits)], the lowest bit first
+    qq_bias: [X, X], or [B, X, X] of each sequence, added to the score of new token i and new token j, 0
+        beyond X
     k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], or a number,
         which a captured graph keeps; None for 1. Of other caches they are not looked at
 
@@ -83,10 +89,10 @@ def attend(
             name: expand_scales(name, x, shape, q.device) for name, x in scales.items() if x is not None
         }
     if tree is not None:
-        expected = [sequences, tokens, tokens]
-        if not tokens or list(tree.shape) != expected:
-            raise ValueError(f"tree: expected shape {expected}, got {list(tree.shape)}")
+        _check_tree(tree, sequences, tokens)
         given["tree"] = tree
+    if qq_bias is not None and qq_bias.shape[:-2] not in ((), (sequences,)):
+        raise ValueError(f"qq_bias: expected shape [X, X] or [{sequences}, X, X], got {list(qq_bias.shape)}")
     made = _kernel(
         _PageForm(
             dtype=dtype,
@@ -100,6 +106,8 @@ def attend(
             softcap=float(softcap),
             causal=causal,
             inputs=frozenset(given),
+            tree=None if tree is None else tree.dtype,
+            biased_apart=qq_bias is not None and qq_bias.dim() > 2,
             split=tokens > 0,
             rows=_rows(tokens * (q.shape[1] // max(heads, 1))),
         )
@@ -172,12 +180,14 @@ def _kernel(form: _PageForm) -> Kernel:
                 *(() if form.split else ("cu_seqlens_q: i32[B + 1]",)),
                 "block_table: i32[B, P]",
                 "seqused_k: i32[B]",
-                *(("tree: bool[B, M, M]",) if "tree" in form.inputs else ()),
-                *(("qq_bias: f32[X, X]",) if "qq_bias" in form.inputs else ()),
+                *((f"tree: {_TREES[form.tree]}",) if form.tree is not None else ()),
+                *((f"qq_bias: f32[{'B, ' * form.biased_apart}X, X]",) if "qq_bias" in form.inputs else ()),
             ),
             length="seqused_k",
-            mask=_mask(form.left, form.causal, "tree" in form.inputs),
-            terms=("qq_bias[q_idx, kv_idx - (N - M)]",) if "qq_bias" in form.inputs else (),
+            mask=_mask(form.left, form.causal, form.tree),
+            terms=(f"qq_bias[{'b, ' * form.biased_apart}q_idx, kv_idx - (N - M)]",)
+            if "qq_bias" in form.inputs
+            else (),
             softcap=form.softcap,
             slopes="alibi_slopes" if "alibi_slopes" in form.inputs else "",
             sink="sinks" if "sinks" in form.inputs else "",
@@ -190,11 +200,32 @@ def _kernel(form: _PageForm) -> Kernel:
     )
 
 
-def _mask(left: int, causal: bool, tree: bool) -> str:
+#: Of what says which new tokens see which: how it is declared.
+_TREES = {
+    torch.bool: "bool[B, M, M]",
+    torch.uint8: "u8[B, M, W]",
+    torch.int32: "i32[B, M, W]",
+    torch.int64: "i64[B, M, W]",
+}
+
+
+def _check_tree(tree: torch.Tensor, sequences: int, tokens: int) -> None:
+    if tree.dtype not in _TREES:
+        raise TypeError(f"tree: expected dtype {', '.join(map(str, _TREES))}, got {tree.dtype}")
+    expected = [sequences, tokens, -(-tokens // WORDS.get(tree.dtype, 1))]
+    if not tokens or list(tree.shape) != expected:
+        raise ValueError(f"tree: expected shape {expected}, got {list(tree.shape)}")
+
+
+def _mask(left: int, causal: bool, tree: torch.dtype | None) -> str:
     """Returns the mask: keys before the new tokens, and of these what a tree says, or all up to its own."""
-    if causal and not tree:
+    if causal and tree is None:
         return "causal" if left < 0 else f"window({left}, 0)"
-    seen = ["(kv_idx < N - M or tree[b, q_idx, kv_idx - (N - M)])"] if tree else []
+    seen = []
+    if tree is torch.bool:
+        seen = ["(kv_idx < N - M or tree[b, q_idx, kv_idx - (N - M)])"]
+    elif tree is not None:
+        seen = [f"draft_tree(tree, {WORDS[tree]})"]
     return " and ".join(([] if left < 0 else [f"q_pos - kv_idx <= {left}"]) + seen)
 
 

@@ -212,10 +212,17 @@ def drafts(
     topk: int = 2,
     spare: int = 0,
     device: torch.device | str = "cpu",
+    form: str = "FULL_MASK",
 ) -> SimpleNamespace:
-    """A spec_info: a mask of all keys for each draft, one request behind another."""
+    """A spec_info; form: of its mask, by the names of TreeMaskMode."""
     mask = None
-    if tree is not None:
+    if tree is not None and form == "QLEN_ONLY":
+        mask = tree.flatten().to(device)
+    elif tree is not None and form == "QLEN_ONLY_BITPACKING":
+        words = (tree.long() << torch.arange(tokens)).sum(-1).flatten()
+        dtype = torch.uint8 if tokens <= 8 else torch.uint16 if tokens <= 16 else torch.uint32
+        mask = words.to(dtype).to(device)
+    elif tree is not None:
         rows = [
             torch.cat([torch.ones(tokens, request.length, dtype=torch.bool), own], 1).flatten()
             for request, own in zip(requests, tree, strict=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from attnc.adapters import pages as pages_module
 from attnc.adapters.pages import attend, attend_packed, uniform
+from attnc.paging.trees import WORDS, pack_bits
 from tests.adapters import oracle
 
 HEADS, GROUP, SIZE = 2, 3, 16
@@ -28,12 +29,13 @@ def check(
     latent: bool = False,
     left: int = -1,
     tree: torch.Tensor | None = None,
+    words: torch.dtype | None = None,
     scale: float = 0.2,
     dtype: torch.dtype = torch.float32,
     queries: list[int] | None = None,
     device: torch.device | str = "cpu",
 ) -> None:
-    """The new tokens of sequences with so many keys: `tokens` of each, or `queries`."""
+    """The new tokens of sequences with so many keys: `tokens` of each, or `queries`. words: of the tree."""
     k, v, table, keys, values = oracle.pages(lengths, page, heads, size)
     k, v = k.to(dtype), v[..., :value].to(dtype)
     counts = [tokens] * len(lengths) if queries is None else queries
@@ -52,7 +54,7 @@ def check(
         softcap=0.0,
         by_head={},
         tokens=tokens,
-        tree=tree,
+        tree=tree if tree is None or words is None else pack_bits(tree, words),
     )
     out = out.cpu()
     within = 1e-5 if dtype is torch.float32 else 2e-2
@@ -76,6 +78,21 @@ def chosen(sequences: int, tokens: int) -> torch.Tensor:
 def test_trees(tokens: int, left: int) -> None:
     torch.manual_seed(1)
     check(tokens, [30, tokens, 17], tree=chosen(3, tokens), left=left)
+
+
+@pytest.mark.parametrize("words", WORDS, ids=str)
+@pytest.mark.parametrize("tokens", [3, 12, 33])
+def test_trees_in_words(tokens: int, words: torch.dtype) -> None:
+    torch.manual_seed(2)
+    check(tokens, [40, tokens, 37], tree=chosen(3, tokens), words=words)
+
+
+def test_words_that_do_not_fit_are_named() -> None:
+    tree = chosen(2, 4)
+    with pytest.raises(TypeError, match=r"tree: expected dtype torch.bool, .*, got torch.int16"):
+        check(4, [20, 9], tree=tree.short())
+    with pytest.raises(ValueError, match=r"tree: expected shape \[2, 4, 1\], got \[2, 4, 4\]"):
+        check(4, [20, 9], tree=tree.int())
 
 
 def test_a_chain_is_a_tree() -> None:

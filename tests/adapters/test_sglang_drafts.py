@@ -42,6 +42,22 @@ def test_drafts_are_verified(backend: ModuleType, page: int, window: int, graph:
 
 
 @pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("tokens", [2, 9, 17, 32])
+@pytest.mark.parametrize("form", ["QLEN_ONLY", "QLEN_ONLY_BITPACKING"])
+def test_masks_of_drafts_alone(backend: ModuleType, form: str, tokens: int, graph: bool) -> None:
+    """As booleans, and as a word of 8, 16 or 32 bits for each draft."""
+    runner = Runner(backend)
+    requests = [Request(), Request()]
+    runner.step([(requests[0], 20), (requests[1], 5)], "EXTEND")
+    runner.backend.init_cuda_graph_state(2, 2 * tokens)
+    torch.manual_seed(tokens)
+    tree = (torch.rand(2, tokens, tokens) < 0.5) | torch.eye(tokens, dtype=torch.bool)
+    found = drafts(requests, tokens, tree, form=form)
+    scheduled = [(request, tokens) for request in requests]
+    runner.step(scheduled, "TARGET_VERIFY", graph=graph, drafts=found, tree=tree)
+
+
+@pytest.mark.parametrize("graph", [False, True])
 def test_accepted_drafts_are_extended(backend: ModuleType, graph: bool) -> None:
     runner = Runner(backend, 16)
     first, second = Request(), Request()

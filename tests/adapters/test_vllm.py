@@ -48,7 +48,7 @@ def check(queries: list[int], lengths: list[int], *, page: int = PAGE, **changed
     arguments |= changed
     unified_attention(**arguments)
     found, bias = torch.split(arguments["out"], queries), arguments.get("qq_bias")
-    for o, (q, k, v) in zip(found, sequences, strict=True):
+    for b, (o, (q, k, v)) in enumerate(zip(found, sequences, strict=True)):
         expected, _ = attend(
             q,
             k,
@@ -58,7 +58,7 @@ def check(queries: list[int], lengths: list[int], *, page: int = PAGE, **changed
             softcap=arguments["softcap"],
             slopes=arguments.get("alibi_slopes"),
             sinks=arguments.get("sinks"),
-            bias=bias if bias is None else bias[: len(q), : len(q)],
+            bias=bias if bias is None else bias.expand(len(queries), -1, -1)[b, : len(q), : len(q)],
             causal=arguments["causal"],
         )
         torch.testing.assert_close(o.double(), expected, rtol=1e-5, atol=1e-5)
@@ -109,6 +109,13 @@ def test_trees_of_drafts(queries: list[int]) -> None:
     hidden = BRANCHES.masked_fill(BRANCHES == 9, -torch.inf)
     check(queries, [new + old for new, old in zip(queries, [20, 0, 33], strict=False)], qq_bias=hidden)
     check(queries, [new + 5 for new in queries], qq_bias=hidden.bfloat16(), softcap=2.0, window_size=(3, 0))
+    each = torch.stack([hidden - 0.5 * b for b in range(len(queries))])
+    check(queries, [new + old for new, old in zip(queries, [20, 0, 33], strict=False)], qq_bias=each)
+
+
+def test_biases_of_other_sequences_are_named() -> None:
+    with pytest.raises(ValueError, match=r"qq_bias: expected shape \[X, X\] or \[2, X, X\], got \[3, 4, 4\]"):
+        check([4, 4], [9, 9], qq_bias=BRANCHES.expand(3, 4, 4))
 
 
 @given(

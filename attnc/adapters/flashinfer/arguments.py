@@ -149,7 +149,7 @@ def declare_slopes(terms: tuple[str, ...]) -> tuple[str, ...]:
 
 def declare_mask(custom: bool) -> tuple[str, ...]:
     """Returns the declarations of what a custom mask is read from."""
-    return ("custom_mask: bool[Z]", "mask_start: i64[B]") if custom else ()
+    return ("custom_mask: u8[Z]", "mask_start: i64[B]") if custom else ()
 
 
 def check_split_size(fixed_split_size: int | None, page: int) -> int:
@@ -182,7 +182,9 @@ def write_mask(causal: bool, custom: bool, window_left: int) -> str:
     """Writes the mask in the language; a window bounds the keys before a query alone, and a custom mask
     stands in the place of the causal one.
     """
-    parts = ["custom_mask[mask_start[b] + q_idx * N + kv_idx]"] if custom else ["causal"] if causal else []
+    element = "(q_idx * N + kv_idx)"
+    read = f"bit(custom_mask[mask_start[b] + {element} // 8], {element} % 8)"
+    parts = [read] if custom else ["causal"] if causal else []
     parts += [f"q_pos - {window_left} <= kv_idx"] if window_left >= 0 else []
     return " and ".join(parts)
 

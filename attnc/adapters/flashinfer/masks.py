@@ -42,8 +42,8 @@ def flatten_mask(
     packed: torch.Tensor | None,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """Returns what kernels read, or nothing without a mask: `custom_mask`: bool[bits], and `mask_start`:
-    i64[B], where the element of a request's first query and first key is.
+    """Returns what kernels read, or nothing without a mask: `custom_mask`: u8, eight elements each, the first
+    in the lowest bit, and `mask_start`: i64[B], the byte with which a request begins.
 
     rows, keys: of each request. custom: bool[sum of rows * keys]; packed: u8, the lowest bit first, the bits
     of a request from a byte of its own (`segment_packbits`), which counts where both are given. TypeError and
@@ -52,17 +52,17 @@ def flatten_mask(
     if custom is None and packed is None:
         return {}
     sizes = [m * n for m, n in zip(rows, keys, strict=True)]
+    widths = [-(-size // 8) for size in sizes]
     if packed is not None:
-        widths = [-(-size // 8) for size in sizes]
         _check("packed_custom_mask", packed, (torch.uint8,), sum(widths))
-        bits = packed.flatten().to(device)[:, None] >> torch.arange(8, dtype=torch.uint8, device=device)
-        flat, sizes = (bits & 1).flatten().bool(), [8 * width for width in widths]
+        flat = packed.flatten().to(device)
     else:
         assert custom is not None
         _check("custom_mask", custom, (torch.bool, torch.uint8), sum(sizes))
-        flat = custom.flatten().to(device, torch.bool)
+        ends = torch.tensor([0, *accumulate(sizes)])
+        flat = segment_packbits(custom.flatten().to(device, torch.bool), ends, "little")[0]
     flat = flat if len(flat) else flat.new_zeros(1)  # kernels take no tensor without elements
-    starts = [0, *accumulate(sizes)][:-1]
+    starts = [0, *accumulate(widths)][:-1]
     return {"custom_mask": flat, "mask_start": torch.tensor(starts, dtype=torch.int64, device=device)}
 
 

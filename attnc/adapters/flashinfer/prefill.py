@@ -70,8 +70,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
                     "paged_kv_last_page_len_buf": paged_kv_last_page_len_buf,
                 }
             )
-            bits = 0 if custom_mask_buf is None else 8 * len(custom_mask_buf)
-            capacity = {"requests": sizes[3], "pages": sizes[2], "bits": bits}
+            mask = 0 if custom_mask_buf is None else len(custom_mask_buf)
+            capacity = {"requests": sizes[3], "pages": sizes[2], "mask": mask}
         super().__init__(float_workspace_buffer, kv_layout, capacity)
 
     def plan(

@@ -53,8 +53,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         capacity = None
         if use_cuda_graph:
             buffers = {"qo_indptr_buf": qo_indptr_buf, "kv_indptr_buf": kv_indptr_buf}
-            bits = 0 if custom_mask_buf is None else 8 * len(custom_mask_buf)
-            capacity = {"requests": measure_buffers(buffers)[0] - 1, "bits": bits}
+            mask = 0 if custom_mask_buf is None else len(custom_mask_buf)
+            capacity = {"requests": measure_buffers(buffers)[0] - 1, "mask": mask}
         super().__init__(float_workspace_buffer, kv_layout, capacity)
 
     def plan(

@@ -145,9 +145,9 @@ class Wrapper:
         rows = [b - a for a, b in pairwise(starts)]
         made = flatten_mask(rows, keys, custom, packed, self.device)
         if made and self._capacity is not None:
-            room, used = self._capacity["bits"], len(made["custom_mask"])
+            room, used = self._capacity["mask"], len(made["custom_mask"])
             if used > room:
-                raise ValueError(f"custom_mask_buf: expected room for {used} bits, got {room}")
+                raise ValueError(f"custom_mask_buf: expected room for {used} bytes, got {room}")
             made["custom_mask"] = torch.nn.functional.pad(made["custom_mask"], (0, room - used))
         return made
 

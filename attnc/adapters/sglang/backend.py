@@ -30,7 +30,8 @@ class AttncMetadata:
 
     tokens: new ones of each request where all have as many, else 0, and cu_seqlens_q: i32[B + 1] says
     seq_lens: i32[B], with the new tokens; page_table: i32[B, P], pages of `page` slots
-    tree: bool[B, tokens, tokens], which new tokens see which, or None: all up to their own
+    tree: which new tokens see which, as `attend` takes it: bool[B, tokens, tokens], or words of u8 or i32,
+    [B, tokens, 1]; or None: all up to their own
     """
 
     tokens: int
@@ -93,7 +94,8 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
             page_table=torch.zeros(max_bs, pages, dtype=torch.int32, device=self.device),
         )
         drafts = -(-max_num_tokens // max_bs)
-        self._captured_tree = torch.zeros(max_bs * drafts**2, dtype=torch.bool, device=self.device)
+        size = max_bs * drafts * max(drafts, torch.int32.itemsize)
+        self._captured_tree = torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Brings the tensors of a graph up to date before it is captured or replayed. Waits for nothing."""
@@ -118,7 +120,8 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         kept.page_table.copy_(self._pages(batch.req_pool_indices[:count], kept.page_table.shape[1]))
         tree = _tree(batch, tokens)
         if tree is not None:
-            kept.tree = self._captured_tree[: tree.numel()].view(tree.shape).copy_(tree)
+            room = self._captured_tree[: tree.numel() * tree.itemsize]
+            kept.tree = room.view(tree.dtype).view(tree.shape).copy_(tree)
         self.forward_metadata = kept
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
@@ -274,22 +277,42 @@ def _count_appended(batch: Any, tokens: int) -> int:
 
 
 def _tree(batch: Any, tokens: int) -> torch.Tensor | None:
-    """Returns which drafts see which, bool[B, tokens, tokens], or None for chains, where the mask is causal.
+    """Returns which drafts see which, as `AttncMetadata.tree`, or None for chains, where the mask is causal.
 
-    SGLang's masks are those of one request behind another, a row of all its keys for each draft.
+    SGLang has masks in three forms (`TreeMaskMode`), which sizes and types tell apart: a row of all keys of a
+    request for each draft, one request behind another; the drafts alone, as many for each; and these as one
+    word for each draft, of 8, 16 or 32 bits.
     """
     drafts = batch.spec_info
     if not batch.forward_mode.is_target_verify() or drafts.custom_mask is None:
         return None
     if getattr(drafts, "topk", 0) == 1:
         return None
-    prefixes = batch.seq_lens.long()
+    requests: int = batch.batch_size
+    mask: torch.Tensor = drafts.custom_mask
+    if mask.dtype is not torch.bool:
+        return _widen(mask.flatten()[: requests * tokens]).view(requests, tokens, 1)
+    if mask.numel() == requests * tokens**2:
+        return mask.view(requests, tokens, tokens)
+    return _cut_out(mask, batch.seq_lens.long(), tokens)
+
+
+def _widen(words: torch.Tensor) -> torch.Tensor:
+    """Returns words of 8, 16 or 32 bits in types that kernels read."""
+    if words.dtype is torch.uint16:
+        return words.view(torch.int16).int() & 0xFFFF
+    if words.dtype is torch.uint32:
+        return words.view(torch.int32)
+    return words
+
+
+def _cut_out(mask: torch.Tensor, prefixes: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Returns of a mask of all keys that of the drafts, bool[B, tokens, tokens]."""
     widths = prefixes + tokens
     firsts = (widths * tokens).cumsum(0) - widths * tokens + prefixes
     row = torch.arange(tokens, device=firsts.device)
     at = firsts[:, None, None] + row[:, None] * widths[:, None, None] + row
-    mask = drafts.custom_mask
-    tree: torch.Tensor = mask[at.clamp(max=mask.numel() - 1)].bool()
+    tree: torch.Tensor = mask[at.clamp(max=mask.numel() - 1)]
     return tree
 
 

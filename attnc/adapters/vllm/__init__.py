@@ -65,8 +65,8 @@ def unified_attention(
     causal: True, or False for tokens that see all keys of their sequence, without a window
     softmax_scale, window_size (left, right; -1 for none), softcap (0 for none): part of the kernel, so a new
     value of one compiles once. alibi_slopes, sinks: [Hq], or None.
-    qq_bias: [X, X], added to the scores of new tokens with each other, for trees of drafts, or None; minus
-    infinity hides, and the mask is causal beside it.
+    qq_bias: [X, X], or [B, X, X] of each sequence, added to the scores of new tokens with each other, for
+    trees of drafts, or None; minus infinity hides, and the mask is causal beside it.
     max_seqlen_k, seq_threshold_3D and what follows it steer vLLM's own kernels. unsupported: taken as long as
     it asks for nothing.
 

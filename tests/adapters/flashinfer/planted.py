@@ -43,14 +43,14 @@ BUGS = (
     Bug(
         name="bits of a mask go from the highest",
         place="wrapper.flatten_mask",
-        old=">> torch.arange(8,",
-        new=">> torch.arange(7, -1, -1,",
+        old='ends, "little")',
+        new='ends, "big")',
     ),
     Bug(
         name="bits of all requests follow each other",
         place="wrapper.flatten_mask",
-        old="[8 * width for width in widths]",
-        new="sizes",
+        old="accumulate(widths)][:-1]",
+        new="accumulate(size // 8 for size in sizes)][:-1]",
     ),
     Bug(
         name="a window stands beside no custom mask",

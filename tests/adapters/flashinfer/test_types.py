@@ -232,7 +232,7 @@ def test_graphs_take_what_their_buffers_hold() -> None:
     starts = torch.tensor([0, 1, 2])
     prefill.plan(starts, *tables, *sizes, q_data_type="float32")
     mask = torch.ones(13, dtype=torch.bool)
-    with pytest.raises(ValueError, match="custom_mask_buf: expected room for 13 bits, got 0"):
+    with pytest.raises(ValueError, match="custom_mask_buf: expected room for 3 bytes, got 0"):
         prefill.plan(starts, *tables, *sizes, q_data_type="float32", custom_mask=mask)
     masked = fi.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", True, *buffers, torch.empty(4))
     masked.plan(starts, *tables, *sizes, q_data_type="float32", custom_mask=mask)
