@@ -62,12 +62,14 @@ class Llama:
         half = torch.arange(0, sizes.head_dim, 2, device=device) / sizes.head_dim
         self.frequencies = 10000.0**-half
 
-    def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """[T, hidden] of tokens and their positions, both i64[T]."""
+    def hidden(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, layers: int | None = None
+    ) -> torch.Tensor:
+        """[T, hidden] of tokens and their positions, both i64[T], after the first `layers`, or all."""
         sizes, x = self.sizes, self.embedding[tokens]
         angle = positions[:, None, None] * self.frequencies
         cos, sin = angle.cos(), angle.sin()
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers[:layers]):
             y = rms_norm(x, (sizes.hidden,), eps=1e-6)
             q, k, v = (linear(y, layer[name]).view(len(x), -1, sizes.head_dim) for name in "qkv")
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from attnc.model.attention import Attention
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Floats
@@ -31,14 +29,13 @@ from attnc.verify.tolerance import Verdict, expect, judge, to_float64
 # --- gradients ----------------------------------------------------------------------------------------------
 
 
-def check_gradients(
-    attention: Attention, module: ModuleType, bound: GradientBound, problem: Problem, case: Case
-) -> Verdict:
+def check_gradients(subject: Subject, bound: GradientBound, problem: Problem, case: Case) -> Verdict:
     """Returns the verdict on the gradients of one case, whose outputs are known to be right. Raises what the
     module raises. The case has no special values: nothing is promised of gradients of inputs that are not
     numbers.
     """
-    found, cotangents = run_backward(attention, module, problem, case)
+    attention = subject.variant.attention
+    found, cotangents = run_backward(subject, problem, case)
     plain = {name: _detach(value) for name, value in problem.inputs.items()}
     with np.errstate(invalid="ignore"):  # of rows whose scores are all -inf
         expected = expect_gradients(attention, plain, cotangents, bound)
@@ -46,11 +43,12 @@ def check_gradients(
 
 
 def run_backward(
-    attention: Attention, module: ModuleType, problem: Problem, case: Case
+    subject: Subject, problem: Problem, case: Case
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Returns the gradients that the module gives, and the random gradients of the outputs that
     it was given.
     """
+    attention, module = subject.variant.attention, subject.module
     leaves: dict[str, torch.Tensor] = {}
     inputs: list[Any] = []
     for name, value in problem.inputs.items():
@@ -64,7 +62,7 @@ def run_backward(
         inputs.append(value)
     kernels = module.BACKWARD_CONFIGS.items()
     options = {
-        "config": module.CONFIGS[case.config],
+        "config": subject.configs[case.config],
         "backward_config": {name: backward_config(configs, case) for name, configs in kernels},
     }
     function: Callable[..., Any] = getattr(module, attention.name)
@@ -193,7 +191,7 @@ def _gradients_agree(subject: Subject, case: Case) -> Iterator[str]:
     for order in (0, case.seed + 1):
         problem = build(subject.variant.attention, case, device=subject.device)
         with shuffle_programs(order):
-            found.append(run_backward(subject.variant.attention, subject.module, problem, case)[0])
+            found.append(run_backward(subject, problem, case)[0])
         del problem
     for name in sorted(found[0].keys() - subject.atomic):
         if not same_bits(found[0][name], found[1][name]):
@@ -205,7 +203,7 @@ def _gradients(subject: Subject, bound: GradientBound, problem: Problem, case: C
     if case.special != "none":
         case = replace(case, special="none")
         problem = build(attention, case, device=subject.device)
-    return check_gradients(attention, subject.module, bound, problem, case)
+    return check_gradients(subject, bound, problem, case)
 
 
 def _join_verdicts(outputs: Verdict, gradients: Verdict) -> Verdict:

@@ -149,7 +149,7 @@ class GradientRun:
 def _backward(
     subject: Subject, case: Case, problem: Problem
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    return run_backward(subject.variant.attention, subject.module, problem, case)
+    return run_backward(subject, problem, case)
 
 
 def gradient_violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:

@@ -11,6 +11,8 @@ from examples.llama_model import TINY, DenseDecoder, Llama
 from examples.llama_paged import PagedDecoder
 from examples.llama_search import greedy
 from examples.llama_serving import SMALL, serve
+from examples.llama_tree import SMALL as OF_TREES
+from examples.llama_tree import Shape, TreeDecoder
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +71,19 @@ def test_a_prompt_that_does_not_fit_leaves_no_trace(llama: Llama) -> None:
             paged.prefill(prompts)
         assert len(paged.cache) == 0
         assert paged.cache.statistics().free == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("least", [0.0, 0.05])
+@torch.no_grad()
+def test_trees_of_drafts_make_the_tokens_of_greedy_decoding(least: float) -> None:
+    """Several a step, also where trees differ in size (`least`)."""
+    llama = Llama(OF_TREES, dtype=torch.float32, device="cpu")
+    prompts = [[5, 9, 2] * 5 + [7], [3]]
+    paged = PagedDecoder(llama, pages=8, sequences=2, max_length=60)
+    decoder = TreeDecoder(paged, Shape(layers=4, depth=3, width=4, least=least))
+    found = decoder.greedy(prompts, 12)
+    assert found == greedy(DenseDecoder(llama), prompts, 12)
+    assert sum(decoder.accepted) >= (2.0 if least == 0 else 1.5) * len(decoder.accepted)
+    assert len(paged.cache) == 0
+    assert paged.cache.statistics().free == 8

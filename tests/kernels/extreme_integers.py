@@ -118,7 +118,7 @@ def right_at(made: Subject, values: Mapping[str, int], case: Case) -> None:
     verdict = judge(attention, expect(attention, inputs, made.bound), problem.outputs)
     assert verdict.ok, (values, verdict.message)
     if made.gradients is not None:
-        verdict = check_gradients(attention, made.module, made.gradients, problem, case)
+        verdict = check_gradients(made, made.gradients, problem, case)
         assert verdict.ok, (values, verdict.message)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -95,9 +97,9 @@ def test_greedy_acceptance_follows_what_the_model_wants() -> None:
         ),
     ],
 )
-def test_mistakes_are_named(parents: object, nodes: object, error: type[Exception], told: str) -> None:
+def test_mistakes_are_named(parents: Any, nodes: Any, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
-        DraftTrees(parents, nodes)  # type: ignore[arg-type]
+        DraftTrees(parents, nodes)
 
 
 def test_tokens_of_another_shape_are_named() -> None:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 
 from attnc.verify.case import Case, Kept, TensorLayout
-from attnc.verify.check import backward_config, check
+from attnc.verify.check import backward_config, check, run_backward
 from attnc.verify.problem import FILLS, build
 from attnc.verify.strategies import Limits, cases, free_dims
 from attnc.verify.subject import Subject
@@ -193,3 +193,24 @@ def test_contents_do_not_depend_on_surroundings_or_layout() -> None:
             assert left.is_contiguous()
             assert not right.is_contiguous()
             assert right.storage_offset() == 64 + 3
+
+
+def test_gradients_follow_a_forward_of_the_case_s_config() -> None:
+    """Also where that is not one of the module's: with other numbers of splits, say."""
+    attention = replace(committed("full").variant.attention, grads=("q",))
+    given: list[str] = []
+
+    def function(
+        q: torch.Tensor, *others: object, config: str, backward_config: object
+    ) -> tuple[torch.Tensor, ...]:
+        given.append(config)
+        return 2 * q, q.sum(-1).mT
+
+    module = SimpleNamespace(CONFIGS=("first",), BACKWARD_CONFIGS={}, **{attention.name: function})
+    q = torch.ones(1, 2, 1, 64, dtype=torch.float16)
+    problem = SimpleNamespace(inputs={"q": q, "k": q, "v": q}, outputs={"o": q})
+    stub: Any = SimpleNamespace(
+        variant=SimpleNamespace(attention=attention), module=module, configs=("first", "split")
+    )
+    run_backward(stub, cast(Any, problem), Case(dims={"B": 1, "M": 2, "H": 1, "N": 2}, config=1))
+    assert given == ["split"]

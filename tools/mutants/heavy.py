@@ -93,7 +93,7 @@ def _run(subject: Subject, case: Case, with_gradients: bool) -> Mapping[str, tor
     found = dict(problem.outputs)
     is_affordable = subject.limits().includes_gradients(case.dims, case.config)
     if with_gradients and subject.gradients is not None and case.special == "none" and is_affordable:
-        gradients, _ = run_backward(attention, subject.module, problem, case)
+        gradients, _ = run_backward(subject, problem, case)
         found |= {f"d{name}": value for name, value in gradients.items()}
     return found
 
