@@ -216,6 +216,7 @@ static inline bool mbarrier_try(u32 barrier, u32 parity, SIMT_LINE)
 // ---- copies
 
 static inline void tma_prefetch(const TensorMap&) {}
+static inline void prefetch_line(const void*) {}
 static inline void tma_load(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, SIMT_LINE)
 {
     simt::tensor_copy(simt::Kind::load, to, &map, barrier, line, c0, c1);

@@ -446,14 +446,16 @@ def check_sums(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
     attention = without_list(normalise(variant.attention))
     grads = set(attention.grads)
-    others = grads - {"q", "k", "v"}
+    loads = wanted_loads(attention)
+    finished = {x.load.tensor for x in loads} - {x.load.tensor for x in loads if x.reader != "epilogue"}
+    others = grads - {"q", "k", "v"} - finished  # a kernel in front of all others makes those
     d, dv = feature(attention.q), feature(attention.v)
     if not all(t.storage.is_plain or t.storage.is_packed for t in (attention.q, attention.k, attention.v)):
         return
     if accumulate == "two_pass" and not others and max(d, dv) <= _WIDEST_OF_ALL:
         yield "dq"
     # a kernel over queries makes other gradients, but for those of what is loaded of each key
-    apart = accumulate == "two_pass" and all(x.along != ("kv",) for x in wanted_loads(attention))
+    apart = accumulate == "two_pass" and all(x.along != ("kv",) for x in loads)
     adds_dq = accumulate in ("atomic", "ordered")
     wide = max(d, dv) > _WIDEST
     if max(d, dv) > _WIDEST_OF_ALL or (adds_dq and (wide or dv > PIECE >= d)):

@@ -66,6 +66,8 @@ class CudaText:
     dropout: Drawing
     thread: ThreadRows
     _fragment = FRAGMENT
+    #: Whether the attention that a backward reads is stored 16 bytes at a time.
+    keeps_chunks = False
 
     def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:
         self.module, self.kernel, self.layout = module, kernel, layout
@@ -251,7 +253,12 @@ class CudaText:
 
     @property
     def pair_loads(self) -> tuple[str, ...]:
-        """The lines that load rows for an epilogue, two columns at a time."""
+        """The lines that load row r for an epilogue, two columns at a time."""
+        return ()
+
+    @property
+    def pair_arrays(self) -> tuple[str, ...]:
+        """The arrays that they load it to."""
         return ()
 
     def finishing(self, item: Statement) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from attnc.expr.nodes import COLUMN, TRUE, Compare, Const, Index, Load, Or, Search, uses, walk
+from attnc.expr.nodes import COLUMN, TRUE, Compare, Const, Expr, Index, Load, Or, Search, uses, walk
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Arg, Fetch, Forward, Module, Statement, statement_expressions
 from attnc.plan.ir.kernel import expressions_within
@@ -57,6 +57,7 @@ class Sm90Text(CudaText):
     memory: Places
     barriers: Places
     is_backward = is_decode = ascends = False
+    keeps_chunks = True
 
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)
@@ -144,8 +145,16 @@ class Sm90Text(CudaText):
 
     @property
     def pair_loads(self) -> tuple[str, ...]:
-        loads = ((f"u32 {fetch.name}_pairs[DV / 8];", self._pair_load(fetch)) for fetch in self._in_pairs)
-        return tuple(line for lines in loads for line in lines)
+        return tuple(map(self._pair_load, self._in_pairs))
+
+    @property
+    def pair_arrays(self) -> tuple[str, ...]:
+        return tuple(f"u32 {fetch.name}_pairs[ROWS][DV / 8];" for fetch in self._in_pairs)
+
+    @property
+    def prefetches(self) -> tuple[str, ...]:
+        """The lines that ask for 64 columns of a row that an epilogue loads, from column d on."""
+        return tuple(map(self._prefetch, self._in_pairs))
 
     @property
     def _in_pairs(self) -> tuple[Fetch, ...]:
@@ -160,19 +169,25 @@ class Sm90Text(CudaText):
 
     def _pair_load(self, fetch: Fetch) -> str:
         """Returns the call that loads such a row; the columns of it begin where its last index is 0."""
+        indices, exists = fetch.load.indices, "true" if fetch.guard == TRUE else scalar(fetch.guard)
+        stride = f"args.stride_{fetch.load.tensor}_{len(indices) - 1}"
+        at = self._column_of_row(fetch, Const(0))
+        return f"load_pairs({fetch.name}_pairs[r], &{at}, {stride}, {exists});"
+
+    def _prefetch(self, fetch: Fetch) -> str:
+        condition = "" if fetch.guard == TRUE else f"if ({scalar(fetch.guard)}) "
+        return f"{condition}prefetch_line(&{self._column_of_row(fetch, Index(COLUMN))});"
+
+    def _column_of_row(self, fetch: Fetch, column: Expr) -> str:
         tensor, row = fetch.load.tensor, fetch.row
         base, done = (f"args.{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
-        first = (*fetch.load.indices[:-1], Const(0))
-        at = address(base, tensor, first, scalar, done=done)
-        stride = f"args.stride_{tensor}_{len(first) - 1}"
-        exists = "true" if fetch.guard == TRUE else scalar(fetch.guard)
-        return f"load_pairs({fetch.name}_pairs, &{at}, {stride}, {exists});"
+        return address(base, tensor, (*fetch.load.indices[:-1], column), scalar, done=done)
 
     def finishing(self, item: Statement) -> str:
         if not isinstance(item, Fetch) or item not in self._in_pairs:
             return super().finishing(item)
         kind = stored_type(self.dtypes[item.load.tensor], self.module.variant)
-        pair = f"(unsigned short)({item.name}_pairs[j] >> 16 * c)"
+        pair = f"(unsigned short)({item.name}_pairs[r][j] >> 16 * c)"
         return local("const float", {item.name: f"to_float({kind}{{{pair}}})"})
 
     def statement(self, item: Statement) -> str:

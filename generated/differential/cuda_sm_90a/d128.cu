@@ -302,6 +302,8 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             const int q_lo = uniform(work.q_lo);
             const int h = uniform(work.h);
             const int b = uniform(work.b);
+            // differential.attn:16  output o: bf16[B, M, Hkv * G, D] = where(h % 2 == 0, 1, second) * attention
+            const auto* const amount_row = &args.amount_ptr[b * args.stride_amount_0];
             float scale[ROWS];
             bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
             #pragma unroll
@@ -325,8 +327,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             if (uniform(work.kv_lo) >= 0)
                 release_v();
             q.advance();
-            // differential.attn:16  output o: bf16[B, M, Hkv * G, D] = where(h % 2 == 0, 1, second) * attention
-            const auto* const amount_row = &args.amount_ptr[b * args.stride_amount_0];
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
@@ -339,16 +339,34 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                         float& o = acc[j][2 * r + c];
                         o = sees[r] ? o * scale[r] : 0.0f;
                     }
-                if (args.attention_ptr != nullptr && q_idx < M) {  // for the gradients
+                if (args.attention_ptr != nullptr) {  // for the gradients
+                    element* const kept = args.attention_ptr + b * args.stride_attentionb + h * args.stride_attentionh
+                        + q_idx * args.stride_attentionm;
+                    const bool exists = q_idx < M;
+                    // Four lanes exchange pairs of columns for 8 columns in a row each, where rows lie so.
+                    const bool by_chunks = !any_lane(exists && (unsigned long long)kept % 16 != 0);
                     #pragma unroll
-                    for (int j = 0; j < DV / 8; ++j)
+                    for (int j = 0; j + 3 < DV / 8; j += 4) {
+                        u32 x[4];
                         #pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            const int d = 8 * j + 2 * t + c;
-                            args.attention_ptr[b * args.stride_attentionb + h * args.stride_attentionh
-                                + q_idx * args.stride_attentionm + d] =
-                                element{(unsigned short)pack(acc[j][2 * r + c], 0.0f)};
-                        }
+                        for (int i = 0; i < 4; ++i)
+                            x[i] = pack(acc[j + i][2 * r], acc[j + i][2 * r + 1]);
+                        if (by_chunks)
+                            exchange_pairs(x, t);
+                        if (by_chunks && exists)
+                            store_chunk(kept + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                        #pragma unroll
+                        for (int i = 0; i < 8; ++i)
+                            if (!by_chunks && exists)
+                                kept[8 * (j + i / 2) + 2 * t + i % 2] =
+                                    element{(unsigned short)(x[i / 2] >> 16 * (i % 2))};
+                    }
+                    #pragma unroll
+                    for (int j = DV / 32 * 4; j < DV / 8; ++j)
+                        #pragma unroll
+                        for (int c = 0; c < 2; ++c)
+                            if (exists)
+                                kept[8 * j + 2 * t + c] = element{(unsigned short)pack(acc[j][2 * r + c], 0.0f)};
                 }
                 #pragma unroll
                 for (int j = 0; j < DV / 8; ++j)

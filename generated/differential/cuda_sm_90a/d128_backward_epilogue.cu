@@ -23,7 +23,7 @@
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 64  // query rows of a tile
-#define BLOCK_N 64  // keys of a tile
+#define BLOCK_N 128  // keys of a tile
 #define WARPS 4
 #define STAGES 1  // tiles in shared memory of what the inner loop copies
 #define ALIGNED 1  // rows start at multiples of 16 bytes
@@ -49,6 +49,7 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dq_sum_ptr;
     float* damount_ptr;
     float* dk_sum_ptr;
     float* dv_sum_ptr;

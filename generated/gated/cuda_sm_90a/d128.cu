@@ -52,6 +52,7 @@
 
 #define ELEMENT bf16
 #include "sm90.cuh"
+#include "sm90_prefetch.cuh"
 
 // Warpgroups: consumers have 64 rows each; the other schedules and produces.
 constexpr int CONSUMERS = BLOCK_M / 64, OTHER_WARPGROUPS = 1, THREADS = 128 * (CONSUMERS + OTHER_WARPGROUPS);
@@ -183,6 +184,14 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         u32 failed = 0;  // bit r: row r of this thread is computed again
         int kv_lo = uniform(work.kv_lo);
 
+        {
+            const auto* const gate_row = &args.gate_ptr[b * args.stride_gate_0];
+            const int q_idx = q_lo + 64 * consumer + 16 * warp + lane % 16;
+            for (int d = lane / 16 * 64; d < DV; d += 128) {
+                if (q_idx < M) prefetch_line(&gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
+                    + d * args.stride_gate_3]);
+            }
+        }
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
         int q_idx[ROWS], q_pos[ROWS];
         #pragma unroll
@@ -357,6 +366,38 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             const int q_lo = uniform(work.q_lo);
             const int h = uniform(work.h);
             const int b = uniform(work.b);
+            // gated.attn:12  output o: bf16[B, M, Hkv * G, D] = sigmoid(gate[b, q_idx, h, d]) * attention
+            const auto* const gate_row = &args.gate_ptr[b * args.stride_gate_0];
+            // Columns 8 * j + 2 * t and the next of a row: 16 bytes at a time where rows lie so, for four lanes that
+            // then exchange them.
+            auto load_pairs = [&](u32 (&pairs)[DV / 8], const auto* row, long long stride, bool exists) {
+                struct alignas(16) Chunk { u32 x[4]; };
+                if (DV % 32 == 0 && !any_lane(exists && (stride != 1 || (unsigned long long)row % 16 != 0))) {
+                    #pragma unroll
+                    for (int j = 0; j < DV / 8; j += 4) {
+                        Chunk chunk = {};
+                        if (exists)
+                            chunk = *(const Chunk*)(row + 8 * (j + t));
+                        exchange_pairs(chunk.x, t);
+                        #pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            pairs[j + i] = chunk.x[i];
+                    }
+                } else {
+                    #pragma unroll
+                    for (int j = 0; j < DV / 8; ++j) {
+                        const long long d = 8 * j + 2 * t;
+                        pairs[j] = exists ? row[d * stride].bits | (u32)row[(d + 1) * stride].bits << 16 : 0;
+                    }
+                }
+            };
+            u32 gate_tile_pairs[ROWS][DV / 8];
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                load_pairs(gate_tile_pairs[r], &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
+                    + 0 * args.stride_gate_3], args.stride_gate_3, q_idx < M);
+            }
             float scale[ROWS];
             bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
             #pragma unroll
@@ -388,37 +429,9 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             if (uniform(work.kv_lo) >= 0)
                 release_v();
             q.advance();
-            // gated.attn:12  output o: bf16[B, M, Hkv * G, D] = sigmoid(gate[b, q_idx, h, d]) * attention
-            const auto* const gate_row = &args.gate_ptr[b * args.stride_gate_0];
-            // Columns 8 * j + 2 * t and the next of a row: 16 bytes at a time where rows lie so, for four lanes that
-            // then exchange them.
-            auto load_pairs = [&](u32 (&pairs)[DV / 8], const auto* row, long long stride, bool exists) {
-                struct alignas(16) Chunk { u32 x[4]; };
-                if (DV % 32 == 0 && !any_lane(exists && (stride != 1 || (unsigned long long)row % 16 != 0))) {
-                    #pragma unroll
-                    for (int j = 0; j < DV / 8; j += 4) {
-                        Chunk chunk = {};
-                        if (exists)
-                            chunk = *(const Chunk*)(row + 8 * (j + t));
-                        exchange_pairs(chunk.x, t);
-                        #pragma unroll
-                        for (int i = 0; i < 4; ++i)
-                            pairs[j + i] = chunk.x[i];
-                    }
-                } else {
-                    #pragma unroll
-                    for (int j = 0; j < DV / 8; ++j) {
-                        const long long d = 8 * j + 2 * t;
-                        pairs[j] = exists ? row[d * stride].bits | (u32)row[(d + 1) * stride].bits << 16 : 0;
-                    }
-                }
-            };
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                u32 gate_tile_pairs[DV / 8];
-                load_pairs(gate_tile_pairs, &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
-                    + 0 * args.stride_gate_3], args.stride_gate_3, q_idx < M);
                 #pragma unroll
                 for (int j = 0; j < DV / 8; ++j)
                     #pragma unroll
@@ -426,23 +439,41 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                         float& o = acc[j][2 * r + c];
                         o = sees[r] ? o * scale[r] : 0.0f;
                     }
-                if (args.attention_ptr != nullptr && writes(r) && q_idx < M) {  // for the gradients
+                if (args.attention_ptr != nullptr) {  // for the gradients
+                    element* const kept = args.attention_ptr + b * args.stride_attentionb + h * args.stride_attentionh
+                        + q_idx * args.stride_attentionm;
+                    const bool exists = writes(r) && q_idx < M;
+                    // Four lanes exchange pairs of columns for 8 columns in a row each, where rows lie so.
+                    const bool by_chunks = !any_lane(exists && (unsigned long long)kept % 16 != 0);
                     #pragma unroll
-                    for (int j = 0; j < DV / 8; ++j)
+                    for (int j = 0; j + 3 < DV / 8; j += 4) {
+                        u32 x[4];
                         #pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            const int d = 8 * j + 2 * t + c;
-                            args.attention_ptr[b * args.stride_attentionb + h * args.stride_attentionh
-                                + q_idx * args.stride_attentionm + d] =
-                                element{(unsigned short)pack(acc[j][2 * r + c], 0.0f)};
-                        }
+                        for (int i = 0; i < 4; ++i)
+                            x[i] = pack(acc[j + i][2 * r], acc[j + i][2 * r + 1]);
+                        if (by_chunks)
+                            exchange_pairs(x, t);
+                        if (by_chunks && exists)
+                            store_chunk(kept + 8 * (j + t), x[0], x[1], x[2], x[3]);
+                        #pragma unroll
+                        for (int i = 0; i < 8; ++i)
+                            if (!by_chunks && exists)
+                                kept[8 * (j + i / 2) + 2 * t + i % 2] =
+                                    element{(unsigned short)(x[i / 2] >> 16 * (i % 2))};
+                    }
+                    #pragma unroll
+                    for (int j = DV / 32 * 4; j < DV / 8; ++j)
+                        #pragma unroll
+                        for (int c = 0; c < 2; ++c)
+                            if (exists)
+                                kept[8 * j + 2 * t + c] = element{(unsigned short)pack(acc[j][2 * r + c], 0.0f)};
                 }
                 #pragma unroll
                 for (int j = 0; j < DV / 8; ++j)
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         float& o = acc[j][2 * r + c];
-                        const float gate_tile = to_float(bf16{(unsigned short)(gate_tile_pairs[j] >> 16 * c)});
+                        const float gate_tile = to_float(bf16{(unsigned short)(gate_tile_pairs[r][j] >> 16 * c)});
                         o = sigmoid_(gate_tile) * o;
                     }
             }

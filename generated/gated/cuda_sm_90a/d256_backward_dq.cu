@@ -19,24 +19,52 @@
 // ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)), with
 // log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
 // q_pos = q_idx + N - M aligns the last query with the last key.
+//
+// Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds tiles; one thread, the
+// producer, copies by TMA; each of two consumer warpgroups has 64 queries: s = q k^T and dp = do v^T by wgmma, so that
+// ds in registers is the left operand of dq.
 
 // One compilation for each configuration: d256.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 64  // query rows of a tile
+#define BLOCK_M 128  // query rows of a tile
 #define BLOCK_N 64  // keys of a tile
-#define WARPS 4
-#define STAGES 2  // tiles in shared memory of what the inner loop copies
-#define ALIGNED 1  // rows start at multiples of 16 bytes
+#define STAGES 2  // tiles in shared memory of what comes by
 #endif
 
 #define ELEMENT bf16
-#include "sm80.cuh"
+#include "sm90.cuh"
 
+// Rows of the resident tile, 64 for each consumer, and rows of the tiles that stream through.
+constexpr int TILE_ROWS = BLOCK_M, COLUMNS = BLOCK_N;
+constexpr int CONSUMERS = TILE_ROWS / 64, THREADS = 128 * (CONSUMERS + 1);
 constexpr int D = 256, DV = 256;
-constexpr int WARP_M = BLOCK_M / WARPS;  // rows of a warp, which walks over all keys
-constexpr int COLUMNS = BLOCK_N;  // of the scores of a warp
-constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4
+constexpr int ROWS = 2;  // of a thread: 8 * r + lane / 4 of the 16 rows of its warp
 constexpr float SCALE = 0.09016844005556021f;  // factor of the raw score in base-2 units
+
+// Tiles in shared memory lie in panels of 64 columns: 128 bytes a row, swizzled.
+constexpr int QK_PANELS = 4, V_PANELS = 4;
+constexpr int Q_BOX = 64, K_BOX = 64;  // rows of a box of queries, and of keys
+constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, DO_BYTES = V_PANELS * BLOCK_M * 128;
+constexpr int K_BYTES = QK_PANELS * BLOCK_N * 128, V_BYTES = V_PANELS * BLOCK_N * 128;
+constexpr int Q_TILES = 1, V_TILES = 1;  // of Q and dO, and of V; of K there are STAGES
+constexpr int Q_AT = 0, DO_AT = Q_AT + Q_TILES * Q_BYTES, K_AT = DO_AT + Q_TILES * DO_BYTES,
+    V_AT = K_AT + STAGES * K_BYTES;
+// Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
+constexpr int BARRIERS_AT = V_AT + V_TILES * V_BYTES;
+constexpr int WORK_TILES = 2;  // the current one, and the next
+constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, Q_FULL = WORK_EMPTY + WORK_TILES,
+    Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int DO_FULL = Q_EMPTY + Q_TILES, DO_EMPTY = DO_FULL + Q_TILES;
+constexpr int K_FULL = DO_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES,
+    V_EMPTY = V_FULL + V_TILES;
+constexpr int WORK_AT = BARRIERS_AT + 8 * (V_EMPTY + V_TILES);
+
+// setmaxnreg would wait forever for registers that the launch does not have.
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1),
+    "registers");
+static_assert(TILE_ROWS == 128 && COLUMNS % 16 == 0 && BLOCK_M % Q_BOX == 0 && BLOCK_N % K_BOX == 0 && STAGES >= 2,
+    "tiles");
 
 struct Args {
     TensorMap q_map, k_map, v_map, do_map;
@@ -71,247 +99,345 @@ struct Args {
     int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
-// Tiles in shared memory have rows of WIDTH elements, whose 16-byte chunks are permuted so that ldmatrix finds 8
-// neighbouring rows in different banks: chunk c of row r lies at c ^ (r / (8 / PERIOD) % PERIOD).
-template <int WIDTH>
-constexpr int PERIOD = WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2;
+// What the scheduler publishes: a tile of queries, and the range that it walks over.
+struct WorkTile {
+    int q_lo;  // its first row; negative: no more tiles
+    int b, h, hi, full_hi;
+};
 
-// Where chunk `chunk` of row `row` lies, in elements.
-template <int WIDTH>
-__device__ int at(int row, int chunk)
+WGMMA_SS(64)
+WGMMA_RS(256)
+
+// Barrier `index` of a kind.
+__device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
 {
-    return row * WIDTH + (chunk ^ (row / (8 / PERIOD<WIDTH>) & (PERIOD<WIDTH> - 1))) * 8;
+    return base + BARRIERS_AT + 8 * (kind + index);
 }
 
-// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-template <int WIDTH>
-__device__ u32 after(u32 first, int chunks)
-{
-    return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
-}
-
-// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the
-// last column.
-template <int WIDTH, int SIZE, int COUNT>
-__device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
-{
-    constexpr int CHUNKS = WIDTH / 8, AT_ONCE = THREADS / CHUNKS;  // rows
-    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    const element* source = from + (first + row) * stride + chunk * 8;
-    if (THREADS % CHUNKS == 0 || row < AT_ONCE)
-        #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE, source += AT_ONCE * stride)
-            if (COUNT % AT_ONCE == 0 || row + i < COUNT)
-                copy_chunk(to + at<WIDTH>(row + i, chunk), source,
-                           first + row + i < stop && (WIDTH == SIZE || chunk < SIZE / 8));
-}
-
-// Rows first .. first + COUNT - 1 of a matrix with SIZE columns, below row `stop`, from a tile in shared memory.
-template <int WIDTH, int SIZE, int COUNT>
-__device__ void store_rows(element* to, long long stride, const element* tile, int first, int stop)
-{
-    constexpr int CHUNKS = SIZE / 8;
-    for (int i = threadIdx.x; i < COUNT * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row < stop)
-            store_chunk(to + (first + row) * stride + chunk * 8, tile + at<WIDTH>(row, chunk));
-    }
-}
-
-// products = left right^T: 16 I rows of one tile from `row` on times 8 J rows of another from `column` on.
-template <int WIDTH, int I, int J>
-__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right,
-    int column)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 left_first = address(left + at<WIDTH>(row + lane % 16, lane / 16));
-    const u32 right_first = address(right + at<WIDTH>(column + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int j = 0; j < J; ++j)
-            products[i][j][0] = products[i][j][1] = products[i][j][2] = products[i][j][3] = 0.0f;
-    #pragma unroll
-    for (int d = 0; d < WIDTH / 16; ++d) {
-        u32 a[I][4], b[J / 2][4];
-        #pragma unroll
-        for (int i = 0; i < I; ++i)
-            ldmatrix_x4(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < J / 2; ++j)
-            ldmatrix_x4(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < J / 2; ++j)
-            #pragma unroll
-            for (int i = 0; i < I; ++i) {
-                mma_sync(products[i][2 * j], a[i], b[j][0], b[j][1]);
-                mma_sync(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
-            }
-    }
-}
-
-// Accumulator pieces rounded to left operands: two neighbouring 8 columns wide ones are one of depth 16.
-template <int I, int N>
-__device__ void to_left(u32 (&left)[I][N][4], const float (&pieces)[I][2 * N][4])
+// A tile of TILE rows, a box at a time.
+template <int TILE, int BOX, int PANELS>
+__device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch)
 {
     #pragma unroll
-    for (int i = 0; i < I; ++i)
+    for (int panel = 0; panel < PANELS; ++panel)
         #pragma unroll
-        for (int n = 0; n < N; ++n)
-            #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                left[i][n][x] = pack(pieces[i][2 * n + x / 2][x % 2 * 2], pieces[i][2 * n + x / 2][x % 2 * 2 + 1]);
+        for (int first = 0; first < TILE; first += BOX)
+            tma_load(to + (panel * TILE + first) * 128, map, barrier, 64 * panel, row + first, head, batch);
 }
 
-// sums += left right, for 8 J columns from `column` on; `right` is a tile whose rows are the depth. Not WHOLE: some of
-// the columns may be past the last one.
-template <int WIDTH, bool WHOLE, int I, int N, int J>
-__device__ void add_product(float (&sums)[I][J][4], const u32 (&left)[I][N][4], const element* right, int column)
+// products = left right^T, or += that: 64 rows of the resident tile and a streamed tile, DEPTH columns of both.
+template <int DEPTH>
+__device__ __forceinline__ void mma_rows(float (&products)[COLUMNS / 8][4], u64 left, u64 right,
+    bool accumulate = false)
 {
-    const int lane = threadIdx.x % 32;
-    const u32 first = address(right + at<WIDTH>(lane % 16, lane / 16));
     #pragma unroll
-    for (int j = 0; j < J / 2; ++j)
-        if (WHOLE || column + 16 * j < WIDTH)
-            #pragma unroll
-            for (int n = 0; n < N; ++n) {
-                u32 b[4];
-                ldmatrix_x4_trans(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
-                #pragma unroll
-                for (int i = 0; i < I; ++i) {
-                    mma_sync(sums[i][2 * j], left[i][n], b[0], b[1]);
-                    mma_sync(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
-                }
-            }
+    for (int d = 0; d < DEPTH / 16; ++d)
+        wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16,
+            right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
+    wgmma_commit();
 }
 
-// Accumulator pieces times `scale` to columns `column` and on of a tile, rounded.
-template <int WIDTH, bool WHOLE, int I, int J>
-__device__ void to_tile(element* tile, int row, int column, const float (&sums)[I][J][4], float scale)
+// sums += left right: the rows of `right`, a streamed tile, are the depth.
+template <int FRAGMENTS>
+__device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
 {
-    const int lane = threadIdx.x % 32;
     #pragma unroll
-    for (int i = 0; i < 2 * I; ++i)
-        #pragma unroll
-        for (int j = 0; j < J; ++j)
-            if (WHOLE || column + 8 * j < WIDTH)
-                *(u32*)(tile + at<WIDTH>(row + 8 * i + lane / 4, column / 8 + j) + 2 * (lane % 4)) =
-                    pack(sums[i / 2][j][i % 2 * 2] * scale, sums[i / 2][j][i % 2 * 2 + 1] * scale);
+    for (int m = 0; m < COLUMNS / 16; ++m)
+        wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
-// dq of one q tile of one head: the scores once more, so that nothing is added in an order of chance.
-extern "C" __global__ void __launch_bounds__(THREADS) gated_backward_dq(const __grid_constant__ Args args)
+// Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
+// All lanes compute the same values, and search for bounds together.
+__device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
-    extern __shared__ __align__(128) element shared[];
-    element* const q_tile = shared;  // [BLOCK_M][D]; dq leaves through it
-    element* const do_tile = q_tile + BLOCK_M * D;  // [BLOCK_M][DV]
-    element* const k_tiles = do_tile + BLOCK_M * DV;  // [STAGES][BLOCK_N][D]
-    element* const v_tiles = k_tiles + STAGES * BLOCK_N * D;  // [STAGES][BLOCK_N][DV]
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int first_query = warp * WARP_M;
-    const int B = args.B, H = args.H, G = args.G, M = args.M, N = args.N;
-
+    const int B = args.B, H = args.H, M = args.M, N = args.N;
     // Tiles are walked in sections of heads whose K and V share the L2 cache.
-    const int q_tiles = args.M_padded / BLOCK_M, tile = blockIdx.x;
-    const int first_head = tile / (q_tiles * args.SECTION) * args.SECTION;
-    const int heads = min(args.SECTION, B * H - first_head), rank = tile % (q_tiles * args.SECTION);
-    const int q_lo = rank / heads * BLOCK_M;
-    const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-    const int h_kv = h / G;
-    const long long first_row = (long long)(b * H + h) * args.M_padded;
-    const element* const K = args.k_ptr + b * args.stride_kb + h_kv * args.stride_kh;
-    const element* const V = args.v_ptr + b * args.stride_vb + h_kv * args.stride_vh;
-    const int q_hi = min(q_lo + BLOCK_M, M) - 1;
-    copy_rows<D, D, BLOCK_M>(q_tile, args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm, q_lo, M);
-    copy_rows<DV, DV, BLOCK_M>(do_tile, args.do_ptr + b * args.stride_dob + h * args.stride_doh, args.stride_dom, q_lo,
-        M);
-    if (STAGES == 1)
-        commit_copies();  // else they belong to the first group
-
-    // Row r of a thread is row first_query + 8 * r + g of the tile.
-    int q_idx[ROWS], q_pos[ROWS];
-    float lse2[ROWS], delta[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
-        q_idx[r] = q_lo + first_query + 8 * r + g;
-        q_pos[r] = q_idx[r] + N - M;
-        lse2[r] = args.lse2_ptr[first_row + q_idx[r]];
-        delta[r] = args.delta_ptr[first_row + q_idx[r]];
+    // The last rows of a section, which see most keys, come first.
+    const int q_tiles = args.M_padded / BLOCK_M, tiles = q_tiles * (B * H);
+    const bool is_leader = threadIdx.x % 32 == 0;
+    PipelineState<WORK_TILES> slot = {0, 1};
+    for (int tile = -1;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
+        __syncwarp();  // a late lane would wait for a phase that has passed
+        WorkTile& work = work_tiles[slot.index];
+        tile = tile < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+        if (tile >= tiles) {
+            if (is_leader)
+                work.q_lo = -1;
+            mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
+            break;
+        }
+        // The last section is larger, so that what begins last is short, and nobody waits.
+        const int last = (3 * (int)gridDim.x + q_tiles - 1) / q_tiles;
+        const int others = max((B * H - last) / args.SECTION, 1) * args.SECTION;
+        const int first_head = min(tile / (q_tiles * args.SECTION) * args.SECTION, others);
+        const int heads = first_head < others ? args.SECTION : B * H - others;
+        const int rank = tile - first_head * q_tiles;
+        const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
+        const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
+        // causal: which kv tiles are partial, and which are full
+        const int first_pos = q_lo + N - M;
+        const int last_pos = q_hi + N - M;
+        const int hi = last_pos + 1;
+        const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
+        if (is_leader) {
+            work.q_lo = q_lo;
+            work.b = b;
+            work.h = h;
+            work.hi = hi;
+            work.full_hi = full_hi;
+        }
+        mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
     }
-    float dq[WARP_M / 16][D / 8][4] = {};
-
-    // causal: which kv tiles are partial, and which are full
-    const int first_pos = q_lo + N - M;
-    const int last_pos = q_hi + N - M;
-    const int hi = last_pos + 1;
-    const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-    auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
-    int kv_lo = 0, kv_next = kv_lo;
-
-    // Copies run ahead of the loop: each group is a tile of K and one of V.
-    auto copy = [&](int stage) {
-        if (kv_next < hi) {
-            copy_rows<D, D, BLOCK_N>(k_tiles + stage * BLOCK_N * D, K, args.stride_kn, kv_next, N);
-            copy_rows<DV, DV, BLOCK_N>(v_tiles + stage * BLOCK_N * DV, V, args.stride_vn, kv_next, N);
+    if (is_leader) {
+        __threadfence();
+        if (atomicAdd(args.counter_ptr + 1, 1) == gridDim.x - 1) {  // the last block resets the counters
+            args.counter_ptr[0] = 0;
+            args.counter_ptr[1] = 0;
         }
-        commit_copies();
-        kv_next = next(kv_next);
-    };
-    for (int stage = 0; stage < STAGES - 1; ++stage)
-        copy(stage);
-    for (int stage = 0; kv_lo < hi; kv_lo = next(kv_lo), stage = (stage + 1) % STAGES) {
-        const element* const k_tile = k_tiles + stage * BLOCK_N * D;
-        const element* const v_tile = v_tiles + stage * BLOCK_N * DV;
-        if (STAGES > 1)
-            wait_copies<STAGES - 2>();
-        __syncthreads();  // the tiles are there, and all have read the previous ones
-        copy((stage + STAGES - 1) % STAGES);
-        if (STAGES == 1) {
-            wait_copies<0>();
-            __syncthreads();  // now they are there
-        }
+    }
+}
 
-        float scores[WARP_M / 16][COLUMNS / 8][4], gradients[WARP_M / 16][COLUMNS / 8][4];
-        multiply_rows<D>(scores, q_tile, first_query, k_tile, 0);
-        multiply_rows<DV>(gradients, do_tile, first_query, v_tile, 0);
+// Producer, one thread: copies Q and dO of a tile, then K and V, tile by tile, as buffers become free.
+__device__ __forceinline__ void run_producer(const Args& args, u32 base, const WorkTile* work_tiles)
+{
+    const int G = args.G;
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 1};
+    PipelineState<STAGES> k = {0, 1};
+    PipelineState<V_TILES> v = {0, 1};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
+        mbarrier_arrive(barrier_of(base, WORK_EMPTY, slot.index));
+        const int q_lo = work.q_lo;
+        if (q_lo < 0)
+            return;
+        const int b = work.b;
+        const int h = work.h;
+        const int hi = work.hi;
+        const int h_kv = h / G;
+        auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
+        const int kv_start = 0;
+        int kv_lo = kv_start;
+        if (kv_lo >= hi)
+            continue;
+        mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
+        mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);
+        load_tile<BLOCK_M, Q_BOX, QK_PANELS>(base + Q_AT + q.index * Q_BYTES, args.q_map,
+            barrier_of(base, Q_FULL, q.index), q_lo, h, b);
+        #pragma unroll 1
+        for (; kv_lo < hi; kv_lo = next(kv_lo)) {
+            mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
+            mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
+            load_tile<BLOCK_N, K_BOX, QK_PANELS>(base + K_AT + k.index * K_BYTES, args.k_map,
+                barrier_of(base, K_FULL, k.index), kv_lo, h_kv, b);
+            k.advance();
+            if (kv_lo == kv_start) {
+                mbarrier_wait(barrier_of(base, DO_EMPTY, q.index), q.phase);
+                mbarrier_expect(barrier_of(base, DO_FULL, q.index), DO_BYTES);
+                load_tile<BLOCK_M, Q_BOX, V_PANELS>(base + DO_AT + q.index * DO_BYTES, args.do_map,
+                    barrier_of(base, DO_FULL, q.index), q_lo, h, b);
+            }
+            mbarrier_wait(barrier_of(base, V_EMPTY, v.index), v.phase);
+            mbarrier_expect(barrier_of(base, V_FULL, v.index), V_BYTES);
+            load_tile<BLOCK_N, K_BOX, V_PANELS>(base + V_AT + v.index * V_BYTES, args.v_map,
+                barrier_of(base, V_FULL, v.index), kv_lo, h_kv, b);
+            v.advance();
+        }
+        q.advance();
+    }
+}
+
+// Consumer, one warpgroup: dq of 64 queries of each tile. FlashAttention-2, algorithm 2, with the scores computed a
+// second time, so that sums have one order in every run.
+__device__ __forceinline__ void run_consumer(
+    const Args& args, u32 base, const WorkTile* work_tiles, const unsigned char* tiles, int consumer, int warp)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_query = 64 * consumer + 16 * warp;
+    const int H = args.H, M = args.M, N = args.N;
+    float dq[D / 8][4];
+    PipelineState<WORK_TILES> slot = {0, 0};
+    PipelineState<Q_TILES> q = {0, 0};
+    PipelineState<STAGES> k = {0, 0};
+    PipelineState<V_TILES> v = {0, 0};
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile& work = work_tiles[slot.index];
+        const int q_lo = uniform(work.q_lo);
+        if (q_lo < 0)
+            break;
+        const int b = uniform(work.b);
+        const int h = uniform(work.h);
+        const int hi = uniform(work.hi);
+        const int full_hi = uniform(work.full_hi);
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
+        const long long first_row = (long long)(b * H + h) * args.M_padded;
+
+        // Row r of a thread is row first_query + 8 * r + g of the tile.
+        int q_idx[ROWS], q_pos[ROWS];
+        float lse2[ROWS], delta[ROWS];
         #pragma unroll
-        for (int j = 0; j < COLUMNS / 8; ++j) {
+        for (int r = 0; r < ROWS; ++r) {
+            q_idx[r] = q_lo + first_query + 8 * r + g;
+            q_pos[r] = q_idx[r] + N - M;
+            lse2[r] = args.lse2_ptr[first_row + q_idx[r]];
+            delta[r] = args.delta_ptr[first_row + q_idx[r]];
+        }
+        #pragma unroll
+        for (int j = 0; j < D / 8; ++j)
+            dq[j][0] = dq[j][1] = dq[j][2] = dq[j][3] = 0.0f;
+        warpgroup_fence_operand(dq);
+        auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
+        const int kv_start = 0;
+        int kv_lo = kv_start;
+        const u64 q_rows = wgmma_descriptor(base + Q_AT + q.index * Q_BYTES + consumer * 64 * 128, 16, 1024);
+        const u64 do_rows = wgmma_descriptor(base + DO_AT + q.index * DO_BYTES + consumer * 64 * 128, 16, 1024);
+
+        // One tile of keys. last: q and do are not needed again.
+        auto step = [&](bool last) {
+            const u32 k_tile = base + K_AT + k.index * K_BYTES;
+            float scores[BLOCK_N / 8][4], gradients[BLOCK_N / 8][4];
+            mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             #pragma unroll
-            for (int c = 0; c < 2; ++c) {
+            for (int j = 0; j < COLUMNS / 8; ++j) {
                 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    float& s = scores[r / 2][j][r % 2 * 2 + c];
-                    float& dp = gradients[r / 2][j][r % 2 * 2 + c];
-                    const float p = exp2_(s * SCALE - lse2[r]);
-                    const float ds = p * (dp - delta[r]);
-                    s = p;
-                    dp = ds;
+                for (int i = 0; i < 4; ++i)
+                    gradients[j][i] = -delta[i / 2];
+            }
+            warpgroup_fence_operand(gradients);
+            wgmma_fence();
+            mma_rows<D>(scores, q_rows, wgmma_descriptor(k_tile, 16, 1024));
+            mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
+            mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
+            wgmma_fence();
+            mma_rows<DV>(gradients, do_rows, wgmma_descriptor(base + V_AT + v.index * V_BYTES, 16, 1024), true);
+            wgmma_wait<1>();
+            warpgroup_fence_operand(scores);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
+            #pragma unroll
+            for (int j = 0; j < COLUMNS / 8; ++j) {
+                #pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r) {
+                        float& s = scores[j][2 * r + c];
+                        float p = exp2_(s * SCALE - lse2[r]);
+                        s = p;
+                    }
                 }
             }
-        }
-        if (kv_lo >= full_hi) {
-            branch();  // not selects in every tile
-            // gated.attn:10  mask = causal
+            const bool partial = kv_lo >= full_hi;
+            if (partial) {
+                branch();  // a branch, not selects in every tile
+                // gated.attn:10  mask = causal
+                #pragma unroll
+                for (int j = 0; j < COLUMNS / 8; ++j)
+                    #pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        const int kv_idx = kv_lo + 8 * j + 2 * t + c;
+                        #pragma unroll
+                        for (int r = 0; r < ROWS; ++r) {
+                            if (!(kv_idx <= q_pos[r]))
+                                scores[j][2 * r + c] = 0.0f;
+                        }
+                    }
+            }
+            wgmma_wait<0>();
+            warpgroup_fence_operand(gradients);
+            mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), last && lane == 0);
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
+            v.advance();
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    const int kv_idx = kv_lo + 8 * j + 2 * t + c;
+                for (int i = 0; i < 4; ++i)
+                    gradients[j][i] *= scores[j][i];
+            if (partial) {
+                branch();
+                #pragma unroll
+                for (int j = 0; j < COLUMNS / 8; ++j)
                     #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) {
-                        if (!(kv_idx <= q_pos[r]))
-                            scores[r / 2][j][r % 2 * 2 + c] = gradients[r / 2][j][r % 2 * 2 + c] = 0.0f;
-                    }
-                }
-        }
+                    for (int i = 0; i < 4; ++i)
+                        // dp of a masked element is undefined
+                        gradients[j][i] = scores[j][i] == 0.0f ? 0.0f : gradients[j][i];
+            }
+            u32 left[BLOCK_N / 16][4];
+            round_fragments(left, gradients);
+            warpgroup_fence_operand(left);
+            wgmma_fence();
+            add_product(dq, left, wgmma_descriptor(k_tile, BLOCK_N * 128, 1024));
+            wgmma_commit();
+            wgmma_wait<0>();
+            warpgroup_fence_operand(dq);
+            mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
+            k.advance();
+        };
 
-        u32 left[WARP_M / 16][COLUMNS / 16][4];
-        to_left(left, gradients);
-        add_product<D, true>(dq, left, k_tile, 0);
+        if (kv_lo < hi) {
+            mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
+            #pragma unroll 1
+            while (kv_lo < hi) {
+                const int kv_next = next(kv_lo);
+                step(kv_next >= hi);
+                kv_lo = kv_next;
+            }
+            q.advance();
+        }
+        // dq is stored from registers, so q and do of the next tile may arrive meanwhile.
+        #pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const int row = q_lo + first_query + 8 * r + g;
+            element* const to = args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh + row * args.stride_dqm;
+            store_row(to, row < args.M, dq, r, 0.0625f, t);
+        }
     }
-    wait_copies<0>();
-    __syncthreads();  // q_tile is free
-    to_tile<D, true>(q_tile, first_query, 0, dq, 0.0625f);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_backward_dq(const __grid_constant__ Args args)
+{
+    extern __shared__ unsigned char shared[];
+    const u32 base = (address(shared) + 1023) & ~1023u;
+    unsigned char* const tiles = shared + (base - address(shared));
+    WorkTile* const work_tiles = (WorkTile*)(tiles + WORK_AT);
+    const int warpgroup = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < WORK_TILES; ++i) {
+            mbarrier_init(barrier_of(base, WORK_FULL, i), 1);
+            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 1);  // one arrival a warp
+        }
+        for (int i = 0; i < Q_TILES; ++i) {
+            mbarrier_init(barrier_of(base, Q_FULL, i), 1);
+            mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
+            mbarrier_init(barrier_of(base, DO_FULL, i), 1);
+            mbarrier_init(barrier_of(base, DO_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < STAGES; ++i) {
+            mbarrier_init(barrier_of(base, K_FULL, i), 1);
+            mbarrier_init(barrier_of(base, K_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < V_TILES; ++i) {
+            mbarrier_init(barrier_of(base, V_FULL, i), 1);
+            mbarrier_init(barrier_of(base, V_EMPTY, i), 4 * CONSUMERS);
+        }
+        mbarrier_fence();
+    }
     __syncthreads();
-    store_rows<D, D, BLOCK_M>(args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh, args.stride_dqm, q_tile, q_lo,
-        M);
+
+    if (warpgroup == 0) {
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) {
+            tma_prefetch(args.q_map);
+            tma_prefetch(args.k_map);
+            tma_prefetch(args.v_map);
+            tma_prefetch(args.do_map);
+            run_producer(args, base, work_tiles);
+        } else if (warp == 1) {
+            run_scheduler(args, base, work_tiles);
+        }
+    } else {
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+        run_consumer(args, base, work_tiles, tiles, warpgroup - 1, warp);
+    }
 }
