@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attnc.diagnostics import LIFT, MAX_DIAGNOSTICS, Diagnostic, DiagnosticError, error, warning
 from attnc.effort import announce, at_most, finish, limit_steps, renew, spend
-from attnc.model.attention import Attention
+from attnc.model.attention import Attention, Variant
 from attnc.model.elaborate import report_limit
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
@@ -32,6 +32,7 @@ from attnc.model.variants import (
 )
 from attnc.output import OutputFile
 from attnc.plan import ir
+from attnc.plan.decay import check_decay
 from attnc.plan.differentiable import check_differentiable
 from attnc.plan.lower import plan
 from attnc.plan.mask_findings import check_mask
@@ -127,7 +128,7 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Find
         with report_limit(f"variant '{variant.name}' of this schedule", place), found.keep_problems():
             spend(_STEPS_PER_MODULE)
             chosen = complete_schedule(variant, schedule)
-            found.warnings += [*check_differentiable(variant, chosen), *check_mask(variant)]
+            found.warnings += [*check_differentiable(variant, chosen), *_check_attention(variant)]
             found.warnings += target_of(chosen.target).check_speed(variant, chosen)
             modules.append(plan(variant, chosen))
         finish(f"{schedule.name} {variant.name}")
@@ -138,8 +139,13 @@ def _check_unscheduled(program: Program, most: int, found: _Findings) -> None:
     for attention in _list_unscheduled(program):
         for variant in variants(program, attention, most):
             with report_limit(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
-                found.warnings += check_mask(variant)
+                found.warnings += _check_attention(variant)
             finish(f"{attention.name} {variant.name}")
+
+
+def _check_attention(variant: Variant) -> Iterator[Diagnostic]:
+    yield from check_mask(variant)
+    yield from check_decay(variant)
 
 
 def _list_unscheduled(program: Program) -> list[Attention]:

@@ -195,7 +195,8 @@ _TYPES = {
     ),
     "E0315": CodeInfo(
         "fact that cannot hold",
-        "Only integer tensors with an axis can be sorted, or hold distinct numbers, along their last axis.",
+        "Along their last axis integer tensors can be sorted, or hold distinct numbers, and tensors of f32 "
+        "be descending, but for q, k and v.",
     ),
     "E0316": CodeInfo(
         "storage that does not fit",
@@ -431,6 +432,13 @@ _PLAN_WARNINGS = {
         "up element by element, such as a list of kept blocks, a tree or the documents of an input that is "
         "not sorted, excludes elements and no tile: the result is right, and costs what it would without "
         "the condition.",
+    ),
+    "W0705": CodeInfo(
+        "input that descends, and by which no tile is skipped",
+        "Of a score r + c[b, h, q_pos] - c[b, h, kv_idx], with c finite and never ascending, kernels leave "
+        "out the first keys where the norms of q and k prove that all their weights together are below what "
+        "rounding loses anyway. r may read the key in dot(q, k) alone, times constants and through functions "
+        "of bounded slope, and each query has to see the key at its own position.",
     ),
     "W0802": CodeInfo(
         "gradients that are not generated",

@@ -7,7 +7,7 @@ no short cuts. It shares nothing with the code that makes kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, TypeAlias
@@ -197,18 +197,19 @@ def _read(tensor: Array, indices: list[Array], extents: tuple[Expr, ...], env: E
 
 
 def _search(expr: Search, env: Env) -> Array:
-    """Counts the elements below `value`: on a sorted axis that is where a binary search ends."""
+    """Counts the elements before `value`: on a sorted axis that is where a binary search ends."""
+    before: Callable[[Array, Array], Array] = np.less if expr.side == "lower" else np.less_equal
+    if expr.descends:
+        before = np.greater if expr.side == "lower" else np.greater_equal
     prefix = [_value(index, env) for index in expr.prefix]
     value, extent = _value(expr.value, env), _value(expr.length, env)
     if extent.ndim == 0 and all(index.ndim == 0 for index in prefix):  # one row, all of it at once
         row = _read(env.tensors[expr.tensor], [*prefix, np.arange(int(extent))], expr.extents, env)
-        below = row < value[..., None] if expr.side == "lower" else row <= value[..., None]
-        return np.asarray(np.count_nonzero(below, axis=-1), np.int64)
+        return np.asarray(np.count_nonzero(before(row, value[..., None]), axis=-1), np.int64)
     count = np.zeros(np.broadcast_shapes(value.shape, extent.shape, *(i.shape for i in prefix)), np.int64)
     for position in range(int(extent.max(initial=0))):
         element = _read(env.tensors[expr.tensor], [*prefix, np.asarray(position)], expr.extents, env)
-        below = element < value if expr.side == "lower" else element <= value
-        count += (position < extent) & below
+        count += (position < extent) & before(element, value)
     return count
 
 

@@ -260,7 +260,7 @@ class Call(Node):
 class Search(Node):
     """Binary search in the last axis of a sorted tensor.
 
-    The first position whose value is >= (`lower`) or > (`upper`) `value`.
+    The first position whose value is >= (`lower`) or > (`upper`) `value`; of one that descends, <= or <.
     Lies in 0..extent; reads outside the tensor give 0, as in a Load. Appears only in tile bounds, where it
     turns `doc[b, kv_idx] == x` into a range of kv_idx. `row` names a pointer to the tensor at the first
     `done` indices of `prefix`, once a plan has made one. limit: how many elements are looked at; None: as
@@ -275,6 +275,7 @@ class Search(Node):
     row: str | None = None
     done: int = 0
     limit: Expr | None = None
+    descends: bool = False
     type: Literal["int"] = "int"
 
     @property
@@ -445,9 +446,10 @@ def _show(expr: Expr) -> tuple[str, int]:
             return "attention", _ATOM
         case Load(tensor=tensor, indices=indices):
             return (f"{tensor}[{_list(indices)}]" if indices else tensor), _ATOM
-        case Search(side=side, tensor=tensor, prefix=prefix, value=value):
+        case Search(side=side, tensor=tensor, prefix=prefix, value=value, descends=descends):
             row = ", ".join((*map(show, prefix), ":"))
-            return f"first({tensor}[{row}] {'>=' if side == 'lower' else '>'} {_operand(value, _SUM)})", _ATOM
+            past = f"{'<' if descends else '>'}{'=' if side == 'lower' else ''}"
+            return f"first({tensor}[{row}] {past} {_operand(value, _SUM)})", _ATOM
         case InList():
             return _show_listed(expr), _ATOM
         case Call(function=function, args=args):

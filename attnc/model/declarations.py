@@ -158,7 +158,12 @@ class DeclaredSizes:
         return Dim(name, span=tree.span)
 
 
-FACTS = ("sorted", "distinct")
+#: Facts, what they are of, and what they are about.
+FACTS = {
+    "sorted": ("integer", "ascending along the last axis"),
+    "distinct": ("integer", "along the last axis"),
+    "descending": ("f32", "never ascending along the last axis"),
+}
 _QKV = ("q", "k", "v")
 #: What to write where an integer or a float of 8 bits cannot be.
 _INSTEAD_OF_INTEGER = "write 'u8' or 'i32', or 'bool' for a flag"
@@ -225,6 +230,7 @@ class Declarations:
                     roles=roles,
                     is_sorted="sorted" in facts,
                     is_distinct="distinct" in facts,
+                    is_descending="descending" in facts,
                     span=tree.span,
                 )
 
@@ -287,10 +293,19 @@ class Declarations:
                     f"the facts are {', '.join(FACTS)}",
                     hints=did_you_mean(fact.id, FACTS),
                 )
-            elif (dtype is not None and self._is_float(dtype)) or shape == ():
-                label = "ascending along the last axis" if fact.id == "sorted" else "along the last axis"
-                self.report.error("E0315", f"only integer tensors can be {fact.id}", fact.span, label)
+                continue
+            of, label = FACTS[fact.id]
+            role = next((name.id for name in tree.names if name.id in _QKV), None)
+            if role is not None:
+                self.report.error("E0315", f"{role} cannot be {fact.id}", fact.span, "a fact of other inputs")
+            elif (dtype is not None and not self._are(dtype, of)) or shape == ():
+                self.report.error("E0315", f"only {of} tensors can be {fact.id}", fact.span, label)
         return {fact.id for fact in tree.facts}
+
+    def _are(self, dtype: DType | str, of: str) -> bool:
+        if of == "f32":
+            return self._choices(dtype) == (DType.F32,)
+        return not self._is_float(dtype)
 
     def _is_float(self, dtype: DType | str) -> bool:
         return all(choice.is_float for choice in self._choices(dtype))

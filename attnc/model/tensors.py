@@ -177,6 +177,7 @@ class Tensor:
     axis; a batch axis may be missing (ragged). Other inputs have no roles: they are addressed by the
     expressions that load them. `dtype` is the name of a param until `variants` fixes it. is_sorted,
     is_distinct: numbers along the last axis ascend; of those that are positions or blocks, no two are equal.
+    is_descending: finite numbers of f32 along the last axis never ascend.
     """
 
     name: str
@@ -186,6 +187,7 @@ class Tensor:
     storage: Storage = Dense()
     is_sorted: bool = False
     is_distinct: bool = False
+    is_descending: bool = False
     span: Span | None = field(default=None, compare=False, repr=False)
 
     def axis(self, role: Role) -> int | None:

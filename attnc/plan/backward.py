@@ -25,6 +25,7 @@ from attnc.expr.simplify import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Schedule
+from attnc.plan.decay import Decay, decay_of
 from attnc.plan.epilogue import plan_epilogue_gradient
 from attnc.plan.gradients import WantedLoad, adjoint_of, chain_rule, names_of_sum, wanted_loads
 from attnc.plan.ir import (
@@ -82,7 +83,8 @@ Pair: TypeAlias = tuple[WantedLoad, Accumulate]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelMaker:
     """Makes the kernels of one backward. sums: names of what is summed for gradients; listing: the blocks
-    that the mask lists, of which the attention's is the rest.
+    that the mask lists, of which the attention's is the rest. leaves_out: whether the forward leaves keys
+    out.
     """
 
     variant: Variant
@@ -92,6 +94,7 @@ class KernelMaker:
     layout: BackwardLayout | None
     sums: frozenset[str]
     listing: Listing | None = None
+    leaves_out: bool = False
 
     def choices(self, name: KernelName) -> tuple[BackwardConfig, ...]:
         """Returns the configs of one kernel that run on some device."""
@@ -123,7 +126,9 @@ class KernelMaker:
         # lse is +inf for rows past the end, and what keys past the end get is not stored: only sums over keys
         # have to know where they end.
         over_keys = adds_dq is not None or any(entry.along == ("q",) for entry, _ in wanted)
-        loops, inside = self._loops(inner, names, over_keys=over_keys, outruns=cut)
+        leaves_out = self.leaves_out and adds_dq in (None, "atomic")  # others count on the mask's tiles alone
+        decay = decay_of(attention, inner) if leaves_out else None
+        loops, inside = self._loops(inner, names, over_keys=over_keys, outruns=cut, decay=decay)
         rule = chain_rule(attention, names, wanted, adds_dq)
         also = tuple(rule.chain.step_expressions)
         is_first = in_sink is not None and attention.normalises
@@ -174,10 +179,10 @@ class KernelMaker:
         )
 
     def _loops(
-        self, inner: Axis, names: LoadNames, *, over_keys: bool, outruns: bool
+        self, inner: Axis, names: LoadNames, *, over_keys: bool, outruns: bool, decay: Decay | None
     ) -> tuple[Regions, Expr]:
         mask, padded = self.attention.mask, inner == "q" and not over_keys
-        loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=outruns)
+        loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=outruns, decay=decay)
         if inner == "kv":
             kept = kept_by_some(mask)
             cuts = self.target.cuts_edges and self.listing is None
@@ -272,6 +277,7 @@ def plan_backward(
         layout=layout,
         sums=frozenset(name for entry, _ in wanted for name in names_of_sum(entry.name)),
         listing=listing,
+        leaves_out=forward.bound.left_out > 0,
     )
     kernels: list[BackwardKernel] = []
     if over_q:

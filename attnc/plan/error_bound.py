@@ -54,10 +54,11 @@ def error_bound(
     columns: int = 0,
     columns_factor: float = 1.0,
     tail: float = 0.0,
+    left_out: float = 0.0,
 ) -> ErrorBound:
     """Returns the bound's parameters for the worst config: the longest partial sums, and the most tiles.
-    splits: the most results of parts of a row's keys that are joined. columns, columns_factor, tail: as in
-    `ErrorBound`.
+    splits: the most results of parts of a row's keys that are joined. columns, columns_factor, tail,
+    left_out: as in `ErrorBound`.
     """
     element = attention.element
     shift = shift_of(softmax, unified, element, scales_keys=attention.softmax.scales_keys)
@@ -81,4 +82,5 @@ def error_bound(
         columns=columns,
         columns_factor=columns_factor,
         tail=tail,
+        left_out=left_out,
     )

@@ -13,6 +13,7 @@ from dataclasses import replace
 from attnc.expr.nodes import TRUE
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
+from attnc.plan.decay import decay_of
 from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Forward, Grid, expressions_of
@@ -54,7 +55,8 @@ def plan_forward(
     names = LoadNames.of(attention, "q" if cut else None)
     places = rows(attention, names)
     lines = lengths(attention, names, in_tile=inner == "kv")
-    loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=cut)
+    decay = decay_of(attention, inner) if inner == "kv" and listing is None else None
+    loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=cut, decay=decay)
     kept = kept_by_some(attention.mask)
     if inner == "kv":
         cuts = target.cuts_edges and listing is None
@@ -104,7 +106,13 @@ def plan_forward(
         configs=choices,
         shared=tuple(target.count_shared_bytes(variant, config, "forward", layout) for config in choices),
         layout=layout,
-        bound=error_bound(attention, choices, softmax, **target.columns(choices, layout)),
+        bound=error_bound(
+            attention,
+            choices,
+            softmax,
+            left_out=0.0 if decay is None else decay.share,
+            **target.columns(choices, layout),
+        ),
         rows=places,
         stored=count_stored_rows(attention),
         epilogue=epilogue,

@@ -12,6 +12,7 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import Schedule
 from attnc.plan.backward import plan_backward
 from attnc.plan.checks import check_lowerable
+from attnc.plan.decay import decay_of, margin_of
 from attnc.plan.decode import plan_decode
 from attnc.plan.differentiable import has_backward
 from attnc.plan.forward import plan_forward
@@ -39,6 +40,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     plan_kernel = plan_decode if schedule.is_decode else plan_forward
     differentiable = has_backward(attention, schedule)
     kernel = plan_kernel(variant, attention, schedule, listing)
+    decay = decay_of(attention, "kv") if kernel.bound.left_out else None
     module = Module(
         variant=variant,
         target=schedule.target,
@@ -48,6 +50,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         kernel=kernel,
         kept=kept_for_gradients(attention) if differentiable else (),
         label=schedule.label,
+        margin=None if decay is None else margin_of(decay),
         backward=plan_backward(variant, attention, schedule, kernel, listing) if differentiable else None,
         lists=None
         if listing is None

@@ -24,6 +24,7 @@ from attnc.expr.construct import ZERO, add, compare, conj, disj, floordiv, maxim
 from attnc.expr.nodes import TRUE, And, Call, Const, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.expr.simplify import nnf, substitute
 from attnc.expr.solve import Ranges, Var, solve
+from attnc.plan.decay import Decay
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.loads import is_nonnegative
 from attnc.plan.width import ends_of, narrow_bound
@@ -36,7 +37,13 @@ VARIABLE: dict[Axis, Var] = {"q": "q_idx", "kv": "kv_idx"}
 
 
 def regions(
-    mask: Expr, axis: Axis, span: Span | None, *, padded: bool = False, outruns: bool = False
+    mask: Expr,
+    axis: Axis,
+    span: Span | None,
+    *,
+    padded: bool = False,
+    outruns: bool = False,
+    decay: Decay | None = None,
 ) -> tuple[Regions, bool]:
     """Loops over `axis` for one tile of the other axis, and whether partial tiles must test the length of
     the key sequence.
@@ -44,8 +51,9 @@ def regions(
     The test can go when the mask itself ends every row before the end: then the hull needs no clamping.
     padded: whatever lies past the end of either axis does no harm, so that it makes no tile partial. outruns:
     the tile may lie past the end of a sequence, whose length along `axis` is then 0 and ends every loop.
+    decay: of the score, by which keys far behind are left out.
     """
-    ranges = solve(mask, var=VARIABLE[axis])
+    ranges = _without_far(solve(mask, var=VARIABLE[axis]), axis, decay)
     length = LENGTH[axis]
     bounds: list[Let] = []
 
@@ -84,6 +92,15 @@ def regions(
     full_hi = _align_down(larger(must_hi, ZERO), axis)
     full_hi = named("full_hi", full_hi if lo == ZERO else larger(full_hi, lo))
     return made(Loop(start=lo, stop=full_hi, masked=False), _partial(full_hi, hi, ranges))
+
+
+def _without_far(ranges: Ranges, axis: Axis, decay: Decay | None) -> Ranges:
+    """Returns the ranges without tiles whose weights are all negligible."""
+    if decay is None:
+        return ranges
+    if axis == "kv":
+        return replace(ranges, may_lo=larger(_from_zero(ranges.may_lo), decay.start()))
+    return replace(ranges, may_hi=_up_to(decay.stop(), _up_to(ranges.may_hi, LENGTH[axis])))
 
 
 def partial_test(loops: Regions) -> Expr:

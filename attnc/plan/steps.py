@@ -263,8 +263,8 @@ def is_short_integer(item: Statement, dtypes: Mapping[str, DType]) -> bool:
         case Let(value=value):
             return value.type not in ("float", "bool")
         case Fetch(axes=()) as fetch:
-            is_short = fetch.load.within is not None or dtypes[fetch.load.tensor] in (DType.I32, DType.U8)
-            return fetch.load.type == "int" and is_short
+            load, short = fetch.load, (DType.I32, DType.U8)
+            return load.type == "int" and (load.within is not None or dtypes[load.tensor] in short)
         case _:
             return False
 

@@ -9,7 +9,7 @@ from attnc.expr.nodes import TRUE, show
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
-from attnc.plan.ir import Module, unified_of
+from attnc.plan.ir import Arg, Module, unified_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,8 @@ class Signature:
     @property
     def call_arguments(self) -> str:
         inputs = names(self.tensor_parameters)
+        if self.module.margin is not None:
+            inputs += f", {margins_call(self.module)}"
         extras = [arg.tensor.name for arg in self.module.kept]
         extras += ["fallbacks"] if self.counts_fallbacks else []
         backward = ["backward_config" if self.gradient_keywords else "None"]
@@ -107,6 +109,11 @@ class Signature:
         return ", ".join(given)
 
     @property
+    def called(self) -> set[str]:
+        """What of the support package it calls, besides the declared call."""
+        return set() if self.module.margin is None else {"margins"}
+
+    @property
     def return_type(self) -> str:
         many = f"tuple[{', '.join(['torch.Tensor'] * len(self.results))}]"
         return "torch.Tensor" if len(self.results) == 1 else many
@@ -119,6 +126,11 @@ class Signature:
     @property
     def notes(self) -> list[str]:
         notes = [f"{t.name}[b] is ascending." for t in self.inputs if t.is_sorted]
+        notes += [
+            f"{t.name} is finite, and never ascends along its last axis."
+            for t in self.inputs
+            if t.is_descending
+        ]
         notes += storage_notes(self.module.variant.attention)
         notes += narrow_notes(self.module.variant.attention)
         if self.has_scalars:
@@ -152,6 +164,19 @@ class Signature:
         if self.counts_fallbacks:
             left = "splits whose scores left the bounds of the unified maximum"
             yield f"fallbacks: i32[1] that is increased by the number of {left}."
+
+
+def margins_call(module: Module) -> str:
+    """Returns the call that makes the margins of q and k."""
+    margin = module.margin
+    assert margin is not None
+    axes = ", ".join(f'"{axis_letters(arg)}"' for arg in module.args if arg.tensor.name in ("q", "k"))
+    return f"margins(q, k, {axes}, slope={margin.slope!r}, share={margin.share!r})"
+
+
+def axis_letters(arg: Arg) -> str:
+    """Returns a letter for each axis but the features: "bmh"."""
+    return "".join(stride.removeprefix(f"stride_{arg.tensor.name}") for stride in arg.strides)
 
 
 def narrow_notes(attention: Attention) -> list[str]:

@@ -19,6 +19,7 @@ from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, GradientPart
 from attnc.plan.ir.kernel import IDLE_GAIN, PARTIAL_TRIPS, Split
 from attnc.plan.signature import feature, is_plain, key_bytes, longest
+from attnc.target.call_signature import axis_letters
 from attnc.target.quote import literal
 from attnc.tuned.choices import Buckets, Tuned
 
@@ -165,7 +166,7 @@ def attention_fields(module: Module, kernel: Forward | Decode, operator: str) ->
     fields: dict[str, Value] = {
         "name": quote_word(attention.name),
         "operator": quote_word(operator),
-        "inputs": Items([tensor(arg) for arg in module.args]),
+        "inputs": Items([tensor(arg) for arg in module.taken]),
         "outputs": Items([tensor(arg) for arg in module.outputs]),
     }
     if module.kept:
@@ -200,8 +201,7 @@ def tensor(arg: Arg) -> CallText:
         quote_word(f"{arg.tensor.dtype}[{sizes}]" if arg.axes else str(arg.tensor.dtype)),
     ]
     if arg.tensor.roles:
-        letters = (stride.removeprefix(f"stride_{name}") for stride in arg.strides)
-        declared.append(quote_word("".join(letters)))
+        declared.append(quote_word(axis_letters(arg)))
     return CallText("Tensor", declared)
 
 

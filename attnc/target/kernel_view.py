@@ -121,7 +121,7 @@ class OutputView(KernelView):
         rows, is_key = self.rows("o" if name in ("lse", "attention") else name), name in ("k", "v")
         held = rows.tensor if is_key else name
         module = self._module
-        tensors = (arg.tensor for arg in (*module.args, *module.outputs, *module.kept))
+        tensors = (arg.tensor for arg in (*module.taken, *module.outputs, *module.kept))
         head = "h" if not is_key else "" if self._kernel.kv_head == Const(0) else self.kv_name
         tensor = next(x for x in tensors if x.name == held)
         return RowZero(tensor=tensor, head=head, first=rows.first)
@@ -149,7 +149,7 @@ class Tensors:
     """The tensors of one module as its backward sees them, by the names that they have there."""
 
     def __init__(self, module: Module) -> None:
-        found = {arg.tensor.name: arg.tensor for arg in (*module.args, *module.outputs, *module.kept)}
+        found = {arg.tensor.name: arg.tensor for arg in (*module.taken, *module.outputs, *module.kept)}
         attention = module.variant.attention
         differentiated = [name for name in ("q", "k", "v", "o", "lse") if name in found]
         self.by_name: dict[str, Tensor] = {

@@ -88,6 +88,10 @@ class Syntax:
         return self.functions.get(function) or self.function.format(function)
 
 
+#: The search from the end of a row that descends, by what is looked for from its beginning.
+REVERSED: Mapping[str, str] = {"lower": "upper", "upper": "lower"}
+
+
 @dataclass(frozen=True, slots=True)
 class Printer:
     """Prints expressions of one kernel. `tile` is true inside the two-dimensional step."""

@@ -16,7 +16,7 @@ _NOTE = "# Copied by `attnc compile`, from attnc/support. Do not edit.\n"
 #: In the order in which the files need each other.
 _PARTS = (
     "sizes", "devices", "by_target", "memory", "arguments", "configs", "splits", "gradients",
-    "call", "folders", "cache", "binaries", "cuda_call", "hopper_call", "triton_call",
+    "margins", "call", "folders", "cache", "binaries", "cuda_call", "hopper_call", "triton_call",
 )  # fmt: skip
 #: What declarations are made of, and the file that it is in.
 _PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -26,6 +26,7 @@ _PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "all": {
         "arguments": ("Tensor",),
         "gradients": ("Backward", "Gradient", "Made", "Part"),
+        "margins": ("margins",),
         "splits": ("Split",),
     },
 }
@@ -42,7 +43,7 @@ def support_files() -> dict[str, str]:
 
 
 def imports(classes: Collection[str], target: str) -> str:
-    """Returns the lines by which a module in OUT/NAME/TARGET/ imports these classes of its declaration.
+    """Returns the lines by which a module in OUT/NAME/TARGET/ imports what its declaration and function call.
     target: "triton", "cuda" or "hopper".
     """
     places = sorted({**_PLACES["all"], **_PLACES[target]}.items())

@@ -328,6 +328,17 @@ def ascending(array: Array, rng: Rng) -> Array:
     return np.take_along_axis(found, at, axis=-1)
 
 
+def descending(array: Array, rng: Rng) -> Array:
+    """Returns the rows of an input that descends: each falls at its own pace, from not at all to more than a
+    margin of scores from key to key.
+    """
+    if not array.size:
+        return array
+    steps = np.abs(np.nan_to_num(array, nan=0.0, posinf=1.0, neginf=1.0)).clip(max=4.0)
+    pace = rng.choice([0.0, 0.03, 0.3, 3.0, 60.0], (*array.shape[:-1], 1))
+    return np.asarray(rng.normal(size=pace.shape) - np.cumsum(pace * steps, axis=-1))
+
+
 # --- inputs besides these -----------------------------------------------------------------------------------
 
 

@@ -50,6 +50,7 @@ from attnc.verify.tolerance import (
     dot_products,
     expected_rows,
     exponential_error,
+    negligible,
     to_float64,
 )
 
@@ -245,6 +246,7 @@ class HeadErrors:
         exponent = np.abs(s - row) + np.abs(s) + 2 * np.abs(row)
         rho = np.where(seen, score.error + lse_error + U * (2 * exponent + 2 * forward.exp_ulps), 0.0)
         p_error = exponential_error(p, s - row, rho) + np.where(seen, FLUSHED, 0.0)
+        p_error = np.maximum(p_error, negligible(p, forward))
         p_error = np.where(open_row | (s - row + rho >= LARGEST_EXPONENT), np.inf, p_error)
         p_error = np.where(head.visible, p_error, 0.0)
 

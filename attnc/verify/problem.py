@@ -21,6 +21,7 @@ from attnc.verify.data import (
     DenseSizes,
     Rng,
     ascending,
+    descending,
     draw_counts,
     draw_ids,
     draw_integers,
@@ -286,7 +287,8 @@ def draw_extras(
         else:
             drawn = np.asarray(_draw_extra(attention, tensor, shape, at, dims, rng))
             array = restyle(attention, tensor, drawn, case.extras, rng)
-        values[tensor.name] = ascending(array, rng) if tensor.is_sorted else array
+        order = ascending if tensor.is_sorted else descending if tensor.is_descending else None
+        values[tensor.name] = array if order is None else order(array, rng)
         is_drawn = _is_length(attention, tensor) and case.lengths == "drawn"
         if is_drawn and attention.k.storage.is_paged:  # a number for all sequences has one too
             values[tensor.name].reshape(-1)[:1] = case.dims["N"]

@@ -28,6 +28,8 @@ u = 2^-24; u_p, u_o: unit roundoff of the types of P and O; T: number of KV tile
 subnormal, at least 2^-126 because GPUs may flush float32 subnormals. The sink takes part in m and in the
 sums over P. Scores of 10^7 and more have e_ij beyond 1. Then any key near the largest may turn out to be it:
 X has the exponential itself, of which P (e + E) is the first term, and a probability is wrong by 1 at most.
+Where a kernel leaves keys out (`plan.decay`), X_ij is at least P_ij of those with P_ij <= share / N, and E_i
+has -log(1 - their sum) besides.
 
 Rows are of three kinds. Rows in which a score may overflow float32, or has no bound, are open. Rows whose lse
 is NaN or infinite (NaN or +inf among the scores, no key at all) have exactly known outputs and a bound of 0.
@@ -244,7 +246,9 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         p_sink = _finite(np.exp(sink - lse[:, None]))
         exponent, at_sink = s - lse[:, None], sink - lse[:, None]
         mean_e = _log_sum_exp(np.append(exponent + e, at_sink + e_sink, axis=1))
-        exponents = exponential_error(p, exponent, e + mean_e).clip(max=1.0)
+        forgotten = negligible(p, bound)
+        mean_e = mean_e - np.log1p(-forgotten.sum(axis=1, keepdims=True))
+        exponents = np.maximum(exponential_error(p, exponent, e + mean_e).clip(max=1.0), forgotten)
         tiles = -(-head.shape[1] // bound.min_tile_kv)
         sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8) + (
             4 * U * tiles if bound.renormalised else 0
@@ -333,6 +337,12 @@ def _picked_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
                 eager=row,
             ),
         }
+
+
+def negligible(p: Floats, bound: ErrorBound) -> Floats:
+    """Returns the probabilities [M, N] of keys that a kernel may leave out (`plan.decay`), 0 for others."""
+    least = bound.left_out / max(p.shape[1], 1)
+    return np.where(p <= least, p, 0.0)
 
 
 def _weighed_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:

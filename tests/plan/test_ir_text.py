@@ -42,6 +42,7 @@ TOLD = (
     ("gated", "d128", "cuda.sm_90a"),  # an epilogue, and the kernel of its gradients
     ("hstu", "d128_group1", "triton"),  # weights without a softmax, of packed sequences
     ("hstu", "d64_group1", "cuda.sm_90a"),  # the same without lse and delta
+    ("forgetting", "d64", "triton"),  # keys that are left out, and where a tile begins
     ("t5_bias", "d64_r128", "triton"),  # an index that is loaded, and sums that are scattered
     ("softpick", "d64", "triton"),  # a rectified softmax
     ("mla_training", "d576_dv512", "triton"),  # one gradient of keys and of values that are columns of them

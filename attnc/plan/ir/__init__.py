@@ -31,7 +31,7 @@ from attnc.plan.ir.kernel import (
     fetch_expressions,
     statement_expressions,
 )
-from attnc.plan.ir.module import Arg, Bind, Kernel, Module, pack_of, split_of, unified_of
+from attnc.plan.ir.module import Arg, Bind, Kernel, Margin, Module, pack_of, split_of, unified_of
 
 __all__ = [
     "Arg",
@@ -47,6 +47,7 @@ __all__ = [
     "Kernel",
     "Let",
     "Loop",
+    "Margin",
     "Module",
     "OutputKernel",
     "Probabilities",

@@ -409,6 +409,7 @@ class ErrorBound:
     columns: tensor cores add the terms of the score to its product, and positions are counted from the first
     of so many keys (0: neither); columns_factor: what terms are divided by there, if less than 1
     tail: what probabilities of a row are wrong by besides, all together
+    left_out: keys of at most this probability, divided by their number, may be left out
     """
 
     head_dim: int
@@ -430,6 +431,7 @@ class ErrorBound:
     columns: int = 0
     columns_factor: float = 1.0
     tail: float = 0.0
+    left_out: float = 0.0
 
     def dot_error(self, length: int) -> float:
         """Bounds the error of a sum of so many products, relative to the sum of their magnitudes."""

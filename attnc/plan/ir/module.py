@@ -55,13 +55,25 @@ class Arg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Margin:
+    """By how much the bias of a key has to be below that of the query's own for kernels to leave it out: a
+    number for each sequence and head, made of q and k before each call (`plan.decay`).
+    """
+
+    arg: Arg
+    slope: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
     """One file of generated/: a variant, for a target, with its kernels and its callable's signature.
 
     kernel: makes o. sizes: what the host computes from the sizes of the arguments.
     kept: what the kernels can also write, and do when gradients are wanted: lse, where the spec does not ask
     for it, and the attention before an epilogue. label: of the schedule, where an attention has several for
-    this target. lists: what is made of the lists of a mask before kernels walk over them.
+    this target. lists: what is made of the lists of a mask before kernels walk over them. margin: what is
+    made of q and k, where kernels leave keys out by it.
     """
 
     variant: Variant
@@ -74,6 +86,12 @@ class Module:
     label: str = ""
     backward: Backward | None = None
     lists: ListMaking | None = None
+    margin: Margin | None = None
+
+    @property
+    def taken(self) -> tuple[Arg, ...]:
+        """What kernels take: the arguments, and what the function makes of them."""
+        return self.args if self.margin is None else (*self.args, self.margin.arg)
 
     @property
     def backward_kernels(self) -> dict[KernelName, BackwardKernel]:

@@ -78,6 +78,8 @@ def _module(module: Module) -> Iterator[str]:
     for word, arguments in (("input", module.args), ("output", module.outputs), ("kept", module.kept)):
         yield from (f"{word} {_argument(arg)}" for arg in arguments)
     yield from (f"size {line}" for let in module.sizes for line in _statement(let))
+    if (margin := module.margin) is not None:
+        yield f"margin {_argument(margin.arg)}: slope {margin.slope!r}, share {margin.share!r}"
     if (made := module.lists) is not None:
         yield from _block(
             "lists", (f"{one.name} = {_value(getattr(made, one.name))}" for one in fields(made))
@@ -111,7 +113,7 @@ def _type(tensor: Tensor) -> str:
 def _storage(tensor: Tensor) -> str:
     kind = tensor.storage
     told = "" if kind.is_plain else f" {kind.name}({', '.join(kind.tables)})"
-    return f"{told}{' sorted' if tensor.is_sorted else ''}"
+    return told + (" sorted" if tensor.is_sorted else " descending" if tensor.is_descending else "")
 
 
 # --- kernels

@@ -32,8 +32,8 @@ class ArgumentText:
         self.adds_dq = any(planned.chain.adds_dq is not None for planned in self._backward.kernels)
         made = dict.fromkeys(name for planned in self._backward.kernels for name in planned.makes)
         self.made: list[str] = [*(["dq"] if self.adds_dq else []), *made]
-        self.inputs = [arg.tensor.name for arg in module.args]
-        dtypes = {arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs)}
+        self.inputs = [arg.tensor.name for arg in module.taken]
+        dtypes = {arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.taken, *module.outputs)}
         self.dtypes = {**dtypes, "do": dtypes["o"]}
 
     @property

@@ -73,7 +73,7 @@ class CudaText:
         self.module, self.kernel, self.layout = module, kernel, layout
         self.view = OutputView(module, kernel)
         self.dtypes = {
-            arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.args, *module.outputs, *module.kept)
+            arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.taken, *module.outputs, *module.kept)
         }
         by_warp = layout.warp_split == "kv" and layout.merge == "end"
         self.elements = Elements(is_f32=layout.is_f32, fragment=self._fragment)
@@ -200,7 +200,7 @@ class CudaText:
         if self.maps:
             yield f"TensorMap {', '.join(f'{name}_map' for name in self.maps)};"
         for arg in self.arguments:
-            const = "const " if arg in self.module.args else ""
+            const = "const " if arg in self.module.taken else ""
             stored = stored_type(self.dtypes[arg.tensor.name], self.module.variant)
             yield f"{const}{stored}* {arg.tensor.name}_ptr;"
         if self.kernel.grid.over == "head":
@@ -227,7 +227,7 @@ class CudaText:
 
     @property
     def arguments(self) -> list[Arg]:
-        return [*self.module.args, *self.module.outputs, *self.module.kept]
+        return [*self.module.taken, *self.module.outputs, *self.module.kept]
 
     @property
     def sizes(self) -> Iterator[str]:

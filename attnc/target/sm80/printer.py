@@ -22,7 +22,7 @@ from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.plan.ir.backward import Adjoint
 from attnc.plan.signature import RowZero
 from attnc.plan.steps import fetches_for
-from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText, Printer, Syntax
+from attnc.target.printer import IN_KEYS, IN_ROWS, REVERSED, AdjointText, Printer, Syntax
 
 #: What stands around an offer, and between its type, names and values: characters that no text has.
 _START, _BETWEEN, _END = "\ue000", "\ue001", "\ue002"
@@ -108,9 +108,13 @@ def _search(node: Search, show: Printer) -> str:
     row = node.row or f"args.{node.tensor}_ptr"
     if node.done < len(node.prefix):
         row = f"&{address(row, node.tensor, node.prefix, show, done=node.done)}"
-    stride = f"args.stride_{node.tensor}_{len(node.prefix)}"
+    stride, length = f"args.stride_{node.tensor}_{len(node.prefix)}", show(node.length)
     kind = "_real" if node.value.type == "float" else ""  # an integer would cut off its fraction
-    return f"{node.side}_bound{kind}({row}, {stride}, {show(node.length)}, {show(node.value)})"
+    if node.descends:  # from its end on a row ascends
+        side = REVERSED[node.side]
+        ends = f"{row} + ({length} - 1LL) * {stride}, -{stride}"
+        return f"{length} - {side}_bound{kind}({ends}, {length}, {show(node.value)})"
+    return f"{node.side}_bound{kind}({row}, {stride}, {length}, {show(node.value)})"
 
 
 def _number(value: int | float) -> str:

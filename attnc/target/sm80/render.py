@@ -88,6 +88,7 @@ def render_host(
     hashes = {"kernel_sha256": _sha256((source,))}
     if back is not None:
         hashes["backward_sha256"] = _sha256(files.values())
+    call = Signature(module)
     host = (
         python_environment()
         .get_template("cuda/host.py.jinja")
@@ -97,9 +98,9 @@ def render_host(
             splits=split_of(kernel) is not None,
             fixed_split=isinstance(kernel, Decode) and has_fixed_splits(kernel),
             back=back,
-            call=Signature(module),
+            call=call,
             declaration=print_value(declaration, "CALL = "),
-            imports=imports(declaration.classes, target),
+            imports=imports(declaration.classes | call.called, target),
             tuning=tuning(module, tuned),
         )
     )

@@ -368,12 +368,12 @@ class KernelText(ProgramText):
         """The arguments of the module, but for lists, which this kernel walks over in another form."""
         made = self.module.lists
         if made is None:
-            return [*self.module.args]
+            return [*self.module.taken]
         lists = {made.tensor, *([made.limit.tensor] if isinstance(made.limit, Load) else [])}
         statements = (*self.kernel.program, *self.kernel.outer, *self.kernel.regions.statements)
         step = (*self.kernel.step.fetches, *self.kernel.step.masked_fetches)
         read = {item.load.tensor for item in (*statements, *step) if isinstance(item, Fetch)}
-        return [arg for arg in self.module.args if arg.tensor.name not in lists - read]
+        return [arg for arg in self.module.taken if arg.tensor.name not in lists - read]
 
     @property
     def step_names(self) -> list[str]:

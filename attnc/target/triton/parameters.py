@@ -230,7 +230,7 @@ class Parameters:
 
     @property
     def _extras(self) -> list[str]:
-        return [arg.tensor.name for arg in self.module.args if arg.tensor.name in self._loaded]
+        return [arg.tensor.name for arg in self.module.taken if arg.tensor.name in self._loaded]
 
     @property
     def _adjoints(self) -> list[Adjoint]:

@@ -11,7 +11,7 @@ from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.plan.signature import RowZero
 from attnc.plan.width import is_wide
-from attnc.target.printer import Printer, Syntax
+from attnc.target.printer import REVERSED, Printer, Syntax
 
 TL_DTYPES = {dtype: f"tl.{dtype.facts.torch}" for dtype in DType if dtype.is_float}
 
@@ -34,8 +34,11 @@ _BINDING = {
 
 def _search(node: Search, show: Printer) -> str:
     row = address(node.row or f"{node.tensor}_ptr", node.tensor, node.prefix, show, done=node.done)
-    stride = f"stride_{node.tensor}_{len(node.prefix)}"
-    return f"_{node.side}_bound({row}, {stride}, {show(node.length)}, {show(node.value)})"
+    stride, length = f"stride_{node.tensor}_{len(node.prefix)}", show(node.length)
+    if node.descends:  # from its end on a row ascends
+        last = f"{row} + tl.cast({length} - 1, tl.int64) * {stride}"
+        return f"{length} - _{REVERSED[node.side]}_bound({last}, -{stride}, {length}, {show(node.value)})"
+    return f"_{node.side}_bound({row}, {stride}, {length}, {show(node.value)})"
 
 
 def _number(value: int | float) -> str:

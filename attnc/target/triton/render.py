@@ -32,6 +32,7 @@ from attnc.target.declaration import (
     tuning,
 )
 from attnc.target.header import GLOSSARY, WEIGHTS_GLOSSARY, header, module_numbers
+from attnc.target.printer import REVERSED
 from attnc.target.quote import without_comments
 from attnc.target.support import imports
 from attnc.target.templates import python_environment, tidy
@@ -88,12 +89,13 @@ def render_triton(
         kernels = "\n\n".join((kernels, *_backward_kernels(module, back, texts, common)))
     code = without_comments(kernels, "#")
     declaration = triton_declaration(module, kernel, text, back, operator_name(module, code), lists)
+    call = Signature(module)
     page = environment.get_template(f"{module.target}/module.py.jinja").render(
         common,
         kernels=kernels,
-        call=Signature(module),
+        call=call,
         declaration=print_value(declaration, "CALL = "),
-        imports=imports(declaration.classes, "triton"),
+        imports=imports(declaration.classes | call.called, "triton"),
         header=_header(module, path, sha256),
         numbers=tuple(module_numbers(module)),
         tuning={
@@ -200,8 +202,8 @@ def _called_by(expr: Expr) -> Iterator[str]:
                 yield SYNTAX.named(function)
             case Binary(op=op, left=left, right=right) if function := scalar.division(op, left, right):
                 yield function
-            case Search(side=side):
-                yield f"_{side}_bound"
+            case Search(side=side, descends=descends):
+                yield f"_{REVERSED[side] if descends else side}_bound"
 
 
 #: Of the second axis of a grid, along which the splits of a sequence lie.
