@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from attnc.expr.functions import REAL
 from attnc.expr.nodes import INDICES, Dim, walk
 from attnc.model.names import DIMS, GLOBALS, INPUTS, INTERFACE, OUTPUTS, PYTHON, READ, RESERVED, SOFT
 from attnc.plan import ir
@@ -137,6 +138,10 @@ def own(module: ir.Module) -> set[str]:
     return dims | {*DIMS, *INDICES, *INPUTS, *OUTPUTS, *vars(builtins), *PYTHON}
 
 
+#: What a score and its derivatives share, like the tanh of a softcap: free where that is another name.
+SHARED = {function.short for function in REAL.values()} - {""}
+
+
 def is_free(name: str) -> bool:
     """Whether the rules for parameters and helpers take care of the name."""
     return name.startswith(("_", "stride_")) or name.endswith("_ptr") or "under_test" in name
@@ -146,7 +151,7 @@ def is_free(name: str) -> bool:
 def test_every_name_is_known(name: str) -> None:
     module = planned(**SPECS[name])
     (text,) = render_files(module, path="under_test.attn", sha256="0").values()
-    known = words() | GLOBALS | own(module) | {"t"}  # of softcap's tanh, and free where that is another name
+    known = words() | GLOBALS | own(module) | SHARED
     assert {x for x in in_kernels(text) - known if not is_free(x)} == set(), "add them to attnc/plan/names.py"
     assert {x for x in at_the_top(text) - GLOBALS - own(module) if not is_free(x)} == set()
     assert read_by(text, "under_test") <= READ
@@ -177,7 +182,7 @@ def test_every_name_of_committed_kernels_is_known(path: Path) -> None:
     tensors = set(re.findall(r'Tensor\("(\w+)"', modules))
     sizes = set(re.findall(r"[A-Za-z]\w*", " ".join(re.findall(r'Tensor\("\w+", "\w+\[(.*?)\]"', modules))))
     own = tuple(f"{d}{tensor}" for tensor in tensors - {*INPUTS, *OUTPUTS} for d in ("", "d"))
-    known = words() | sizes | {*DIMS, *INDICES, *INPUTS, *OUTPUTS, *vars(builtins), *PYTHON}
+    known = words() | sizes | SHARED | {*DIMS, *INDICES, *INPUTS, *OUTPUTS, *vars(builtins), *PYTHON}
     for file in path.glob("*.cu"):
         code = re.sub(r'//.*|"(?:\\.|[^"\\])*"|#.*', "", file.read_text(encoding="utf-8"))
         unknown = set(re.findall(r"(?<![\w.])[A-Za-z]\w*", code)) - known

@@ -66,8 +66,8 @@ class CudaText:
     dropout: Drawing
     thread: ThreadRows
     _fragment = FRAGMENT
-    #: Whether the attention that a backward reads is stored 16 bytes at a time.
-    keeps_chunks = False
+    #: Columns of the attention that a backward reads, where they are stored 16 bytes at a time.
+    kept_columns = ""
 
     def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:
         self.module, self.kernel, self.layout = module, kernel, layout

@@ -57,7 +57,6 @@ class Sm90Text(CudaText):
     memory: Places
     barriers: Places
     is_backward = is_decode = ascends = False
-    keeps_chunks = True
 
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module, kernel, layout)
@@ -150,6 +149,10 @@ class Sm90Text(CudaText):
     @property
     def pair_arrays(self) -> tuple[str, ...]:
         return tuple(f"u32 {fetch.name}_pairs[ROWS][DV / 8];" for fetch in self._in_pairs)
+
+    @property
+    def kept_columns(self) -> str:  # type: ignore[override]  # computed here
+        return self.wgmma.dv_stored
 
     @property
     def prefetches(self) -> tuple[str, ...]:
