@@ -36,6 +36,7 @@ from attnc.plan.decay import check_decay
 from attnc.plan.differentiable import check_differentiable
 from attnc.plan.lower import plan
 from attnc.plan.mask_findings import check_mask
+from attnc.plan.order import Ordered, check_orders
 from attnc.plan.projection import ProjectionModule, plan_projection
 from attnc.plan.targets import INSTEAD, TARGETS, complete_schedule, target_of
 from attnc.source import Source, Span
@@ -88,6 +89,7 @@ def plan_program(program: Program, most: int = MAX_VARIANTS) -> Planned:
     modules = [
         module for schedule in program.schedules for module in _plan_schedule(program, schedule, most, found)
     ]
+    found.problems += check_orders(found.ordered)
     _check_unscheduled(program, most, found)
     projections = _plan_projections(program, found)
     if found.problems:
@@ -105,6 +107,7 @@ class _Findings:
 
     warnings: list[Diagnostic]
     problems: list[Diagnostic] = field(default_factory=list)
+    ordered: list[Ordered] = field(default_factory=list)
 
     @contextmanager
     def keep_problems(self) -> Iterator[None]:
@@ -131,6 +134,8 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Find
             found.warnings += [*check_differentiable(variant, chosen), *_check_attention(variant)]
             found.warnings += target_of(chosen.target).check_speed(variant, chosen)
             modules.append(plan(variant, chosen))
+            if variant.attention.segment is not None:
+                found.ordered.append(Ordered(modules[-1], chosen))
         finish(f"{schedule.name} {variant.name}")
     return modules
 

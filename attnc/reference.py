@@ -235,6 +235,7 @@ class Head:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(M, N) of this piece."""
         return len(self.q), len(self.k)
 
     @property

@@ -55,6 +55,7 @@ class ModelCell:
 
     @property
     def value_width(self) -> int:
+        """Dv."""
         return self.value or self.width
 
     @property

@@ -44,6 +44,10 @@ _APART = (
     *product(["--large"], ["--lapsed"]),
     *product(["--carry"], ["--ranks", "--sanitize", "--case", "--large", "--record", "--coverage", "--json"]),
     ("--carry", "--lapsed"),
+    *product(
+        ["--invariant"],
+        ["--ranks", "--sanitize", "--case", "--large", "--record", "--coverage", "--lapsed", "--carry"],
+    ),
 )
 
 
@@ -86,6 +90,13 @@ def verify(
         int | None,
         typer.Option(min=1, help="Run the attentions on so many processes instead (context parallelism)."),
     ] = None,
+    is_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--invariant",
+            help="Compare bits of rows instead, between calls and schedules ('order = absolute').",
+        ),
+    ] = False,
     as_json: JSON = False,
 ) -> None:
     """Run kernels on chosen inputs and judge every element against the float64 reference.
@@ -101,6 +112,9 @@ def verify(
     are counted in 32 bits. Sizes that only a GPU reaches (thousands of rows, sequences and splits, 65536
     heads) are run by --large. With --ranks the attentions are run by several processes, forward and
     gradients, under every strategy: with a GPU each where there are as many, else interpreted, over gloo.
+    --invariant takes attentions with 'order = absolute(...)': prompts, chunks of them, decode steps and
+    drafts, alone and in batches, whose pages lie anywhere, under every schedule and config of a target, have
+    to give each row the same bits.
 
     --carry is for changes of text that change no kernel, such as other names. Where the compiler that a
     record names makes the machine code of the given revision again, for every config, and launches are
@@ -110,7 +124,7 @@ def verify(
     """
     modes = {"--ranks": ranks is not None, "--sanitize": is_sanitized, "--case": case is not None}
     modes |= {"--large": is_large, "--record": record, "--coverage": coverage, "--json": as_json}
-    modes |= {"--lapsed": is_lapsed, "--carry": revision is not None}
+    modes |= {"--invariant": is_invariant, "--lapsed": is_lapsed, "--carry": revision is not None}
     for first, second in _APART:
         if modes[first] and modes[second]:
             raise Mistake(f"{first} and {second} are not one run", "run one after the other")
@@ -125,6 +139,11 @@ def verify(
         verify_ranks(
             find_specs(specs or []), attention, variant, target or "triton", ranks, count, as_json=as_json
         )
+        return
+    if is_invariant:
+        from attnc.cli.invariant import verify_invariant
+
+        verify_invariant(find_specs(specs or []), attention, variant, target, as_json=as_json)
         return
     judges = choose_judges(find_specs(specs or []), attention, variant, target, every_target=is_lapsed)
     if is_lapsed:

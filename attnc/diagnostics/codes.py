@@ -267,6 +267,11 @@ _TYPES = {
         "axes the list. 'listed(idx, rows = 64, keys = 64)' finds the other indices by the sizes of the "
         "axes; 'count' is how many entries of each list count.",
     ),
+    "E0335": CodeInfo(
+        "order that does not exist",
+        "'order = absolute(2048)' sums keys in segments of 2048, which begin at multiples of that, and joins "
+        "segments in order, whatever the schedule. The size is a multiple of 16, a number or a param.",
+    ),
 }
 
 _SCHEDULES = {
@@ -408,6 +413,11 @@ _RESOURCES = {
         "unified maximum with unsafe bounds",
         "exp(s - phi) must neither overflow nor lose its digits between the bounds: how wide they may be "
         "depends on the type of the probabilities.",
+    ),
+    "E0605": CodeInfo(
+        "schedule that breaks the order of sums",
+        "Under 'order = absolute(...)' a row has the same bits under every schedule of a target. So all of "
+        "them multiply tiles of one shape, split keys where segments begin, and keep a running maximum.",
     ),
 }
 

@@ -34,6 +34,7 @@ from attnc.plan.ir import Decode
 from attnc.plan.ir.kernel import UnifiedMax
 from attnc.plan.layout import DeviceMemory, Estimate, Traffic
 from attnc.plan.mask_findings import mask_notes
+from attnc.plan.order import explain_order
 from attnc.plan.picture import FULL, PARTIAL, SKIP, Picture, picture
 from attnc.plan.signature import feature, key_bytes
 from attnc.plan.targets import complete_schedule, target_of
@@ -129,6 +130,7 @@ def as_dict(e: Explanation) -> dict[str, Any]:
         "device": e.device.arch,
         "config": e.config.texts(),
         "structure": e.kernel.structure,
+        **({"order": lines} if (lines := [*explain_order(e.module)]) else {}),
         "mask": show(e.module.variant.attention.mask),
         "bounds": bounds_dict(e.kernel),
         "loops": [
@@ -229,7 +231,7 @@ def sum_terms(bound: ir.ErrorBound, keys: int) -> float:
     keys, and what tensor cores cut off beyond that where all keys pass through one sum.
     """
     tiles = math.ceil(keys / bound.min_tile_kv)
-    rounded = 2 * UNIT * (bound.tile_kv + tiles + 2 * bound.splits + 8)
+    rounded = 2 * UNIT * (bound.tile_kv + tiles + 2 * bound.splits + bound.joining_error(keys) + 8)
     cut_off = bound.addition_error * keys - UNIT * bound.tile_kv if bound.chained else 0.0
     return rounded + max(cut_off, 0.0)
 
@@ -245,8 +247,9 @@ def tiles_of(config: TileConfig) -> tuple[int, int]:
 
 def as_text(e: Explanation) -> str:
     """Returns the explanation for a reader, in sections."""
-    sections = (_head, _structure, _mask, _resources, _speed, _accuracy, _because)
-    return "\n\n".join("\n".join(section(e)) for section in sections) + "\n"
+    sections = (_head, _structure, _order, _mask, _resources, _speed, _accuracy, _because)
+    written = ("\n".join(section(e)) for section in sections)
+    return "\n\n".join(filter(None, written)) + "\n"
 
 
 def _head(e: Explanation) -> Iterator[str]:
@@ -275,6 +278,19 @@ def _structure(e: Explanation) -> Iterator[str]:
     if grid.longest_first:
         yield "  longest first: the last rows, which see most keys, start first"
     yield from loop_lines(e.kernel, tile_q, tile_kv)
+
+
+def _order(e: Explanation) -> Iterator[str]:
+    """Yields why the bits of a row depend on its own keys alone, where they do."""
+    lines = [*explain_order(e.module)]
+    if lines:
+        yield f"bits of a row depend on its own keys alone ({place_of(_span_of_order(e))})"
+        yield from (f"  {line}" for line in lines)
+
+
+def _span_of_order(e: Explanation) -> Span | None:
+    segment = e.module.variant.attention.segment
+    return None if segment is None else segment.span
 
 
 def _mask(e: Explanation) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from attnc.expr.nodes import Dim, Expr, uses
+from attnc.expr.nodes import Const, Dim, Expr, uses
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role, Tensor, group_size
 from attnc.source import Source, Span
@@ -65,9 +65,10 @@ class Attention:
     `weight`, and `scored` the place of the score that this is of; mask: bool Expr, TRUE when absent (true =
     keep); lengths: per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b; grads: names of
     inputs that the spec wants gradients of; f32_grads: the inputs among them whose gradients are f32
-    regardless of the input's type; epilogue: what o is, a float Expr of Attended, indices (d for the column)
-    and loads; None where it is the attention itself; batch, heads_q, heads_kv: sizes as Exprs (heads_q is
-    Dim('H'), or Hkv * G in terms of Dims).
+    regardless of the input's type; segment: keys of a segment under `order = absolute(...)`, a number once
+    params are fixed, None where sums come in any order; epilogue: what o is, a float Expr of Attended,
+    indices (d for the column) and loads; None where it is the attention itself; batch, heads_q, heads_kv:
+    sizes as Exprs (heads_q is Dim('H'), or Hkv * G in terms of Dims).
     """
 
     name: str
@@ -81,6 +82,7 @@ class Attention:
     grads: tuple[str, ...]
     f32_grads: tuple[str, ...] = ()
     epilogue: Expr | None = None
+    segment: Expr | None = None
     scored: Span | None = field(default=None, compare=False, repr=False)
     span: Span | None = field(default=None, compare=False, repr=False)
 
@@ -92,6 +94,7 @@ class Attention:
         raise KeyError(name)
 
     def rewrite(self, expr: Callable[[Expr], Expr], tensor: Callable[[Tensor], Tensor]) -> Attention:
+        """Returns the attention with every tensor and every expression rewritten."""
         softmax = self.softmax
         return replace(
             self,
@@ -109,12 +112,21 @@ class Attention:
                 v_scale=softmax.v_scale and expr(softmax.v_scale),
             ),
             epilogue=self.epilogue and expr(self.epilogue),
+            segment=self.segment and expr(self.segment),
         )
 
     @property
     def normalises(self) -> bool:
         """Whether what keys count is divided by a sum, whose logarithm is the lse."""
         return self.softmax.form != "none"
+
+    @property
+    def segment_keys(self) -> int:
+        """Keys of a segment of a variant; 0 where sums come in any order."""
+        if self.segment is None:
+            return 0
+        assert isinstance(self.segment, Const), "a number, once params are fixed"
+        return int(self.segment.value)
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
         """Returns the gradient of an input or output as a tensor: its shape, and the type that the spec

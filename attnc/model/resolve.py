@@ -22,6 +22,7 @@ from attnc.model.elaborate import Elaborator, report_limit
 from attnc.model.epilogue import resolve_epilogue
 from attnc.model.names import INPUTS, NOT_FUNCTIONS, NOT_PARAMS, OUTPUTS, PARAM_DIMS, RESERVED, Taken
 from attnc.model.normalization import resolve_softmax
+from attnc.model.order import resolve_order
 from attnc.model.program import Program, Projection
 from attnc.model.resolve_projection import resolve_projection
 from attnc.model.resolve_schedule import resolve_projection_schedule, resolve_schedule
@@ -140,6 +141,8 @@ class _Resolver:
         score = self._score()
         mask = self._mask()
         softmax = self._softmax()
+        order = self._one(ast.Order, None)
+        segment = resolve_order(order, softmax, self.elaborator, self.scope, self.report)
         weight = resolve_weight(self._one(ast.Weight, None), score, softmax, self.elaborator, self.report)
         check_outputs(self.tree, softmax, self.report)
         epilogue = resolve_epilogue(self.tree, self.elaborator, self.report)
@@ -158,6 +161,7 @@ class _Resolver:
             grads=grads,
             f32_grads=f32_grads,
             epilogue=epilogue,
+            segment=segment,
             scored=None if weight is score else score.span,
             span=self.tree.span,
         )

@@ -193,6 +193,7 @@ def check_unused(tree: ast.Attention, attention: Attention, report: Reporter) ->
                 | ast.Mask(value=value)
                 | ast.Length(value=value)
                 | ast.Normalize(value=value)
+                | ast.Order(value=value)
             ):
                 used |= {mention.id for mention in list_names(value)}
             case _:

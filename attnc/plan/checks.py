@@ -17,6 +17,7 @@ from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
 from attnc.plan.fitting import unsupported
 from attnc.plan.lists import lists_blocks, refuse_lists
 from attnc.plan.names import cannot_be_passed
+from attnc.plan.order import check_order
 from attnc.plan.signature import arguments, capacity, unbound
 from attnc.plan.softmax import check_softmax
 from attnc.plan.target import Target
@@ -42,6 +43,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     if schedule.is_decode:
         yield from refuse_decoding(variant, knobs)
     yield from check_softmax(variant, schedule, target)
+    yield from check_order(variant, schedule, target)
     yield from refuse_backward(variant, schedule, target)
     if not target.has_f32_dq:
         yield from refuse_rounded_gradients(variant, schedule)

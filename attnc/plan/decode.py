@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attnc.expr.affine import Q_HI, Q_LO, affine, larger, smaller
+from attnc.expr.affine import Q_HI, Q_LO, affine
 from attnc.expr.construct import ZERO
 from attnc.expr.interval import SIZE
 from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Expr, Index, Load, Ref, children, uses
@@ -22,11 +22,11 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, ForwardConfig, Schedule
 from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
-from attnc.plan.ir import Decode, Grid, Regions, expressions_of
+from attnc.plan.ir import Decode, Grid, expressions_of
 from attnc.plan.ir.kernel import Pack, Split
 from attnc.plan.lists import KV_HEAD, Listing, along_lists
 from attnc.plan.loads import LoadNames
-from attnc.plan.regions import kept_by_some, regions, with_fills
+from attnc.plan.regions import kept_by_some, regions, with_fills, within
 from attnc.plan.signature import kv_heads, parts
 from attnc.plan.softmax import LONGEST, plan_key_scale, plan_softmax, unified_max
 from attnc.plan.steps import (
@@ -65,6 +65,7 @@ def plan_decode(
     choices = target.configs(variant, schedule)
     default = choices[0]
     layout = target.layout(variant, schedule, default)
+    folded = attention
     pack = _pack(attention) if default.pack == "gqa" else None
     if pack is not None:
         pack = replace(pack, alone=listing is not None and listing.rows > 0)
@@ -77,7 +78,7 @@ def plan_decode(
     loops = along_lists(with_fills(loops, kept), listing, "kv", packs=pack is not None)
     loops = named_bounds(loops, names)
     split = None
-    if _splits(choices) > 1:
+    if variant.attention.segment_keys or _splits(choices) > 1:
         staged = tuple(target.count_staged_bytes(variant, config) for config in choices)
         split = Split(
             lo=loops.loops[0].start,
@@ -91,8 +92,12 @@ def plan_decode(
             trips=target.partial_trips(layout),
             few=target.few_tiles(layout),
             block_share=target.block_share(attention),
+            segment=variant.attention.segment_keys,
         )
-    softmax, score = plan_softmax(attention, default, names)
+    if variant.attention.segment is None or pack is None:
+        softmax, score = plan_softmax(attention, default, names)
+    else:
+        softmax, score = plan_softmax(folded, default, names, _of_row)
     v_scale = plan_key_scale(attention, names)
     unified = unified_max(attention, default)
     step = make_step(
@@ -119,14 +124,18 @@ def plan_decode(
         dims=sizes(attention, dims_of(used)),
         program=program,
         outer=outer,
-        regions=loops if split is None else _within_split(loops),
+        regions=loops if split is None else within(loops, SPLIT_LO, SPLIT_HI),
         step=step,
         softmax=softmax,
         configs=choices,
         shared=tuple(target.count_shared_bytes(variant, config, "forward", layout) for config in choices),
         layout=layout,
         bound=error_bound(
-            attention, choices, softmax, unified, _splits(choices) + target.count_joined(choices, layout)
+            attention,
+            choices,
+            softmax,
+            unified,
+            (1 if attention.segment else _splits(choices)) + target.count_joined(choices, layout),
         ),
         rows=places,
         stored=count_stored_rows(attention),
@@ -222,21 +231,3 @@ def _split_count(config: ForwardConfig) -> int:
             return int(LONGEST) // size
         case _:
             return MOST_SPLITS
-
-
-def _within_split(loops: Regions) -> Regions:
-    """Returns the loops cut to the program's split: the first begins no earlier, the last ends no later, the
-    borders between them move into the split.
-    """
-    last = len(loops.loops) - 1
-    return replace(
-        loops,
-        loops=tuple(
-            replace(
-                loop,
-                start=SPLIT_LO if i == 0 else larger(loop.start, SPLIT_LO),
-                stop=SPLIT_HI if i == last else smaller(loop.stop, SPLIT_HI),
-            )
-            for i, loop in enumerate(loops.loops)
-        ),
-    )

@@ -76,6 +76,7 @@ def error_bound(
         intrinsics=INTRINSICS,
         renormalised=softmax.rescale == "every_step",
         splits=splits,
+        segment=attention.segment_keys,
         largest_shift=shift.largest,
         least_probability=shift.least_probability,
         most_probability=shift.most_probability if attention.softmax.scales_keys else 1.0,

@@ -37,6 +37,7 @@ class Tiles:
 
     @classmethod
     def from_keys(cls, sizes: Mapping[str, int]) -> Self:
+        """Makes the sizes of these keys of a schedule."""
         return cls(**{field_of(key): size for key, size in sizes.items()})
 
     def list_given(self) -> dict[str, int]:
@@ -49,11 +50,13 @@ class Tiles:
         return {key_of(field): value for field, value in self.list_given().items()}
 
     def without(self, keys: Iterable[str]) -> Self:
+        """Returns the sizes without those of these keys of a schedule."""
         held = set(keys)
         left: dict[str, Any] = {f: size for f, size in self.list_given().items() if key_of(f) not in held}
         return type(self)(**left)
 
     def of(self, config: C) -> C:
+        """Returns the config with these sizes."""
         changes: dict[str, Any] = self.list_given()
         return replace(config, **changes) if changes else config
 
@@ -159,7 +162,8 @@ class TileShape:
     """What the choice depends on. dtype: of q, as a spec spells it; width: of its rows, the larger of D and
     Dv; gradients: whether there is a backward; masked: whether some keys are left out; latent: whether v is
     columns of k; normalises: whether there is a softmax; wanted: sizes of the forward that a caller asks for;
-    listed: queries and keys of the blocks that the mask lists, if it does: tiles divide them.
+    listed: queries and keys of the blocks that the mask lists, if it does: tiles divide them. segment: keys
+    that tiles divide under `order = absolute(...)`, of which all schedules have the same; 0: there are none.
     """
 
     dtype: str
@@ -170,8 +174,12 @@ class TileShape:
     normalises: bool = True
     wanted: Tiles = field(default_factory=Tiles)
     listed: tuple[int, int] | None = None
+    segment: int = 0
 
     def divide(self, tiles: Tiles) -> Tiles:
+        """Returns the tiles, small enough to divide segments and the blocks that are listed."""
+        if self.segment and tiles.tile_kv is not None:
+            tiles = replace(tiles, tile_kv=gcd(tiles.tile_kv, self.segment))
         if self.listed is None or tiles.tile_q is None or tiles.tile_kv is None:
             return tiles
         rows, keys = self.listed
@@ -189,12 +197,30 @@ def shape_of(attention: Attention) -> TileShape:
         masked=attention.mask != TRUE,
         latent=attention.v.storage.is_part,
         normalises=attention.normalises,
+        segment=_count_segment(attention),
     )
 
 
-def choices(first: Tiles, wanted: Tiles | None = None) -> list[str]:
-    """Returns statements of a phase: the first choice and what needs less; values that are wanted, alone."""
-    sets = {key: _smaller(key, value) for key, value in first.by_key().items()}
+def _count_segment(attention: Attention) -> int:
+    """Returns the keys of a segment, or what divides those of all variants."""
+    match attention.segment:
+        case None:
+            return 0
+        case Const(value=int() as value):
+            return value
+        case size:
+            chosen = next(param.choices for param in attention.params if param.name == str(size))
+            return gcd(*(int(choice) for choice in chosen if isinstance(choice, int)))
+
+
+def choices(first: Tiles, wanted: Tiles | None = None, *, one_shape: bool = False) -> list[str]:
+    """Returns statements of a phase: the first choice and what needs less; values that are wanted, alone.
+    one_shape: of tiles, so that all configs make the same sums.
+    """
+    sets = {
+        key: [value] if one_shape and key != "stages" else _smaller(key, value)
+        for key, value in first.by_key().items()
+    }
     sets |= {key: [value] for key, value in (wanted or Tiles()).by_key().items()}
     texts = [
         f"{key} = {values[0]}" if len(values) == 1 else f"{key} in {{{', '.join(map(str, values))}}}"

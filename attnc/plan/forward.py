@@ -17,6 +17,7 @@ from attnc.plan.decay import decay_of
 from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Forward, Grid, expressions_of
+from attnc.plan.ir.kernel import Segments
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
@@ -55,7 +56,11 @@ def plan_forward(
     names = LoadNames.of(attention, "q" if cut else None)
     places = rows(attention, names)
     lines = lengths(attention, names, in_tile=inner == "kv")
-    decay = decay_of(attention, inner) if inner == "kv" and listing is None else None
+    decay = (
+        decay_of(attention, inner)
+        if inner == "kv" and listing is None and attention.segment is None
+        else None
+    )
     loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=cut, decay=decay)
     kept = kept_by_some(attention.mask)
     if inner == "kv":
@@ -85,6 +90,10 @@ def plan_forward(
     finishing = () if epilogue is None else epilogue.expressions
     listed = () if listing is None else listing.condition.extents
     used = (*expressions_of(program, outer, loops, step), *softmax.expressions, *finishing, *listed, kv_head)
+    segments = None
+    if attention.segment is not None:
+        size, walked = attention.segment_keys, loops.loops
+        segments = Segments(size=size, lo=walked[0].start, hi=walked[-1].stop)
     kernel = Forward(
         name=f"{attention.name}_forward",
         grid=Grid(
@@ -116,5 +125,6 @@ def plan_forward(
         rows=places,
         stored=count_stored_rows(attention),
         epilogue=epilogue,
+        segments=segments,
     )
     return replace(kernel, roles=target.roles_of(kernel, variant))

@@ -267,3 +267,24 @@ def with_fills(loops: Regions, kept: Expr | None) -> Regions:
         return loops
     filled = tuple(replace(loop, zero_fill=loop.masked is not False) for loop in loops.loops)
     return replace(loops, loops=filled)
+
+
+# --- a part of the keys
+
+
+def within(loops: Regions, lo: Expr, hi: Expr) -> Regions:
+    """Returns the loops cut to the keys lo .. hi - 1: the first begins no earlier, the last ends no later,
+    the borders between them move into that range. lo is not below the first loop's start.
+    """
+    last = len(loops.loops) - 1
+    return replace(
+        loops,
+        loops=tuple(
+            replace(
+                loop,
+                start=lo if i == 0 else larger(loop.start, lo),
+                stop=hi if i == last else smaller(loop.stop, hi),
+            )
+            for i, loop in enumerate(loops.loops)
+        ),
+    )

@@ -15,7 +15,7 @@ a running maximum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from attnc.diagnostics import Diagnostic, error
@@ -98,6 +98,7 @@ def _lacks_form(variant: Variant, target: Target) -> Diagnostic:
 
 
 def _check_softpick(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields what kernels of softpick do not have."""
     knob, loops = schedule.forward.get("softmax"), schedule.forward.get("loops")
     choices = () if knob is None else _list_choices(knob)
     if knob is not None and any(choice.name == "unified_max" for choice in choices):
@@ -109,6 +110,7 @@ def _check_softpick(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
 
 
 def _check_absent(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields what kernels without a normalization do not have."""
     knob, span = schedule.forward.get("softmax"), variant.attention.softmax.span
     loops = schedule.forward["loops"].choices if "loops" in schedule.forward else ()
     if knob is not None:
@@ -140,12 +142,19 @@ def _check_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:
 
 
 def plan_softmax(
-    attention: Attention, config: ForwardConfig, names: LoadNames
+    attention: Attention,
+    config: ForwardConfig,
+    names: LoadNames,
+    of_row: Callable[[Expr], Expr] = lambda expr: expr,
 ) -> tuple[Softmax, Expr | None]:
-    """Returns the softmax, and the score it reads (None: the raw dot product)."""
+    """Returns the softmax, and the score it reads (None: the raw dot product). of_row: makes the head of what
+    is folded one of a row. Which constants are folded where may depend on what rows have in common, so that a
+    kernel whose rows have several heads folds like others only where it does so before.
+    """
     if not attention.normalises:
         return _plan_weights(attention, names)
     scale, raw = split_scale(attention.score)
+    raw = of_row(raw)
     choice = config.softmax
     rescale = choice.args.get("rescale", "deferred")
     if config.loops == ("kv", "q"):
@@ -163,7 +172,7 @@ def plan_softmax(
         threshold=threshold,
         scale=scale,
         safe_everywhere=may_exclude(raw),
-        sink=None if wanted.sink is None else scale_by(names.replace(wanted.sink), LOG2E),
+        sink=None if wanted.sink is None else names.replace(of_row(scale_by(wanted.sink, LOG2E))),
         dropout=plan_dropout(attention, names),
         headroom=headroom_of(choice, attention.element),
         v_scale=None if wanted.v_scale is None or wanted.scales_keys else names.replace(wanted.v_scale),

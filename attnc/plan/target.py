@@ -49,6 +49,8 @@ class Target(ABC):
     besides inputs and outputs.
     splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). walks_lists: kernels can walk
     over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over.
+    keeps_order: kernels can sum in an absolute order; product_keys: keys of a schedule that decide how a
+    product's sums are made; joins: in which order segments are joined.
     """
 
     name: str
@@ -67,6 +69,9 @@ class Target(ABC):
     walks_lists: ClassVar[bool] = False
     lists_are_bits: ClassVar[bool] = False
     own_tensors: ClassVar[frozenset[str]] = frozenset()
+    keeps_order: ClassVar[bool] = False
+    product_keys: ClassVar[tuple[str, ...]] = ("tile.q", "tile.kv", "warps")
+    joins: ClassVar[str] = "from the first to the last"
 
     @property
     def folder(self) -> str:

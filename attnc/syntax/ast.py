@@ -201,6 +201,13 @@ class Normalize(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Order(Node):
+    """`order = absolute(2048)`: in which order keys are summed, whatever the schedule"""
+
+    value: Name | Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grad(Node):
     """`grad q, k, v`, or `grad k, v: f32` for gradients of another type than that of the inputs"""
 
@@ -208,7 +215,9 @@ class Grad(Node):
     dtype: Name | None = None
 
 
-AttentionItem: TypeAlias = Param | Input | Output | Let | Length | Score | Weight | Mask | Normalize | Grad
+AttentionItem: TypeAlias = (
+    Param | Input | Output | Let | Length | Score | Weight | Mask | Normalize | Order | Grad
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

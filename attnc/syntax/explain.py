@@ -20,7 +20,19 @@ from attnc.source import Source, Span
 _PARTNER = {"(": ")", "[": "]", "{": "}"}
 _PARTNER_TYPE = {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}
 _ITEMS = ("attention", "projection", "schedule", "def")
-_STATEMENTS = ("param", "input", "output", "let", "length", "score", "weight", "mask", "normalize", "grad")
+_STATEMENTS = (
+    "param",
+    "input",
+    "output",
+    "let",
+    "length",
+    "score",
+    "weight",
+    "mask",
+    "normalize",
+    "order",
+    "grad",
+)
 #: What is written for statements that there are not.
 _WRITE: Mapping[str, str] = {
     **dict.fromkeys(

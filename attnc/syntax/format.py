@@ -184,6 +184,8 @@ def _statement_texts(group: Sequence[ast.Node]) -> list[str]:
             return _define("mask", value)
         case ast.Normalize(value=value):
             return _define("normalize", value)
+        case ast.Order(value=value):
+            return _define("order", value)
         case ast.Grad(names=names, dtype=dtype):
             return [f"grad {_names(names)}" + (f": {dtype.id}" if dtype is not None else "")]
         case ast.Where(condition=condition):

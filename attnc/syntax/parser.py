@@ -255,6 +255,8 @@ class _Builder:
                 yield ast.Mask(value=self.expr(children[0]), span=span)
             case "normalize":
                 yield ast.Normalize(value=cast("ast.Name | ast.Call", self.expr(children[0])), span=span)
+            case "order":
+                yield ast.Order(value=cast("ast.Name | ast.Call", self.expr(children[0])), span=span)
             case _:
                 dtype = self.name(children[1]) if len(children) > 1 else None
                 yield ast.Grad(names=self.names(children[0]), dtype=dtype, span=span)

@@ -250,7 +250,7 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
         "tiles": quote_word(tiles(module, kernel)),
         "key_tiles": quote_word(f"cdiv({visited}, BLOCK_N)"),
         "key_bytes": str(key_bytes(attention)),
-        "width": str(dv + 1),
+        "width": str(width_of_split(split, dv)),
     }
     if keys != "N":
         fields["keys"] = quote_word(keys)
@@ -269,6 +269,13 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
     if split.most != MOST_SPLITS:
         fields["counted"] = str(split.most)
     return CallText("Split", fields=fields)
+
+
+def width_of_split(split: Split, dv: int) -> int:
+    """Returns the numbers of a row that a split hands on: o and lse, or the sums of a segment, its maximum
+    and denominator.
+    """
+    return dv + (2 if split.segment else 1)
 
 
 def tiles(module: Module, kernel: Decode) -> str:
@@ -303,6 +310,7 @@ class BackwardDeclaration:
     rounds_dq = False
 
     def fields(self, sizes: Mapping[str, str], launches: Items) -> CallText:
+        """Returns the declaration."""
         named = Table({name: in_words(text) for name, text in sizes.items()})
         return CallText(
             "Backward",
@@ -318,6 +326,7 @@ class BackwardDeclaration:
         )
 
     def list_allocations(self) -> Iterator[CallText]:
+        """Yields what a call allocates, in the order in which it is written about."""
         for name in dict.fromkeys(self._makes):
             like = name.removeprefix("d")
             dtype = "f32" if like in self._f32 else ""
@@ -340,6 +349,7 @@ class BackwardDeclaration:
         return self._shortened or not is_plain(self.module.variant.attention)
 
     def sum_of_dq(self) -> Iterable[CallText]:
+        """Returns what dq is summed in."""
         yield declare_allocation("dq", "f32", like="q", zero=True)
 
     @property

@@ -67,6 +67,7 @@ class _Calls:
 
     @property
     def call(self) -> Any:
+        """The module's `attnc.support.call.Attention`."""
         return vars(self.subject.module)["CALL"]
 
     # --- what is called

@@ -79,8 +79,9 @@ class Subject:
         pairs = ((config, _split_more(config)) for config in self.module.CONFIGS)
         first, found = self.module.CONFIGS[0], [config for pair in pairs for config in pair if config]
         fixed = next((config for config in self.module.CONFIGS if getattr(config, "split_size", 0)), None)
-        free = first if fixed is None else first._replace(split_size=0)
-        found += [free._replace(splits=count) for count in (2, 16, 17, 33)]
+        if not self.variant.attention.segment_keys:  # else splits are segments
+            free = first if fixed is None else first._replace(split_size=0)
+            found += [free._replace(splits=count) for count in (2, 16, 17, 33)]
         if fixed is not None:
             found.append(fixed._replace(split_size=2 * fixed.BLOCK_N))
         return tuple(found)
@@ -118,6 +119,7 @@ class Subject:
         return found
 
     def blank(self, inputs: Mapping[str, Value]) -> dict[str, torch.Tensor]:
+        """Returns outputs for these inputs, contiguous and full of NaN."""
         attention = self.variant.attention
         arrays = empty_outputs(attention, to_arrays(attention, inputs))
         return {

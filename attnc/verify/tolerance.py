@@ -250,7 +250,7 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         mean_e = mean_e - np.log1p(-forgotten.sum(axis=1, keepdims=True))
         exponents = np.maximum(exponential_error(p, exponent, e + mean_e).clip(max=1.0), forgotten)
         tiles = -(-head.shape[1] // bound.min_tile_kv)
-        sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8) + (
+        sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + bound.joining_error(head.shape[1]) + 8) + (
             4 * U * tiles if bound.renormalised else 0
         )
         # where the maximum is rounded, and the product it is subtracted from is not, exp2 leaves float32
@@ -511,6 +511,7 @@ class _RawRows:
 
 
 def _finish(head: Head, bound: ErrorBound, attended: _RawRows) -> _RawRows:
+    """Returns the rows after the epilogue."""
     epilogue = head.attention.epilogue
     if epilogue is None:
         return attended
@@ -529,6 +530,7 @@ def _finish(head: Head, bound: ErrorBound, attended: _RawRows) -> _RawRows:
 
 
 def _leave(head: Head, bound: ErrorBound, rows: _RawRows, eager: Floats) -> Expected:
+    """Returns rows as they are once rounded to the type of o."""
     o, dtype = rows.value, DType(bound.o_dtype)
     b = rows.error + dtype.unit_roundoff * np.where(np.isfinite(o), np.abs(o), 0.0)
     b = np.where(np.isnan(b), np.inf, b)

@@ -42,7 +42,7 @@ class Kernel:
     grid: programs along up to three axes. tiles: tensors whose tiles it loads or stores, by descriptors
     where the kernel can take them (TMA); pointers: the others. config: the kernel of a backward that it is
     configured as. sizes: by name those that it takes besides; warps: where no config says. joins: launched
-    where the keys of sequences are split.
+    where the keys of sequences are split. contracts: whether the compiler may round a product and a sum once.
     """
 
     function: Any
@@ -53,6 +53,7 @@ class Kernel:
     sizes: Mapping[str, str] = field(default_factory=dict)
     warps: int = 0
     joins: bool = False
+    contracts: bool = True
 
 
 class TritonLaunch:
@@ -185,6 +186,8 @@ class TritonAttention(Attention):
             options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
             if getattr(config, "maxnreg", None) and kernel.config:
                 options["maxnreg"] = config.maxnreg
+        if not kernel.contracts:
+            options["enable_fp_fusion"] = False
         if constants.get("PDL"):
             options["launch_pdl"] = True
         return self.launch_type(

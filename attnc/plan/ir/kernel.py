@@ -205,6 +205,9 @@ class Split:
     what a byte of a partial result costs in bytes of keys. few: where a call has fewer tiles of keys for each
     multiprocessor, blocks share the columns of o; 0: never. block_share: of what a multiprocessor can read,
     what a block does alone, if it does more with keys than multiply them.
+
+    segment: keys of a split under `order = absolute(...)`, which begins at a multiple of them; its sums are
+    not divided, and joined in order (0: splits may be of any size).
     """
 
     lo: Expr
@@ -218,6 +221,18 @@ class Split:
     trips: int
     few: int
     block_share: float = 1.0
+    segment: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """The keys lo .. hi - 1 of a tile of rows, in segments of `size` keys from multiples of that on. The sums
+    of each start from nothing, and are joined with those of the ones before.
+    """
+
+    size: int
+    lo: Expr
+    hi: Expr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,6 +425,7 @@ class ErrorBound:
     of so many keys (0: neither); columns_factor: what terms are divided by there, if less than 1
     tail: what probabilities of a row are wrong by besides, all together
     left_out: keys of at most this probability, divided by their number, may be left out
+    segment: keys of partial results that are joined one after the other (0: there are none)
     """
 
     head_dim: int
@@ -432,6 +448,11 @@ class ErrorBound:
     columns_factor: float = 1.0
     tail: float = 0.0
     left_out: float = 0.0
+    segment: int = 0
+
+    def joining_error(self, keys: int) -> int:
+        """Returns what joining segments costs, in roundings: of each two factors, two products and a sum."""
+        return 6 * -(-keys // self.segment) if self.segment else 0
 
     def dot_error(self, length: int) -> float:
         """Bounds the error of a sum of so many products, relative to the sum of their magnitudes."""
@@ -522,12 +543,14 @@ class OutputKernel(TileKernel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward(OutputKernel):
     """A kernel for many query rows. tma: K and V tiles may come through tensor descriptors; parts: of the
-    columns of q and k, () where they are one; roles: what each warp does, where warps do different things.
+    columns of q and k, () where they are one; roles: what each warp does, where warps do different things;
+    segments: of keys whose sums start from nothing, None where those of a row are one chain.
     """
 
     tma: bool
     parts: tuple[DotPart, ...]
     roles: Roles | None = None
+    segments: Segments | None = None
 
     @property
     def structure(self) -> Literal["forward_q_kv", "forward_kv_q"]:

@@ -139,6 +139,8 @@ def _program(kernel: Kernel) -> Iterator[str]:
     yield f"kv_head = {show(kernel.kv_head)}"
     if isinstance(kernel, Decode):
         yield from _splits(kernel)
+    if isinstance(kernel, Forward) and (segments := kernel.segments) is not None:
+        yield f"segments of {segments.size} keys, {show(segments.lo)} .. {show(segments.hi)}"
     for name, rows in kernel.rows.items():
         if rows != Rows(tensor=name):
             yield _list(f"rows of {name}", _unusual(rows))
@@ -166,11 +168,13 @@ def _splits(kernel: Decode) -> Iterator[str]:
         told += [f"block_share = {split.block_share}"] if split.block_share != 1.0 else []
         told += [f"few = {split.few}"] if split.few else []
         told += ["in turn"] if split.in_turn else []
+        told += [f"segments of {split.segment}"] if split.segment else []
         told += [f"staging on {list(split.staging)}"] if split.staging else []
         yield _list(f"split keys {show(split.lo)} .. {show(split.hi)}", told)
 
 
 def _columns(kernel: Kernel) -> Iterator[str]:
+    """Yields the parts of the columns of q and k, and whether v is of them."""
     if kernel.parts:
         parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)
         yield f"columns of q and k: {', '.join(parts)}"

@@ -203,6 +203,7 @@ class Triton(Target):
     has_f32_dq: ClassVar = True
     walks_lists: ClassVar = True
     forms: ClassVar = frozenset({"softmax", "softpick", "none"})
+    keeps_order: ClassVar = True
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER
 
@@ -304,7 +305,8 @@ def _default_schedule(shape: TileShape) -> list[str]:
         gathered = shape.listed[1] & -shape.listed[1] < _LEAST
         keys = first if gathered else shape.divide(replace(first, tile_q=_LEAST))
         return ["loops = [kv], pack = gqa", *choices(replace(keys, tile_q=_LEAST), shape.wanted)]
-    lines = ["loops = [q, kv], order = longest_first", *choices(shape.divide(first), shape.wanted)]
+    tiles = choices(shape.divide(first), shape.wanted, one_shape=shape.segment > 0)
+    lines = ["loops = [q, kv], order = longest_first", *tiles]
     if shape.gradients:
         lines += ["backward {", *(f"  {line}" for line in _default_backward(shape, width, wide)), "}"]
     return lines

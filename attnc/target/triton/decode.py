@@ -238,6 +238,7 @@ class DecodeText(KernelText):
 
     @property
     def finds_first_pages(self) -> bool:
+        """Whether pages are looked up before the loop that looks ahead."""
         return self.pages is not None and self.kernel.regions.loops[0].listed is None
 
     def looks_ahead(self, loop: Loop) -> bool:
@@ -308,6 +309,8 @@ class DecodeText(KernelText):
     def split_lo(self) -> str:
         split = self.kernel.split
         assert split is not None
+        if split.segment and split.lo != ZERO:
+            return f"tl.maximum(split * split_size, {scalar(split.lo)})"
         return "split * split_size" if split.lo == ZERO else f"{scalar(split.lo)} + split * split_size"
 
     @property

@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from attnc.expr.construct import ZERO
 from attnc.expr.nodes import COLUMN, Binary, Index, Load, Ref, walk
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Arg, Decode, Fetch, Forward, Kernel, Loop, Module
-from attnc.plan.ir.kernel import DotPart
+from attnc.plan.ir.kernel import DotPart, Segments
 from attnc.plan.ir.lists import ListWalk
+from attnc.plan.regions import within
 from attnc.plan.signature import block, feature
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
 from attnc.target.declaration import CallText, Table, Value, Words, in_words, quote_word
@@ -29,6 +31,7 @@ def triton_kernel(
     sizes: Mapping[str, str] | None = None,
     warps: int = 0,
     joins: bool = False,
+    contracts: bool = True,
 ) -> CallText:
     """Returns a launch. tiles: tensors that come and go tile by tile; pointers: the others; config: of a
     backward, what declarations call it; the rest as `Kernel` has it.
@@ -46,6 +49,8 @@ def triton_kernel(
         fields["warps"] = str(warps)
     if joins:
         fields["joins"] = "True"
+    if not contracts:
+        fields["contracts"] = "False"
     return CallText("Kernel", fields=fields)
 
 
@@ -98,6 +103,7 @@ class ProgramText:
         return f"tl.range({bounds}, num_stages=1)" if is_edge else f"range({bounds})"
 
     def queries_of(self, loop: Loop) -> str:
+        """Returns what a loop over queries runs over."""
         if loop.listed is not None:
             return self._listed_tiles(loop.listed)
         return f"range({scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_M)"
@@ -113,6 +119,7 @@ class ProgramText:
 
     @property
     def gathers(self) -> bool:
+        """Whether tiles are of keys of several listed blocks."""
         return any(loop.listed is not None and loop.listed.gathers for loop in self.kernel.regions.loops)
 
     @property
@@ -121,6 +128,7 @@ class ProgramText:
 
     @property
     def find_list(self) -> list[str]:
+        """Statements that find the list that a loop walks over, and its length."""
         walk = next((loop.listed for loop in self.kernel.regions.loops if loop.listed is not None), None)
         if walk is None:
             return []
@@ -334,6 +342,7 @@ class KernelText(ProgramText):
 
     @property
     def tiles(self) -> list[str]:
+        """Constants of a config."""
         return ["BLOCK_M", "BLOCK_N", *self.tma]
 
     @property
@@ -438,6 +447,7 @@ class KernelText(ProgramText):
 
     @property
     def excluded(self) -> str:
+        """The score of a key that is not kept."""
         return '-float("inf")' if self.kernel.softmax.form == "softmax" else "0.0"
 
     @property
@@ -506,6 +516,41 @@ class KernelText(ProgramText):
     @property
     def stored(self) -> str:
         return scalar(self.kernel.stored)
+
+    # -- segments ------------------------------------------------------------------------------------------
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether rows are summed segment by segment, so that their bits depend on their own keys alone."""
+        return self.module.variant.attention.segment is not None
+
+    @property
+    def first_segment(self) -> str:
+        segments = self._segments
+        lo, size = scalar(segments.lo), segments.size
+        return "0" if segments.lo == ZERO else f"{lo} // {size} * {size}"
+
+    @property
+    def segment_lo(self) -> str:
+        lo = self._segments.lo
+        return "segment" if lo == ZERO else f"tl.maximum(segment, {scalar(lo)})"
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """The loops over tiles: of a segment, where there are such."""
+        lo, hi = Ref("segment_lo", "int", natural=True), Ref("segment_hi", "int")
+        loops = self.kernel.regions
+        return (within(loops, lo, hi) if self.is_ordered else loops).loops
+
+    @property
+    def segments(self) -> Segments | None:
+        """Segments that a program walks over, one after the other."""
+        return self.kernel.segments if isinstance(self.kernel, Forward) else None
+
+    @property
+    def _segments(self) -> Segments:
+        assert self.segments is not None
+        return self.segments
 
 
 def list_types(names: Iterable[str]) -> list[str]:

@@ -40,6 +40,7 @@ class ListsText:
 
     @property
     def entries(self) -> str:
+        """Places of a list."""
         return scalar(self.made.extents[-1])
 
     @property

@@ -30,6 +30,7 @@ from attnc.target.declaration import (
     split_record,
     tiles,
     tuning,
+    width_of_split,
 )
 from attnc.target.header import GLOSSARY, WEIGHTS_GLOSSARY, header, module_numbers
 from attnc.target.printer import REVERSED
@@ -180,6 +181,8 @@ def device_functions(module: Module) -> frozenset[str]:
         packed = module.variant.attention.q.storage.is_packed
         if not packed and any(not planned.over_q for planned in backward.kernels):
             called.add("_load_vector")  # of lse2 and delta
+    if attention.segment is not None:
+        called.add("_join_segment")
     if any(kernel.softmax.dropout is not None for kernel in kernels):
         called.add("_keep_dropout")
     return frozenset(called) - {""}
@@ -223,7 +226,7 @@ def triton_declaration(
     dv = text.dv
     if isinstance(kernel, Decode) and kernel.split is not None:
         fields["split"] = split_record(module, kernel, kernel.split, _MOST_PROGRAMS)
-        fields["scratch"] = Table({"splits": quote_word(f"SPLIT_ROWS * {dv + 1}")})
+        fields["scratch"] = Table({"splits": quote_word(f"SPLIT_ROWS * {width_of_split(kernel.split, dv)}")})
     elif kernel.grid.over == "head":
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
         fields["scratch"] = Table({name: quote_word(shape) for name, shape in scratch.items()})
@@ -245,13 +248,16 @@ def _launches(module: Module, kernel: Forward | Decode, text: KernelText) -> Ite
         tiles=text.matrices,
         pointers=others,
         sizes={"SECTION": _section(module, text)} if "SECTION" in text.size_names else {},
+        contracts=not text.is_ordered,
     )
     if isinstance(kernel, Decode) and kernel.split is not None:
         combine = CombineText(module, kernel)
         names = [name.removesuffix("_ptr").replace("O", "o") for name in combine.parameter_lines[0]]
         # So many warps that a thread holds a row of two splits at most; more only wait for each other.
         warps = min(max(text.block_dv // 64, 2), 8)
-        yield triton_kernel(combine.name, "rows", pointers=names, warps=warps, joins=True)
+        yield triton_kernel(
+            combine.name, "rows", pointers=names, warps=warps, joins=True, contracts=not text.is_ordered
+        )
 
 
 def _grid(module: Module, kernel: Forward | Decode, text: KernelText) -> str:
@@ -287,6 +293,7 @@ class TritonBackward(BackwardDeclaration):
 
     @property
     def declared(self) -> CallText:
+        """`Backward(...)`."""
         first = [] if self._lists is None else [*self._lists.launches(self.configs[0])]
         first += [text.launch for text in (self.epilogue, self.preprocess) if text is not None]
         launches = Items([*first, *(text.parameters.launch for text in self._texts)])

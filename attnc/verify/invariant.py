@@ -1,0 +1,419 @@
+"""Whether rows keep their bits: what `order = absolute(...)` promises, by running calls.
+
+A *corpus* is some sequences with all of their queries, keys and values. A *call* hands some rows of some of
+them to one module, in its storage: a prompt, a chunk of it, the row of a decode step or a few drafts, alone
+or in a batch, whose pages lie anywhere. Every call of every module, with every config, has to give each row
+the bits that the first call gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from attnc.expr.affine import Q_HI, at_least
+from attnc.expr.construct import add, sub
+from attnc.expr.nodes import Const, Dim, Expr, Index, Load, children, show, walk
+from attnc.expr.solve import solve
+from attnc.model.attention import Attention
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Role, Tensor
+from attnc.plan import ir
+from attnc.plan.order import promise_of
+from attnc.reference import Array
+from attnc.verify.case import Case
+from attnc.verify.check import same_bits
+from attnc.verify.data import DenseSizes, draw_qkv, generator
+from attnc.verify.problem import Value, draw_extras
+from attnc.verify.storage import Lengths, convert, draw_table, fill_pool, pack, unused_value
+from attnc.verify.strategies import all_dims, free_dims, size
+from attnc.verify.subject import Subject
+
+_CANONICAL = (Role.BATCH, Role.QUERY, Role.HEAD, Role.FEATURE)
+#: Sequences of a corpus.
+_COUNT = 3
+#: Keys beyond which such a corpus has one segment and a little.
+_MANY = 512
+#: Numbers that a sum may meet; see `data`.
+_STYLES = (("random", "random"), ("rising", "random"), ("falling", "random"), ("huge", "one_hot"))
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows first .. last - 1 of a sequence, and its first `keys` keys."""
+
+    sequence: int
+    first: int
+    last: int
+    keys: int
+
+    @property
+    def rows(self) -> int:
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call of a function computes. name: for a reader; room: keys that a cache has place for beyond
+    the longest sequence's.
+    """
+
+    name: str
+    parts: tuple[Stretch, ...]
+    seed: int
+    room: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} of {', '.join(f'{part.rows} rows at {part.first}' for part in self.parts)}"
+
+
+@dataclass(slots=True)
+class Corpus:
+    """Sequences, and the bits that their rows were given first. lengths: keys of each; data: every input of
+    the spec as a dense array of all sequences, rows and keys; most: rows of a prompt, where whole ones would
+    take too long; None: all.
+    """
+
+    attention: Attention
+    lengths: tuple[int, ...]
+    data: Mapping[str, Array]
+    most: int | None
+    known: dict[tuple[int, str], Known] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Known:
+    """What rows of a sequence were given first, and which of `calls` gave it: -1 for none."""
+
+    rows: torch.Tensor
+    first: torch.Tensor
+    calls: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Agreement:
+    """What was found. calls, rows: how many were compared; broken: rows with other bits, a line each."""
+
+    calls: int = 0
+    rows: int = 0
+    broken: list[str] = field(default_factory=list)
+
+
+# --- which calls may be compared ----------------------------------------------------------------------------
+
+
+def list_groups(modules: Sequence[ir.Module]) -> list[list[ir.Module]]:
+    """Returns the modules with an order, those together that promise each other the same bits."""
+    groups: dict[tuple[str, ...], list[ir.Module]] = {}
+    for module in modules:
+        if promise := promise_of(module):
+            groups.setdefault(promise, []).append(module)
+    return list(groups.values())
+
+
+def looks_back(attention: Attention) -> bool:
+    """Returns whether no row sees a key behind its own position, so that a call may end with it."""
+    end = solve(attention.mask, var="kv_idx").may_hi
+    own = add(sub(add(Q_HI, Dim("N")), Dim("M")), Const(1))
+    return end is not None and at_least(own, end)
+
+
+def counts_from_itself(attention: Attention) -> bool:
+    """Returns whether a row's score and mask depend on positions from the sequence's beginning, and not on
+    which rows a call has: it reads inputs of its own row and position alone.
+    """
+    if attention.softmax.dropout is not None:
+        return False
+    said = (attention.score, attention.mask, *attention.softmax.expressions)
+    if attention.epilogue is not None:
+        said = (*said, attention.epilogue)
+    at_home = {(Index("q_idx"), Dim("M")), (Index("q_pos"), Dim("N")), (Index("kv_idx"), Dim("N"))}
+    sizes: set[Expr] = {Dim("M"), Dim("N")}
+    for expr in said:
+        if any(name == "q_idx" for name in _positions(expr)) or sizes & set(_outside_loads(expr)):
+            return False
+        for node in walk(expr):
+            if isinstance(node, Load):
+                addressed = zip(node.indices, node.extents, strict=True)
+                if any(at not in at_home and at[1] in sizes for at in addressed):
+                    return False
+    return True
+
+
+def _positions(expr: Expr) -> Iterator[str]:
+    return (node.name for node in _outside_loads(expr) if isinstance(node, Index))
+
+
+def _outside_loads(expr: Expr) -> Iterator[Expr]:
+    yield expr
+    if not isinstance(expr, Load):
+        for child in children(expr):
+            yield from _outside_loads(child)
+
+
+def has_lengths(attention: Attention) -> bool:
+    """Returns whether sequences of one call may have different numbers of keys."""
+    return "N" in attention.lengths or attention.k.storage.is_packed
+
+
+# --- the calls ----------------------------------------------------------------------------------------------
+
+
+def make_corpus(attention: Attention, seed: int, *, varies: bool, most: int | None) -> Corpus:
+    """Draws a corpus of sequences around the ends of segments. varies: in length; most: rows of a prompt,
+    None: all.
+    """
+    segment, few = attention.segment_keys, most is not None
+    several = 2 * segment + segment // 2 + 5
+    longest = segment + 37 if few and several > _MANY else several
+    lengths = (longest, segment - 3, 43) if varies else (longest,) * _COUNT
+    logits, values = _STYLES[seed % len(_STYLES)]
+    few_dims = {"B": _COUNT, "M": longest, "N": longest, "H": 2, "Hkv": 1 if few else 2, "G": 2 if few else 4}
+    dims = {name: few_dims.get(name, 16) for name in free_dims(attention)}
+    dims = {**all_dims(attention, dims), "M": longest, "N": longest, "B": _COUNT}
+    at = DenseSizes(
+        B=_COUNT,
+        M=longest,
+        N=longest,
+        H=dims["H"],
+        Hkv=size(attention.heads_kv, dims),
+        D=size(attention.q.shape[-1], dims),
+        Dv=size(attention.v.shape[-1], dims),
+    )
+    case = Case(dims=dims, seed=seed)
+    own = {attention.k.storage.table, *_length_inputs(attention).values()}
+    own |= {tensor.storage.ends for tensor in (attention.q, attention.k)}
+    names = [tensor.name for tensor in attention.extras if tensor.name not in own]
+    data: dict[str, Array] = dict(
+        draw_extras(attention, case, dims, Lengths(rows={}, tail=0), at, names) if names else {}
+    )
+    data |= draw_qkv(at, dtype=attention.element, seed=seed, logits=logits, values=values)
+    return Corpus(attention, lengths, data, most)
+
+
+def list_calls(corpus: Corpus) -> Iterator[Call]:
+    """Yields calls of the corpus, the one that others are compared with first."""
+    attention, lengths, most = corpus.attention, corpus.lengths, corpus.most
+    whole = [Stretch(i, 0, n, n) for i, n in enumerate(lengths)]
+    if not counts_from_itself(attention):
+        same = [part for part in whole if part.last == lengths[0]]
+        yield Call("prompt", (whole[0],), 0)
+        yield Call("prompts", tuple(reversed(same)), 1)
+        return
+    back = looks_back(attention)
+    first = [_tail(part, part.rows if most is None else most) for part in whole]
+    yield from (Call("prompt", (part,), i) for i, part in enumerate(first))
+    for rows in (1, 4):
+        yield Call("decoding" if rows == 1 else "drafts", tuple(_tail(part, rows) for part in whole), rows)
+        yield Call("decoding alone", (_tail(whole[0], rows),), rows + 10, room=37)
+    shortest = min(part.rows for part in first)
+    batch = tuple(_tail(part, shortest) for part in whole)
+    yield Call("prompts in a batch", tuple(reversed(batch)), 20)
+    yield Call("a mixed batch", (first[1], _tail(whole[0], 1), *first[2:]), 21)
+    yield Call("whole prompts", tuple(whole if most is None else whole[2:]), 22)
+    if back:
+        end = lengths[0]
+        for last, rows in ((end - 9, 31), (end - 1, 17), (end - end // 3, 1)):
+            chunk = Stretch(0, last - rows, last, last)
+            yield Call("chunk", (chunk,), 30 + rows, room=5)
+            if most is not None and last - rows < end - most:
+                yield Call("longer chunk", (Stretch(0, last - rows - 20, last + 2, last + 2),), 50 + rows)
+
+
+def _tail(part: Stretch, rows: int) -> Stretch:
+    return replace(part, first=max(part.last - rows, part.first))
+
+
+# --- a call's tensors ---------------------------------------------------------------------------------------
+
+
+def fits(attention: Attention, call: Call) -> bool:
+    """Returns whether the storage of q, k and v can hold such a call."""
+    rows, keys = {part.rows for part in call.parts}, {part.keys for part in call.parts}
+    if attention.k.storage.is_packed and attention.k.storage.ends == attention.q.storage.ends:
+        return all(part.rows == part.keys for part in call.parts)
+    can_cut_rows = attention.q.storage.is_packed or "M" in attention.lengths
+    return (len(rows) == 1 or can_cut_rows) and (len(keys) == 1 or has_lengths(attention))
+
+
+def inputs_of(attention: Attention, corpus: Corpus, call: Call, device: str) -> dict[str, Value]:
+    """Returns the arguments of a call, in the storage that the attention's spec says."""
+    rows = max(part.rows for part in call.parts)
+    keys = max(part.keys for part in call.parts)
+    if has_lengths(attention) and not attention.k.storage.is_packed:
+        keys += call.room
+    values = {name: _cut(attention.tensor(name), corpus, call, rows, keys) for name in corpus.data}
+    counts = {
+        "M": np.array([part.rows for part in call.parts]), "N": np.array([part.keys for part in call.parts])
+    }  # fmt: skip
+    values |= {name: counts[axis] for axis, name in _length_inputs(attention).items()}
+    for tensor, axis in ((attention.q, "M"), (attention.k, "N")):
+        if tensor.storage.ends:
+            values[tensor.storage.ends] = np.concatenate([[0], np.cumsum(counts[axis])])
+    if (page := attention.k.storage.rows_of_page) and attention.k.storage.is_paged:
+        table, pages = draw_table(-(-keys // page), page, counts["N"], generator(call.seed, 7), "nan")
+        _share_nothing(table, counts["N"], page)
+        values[attention.k.storage.table] = table
+        for tensor in (attention.k, attention.v):
+            if not tensor.storage.is_part:
+                pool = fill_pool(
+                    values[tensor.name], table, counts["N"], page, len(table) * table.shape[1] + pages,
+                    unused_value(tensor, "nan"),
+                )  # fmt: skip
+                values[tensor.name] = pool
+    return {
+        tensor.name: _as_tensor(attention, tensor, values[tensor.name], counts, device)
+        for tensor in attention.inputs
+        if not tensor.storage.is_part
+    }
+
+
+def _share_nothing(table: Array, keys: Array, page: int) -> None:
+    """Gives every sequence pages of its own: those of a corpus have no beginning in common."""
+    used: set[int] = set()
+    spare = iter(range(int(table.max(initial=0)) + 1, int(table.max(initial=0)) + 1 + table.size))
+    for b, count in enumerate(-(-keys // page)):
+        for column in range(count):
+            if int(table[b, column]) in used:
+                table[b, column] = next(spare)
+            used.add(int(table[b, column]))
+
+
+def _cut(tensor: Tensor, corpus: Corpus, call: Call, rows: int, keys: int) -> Array:
+    """Returns an input of the sequences, rows and keys of a call; q, k and v as [B, rows, heads, columns]."""
+    data = corpus.data[tensor.name]
+    if tensor.name in ("q", "k", "v"):
+        length = rows if tensor.name == "q" else keys
+        made = np.zeros((len(call.parts), length, *data.shape[2:]))
+        for b, part in enumerate(call.parts):
+            first, last = (part.first, part.last) if tensor.name == "q" else (0, part.keys)
+            made[b, : last - first] = data[part.sequence, first:last]
+        return made
+    axes = [show(expr) for expr in tensor.shape]
+    sizes = {"B": len(call.parts), "M": rows, "N": keys}
+    shape = [sizes.get(name, n) for name, n in zip(axes, data.shape, strict=True)]
+    if not {"B", "M", "N"} & set(axes):
+        return data
+    result = np.zeros(shape, data.dtype)
+    for b, part in enumerate(call.parts):
+        to, of = [], []
+        for name in axes:
+            lengths = {"B": (b, 1, part.sequence), "M": (0, part.rows, part.first), "N": (0, part.keys, 0)}
+            at, count, start = lengths.get(name, (0, None, 0))
+            to.append(slice(at, None if count is None else at + count))
+            of.append(slice(start, None if count is None else start + count))
+        result[tuple(to)] = data[tuple(of)]
+        if "B" not in axes:
+            break
+    return result
+
+
+def _as_tensor(
+    attention: Attention, tensor: Tensor, value: Array, counts: Mapping[str, Array], device: str
+) -> torch.Tensor:
+    if tensor.name in ("q", "k", "v"):
+        is_q = tensor.name == "q"
+        if tensor.storage.ends:
+            value = pack(value, counts["M" if is_q else "N"], 0, 0.0)[None]
+        order = (Role.BATCH, Role.QUERY if is_q else Role.KEY, Role.HEAD, Role.FEATURE)
+        source = [order.index(role) for role in tensor.roles]
+        missing = tuple({0, 1, 2, 3} - set(source))
+        value = value.squeeze(axis=missing) if missing else value
+        value = value.transpose(np.argsort(np.argsort(source)))
+    return convert(torch.from_numpy(np.array(value)), DType(tensor.dtype)).contiguous().to(device)
+
+
+def _length_inputs(attention: Attention) -> dict[str, str]:
+    """Returns the inputs that are lengths, by the axis. Raises ValueError for lengths that are computed."""
+    found = {}
+    for axis, expr in attention.lengths.items():
+        if not (isinstance(expr, Load) and expr.indices == (Index("b"),)):
+            raise ValueError(f"length {axis} = {show(expr)} is no input of its own")
+        found[axis] = expr.tensor
+    return found
+
+
+# --- comparing ----------------------------------------------------------------------------------------------
+
+
+def compare(subjects: Sequence[Subject], seeds: Sequence[int]) -> Agreement:
+    """Runs the calls of a corpus for each seed on every subject and config, and compares rows."""
+    found = Agreement()
+    attention = subjects[0].variant.attention
+    tile = max(config.BLOCK_M for subject in subjects for config in subject.module.CONFIGS)
+    most = tile + 6 if subjects[0].device == "cpu" else None
+    for seed in seeds:
+        varies = any(has_lengths(subject.variant.attention) for subject in subjects)
+        corpus = make_corpus(attention, seed, varies=varies, most=most)
+        for call in list_calls(corpus):
+            for subject in subjects:
+                if fits(subject.variant.attention, call):
+                    for config in _list_configs(subject):
+                        _run(corpus, call, subject, config, found)
+        if found.broken:
+            break
+    return found
+
+
+def _list_configs(subject: Subject) -> Iterator[int]:
+    """Yields the configs of a module's schedule that differ here."""
+    return (number for number in subject.tiles() if number in _own(subject))
+
+
+def _own(subject: Subject) -> set[int]:
+    own = set(subject.module.CONFIGS)
+    return {number for number, config in enumerate(subject.configs) if config in own}
+
+
+def _run(corpus: Corpus, call: Call, subject: Subject, config: int, found: Agreement) -> None:
+    attention = subject.variant.attention
+    inputs = inputs_of(attention, corpus, call, subject.device)
+    outputs = subject.blank(inputs)
+    with torch.no_grad():
+        subject.run(inputs, outputs, config)
+    label = f" as {subject.plan.label}" if subject.plan is not None and subject.plan.label else ""
+    page = attention.k.storage.rows_of_page if attention.k.storage.is_paged else 0
+    pages = f", pages of {page}" if page else ""
+    where = f"{call}{label}, config {config}{pages}"
+    found.calls += 1
+    packed = attention.q.storage.is_packed
+    for tensor in attention.outputs:
+        start = 0
+        rows = _canonical(tensor, outputs[tensor.name].cpu(), packed)
+        for b, part in enumerate(call.parts):
+            own = rows[0, start : start + part.rows] if packed else rows[b, : part.rows]
+            start += part.rows
+            found.rows += part.rows
+            key = (part.sequence, tensor.name)
+            length = corpus.lengths[part.sequence]
+            if key not in corpus.known:
+                shape = (length, *own.shape[1:])
+                corpus.known[key] = Known(torch.zeros(shape, dtype=own.dtype), torch.full((length,), -1))
+            found.broken += _compare(corpus.known[key], part, own, where, tensor.name)
+
+
+def _compare(known: Known, part: Stretch, own: torch.Tensor, where: str, name: str) -> Iterator[str]:
+    """Yields the first row of a stretch that has other bits than it had; keeps those of new rows."""
+    first, before = known.first[part.first : part.last], known.rows[part.first : part.last]
+    is_new = first < 0
+    before[is_new] = own[is_new]
+    first[is_new] = len(known.calls)
+    known.calls.append(where)
+    if same_bits(before, own):
+        return
+    row = next(i for i in range(part.rows) if not same_bits(before[i], own[i]))
+    count = int((before[row] != own[row]).sum())
+    of = f"{name} of row {part.first + row} of sequence {part.sequence}"
+    yield f"{of} has {count} other numbers in {where} than in {known.calls[int(first[row])]}"
+
+
+def _canonical(tensor: Tensor, value: torch.Tensor, packed: bool) -> torch.Tensor:
+    """Returns an output as [B, rows, heads, ...]; packed ones are one sequence."""
+    roles = list(tensor.roles)
+    if packed or Role.BATCH not in roles:
+        value, roles = value[None], [Role.BATCH, *roles]
+    order = [roles.index(role) for role in _CANONICAL if role in roles]
+    return value.permute(order)
