@@ -15,7 +15,7 @@ import torch
 
 from attnc.api.fastest import chosen_target, targets_of_call
 from attnc.compat.compiled import load_form, making
-from attnc.compat.form import Facts, Form, Layout
+from attnc.compat.form import TILE_ROWS, Facts, Form, Layout
 from attnc.support.memory import made_apart
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
@@ -359,7 +359,7 @@ class Call:
         is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
         if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
             self._form["splits"] = max(0, splits)
-        if "splits" not in self._form:
+        if "splits" not in self._form or self._count_rows() > TILE_ROWS:
             self._choose()
         function, inputs = self._prepare_function()
         if key is not None:
@@ -406,6 +406,12 @@ class Call:
             self._form["targets"] = targets
             if self._is_fast and self._grads:
                 self._form["fast"] = True
+
+    def _count_rows(self) -> int:
+        """Returns how many query rows share the keys of a sequence and a KV head."""
+        q, k = self._tensors["q"], self._tensors["k"]
+        rows: int = q.shape[1] * (q.shape[2] // max(k.shape[2], 1))
+        return rows
 
     def _prepare_function(self, which: str = "") -> tuple[Callable[..., Any], list[Any]]:
         if self._grads:

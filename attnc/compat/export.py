@@ -86,7 +86,7 @@ def kernel_files(form: Form) -> dict[str, str]:
 
     family = compile_family(form.text, target=fastest.TRITON, warn=False)
     files = {f"kernels/{module_name(form)}.py": beside(family.files["default.py"])}
-    ways = () if form.splits is not None else (False, True) if form.grads and form.q == "dense" else (False,)
+    ways = (False, True) if form.grads and form.q == "dense" else (False,)
     for fast in ways:
         try:
             family = compile_family(form.text, target=fastest.HOPPER, deterministic=not fast, warn=False)

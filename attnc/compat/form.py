@@ -10,6 +10,8 @@ Facts: TypeAlias = tuple[tuple[str, Any], ...]
 Layout: TypeAlias = Literal["dense", "ragged", "paged"]
 
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+#: Query rows of a tile where Triton shares the keys of few queries out. Hopper's kernels have 64.
+TILE_ROWS = 16
 _DECODE_TILES = {"f16": "128, 64, 32, 16", "bf16": "128, 64, 32, 16", "f32": "64, 32, 16"}
 
 
@@ -130,11 +132,16 @@ class Form:
             yield f"{self.leftpad}[b] <= kv_idx"
 
     def _schedule(self) -> str:
-        """Writes the schedule of decoding; attnc.compile adds the other."""
+        """Writes the schedules of decoding; attnc.compile adds the others."""
         if self.splits is None:
             return ""
-        return (
-            "\nschedule flash_attention for triton {\n  loops = [kv], pack = gqa\n"
-            f"  tile.q = 16, tile.kv in {{{_DECODE_TILES[_DTYPES[self.dtype]]}}}\n"
-            f"  warps = 4, stages in {{3, 2, 1}}\n  split.kv = {self.splits or 'auto'}\n}}\n"
+        shared = f"loops = [kv], pack = gqa, split.kv = {self.splits or 'auto'}"
+        tiles = f"tile.q = {TILE_ROWS}, tile.kv in {{{_DECODE_TILES[_DTYPES[self.dtype]]}}}, warps = 4"
+        targets = {
+            "triton": f"{shared}\n  {tiles}, stages in {{3, 2, 1}}",
+            "cuda.sm_80": f"{shared}\n  {tiles}, stages in {{3, 2}}, warp_split = kv",
+            "cuda.sm_90a": shared,
+        }
+        return "".join(
+            f"\nschedule flash_attention for {target} {{\n  {body}\n}}\n" for target, body in targets.items()
         )
