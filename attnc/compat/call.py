@@ -4,8 +4,7 @@ that form (found once for all its calls), and the tensors in its order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias
@@ -16,7 +15,7 @@ import torch
 from attnc.api.fastest import chosen_target, targets_of_call
 from attnc.compat.compiled import load_form, making
 from attnc.compat.form import TILE_ROWS, Facts, Form, Layout
-from attnc.support.memory import made_apart
+from attnc.support.memory import Repeated, made_apart
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
 _FAR = 1 << 30
@@ -189,39 +188,48 @@ def are_left_out(*options: object) -> bool:
     return True
 
 
-def key_of(facts: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
-    """Returns what calls have in common that a plan is made for: facts, and all but the data of the tensors
-    that are given. None where nothing may be remembered: while torch.compile traces, under a mode of torch's,
-    and for what is no tensor.
+#: Plans of calls that follow themselves, by what a guard does not see of them.
+_LATEST: dict[Any, Repeated[Plan]] = {}
+
+
+def repeat(facts: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns what calls have in common that a plan is made for, facts and all but the data of the tensors
+    that are given; and (o, lse), without a look at the arguments, of a call like one before it, else None.
+
+    Neither where nothing may be remembered: while torch.compile traces, under a mode of torch's, and for
+    what is no tensor.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return None
-    seen: list[Any] = [torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), chosen_target()]
-    try:
-        for x in given.values():
-            if x is None:
-                seen.append(None)
-            else:
-                seen += x.dtype, x.get_device(), x.shape, x.stride(), x.requires_grad
-    except AttributeError:
-        return None
-    return facts, tuple(seen)
-
-
-def repeat(key: Any, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns (o, lse) of a call like one before it, without a look at its arguments; None where there was
-    none.
-    """
-    try:
-        plan = _PLANS.get(key)
-    except TypeError:  # a window may be a list
-        return None
-    if plan is None:
-        return None
-    function, order = plan
+        return None, None
+    modes = torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), chosen_target()
     tensors = (*given.values(),)
+    there = tuple([x is not None for x in tensors])
+    kind, key = (facts, modes, there), None
+    try:
+        latest = _LATEST.get(kind)
+        seen = tensors if False not in there else [x for x in tensors if x is not None]
+        plan = None if latest is None else latest.call(seen)
+        if plan is None:
+            key = kind, tuple([(x.dtype, x.get_device(), x.shape, x.stride(), x.requires_grad) for x in seen])
+            plan = _PLANS.get(key)
+            if plan is not None:
+                _note(kind, plan, seen)
+    except (AttributeError, TypeError):  # no tensor; a window may be a list
+        return None, None
+    if plan is None:
+        return key, None
+    function, order = plan
     o, lse = function(*[tensors[x] if isinstance(x, int) else x for x in order])
-    return o, lse
+    return key, (o, lse)
+
+
+def _note(kind: Any, plan: Plan, seen: Sequence[Any]) -> None:
+    latest = _LATEST.get(kind)
+    if latest is None:
+        if len(_LATEST) >= _MOST_PLANS:
+            _LATEST.clear()
+        latest = _LATEST[kind] = Repeated(gradients=True)
+    latest.note(plan, seen)
 
 
 Window: TypeAlias = tuple[int | None, int | None]
@@ -353,8 +361,8 @@ class Call:
         key: Any = None,
         given: Mapping[str, Any] = _NOTHING,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (o, lse) of the call; o is `out` if there is one. key: what `key_of` these arguments is,
-        by the names that forms have for them, so that `repeat` does the same again; or None.
+        """Returns (o, lse) of the call; o is `out` if there is one. key: of these arguments, by the
+        names that forms have for them, so that `repeat` does the same again; or None.
         """
         is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
         if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
@@ -386,8 +394,7 @@ class Call:
         if all(isinstance(x, int) or id(x) in _KEPT_NUMBERS for x in order):
             if len(_PLANS) >= _MOST_PLANS:
                 _PLANS.clear()
-            with suppress(TypeError):  # a window may be a list
-                _PLANS[key] = function, order
+            _PLANS[key] = function, order
 
     def gradients(
         self, do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor

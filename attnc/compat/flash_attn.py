@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.compat.call import Call, Window, are_left_out, key_of, one_of, refuse, repeat, unpack
+from attnc.compat.call import Call, Window, are_left_out, one_of, refuse, repeat, unpack
 from attnc.compat.kvcache import flash_attn_with_kvcache
 
 __all__ = [
@@ -76,8 +76,8 @@ def flash_attn_func(
     key = None
     others = (alibi_slopes, s_aux, learnable_sink, sinks, qv, q_descale, k_descale, v_descale, out)
     if dropout_p == 0 and not attention_chunk and are_left_out(*others):
-        key = key_of((name, softmax_scale, causal, window_size, softcap, deterministic), given)
-        if key is not None and (found := repeat(key, given)) is not None:
+        key, found = repeat((name, softmax_scale, causal, window_size, softcap, deterministic), given)
+        if found is not None:
             o, lse = found
             return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
@@ -161,8 +161,8 @@ def flash_attn_varlen_func(
         and is_one_table
         and are_left_out(*others)
     ):
-        key = key_of((name, softmax_scale, causal, window_size, softcap), given)
-        if key is not None and (found := repeat(key, given)) is not None:
+        key, found = repeat((name, softmax_scale, causal, window_size, softcap), given)
+        if found is not None:
             o, lse = found
             return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attnc.compat.call import Call, Window, are_left_out, check, key_of, one_of, refuse, repeat, window
+from attnc.compat.call import Call, Window, are_left_out, check, one_of, refuse, repeat, window
 from attnc.compat.rotary import find_rows, rotate_new
 
 
@@ -105,8 +105,8 @@ def flash_attn_with_kvcache(
     }
     key = None
     if are_left_out(k, cache_batch_idx, alibi_slopes, sink, out):
-        key = key_of((name, softmax_scale, causal, window_size, softcap, num_splits), given)
-        if key is not None and (found := repeat(key, given)) is not None:
+        key, found = repeat((name, softmax_scale, causal, window_size, softcap, num_splits), given)
+        if found is not None:
             return found if return_softmax_lse or return_lse else found[0]
     call = Call(name, q, k_cache, v_cache, is_inference=True)
     call.score(softmax_scale, softcap, alibi_slopes, sink)

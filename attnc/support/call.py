@@ -37,7 +37,7 @@ from .configs import (
     encode_configs,
 )
 from .devices import Gpu, gpu_of
-from .gradients import Backward, Differentiable, Operators, PreparedGradients
+from .gradients import Backward, Differentiable, Operators, PreparedGradients, apply_again
 from .memory import (
     Key,
     Layout,
@@ -204,6 +204,10 @@ class Attention(ABC):
                         is_plain = False
             if is_plain and repeated.guard is not None:
                 call = repeated.call(inputs)
+            if call is None and is_plain and keeping.guard is not None and is_grad_enabled():
+                known = keeping.call(inputs)
+                if known is not None:
+                    return apply_again(self, None, None, known, *inputs)
             if call is None:
                 if traces and inputs and isinstance(inputs[0], FakeTensor):
                     return self.trace(inputs, out, config, backward_config, extras)
@@ -438,7 +442,7 @@ class Attention(ABC):
         self._check_gradients(inputs, out, extras)
         if backward_config is not None:
             self._check_backward_configs(backward_config)
-        return Differentiable.apply(self, config, backward_config, *inputs)  # type: ignore[no-untyped-call]  # torch's
+        return Differentiable.apply(self, config, backward_config, None, *inputs)  # type: ignore[no-untyped-call]  # torch's
 
     def _check_backward_configs(self, given: object) -> None:
         assert self.backward is not None

@@ -208,11 +208,14 @@ class DifferentiableCall(Protocol):
 
 
 def run_keeping(
-    call: DifferentiableCall, inputs: tuple[Any, ...], config: KernelConfig
+    call: DifferentiableCall, inputs: tuple[Any, ...], config: KernelConfig, prepared: Any
 ) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """Returns the results, and the o and lse that gradients need."""
+    """Returns the results, and the o and lse that gradients need. prepared: of a call like the one before,
+    None where that is not known.
+    """
     repeats = config is None and forward_ad._current_level < 0
-    prepared = call.repeated_keeping.call(inputs) if repeats else None
+    if prepared is None and repeats:
+        prepared = call.repeated_keeping.call(inputs)
     if prepared is None or not prepared[2]:
         kept = call.empty_kept(inputs)
         extras = (*kept, *call.no_extras[len(kept) :])
@@ -235,11 +238,16 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: DifferentiableCall, config: KernelConfig, backward_config: Any, *inputs: Any
+        ctx: Any,
+        call: DifferentiableCall,
+        config: KernelConfig,
+        backward_config: Any,
+        prepared: Any,
+        *inputs: Any,
     ) -> Any:
         if call.has_scalars:
             inputs = call.tensors_of(inputs)
-        made, needed = run_keeping(call, inputs, config)
+        made, needed = run_keeping(call, inputs, config, prepared)
         ctx.save_for_backward(*inputs, *needed)
         ctx.call, ctx.config = call, backward_config
         ctx.set_materialize_grads(False)
@@ -253,7 +261,12 @@ class Differentiable(torch.autograd.Function):
                 f"{call.name} has no second derivative: it was differentiated with create_graph=True"
             )
         found = call.gradients(*cotangents, *ctx.saved_tensors, ctx.config)
-        return None, None, None, *call.by_input(found)
+        return None, None, None, None, *call.by_input(found)
+
+
+#: `Differentiable.apply` but for a look for transforms of torch.func, which takes as long as the rest: where
+#: a guard has seen that there are none.
+apply_again: Callable[..., Any] = super(torch.autograd.Function, Differentiable).apply
 
 
 Tensors = Sequence[Any]
