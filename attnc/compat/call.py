@@ -202,15 +202,15 @@ def repeat(facts: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Any, Any]:
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return None, None
     modes = torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), chosen_target()
-    tensors = (*given.values(),)
-    there = tuple([x is not None for x in tensors])
-    kind, key = (facts, modes, there), None
+    tensors, key = (*given.values(),), None
     try:
+        wants = tuple([None if x is None else x.requires_grad for x in tensors])
+        kind = facts, modes, wants
         latest = _LATEST.get(kind)
-        seen = tensors if False not in there else [x for x in tensors if x is not None]
+        seen = tensors if None not in wants else [x for x in tensors if x is not None]
         plan = None if latest is None else latest.call(seen)
         if plan is None:
-            key = kind, tuple([(x.dtype, x.get_device(), x.shape, x.stride(), x.requires_grad) for x in seen])
+            key = kind, tuple([(x.dtype, x.get_device(), x.shape, x.stride()) for x in seen])
             plan = _PLANS.get(key)
             if plan is not None:
                 _note(kind, plan, seen)

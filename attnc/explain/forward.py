@@ -27,7 +27,7 @@ from attnc.explain.kernel import (
 )
 from attnc.expr.nodes import TRUE, show
 from attnc.model.dtypes import DType
-from attnc.model.schedule import Schedule, TileConfig
+from attnc.model.schedule import HopperConfig, Schedule, TileConfig
 from attnc.plan import ir
 from attnc.plan.device import Device
 from attnc.plan.ir import Decode
@@ -274,7 +274,9 @@ def _structure(e: Explanation) -> Iterator[str]:
     else:
         yield f"  {grid_line(e.kernel, tile_q, tile_kv)}"
     if grid.persistent:
-        yield f"  persistent: one program per SM ({e.device.sms} here) walks over the tiles"
+        blocks = e.config.blocks if isinstance(e.config, HopperConfig) else 1
+        programs = "one program per SM" if blocks == 1 else f"each of {blocks} programs per SM"
+        yield f"  persistent: {programs} ({blocks * e.device.sms} here) walks over the tiles"
     if grid.longest_first:
         yield "  longest first: the last rows, which see most keys, start first"
     yield from loop_lines(e.kernel, tile_q, tile_kv)

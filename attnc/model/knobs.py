@@ -242,6 +242,7 @@ KEYS: Mapping[str, Key] = {
         read=_bool, allowed="true or false", default=True, kind="bool", phases=_FORWARD, target=_HOPPER
     ),
     "cluster": _number(_among(1, 2), "1 or 2", 1, _FORWARD, _HOPPER),
+    "blocks": _number(_among(1, 2), "1 or 2", 1, _FORWARD, _HOPPER),
     "pingpong": Key(
         read=_bool, allowed="true or false", default=False, kind="bool", phases=_FORWARD, target=_HOPPER
     ),

@@ -251,13 +251,14 @@ class HopperConfig(ForwardConfig):
     """The knobs of a forward or decode kernel of `cuda.sm_90a`; 0 where the planner chooses.
 
     consumers: warpgroups that multiply; registers: of a thread of theirs; overlap: q k^T of the next tile
-    runs during the softmax of this one; cluster: blocks that share tiles of K and V; pingpong: warpgroups
-    take turns at issuing their products.
+    runs during the softmax of this one; cluster: blocks that share tiles of K and V; blocks: that share a
+    multiprocessor; pingpong: warpgroups take turns at issuing their products.
     """
 
     consumers: int
     overlap: bool
     cluster: int
+    blocks: int
     pingpong: bool
     registers: int
 

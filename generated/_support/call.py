@@ -5,11 +5,13 @@ The quick path says of every tensor shape, strides, type and device, looks up wh
 tensors, allocates the results and launches. Nothing in it loops over declarations.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -38,7 +40,7 @@ from .configs import (
     encode_configs,
 )
 from .devices import Gpu, gpu_of
-from .gradients import Backward, Differentiable, Operators, PreparedGradients, apply_again
+from .gradients import Backward, Differentiable, Made, Operators, PreparedGradients, apply_again
 from .memory import (
     Key,
     Layout,
@@ -57,6 +59,8 @@ from .splits import Split
 
 is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 is_negated = torch.Tensor.is_neg
+#: The tensor that workspaces of a backward lie in, and the bytes that the start of each is a multiple of.
+_WORKSPACE, _APART = "_workspace", 256
 #: Prepared calls that are kept.
 _MOST_CALLS = 1024
 
@@ -78,7 +82,8 @@ Prepared: TypeAlias = tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[Launch
 
 class Place(NamedTuple):
     """What launches are prepared for: sizes, strides and configs by name, layouts by tensor, the order of
-    the tensors that launches are given, and the device. results: the tensors that they write.
+    the tensors that launches are given, and the device. results: the tensors that they write. behind:
+    tensors that lie in another one, so many bytes behind its start.
     """
 
     names: Mapping[str, Any]
@@ -88,10 +93,12 @@ class Place(NamedTuple):
     results: Sequence[str]
     gpu: Gpu
     device: torch.device
+    behind: Mapping[str, tuple[str, int]] = MappingProxyType({})
 
     def positions(self, tensors: Iterable[str]) -> list[int]:
         """Looks up where these are among what launches are given; -1, that of None, for what is not there."""
         at = {name: i for i, name in enumerate(self.order)}
+        at |= {name: at[owner] for name, (owner, _) in self.behind.items()}
         return [at[name] if name in self.memories else -1 for name in tensors]
 
     def with_memories(self, memories: Mapping[str, Memory]) -> "Place":
@@ -135,6 +142,7 @@ class Attention(ABC):
     clears: bool = False
     probability: str = ""
     backward: Backward | None = None
+    joins_workspaces: ClassVar[bool] = False
     prepared: dict[Key, Prepared] = field(default_factory=dict, init=False, repr=False)
     prepared_gradients: dict[Key, PreparedGradients] = field(default_factory=dict, init=False, repr=False)
 
@@ -203,12 +211,13 @@ class Attention(ABC):
                 for x in extras:
                     if x is not None:
                         is_plain = False
-            if is_plain and repeated.guard is not None:
-                call = repeated.call(inputs)
-            if call is None and is_plain and keeping.guard is not None and is_grad_enabled():
+            wants = keeping.guard is not None and is_grad_enabled()
+            if is_plain and wants and getattr(inputs[0], "requires_grad", False):
                 known = keeping.call(inputs)
                 if known is not None:
                     return apply_again(self, None, None, known, *inputs)
+            elif is_plain and repeated.guard is not None:
+                call = repeated.call(inputs)
             if call is None:
                 if traces and inputs and isinstance(inputs[0], FakeTensor):
                     return self.trace(inputs, out, config, backward_config, extras)
@@ -572,8 +581,11 @@ class Attention(ABC):
             if backward.allocates(made, shape):
                 memories[made.name] = contiguous(shape, declared[made.name].dtype)
                 allocated.append(made)
-        written = tuple(made.name for made in allocated)
-        place = Place(names, {}, declared, (*given, *written), written, gpu, first.device)
+        behind, workspace = self._lay_out_workspace(allocated, memories)
+        allocated = [made for made in allocated if made.name not in behind]
+        written = (*(made.name for made in allocated), *workspace)
+        memories |= workspace
+        place = Place(names, {}, declared, (*given, *written), written, gpu, first.device, behind)
         launches = self.made_ready(backward.launches, place.with_memories(memories))
         made_now = _plain(memories[name] for name in written)
         zeroed = tuple(i for i, made in enumerate(allocated) if made.zero)
@@ -585,6 +597,23 @@ class Attention(ABC):
         return PreparedGradients(
             made_now, zeroed, launches, lambda made: tuple([done(made) for done in last])
         )
+
+    def _lay_out_workspace(
+        self, allocated: Sequence[Made], memories: Mapping[str, Memory]
+    ) -> tuple[Mapping[str, tuple[str, int]], dict[str, Memory]]:
+        """Returns which tensors of a backward lie in one workspace, at which byte, and its layout by name: an
+        allocation takes as long as half a launch.
+        """
+        assert self.backward is not None
+        own = [made.name for made in allocated if self.backward.is_workspace(made)]
+        if not self.joins_workspaces or len(own) < 2:
+            return {}, {}
+        behind, end = {}, 0
+        for name in own:
+            shape, _, dtype = memories[name]
+            behind[name] = (_WORKSPACE, end)
+            end += -(-math.prod(shape) * dtype.itemsize // _APART) * _APART
+        return behind, {_WORKSPACE: contiguous((end // 4,), torch.float32)}
 
     # --- targets
 

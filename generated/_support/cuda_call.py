@@ -201,6 +201,7 @@ class CudaAttention(Attention):
     chunk: int = 8
     sources: Mapping[str, str] | None = None
     program_type: ClassVar[type[Program]] = Program
+    joins_workspaces: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,8 +244,9 @@ class CudaAttention(Attention):
         for i, word in enumerate(launch.addresses.split()):
             name, _, behind = word.partition("+")
             tensors.append(name)
-            if behind:
-                offsets.append((i, evaluate(behind, names)))
+            start = place.behind.get(name, ("", 0))[1] + (evaluate(behind, names) if behind else 0)
+            if start:
+                offsets.append((i, start))
         strides, sizes = launch.stride_names, launch.numbers.split()
         padding = -(before + 8 * (len(tensors) + len(strides)) + 4 * len(sizes)) % alignment
         form = f"={len(strides)}q{len(sizes)}i{padding}x"

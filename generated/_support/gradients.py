@@ -146,8 +146,14 @@ class Backward:
         """Returns whether a call allocates what it would make of this shape: not a workspace without
         elements, which the kernels of other sizes take, unless a gradient is made of it.
         """
-        is_part = any(part.made == made.name for gradient in self.gradients for part in gradient.parts)
-        return bool(made.like) or is_part or 0 not in shape
+        return bool(made.like) or self._is_part(made) or 0 not in shape
+
+    def is_workspace(self, made: Made) -> bool:
+        """Returns whether kernels alone write and read it."""
+        return not (made.like or made.zero or self._is_part(made))
+
+    def _is_part(self, made: Made) -> bool:
+        return any(part.made == made.name for gradient in self.gradients for part in gradient.parts)
 
     def declare(self, inputs: Sequence[Tensor], o: Tensor, lse: Tensor) -> dict[str, Tensor]:
         """Returns every tensor of the backward by its name there."""

@@ -209,14 +209,19 @@ class Repeated(Generic[Found]):
 
 def _check_of(tensors: Sequence[Any], *, gradients: bool) -> Callable[..., bool] | None:
     """Returns whether other tensors look like these; None where that cannot be asked. gradients: whether they
-    may require some.
+    may require some. Those that are given twice have to be the same again, as guards take each once.
     """
-    if _GUARDS is None or len({id(x) for x in tensors}) < len(tensors):  # each has to be another one
+    if _GUARDS is None:
         return None
     if not all(isinstance(x, torch.Tensor) and (gradients or not x.requires_grad) for x in tensors):
         return None
-    sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-    check: Callable[..., bool] = _GUARDS(
-        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-    ).check
-    return check
+    first: dict[int, int] = {}
+    again = [(at, first[id(x)]) for at, x in enumerate(tensors) if first.setdefault(id(x), at) != at]
+    places = [*first.values()]
+    given = [tensors[at] for at in places]
+    sizes, strides = [list(x.shape) for x in given], [list(x.stride()) for x in given]
+    check: Callable[..., bool] = _GUARDS(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    if not again:
+        return check
+    pick = make_picker(places)
+    return lambda *others: all(others[x] is others[y] for x, y in again) and check(*pick(others))

@@ -141,6 +141,8 @@ KINDS = {
     "cluster": dense(72, 40, f"{SMALL}, cluster = 2"),
     "cluster_and_turns": dense(136, 200, f"{SMALL}, cluster = 2, pingpong = true"),
     "turns": dense(40, 88, f"{SMALL}, pingpong = true, overlap = false"),
+    "two_blocks": dense(40, 88, f"{SMALL}, blocks = 2, overlap = false"),
+    "one_or_two_blocks": dense(64, 64, f"{SMALL}, blocks in {{1, 2}}, order = longest_first"),
     "alibi": dense(
         72,
         72,

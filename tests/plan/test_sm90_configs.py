@@ -67,6 +67,44 @@ def test_turns_are_one_more_field_of_configs_where_some_config_has_them() -> Non
     assert "int last_tile[CONSUMERS];" in text("pingpong = true")
 
 
+def test_blocks_that_share_a_multiprocessor_share_its_registers_and_memory() -> None:
+    one, two = planned("tile.kv = 64, stages = 4, overlap = false, blocks in {1, 2}", d=64).kernel.configs
+    layout = layout_of(planned("blocks in {1, 2}, tile.kv = 64, overlap = false", d=64).kernel)
+    assert (hopper(one).registers, hopper(two).registers) == (232, 96)
+    for config in (one, two):
+        shape, blocks = layout.shape(config), hopper(config).blocks
+        registers = shape.consumers * shape.consumer_registers + shape.producer_registers
+        assert 128 * blocks * registers <= 65536
+        assert blocks * (sum(layout.shared_memory(config).values()) + 1024) <= 228 * 1024
+        assert layout.chosen(config)["BLOCKS"] == blocks
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("tile.kv = 128, blocks = 2", "128: one product has 96 columns at most"),
+        ("tile.kv = 64, stages = 4, blocks = 2, overlap = true", "needs about 108 registers"),
+        ("tile.kv = 64, stages = 8, blocks = 2, overlap = false", "the limit is 115712 B"),
+        ("tile.kv = 64, blocks = 2, cluster = 2, overlap = false", "blocks = 2: one beside cluster = 2"),
+    ],
+)
+def test_what_two_blocks_have_no_room_for_is_refused(schedule: str, said: str) -> None:
+    assert said in refusal(planned, schedule, d=64)
+
+
+def test_blocks_are_in_the_text_of_kernels_that_share_a_multiprocessor_alone() -> None:
+    def text(schedule: str) -> str:
+        return "".join(render_files(planned(schedule, d=64), path="a.attn", sha256="").values())
+
+    tiles = "tile.kv = 64, stages = 4, overlap = false"
+    assert text(tiles) == text(f"{tiles}, blocks = 1")
+    shared = text(f"{tiles}, blocks = 2")
+    assert "__launch_bounds__(THREADS, BLOCKS)" in shared
+    assert "min(cdiv(M, BLOCK_M) * B * H, config.BLOCKS * multiprocessors())" in shared
+    said = "E0602 a decode kernel has no blocks to choose: two where one warpgroup multiplies, else one"
+    assert refusal(planned, "loops = [kv], blocks = 2") == said
+
+
 def test_turns_of_a_decode_kernel_or_a_backward_are_refused_where_they_stand() -> None:
     said = "E0602 a decode kernel has no turns to choose: waits for memory, not for products"
     assert refusal(planned, "loops = [kv], pingpong = true") == said

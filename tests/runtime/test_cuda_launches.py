@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -256,3 +258,28 @@ def test_a_thread_without_a_context_gets_one(case: Case) -> None:
     case.driver.context = 0
     assert case.call(*tensors)
     assert case.driver.contexts == [0]
+
+
+def test_workspaces_of_a_backward_are_one_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each at its own bytes; gradients have memory of their own."""
+    case = Case("causal_gqa", "cuda.sm_80", tmp_path, monkeypatch, gradients=True)
+    tensors, layouts = case.tensors(), []
+    allocate = case.module.CALL.allocate
+
+    def noting(found: Any, like: torch.Tensor) -> Any:
+        nonlocal layouts
+        layouts += found
+        return allocate(found, like)
+
+    monkeypatch.setattr(case.module.CALL, "allocate", noting)
+    joined = case.first(*tensors)
+    made, layouts = layouts, []
+    monkeypatch.setattr(type(case.module.CALL), "joins_workspaces", False)
+    apart = case.first(*tensors)
+    assert len(made) < len(layouts)
+    sizes = [sum(math.prod(shape) for shape, *_ in found) for found in (layouts, made)]
+    assert sizes[0] <= sizes[1] <= sizes[0] + 64 * len(layouts)
+    assert [launch[:4] for launch in joined] == [launch[:4] for launch in apart]
+    count = len(case.module.CALL.backward.launches[0].addresses.split())
+    starts = [struct.unpack_from(f"={count}Q", launches[0][4]) for launches in (joined, apart)]
+    assert len(set(starts[0])) == len(set(starts[1]))

@@ -90,16 +90,25 @@ def test_a_tensor_that_requires_a_gradient_is_never_guarded() -> None:
         assert repeated.call((q, *others)) is None
 
 
-def test_calls_that_take_turns_and_tensors_given_twice_have_no_guard() -> None:
+def test_calls_that_take_turns_have_no_guard() -> None:
     repeated: Repeated[str] = Repeated()
     given, (k, _, n) = tensors(), tensors()
     for _ in range(9):
         repeated.note("one", given)
         repeated.note("other", (k, k, n))
         assert repeated.call(given) is None
-    for _ in range(9):
-        repeated.note("other", (k, k, n))
-    assert repeated.call((k, k, n)) is None
+
+
+@pytest.mark.parametrize("given", [(0, 1, 0), (0, 1, 1), (0, 0, 0)])
+def test_tensors_that_are_given_twice_have_to_be_so_again(given: tuple[int, ...]) -> None:
+    """As the ends of packed queries and keys are."""
+    repeated: Repeated[str] = Repeated()
+    made = [torch.zeros(3, 4) for _ in range(2)]
+    for _ in range(4):
+        repeated.note("found", [made[at] for at in given])
+    others = [x.clone() for x in made]
+    assert repeated.call([others[at] for at in given]) == "found"
+    assert repeated.call([others[at].clone() for at in given]) is None
 
 
 def test_nothing_is_known_after_forgetting(repeated: Repeated[str]) -> None:

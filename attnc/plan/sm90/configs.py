@@ -189,6 +189,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         capped=_has_headroom(schedule) and cap_of(score, scale) is not None,
         copies=copies_of(attention),
         clusters=_ever(schedule, "cluster", 1),
+        shares=_ever(schedule, "blocks", 1),
         narrow=narrow_of(attention, apart=True),
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
@@ -335,7 +336,7 @@ def _complete(
             helping = CONVERTING_REGISTERS + (8 if widest <= 128 else 0)
         elif copies_of(variant.attention) == "rows":
             helping, _ = row_copies(widest)
-        registers = most_registers(consumers, other_warpgroups, helping)
+        registers = most_registers(consumers, other_warpgroups, helping, config.blocks)
     config = replace(config, consumers=consumers, tile_q=tile_q, registers=registers, persistent=True)
     return config if "warps" in knobs else _with_warps(config, other_warpgroups)
 
@@ -364,6 +365,8 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
         return reason
     if config.stages < 2:
         return "stages = 1 leaves nothing to copy ahead: two at least"
+    if config.blocks > 1 and config.cluster > 1:
+        return f"blocks = {config.blocks}: one beside cluster = {config.cluster}"
     page = page_of(variant.attention)
     boxes = tile_kv // gcd(page, tile_kv) * (layout.qk.width // PIECE)
     if page and layout.copies == "boxes" and boxes > _MOST_BOXES and not layout.narrow:
@@ -372,11 +375,11 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
         )
     registers = config.registers
     left, entry = (
-        registers_left(consumers, registers, other_warpgroups),
-        entry_registers(consumers, other_warpgroups),
+        registers_left(consumers, registers, other_warpgroups, config.blocks),
+        entry_registers(consumers, other_warpgroups, config.blocks),
     )
     if left < layout.fewest_registers:
-        most = most_registers(consumers, other_warpgroups, layout.fewest_registers)
+        most = most_registers(consumers, other_warpgroups, layout.fewest_registers, config.blocks)
         return f"registers = {registers}: {most} at most, for the launch holds {entry} for each thread"
     if registers < entry:
         return f"registers = {registers}: a thread starts with {entry}, and takes more"
@@ -386,7 +389,7 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
     needed = sum(sm90_registers(layout, config).values())
     if needed > registers:
         return f"needs about {needed} registers a thread; one that multiplies has {registers}"
-    return beyond_shared_memory(layout.shared_memory(config), layout.room)
+    return beyond_shared_memory(layout.shared_memory(config), layout.room_of(config.blocks))
 
 
 def sm90_registers(layout: Sm90Layout, config: TileConfig) -> dict[str, int]:

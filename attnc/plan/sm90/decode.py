@@ -38,6 +38,7 @@ from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swi
 from attnc.plan.sm90.layout import (
     FREE_REGISTERS,
     PIECE,
+    SYSTEM_BYTES,
     WGMMA_ROWS,
     WIDEST,
     Copies,
@@ -65,8 +66,6 @@ FEW_TILES = 1
 LATENT_IDLE_GAIN = 1.0
 #: What a byte of their partial results costs in bytes of keys: few blocks join them. Measured there.
 LATENT_TRIPS = 4
-#: Bytes of shared memory that the system keeps for each block.
-SYSTEM_BYTES = 1024
 #: Bytes of a row of a piece of a tile, and of a barrier.
 _ROW, _BARRIER = 128, 8
 #: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.
@@ -253,6 +252,9 @@ def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
         case "cluster", _:
             label = "a block has all rows that read its keys"
             yield unsupported("a decode kernel has no clusters", knob.span, label, "remove it")
+        case "blocks", _:
+            label = "two where one warpgroup multiplies, else one"
+            yield unsupported("a decode kernel has no blocks to choose", knob.span, label, "remove it")
         case "pingpong", _:
             label = "waits for memory, not for products"
             yield unsupported("a decode kernel has no turns to choose", knob.span, label, "remove it")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from attnc.model.schedule import HopperConfig, TileConfig
+from attnc.plan.device import DEVICES
 from attnc.plan.sm80.layout import MMA, CudaLayout
 from attnc.plan.sm90.narrow import CONVERTING_REGISTERS, FEWEST_AHEAD, NOTHING_NARROW, Narrow
 from attnc.plan.sm90.scores import COLUMN_BYTES
@@ -38,6 +39,8 @@ WIDEST = 256
 _SWIZZLED = 1024
 #: Bytes of a barrier; of what is said of two tiles of queries, at most.
 _BARRIER, _RECORDS = 8, 384
+#: Bytes of shared memory that the system keeps for each block.
+SYSTEM_BYTES = 1024
 #: Bytes of what the blocks of a cluster tell each other.
 _MAIL = 8
 #: Threads at the named barrier of a turn: those of the warpgroup that takes it, and of the one before it.
@@ -55,8 +58,8 @@ _BESIDE_RESULT = 30
 class Shape:
     """What a config comes to. consumers: warpgroups; other_warpgroups: those of other roles; q_tiles: buffers
     of Q; o_tiles: of o, 0 or 1; overlap: whether q k^T of the next tile runs during the softmax of this one;
-    pingpong: whether consumers take turns at issuing mma; producer_registers, consumer_registers: of a thread
-    of the other roles, and of a consumer.
+    pingpong: whether consumers take turns at issuing mma; blocks: that share a multiprocessor;
+    producer_registers, consumer_registers: of a thread of the other roles, and of a consumer.
     """
 
     consumers: int
@@ -65,6 +68,7 @@ class Shape:
     o_tiles: int
     overlap: int
     pingpong: int
+    blocks: int
     producer_registers: int
     consumer_registers: int
 
@@ -74,12 +78,14 @@ class Shape:
 
     @property
     def entry_registers(self) -> int:
-        return entry_registers(self.consumers, self.other_warpgroups)
+        return entry_registers(self.consumers, self.other_warpgroups, self.blocks)
 
 
-def entry_registers(consumers: int, other_warpgroups: int = 1) -> int:
-    """Returns what a launch gives each thread of so many warpgroups that multiply, and that do not."""
-    return min(_REGISTERS // (128 * (consumers + other_warpgroups)) // _STEP * _STEP, 255)
+def entry_registers(consumers: int, other_warpgroups: int = 1, blocks: int = 1) -> int:
+    """Returns what a launch gives each thread of so many warpgroups that multiply, and that do not; blocks:
+    that share a multiprocessor.
+    """
+    return min(_REGISTERS // (128 * blocks * (consumers + other_warpgroups)) // _STEP * _STEP, 255)
 
 
 def widest_product(entry: int) -> int:
@@ -88,16 +94,18 @@ def widest_product(entry: int) -> int:
     return min(most // MMA * MMA, WIDEST)
 
 
-def registers_left(consumers: int, registers: int, other_warpgroups: int = 1) -> int:
+def registers_left(consumers: int, registers: int, other_warpgroups: int = 1, blocks: int = 1) -> int:
     """Returns what those that multiply, with so many registers a thread, leave for a thread of a helper."""
-    held = entry_registers(consumers, other_warpgroups)
+    held = entry_registers(consumers, other_warpgroups, blocks)
     left = (held * (consumers + other_warpgroups) - registers * consumers) // other_warpgroups
     return min(left, held) // _STEP * _STEP
 
 
-def most_registers(consumers: int, other_warpgroups: int = 1, helping: int = FEWEST_REGISTERS) -> int:
+def most_registers(
+    consumers: int, other_warpgroups: int = 1, helping: int = FEWEST_REGISTERS, blocks: int = 1
+) -> int:
     """Returns the most that a thread that multiplies can have, where one of a helper has `helping`."""
-    held = entry_registers(consumers, other_warpgroups)
+    held = entry_registers(consumers, other_warpgroups, blocks)
     return (held * (consumers + other_warpgroups) - helping * other_warpgroups) // consumers // _STEP * _STEP
 
 
@@ -124,7 +132,8 @@ class Sm90Layout(CudaLayout):
     columns: terms of the score that tensor cores add (`scores`), key_columns: those of numbers of keys;
     columns_factor: what they are divided by. capped: whether scores are by a polynomial where they are small
     (`softcap`). packed: whether sequences are, whose tiles are claimed at once. copies: how keys come.
-    clusters: whether some config has blocks that share tiles of K and V. pingpong: whether warpgroups take
+    clusters: whether some config has blocks that share tiles of K and V. shares: whether blocks share a
+    multiprocessor under some config. pingpong: whether warpgroups take
     turns at issuing products under some config. overlap: whether q k^T of the next tile runs during the
     softmax of this one, None: under some configs. narrow: what a warpgroup of its own copies and converts.
     """
@@ -142,6 +151,7 @@ class Sm90Layout(CudaLayout):
     packed: bool = False
     copies: Copies = "boxes"
     clusters: bool = False
+    shares: bool = False
     pingpong: bool = False
     overlap: bool | None = True
     narrow: Narrow = NOTHING_NARROW
@@ -174,6 +184,7 @@ class Sm90Layout(CudaLayout):
         }
         chosen |= {"OVERLAP": shape.overlap} if self.overlap is None else {}
         chosen |= {"CLUSTER": hopper(config).cluster} if self.clusters else {}
+        chosen |= {"BLOCKS": shape.blocks} if self.shares else {}
         chosen |= {"RAW_TILES": self.ahead(config)} if self.narrow else {}
         return chosen | ({"PINGPONG": shape.pingpong} if self.pingpong else {})
 
@@ -186,7 +197,7 @@ class Sm90Layout(CudaLayout):
             (
                 pair
                 for pair in buffers
-                if sum(self._buffers(config, *pair, FEWEST_AHEAD).values()) <= self.room
+                if sum(self._buffers(config, *pair, FEWEST_AHEAD).values()) <= self.room_of(chosen.blocks)
             ),
             buffers[-1],
         )
@@ -197,9 +208,14 @@ class Sm90Layout(CudaLayout):
             o_tiles=o_tiles,
             overlap=int(chosen.overlap),
             pingpong=int(chosen.pingpong),
-            producer_registers=registers_left(consumers, registers, self.other_warpgroups),
+            blocks=chosen.blocks,
+            producer_registers=registers_left(consumers, registers, self.other_warpgroups, chosen.blocks),
             consumer_registers=registers,
         )
+
+    def room_of(self, blocks: int) -> int:
+        """Bytes of shared memory of a block, where so many share a multiprocessor."""
+        return self.room if blocks == 1 else DEVICES["sm_90"].shared_per_sm // blocks - SYSTEM_BYTES
 
     def way_out(self, config: TileConfig) -> WayOut:
         """Returns how o leaves: by TMA through a "tile" of its own where there is room for one; else through
@@ -228,7 +244,8 @@ class Sm90Layout(CudaLayout):
         """Tiles of 8 bits in shared memory: as many as there is room for."""
         shape = self.shape(config)
         others = sum(self._buffers(config, shape.q_tiles, shape.o_tiles, 0).values())
-        return self.narrow.count_ahead(config.tile_kv, [self.room - others]) if self.narrow else 0
+        room = self.room_of(shape.blocks)
+        return self.narrow.count_ahead(config.tile_kv, [room - others]) if self.narrow else 0
 
     def barriers(self, config: TileConfig) -> dict[str, int]:
         """Barriers by what they guard: a full and an empty one of each buffer; o that leaves through V has an

@@ -89,7 +89,8 @@ def _blocks(text: Sm90Text) -> str:
     tiles, sequences = "cdiv(M, BLOCK_M) * B * H", text.kernel.grid.sequences
     if sequences is not None:
         tiles = f"({show(sequences.rows)} // BLOCK_M + B + 1) * H"
-    return f"min({tiles}, multiprocessors())"
+    blocks = "config.BLOCKS * " if text.layout.shares else ""
+    return f"min({tiles}, {blocks}multiprocessors())"
 
 
 #: Whether walks over queries are cut into parts, as sizes say it.
