@@ -57,6 +57,7 @@ PROBES: Mapping[str, Mapping[str, str]] = {
     "consumers": {"3": "consumers = 3"},
     "overlap": {"true": "overlap = true", "false": "overlap = false"},
     "cluster": {"2": "cluster = 2"},
+    "blocks": {"2": "blocks = 2, overlap = false, tile.kv = 64"},
     "pingpong": {"true": "pingpong = true", "false": "pingpong = false"},
     "registers": {"224": "registers = 224"},
     "persistent": {"true": "persistent = true"},

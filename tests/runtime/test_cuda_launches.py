@@ -281,5 +281,6 @@ def test_workspaces_of_a_backward_are_one_allocation(tmp_path: Path, monkeypatch
     assert sizes[0] <= sizes[1] <= sizes[0] + 64 * len(layouts)
     assert [launch[:4] for launch in joined] == [launch[:4] for launch in apart]
     count = len(case.module.CALL.backward.launches[0].addresses.split())
-    starts = [struct.unpack_from(f"={count}Q", launches[0][4]) for launches in (joined, apart)]
+    packed: Any = [launches[0][4] for launches in (joined, apart)]
+    starts = [struct.unpack_from(f"={count}Q", x) for x in packed]
     assert len(set(starts[0])) == len(set(starts[1]))
