@@ -4,13 +4,11 @@ The quick path says of every tensor shape, strides, type and device, looks up wh
 tensors, allocates the results and launches. Nothing in it loops over declarations.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -39,7 +37,7 @@ from .configs import (
     encode_configs,
 )
 from .devices import Gpu, gpu_of
-from .gradients import Backward, Differentiable, Made, Operators, PreparedGradients, apply_again
+from .gradients import Backward, Differentiable, Operators, PreparedGradients, apply_again
 from .memory import (
     Key,
     Layout,
@@ -53,13 +51,12 @@ from .memory import (
     make_picker,
     memory_of,
 )
+from .place import Place, join_workspaces
 from .sizes import evaluate
 from .splits import Split
 
 is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 is_negated = torch.Tensor.is_neg
-#: The tensor that workspaces of a backward lie in, and the bytes that the start of each is a multiple of.
-_WORKSPACE, _APART = "_workspace", 256
 #: Prepared calls that are kept.
 _MOST_CALLS = 1024
 
@@ -77,39 +74,6 @@ class Launch(Protocol):
 #: the results and of scratch memory, and launches, of which there are none where there is nothing to
 #: compute. A plain tuple is taken apart in no time.
 Prepared: TypeAlias = tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[Launch, ...]]
-
-
-class Place(NamedTuple):
-    """What launches are prepared for: sizes, strides and configs by name, layouts by tensor, the order of
-    the tensors that launches are given, and the device. results: the tensors that they write. behind:
-    tensors that lie in another one, so many bytes behind its start.
-    """
-
-    names: Mapping[str, Any]
-    memories: Mapping[str, Memory]
-    declared: Mapping[str, Tensor]
-    order: Sequence[str]
-    results: Sequence[str]
-    gpu: Gpu
-    device: torch.device
-    behind: Mapping[str, tuple[str, int]] = MappingProxyType({})
-
-    def positions(self, tensors: Iterable[str]) -> list[int]:
-        """Looks up where these are among what launches are given; -1, that of None, for what is not there."""
-        at = {name: i for i, name in enumerate(self.order)}
-        at |= {name: at[owner] for name, (owner, _) in self.behind.items()}
-        return [at[name] if name in self.memories else -1 for name in tensors]
-
-    def with_memories(self, memories: Mapping[str, Memory]) -> "Place":
-        """Returns the place with these layouts, and their strides by name: 0 for tensors not given, and for
-        axes of size 1.
-        """
-        names = dict(self.names)
-        for name, tensor in self.declared.items():
-            memory = memories.get(name)
-            strides = (0,) * len(tensor.stride_names) if memory is None else memory.steps
-            names.update(zip(tensor.stride_names, strides, strict=False))
-        return self._replace(names=names, memories=memories)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -580,7 +544,8 @@ class Attention(ABC):
             if backward.allocates(made, shape):
                 memories[made.name] = contiguous(shape, declared[made.name].dtype)
                 allocated.append(made)
-        behind, workspace = self._lay_out_workspace(allocated, memories)
+        own = [made.name for made in allocated if self.joins_workspaces and backward.is_workspace(made)]
+        behind, workspace = join_workspaces(own, memories)
         allocated = [made for made in allocated if made.name not in behind]
         written = (*(made.name for made in allocated), *workspace)
         memories |= workspace
@@ -596,23 +561,6 @@ class Attention(ABC):
         return PreparedGradients(
             made_now, zeroed, launches, lambda made: tuple([done(made) for done in last])
         )
-
-    def _lay_out_workspace(
-        self, allocated: Sequence[Made], memories: Mapping[str, Memory]
-    ) -> tuple[Mapping[str, tuple[str, int]], dict[str, Memory]]:
-        """Returns which tensors of a backward lie in one workspace, at which byte, and its layout by name: an
-        allocation takes as long as half a launch.
-        """
-        assert self.backward is not None
-        own = [made.name for made in allocated if self.backward.is_workspace(made)]
-        if not self.joins_workspaces or len(own) < 2:
-            return {}, {}
-        behind, end = {}, 0
-        for name in own:
-            shape, _, dtype = memories[name]
-            behind[name] = (_WORKSPACE, end)
-            end += -(-math.prod(shape) * dtype.itemsize // _APART) * _APART
-        return behind, {_WORKSPACE: contiguous((end // 4,), torch.float32)}
 
     # --- targets
 

@@ -12,7 +12,6 @@ import torch
 
 from .arguments import Tensor
 from .binaries import Program, list_defines
-from .call import Place
 from .configs import KernelConfig
 from .cuda_call import (
     Arguments,
@@ -27,6 +26,7 @@ from .cuda_call import (
 )
 from .devices import Gpu, gpu_of
 from .memory import Memory, contiguous, made_apart, make_picker
+from .place import Place
 from .sizes import evaluate
 
 #: Bytes of a tensor map, and the alignment of a struct that has one.

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from .binaries import Compiled, Program
-from .call import Attention, Launch, Place
+from .call import Attention, Launch
 from .configs import KernelConfig
 from .devices import Gpu
 from .memory import make_picker
+from .place import Place
 from .sizes import Names, evaluate
 
 #: What starts kernels with packed arguments on torch's current stream.

@@ -11,9 +11,10 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .arguments import Tensor
-from .call import Attention, Launch, Place
+from .call import Attention, Launch
 from .devices import Gpu
 from .memory import Memory, make_picker
+from .place import Place
 from .sizes import evaluate, next_power_of_2
 
 #: Shape, strides and tile of a tensor that the copy engine moves.

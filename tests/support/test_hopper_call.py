@@ -12,10 +12,10 @@ import torch
 
 from attnc.support import hopper_call
 from attnc.support.arguments import Tensor
-from attnc.support.call import Place
 from attnc.support.devices import Gpu
 from attnc.support.hopper_call import Box, box_of, copied, padded
 from attnc.support.memory import Memory, memory_of
+from attnc.support.place import Place
 
 # --- boxes --------------------------------------------------------------------------------------------------
 
