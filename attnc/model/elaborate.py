@@ -301,7 +301,8 @@ class Elaborator:
         elif name == "dot":
             if [getattr(arg, "id", None) for arg in tree.args] == ["q", "k"]:
                 return Dot(span=at.span(tree))
-            at.error("E0306", "'dot' is the product of q and k only", tree.span, "write 'dot(q, k)'")
+            label, hints = "write 'dot(q, k)'", _explain_product(tree)
+            at.error("E0306", "'dot' is the product of q and k only", tree.span, label, hints=hints)
         elif isinstance(called, Definition):
             return self._inline(called, tuple(self._argument(arg, at) for arg in tree.args), tree, at)
         elif called is None and name in CALLABLE:
@@ -421,6 +422,7 @@ def _count(number: int, one: str, many: str) -> str:
 
 #: Values that Python and FlexAttention have, and what to write here.
 _ELSEWHERE: Mapping[str, str] = {
+    "score": "a weight alone reads the score, that of its own query, key and head",
     "True": "write 'true'",
     "False": "write 'false'",
     "None": "leave it out",
@@ -474,3 +476,21 @@ def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> 
             "not an index, dimension, input, param, let or def",
             hints=(_ELSEWHERE[name],) if name in _ELSEWHERE else did_you_mean(name, known),
         )
+
+
+def _explain_product(tree: ast.Call) -> tuple[str, ...]:
+    """Returns what to do about a product of other things than q and k, if that is known."""
+    if len(tree.args) > 2:
+        return ("a product of three tensors, as of 2-simplicial attention, is outside of the language",)
+    for arg in tree.args:
+        match arg:
+            case ast.Subscript():
+                return ("a score is of one query and one key: it reads no products of other rows",)
+            case ast.Call(function=function):
+                return called_here(function.id, ()) or (
+                    f"call {function.id} before the attention, and pass what it returns as q and k",
+                )
+    names = [getattr(arg, "id", None) for arg in tree.args]
+    if len(set(names)) == 2 and None not in names and len({"q", "k"} & set(names)) == 1:
+        return ("a sum of two products is one of longer rows: q = cat(q1, q2) and k = cat(k1, k2)",)
+    return ()

@@ -20,6 +20,8 @@ from attnc.expr.nodes import INDICES
 from attnc.model.dtypes import DType
 from attnc.syntax import ast
 
+#: What no expression of one query, one key and one head can say (docs/outside.md).
+_NEIGHBOURS = "a score is of one query, one key and one head: it reads no other products"
 #: Functions, and what to write in their place.
 _FUNCTIONS: Mapping[str, str] = {
     "pow": "write x * x for a square, exp2(y * log2(x)) for x to the power of y",
@@ -41,13 +43,37 @@ _FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("prefix", "prefixlm"), "write prefix_lm(length)"),
     **dict.fromkeys(("document", "documents", "same_document"), "write doc[b, q_pos] == doc[b, kv_idx]"),
     "alibi": "write slope[h] * (kv_idx - q_pos)",
-    **dict.fromkeys(("norm", "normalize", "l2norm", "rms_norm"), "normalize q and k before the call"),
+    **dict.fromkeys(
+        ("norm", "normalize", "l2norm", "rms_norm"),
+        "normalize q and k before the call, or multiply dot(q, k) by what their norms make of it",
+    ),
     "float": "an integer becomes a float where one is needed",
     "len": "lengths are sizes, such as N, and inputs, such as kv_len[b]",
     **dict.fromkeys(("sum", "mean", "cumsum"), "a score is of one query and one key: pass sums as an input"),
+    **dict.fromkeys(
+        ("conv", "conv1d", "conv2d", "convolve", "convolution", "shift", "roll"),
+        f"{_NEIGHBOURS}, those of neighbours neither",
+    ),
+    **dict.fromkeys(
+        ("talking_heads", "mix", "mix_heads", "head_mix", "over_heads"),
+        f"{_NEIGHBOURS}, those of other heads neither",
+    ),
+    **dict.fromkeys(
+        ("topk", "top_k", "argmax", "argsort", "sort", "select"),
+        "choose keys before the call, and pass lists of them: mask = listed(idx, keys = 64)",
+    ),
+    **dict.fromkeys(
+        ("scan", "cumprod", "cummax", "associative_scan", "recurrence"),
+        "a spec has no state: pass what is accumulated along a sequence as an input",
+    ),
+    **dict.fromkeys(("rope", "rotary", "rotate", "apply_rope"), "rotate q and k before the call"),
+    **dict.fromkeys(
+        ("matmul", "mm", "bmm", "einsum", "inner"),
+        "dot(q, k) is the one product: one of three tensors, or of others, cannot be said",
+    ),
+    "softmax": "write 'normalize = softmax', a statement of its own",
     **dict.fromkeys(("logical_and", "logical_or"), "write 'and' and 'or' between conditions"),
     **dict.fromkeys(("rand", "random", "dropout"), "write softmax(dropout = p, seed = seed)"),
-    **dict.fromkeys(("sin", "cos"), "pass a table of its values as an input"),
 }
 #: What element types are called elsewhere.
 _TYPE_OF = {theirs: ours for ours in DType for theirs in ours.facts.elsewhere.split()}

@@ -25,6 +25,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("bias", "softcap"), "it is a part of the score"),
     **dict.fromkeys(("p", "dropout_p", "rate"), "write softmax(dropout = p, seed = seed)"),
 }
+_SORTS = "a threshold for each row takes a sort of its scores, which is outside of the language"
 _WEIGHTS = "write 'normalize = none' and 'weight = {}'"
 #: Other normalizations, and what is written for them.
 _OTHERS = {
@@ -37,6 +38,15 @@ _OTHERS = {
     "exp": _WEIGHTS.format("exp(score)"),
     **dict.fromkeys(("linear", "identity", "sum", "false"), "write 'normalize = none'"),
     **dict.fromkeys(("rectified_softmax", "soft_pick"), "write 'softpick'"),
+    **dict.fromkeys(("sparsemax", "entmax", "topk", "hardmax"), _SORTS),
+    **dict.fromkeys(
+        ("stick", "stick_breaking", "stickbreaking"),
+        "a weight that depends on the scores of other keys is outside of the language",
+    ),
+    **dict.fromkeys(
+        ("delta", "gated_delta", "deltanet", "retention", "gla", "mamba", "ssm", "rwkv", "linear_recurrence"),
+        "a recurrence over a state is outside of the language; sums without one are 'normalize = none'",
+    ),
     **dict.fromkeys(("softmax1", "softmax_one", "off_by_one"), "write 'softmax(sink = 0)'"),
     **dict.fromkeys(
         ("dropout", "sink"), "write 'softmax(dropout = p, seed = seed)' or 'softmax(sink = sink[h])'"

@@ -57,6 +57,10 @@ _WRITE: Mapping[str, str] = {
     **dict.fromkeys(("lengths", "seqlens", "seqlen"), "length N = kv_len[b]"),
 }
 
+#: Words of recurrences and of loops, which no spec has.
+_STATES = frozenset(("state", "scan", "recurrence", "hidden", "carry", "for", "while", "loop", "repeat"))
+_NO_STATE = "a spec has no state and no loops: recurrences over a sequence are outside of the language"
+
 _EXPRESSION = {"NAME", "NUMBER", "LPAR", "NOT", "MINUS", "TRUE", "FALSE"}
 _OPERATORS = {"PLUS", "MINUS", "PRODUCT", "COMPARISON", "AND", "OR", "LPAR", "LSQB", "DOT"}
 _WORDS = {
@@ -205,6 +209,8 @@ def _word(stop: Stop) -> Diagnostic | None:
         hints = (_SEVERAL_LINES,) if text in ("and", "or") else did_you_mean(text, _STATEMENTS)
         if text in _WRITE:
             hints = (f"write '{_WRITE[text]}'",)
+        elif text in _STATES:
+            hints = (_NO_STATE,)
         return error("E0102", f"unknown statement '{text}'", span, label, hints=hints)
     if stop.kind == "NAME" and stop.taken and stop.taken[-1].type == "NUMBER" and stop.touches_last:
         span = stop.source.span(_start(stop.taken[-1]), span.end)
@@ -235,6 +241,8 @@ def _advice(stop: Stop) -> list[str]:
         return ["'=' takes one value; a set of choices follows 'in'"]
     if "LBRACE" in stop.accepts and last == "IN":
         return ["choices stand in braces, even a single one"]
+    if stop.kind == "LSQB" and last == "RPAR":
+        return ["inputs alone are indexed: a value of one query, key and head has no others"]
     if stop.kind == "COLON" and _open_brackets(stop.taken)[-1:] == ["["]:
         return ["there are no slices"]
     if stop.kind == "DOT" and (last == "NUMBER" or text[stop.span.end : stop.span.end + 1].isdigit()):
