@@ -235,7 +235,6 @@ class Head:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(M, N) of this piece."""
         return len(self.q), len(self.k)
 
     @property

@@ -67,7 +67,6 @@ class AttentionBenchmark(Contest[Cell, Inputs], Benchmark[Cell, Sequence[Result[
         return cell.describe(self.phase)
 
     def columns(self) -> tuple[Peer, ...]:
-        """Returns attnc's kernels for the target, and the peers."""
         known = known_peers(self.target)
         return (ours(self.target), *(known[name] for name in self.peers if name != OURS))
 

@@ -47,7 +47,6 @@ class Cell:
 
     @property
     def value_width(self) -> int:
-        """Dv."""
         return self.width if self.value is None else self.value
 
     @property
@@ -79,7 +78,6 @@ class Cell:
         return self.flops * (1.0 if phase == "forward" else 2.5)
 
     def describe(self, phase: Phase) -> str:
-        """Returns the cell's line in a list of them."""
         return f"{self.name:26} b{self.batch:<3} {self.flops_of(phase) * 1e-9:9.1f} GFLOP"
 
 

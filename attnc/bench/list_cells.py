@@ -61,11 +61,9 @@ class ListCell:
         return sum(self.rows * self.block * self.entries_of(at) for at in range(self.lists)) * self.batch
 
     def entries_of(self, at: int) -> int:
-        """Returns how many blocks list `at` names."""
         return min(self.entries, self.last_block(at) + 1)
 
     def last_block(self, at: int) -> int:
-        """Returns the last block that list `at` may name."""
         if not self.causal:
             return self.blocks - 1
         return (at * self.rows + self.keys - self.queries) // self.block

@@ -55,7 +55,6 @@ class ModelCell:
 
     @property
     def value_width(self) -> int:
-        """Dv."""
         return self.value or self.width
 
     @property

@@ -58,7 +58,6 @@ class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Seque
         return f"{cell.name:50} {_shape(cell):24} {work}"
 
     def candidates(self, cell: ModelCell) -> Sequence[ModelPeer]:
-        """Lists attnc, for gradients twice, and the peers."""
         both = (True, False) if cell.job == "training" else (False,)
         others = (PEERS[name] for name in self.peers)
         return (*(ours(deterministic=deterministic) for deterministic in reversed(both)), *others)

@@ -103,7 +103,6 @@ class Contest(ABC, Generic[CellT, InputsT]):
         """Returns so many copies of the cell's inputs, on the current CUDA device."""
 
     def copies(self, cell: CellT) -> int:
-        """Returns how many copies of the inputs launches take turns over."""
         return 1
 
     def ready(self, cell: CellT, launches: Sequence[Launch]) -> Launch:
@@ -118,7 +117,6 @@ class Contest(ABC, Generic[CellT, InputsT]):
     def time_cell(
         self, cell: CellT, launches: Mapping[str, Launch], missing: Mapping[str, str], rounds: int
     ) -> Result[CellT]:
-        """Returns the result of a cell from what `ready` made of the candidates."""
         return Result(cell=cell, timings=interleave(launches, rounds), missing=missing)
 
     def jobs(self, cells: Sequence[CellT]) -> Sequence[Job]:
@@ -208,7 +206,6 @@ class Benchmark(ABC, Generic[CellT, ResultsT]):
         return ()
 
     def steps(self, cells: Sequence[CellT], rounds: int) -> int | None:
-        """Returns how often `measure` calls `report`."""
         return len(cells)
 
     @abstractmethod

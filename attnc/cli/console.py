@@ -212,7 +212,6 @@ class Progress:
             self._bar.update(self._task, advance=1, description=_label(label))
 
     def watch(self, announced: int, finished: str) -> None:
-        """Counts what the compiler says of the pieces of a file (`attnc.effort`)."""
         if self._bar is None or self._task is None:
             return
         if finished:

@@ -138,7 +138,6 @@ def _devices() -> Iterator[Finding]:
 
 
 def _support(name: str, arch: str) -> Finding:
-    """Returns which targets are tested, expected to work or not for a GPU."""
     from attnc.cli.platforms import FAMILIES, state_of
 
     capability = int(arch.removeprefix("sm_"))

@@ -94,7 +94,6 @@ class SpreadKeys:
             return self._join_partial_results(attention, self.group.gather(message))
 
     def kernels_for(self, q: torch.Tensor) -> RankKernels:
-        """Returns the kernels for q's type and width."""
         key = (q.dtype, q.shape[-1])
         if key not in self._kernels:
             variant = self.spec.variant(*key, self.params)

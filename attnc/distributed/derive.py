@@ -121,7 +121,6 @@ class _Maker:
     # --- positions ----------------------------------------------------------------------------------------
 
     def table(self, name: str) -> Expr:
-        """Loads one of `TABLES` at the row, key or sequence at hand."""
         index = {"M": (Index("q_idx"),), "N": (Index("kv_idx"),), "B": (Index("b"),), "": ()}
         axis = TABLES[name].partition("[")[2].partition("]")[0]
         extents = (Dim(axis),) if axis else ()

@@ -279,7 +279,6 @@ class ContextParallel:
     # --- pieces -------------------------------------------------------------------------------------------
 
     def kernels_for(self, q: torch.Tensor) -> tuple[RankKernels, Planner]:
-        """Returns the kernels and the planner for q's type and width."""
         key = (q.dtype, q.shape[-1])
         found = self._kernels.get(key)
         if found is None:

@@ -194,7 +194,6 @@ def check_covered(attention: Attention) -> None:
 
 
 def _refuse_forms(attention: Attention) -> Iterator[Diagnostic]:
-    """Yields what no form can do."""
     softmax, epilogue = attention.softmax, attention.epilogue
     if epilogue is not None:
         yield _problem(

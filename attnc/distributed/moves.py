@@ -41,7 +41,6 @@ class RowPlaces:
         return x.index_select(axis, self.index)
 
     def copy(self, x: torch.Tensor, axis: int, into: torch.Tensor) -> None:
-        """Writes these rows of x into other memory."""
         if not self.count:
             return
         if self.index is None:
@@ -50,7 +49,6 @@ class RowPlaces:
             torch.index_select(x, axis, self.index, out=into)
 
     def put(self, x: torch.Tensor, axis: int, rows: torch.Tensor) -> None:
-        """Writes these rows."""
         if not self.count:
             return
         if self.index is None:
@@ -204,7 +202,6 @@ class Moves:
             self._box.meet()
 
     def exchange(self, parcel: Parcel, number: int) -> None:
-        """Sends, and receives what others send."""
         layout = self._known
         assert layout is not None
         if self.group.size == 1:
@@ -341,7 +338,6 @@ class Moves:
         return made
 
     def return_queries(self, tensor: Tensor, made: torch.Tensor, x: torch.Tensor, number: int) -> None:
-        """Sends the rectangle's rows of o, lse or dq back to their owners, into x."""
         axis = axis_of(tensor, Role.QUERY)
         sent = [[(made, axis, at)] for at in self.queries.kept]
         came = self._swap(sent, [[(axis, at.count)] for at in self.queries.sent], [made])

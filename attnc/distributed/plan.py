@@ -88,13 +88,11 @@ class Plan:
     # What a rank owns and computes
 
     def owned_rows(self, rank: int) -> Ints:
-        """Lists the rows of q and o that are the rank's, ascending."""
         return self._remember(
             ("q", rank), lambda: _rows_of(self.owner == rank, self.chunk, self.sizes.queries)
         )
 
     def owned_keys(self, rank: int) -> Ints:
-        """Returns rows of k and v that are the rank's, ascending."""
         return self._remember(("k", rank), lambda: _rows_of(self.key_owner == rank, BLOCK, self.sizes.keys))
 
     def mates(self, rank: int) -> range:
@@ -103,7 +101,6 @@ class Plan:
         return range(rank // ways * ways, rank // ways * ways + ways)
 
     def rows(self, rank: int) -> Ints:
-        """Returns query rows of the rank's rectangle, ascending."""
         mates = self.mates(rank)
         if len(mates) == 1:
             return self.owned_rows(rank)
@@ -158,13 +155,11 @@ class Plan:
 
     @property
     def last_row(self) -> int:
-        """Behind the last query of any sequence."""
         ends = self.sizes.ends_q
         return self.sizes.queries if ends is None else int(ends[-1])
 
     @property
     def last_key(self) -> int:
-        """Behind the last key of any sequence."""
         ends = self.sizes.ends_k
         return self.sizes.keys if ends is None else int(ends[-1])
 

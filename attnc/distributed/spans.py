@@ -116,7 +116,6 @@ class Visibility:
         self._by_head = Index("h") in nodes
 
     def tiles(self, sizes: CallSizes, tile: int = TILE) -> TileSpans:
-        """Returns the tiles of all query rows, cut at the ends of sequences."""
         b, row, q_lo, rows, lengths = self._cut(sizes, tile)
         first: Value = 0 if sizes.ends_k is None else sizes.ends_k[b]
         h: Value = 0

@@ -73,7 +73,6 @@ class Lanes:
             yield
 
     def mark(self) -> torch.cuda.Event | None:
-        """Returns an event after all work that the current stream has been given."""
         return torch.cuda.current_stream(self.device).record_event() if self._main is not None else None
 
     def after(self, event: torch.cuda.Event | None) -> None:

@@ -131,7 +131,6 @@ _SUMS = {
 
 
 def _sum_of_dq(e: BackwardExplanation) -> Iterator[str]:
-    """Yields how the kernel that makes dq sums it."""
     if "dq" in e.planned.makes or e.planned.chain.adds_dq is not None:
         way = e.planned.configs[e.position].accumulate("q")
         yield f"  accumulate.dq = {way}: {_SUMS[way]}"

@@ -276,7 +276,6 @@ def _is_natural(total: Affine) -> bool:
 
 
 def _without(total: Affine, index: Index) -> Affine:
-    """Returns a lower bound of total that does not use `index`."""
     c = dict(total.terms).get(index, 0)
     if c == 0:
         return total

@@ -53,7 +53,6 @@ class RealFunction:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether its values lie between two numbers."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 

@@ -83,7 +83,6 @@ class Run:
 
     @property
     def is_all(self) -> bool:
-        """Known to hold every position."""
         return self.lo is None and self.hi is None and self.guard == TRUE
 
     def guarded_lo(self, length: Expr) -> Expr | None:
@@ -95,7 +94,6 @@ class Run:
         return self.hi if self.guard == TRUE else where(self.guard, self.hi or length, ZERO)
 
     def is_shorter_than(self, count: int) -> bool:
-        """Returns whether fewer than `count` positions is proved for every tile."""
         if self.is_empty:
             return True
         if self.lo is None or self.hi is None:

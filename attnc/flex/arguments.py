@@ -103,7 +103,6 @@ class Auxiliary:
             warnings.warn(message, FutureWarning, stacklevel=3)
 
     def arrange_results(self, o: Any, lse: Any, max_scores: Any) -> Any:
-        """Returns the results as the caller wants them."""
         if not self.is_named:
             return (o, lse) if self.lse else o
         from torch.nn.attention.flex_attention import AuxOutput

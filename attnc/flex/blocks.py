@@ -177,7 +177,6 @@ def _looked_up(tape: Tape, table: Tensor, blocks: Blocks, name: str) -> Scalar:
 
 
 def _listed(tape: Tape, lists: Tensor, blocks: Blocks) -> Scalar:
-    """Returns whether the list of a query names the block of a key."""
     lists, index = _of_row(tape, lists, blocks)
     tape.named[id(lists)] = "blocks"
     axes = tuple(_SIZES.get(tape.entries[one.at], "") for one in index)

@@ -269,7 +269,6 @@ def _pull(
     program: str,
     grads: Sequence[int],
 ) -> list[torch.Tensor]:
-    """Returns the gradients of the tensors at `grads`."""
     said = read(program)
     traced, kernel = _find_kernel(query, key, value, captured, floats, integers, said, grads)
     do, o = (as_written(x if x.stride(-1) == 1 else x.contiguous(), said.order) for x in (do, o))

@@ -41,7 +41,6 @@ class Recorder:
         self.integers: list[int] = []
 
     def record(self, mod: Callable[..., Any], dtypes: tuple[torch.dtype, ...]) -> Steps:
-        """Returns the steps of a mod of values of these types."""
         mode = _StepRecording(self, [torch.empty((), dtype=dtype, device="meta") for dtype in dtypes])
         with mode:
             returned = mod(*mode.values)

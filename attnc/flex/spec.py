@@ -86,7 +86,6 @@ class Expressions:
         return self._made[at]
 
     def is_short(self, at: int) -> bool:
-        """Returns whether an entry fits into a line or two."""
         return self._counts[at] <= _SHORT
 
     def _expression(self, at: int) -> Expr:

@@ -172,7 +172,6 @@ class Tape:
         return self.add(type, "number", len(self.numbers) - 1, element_of(value))
 
     def capture(self, tensor: torch.Tensor, axes: tuple[str, ...]) -> int:
-        """Returns the position among the captures of a tensor with these axes."""
         key = (id(tensor), axes)
         if key not in self._captured:
             self._captured[key] = len(self.captures)
@@ -180,7 +179,6 @@ class Tape:
         return self._captured[key]
 
     def is_learned(self, tensor: torch.Tensor) -> bool:
-        """Returns whether the tensor gets a gradient."""
         return tensor.requires_grad or id(tensor) in self.learned
 
     def select(self, tensor: torch.Tensor, axis: int, index: int) -> torch.Tensor:
@@ -199,7 +197,6 @@ class Tape:
         return entry[1] if isinstance(entry[1], bool) else float(entry[1])
 
     def show(self, at: int, depth: int = 4) -> str:
-        """Returns an entry for a reader, down to so many operations."""
         entry = self.entries[at]
         match entry:
             case ("index", name):
@@ -214,7 +211,6 @@ class Tape:
         raise AssertionError(entry)
 
     def facts(self, tensor: torch.Tensor) -> ValueFacts:
-        """Returns what is known of a captured tensor of integers."""
         return facts_of(tensor)
 
     def look_at_order(self) -> None:

@@ -94,7 +94,6 @@ class Attention:
         raise KeyError(name)
 
     def rewrite(self, expr: Callable[[Expr], Expr], tensor: Callable[[Tensor], Tensor]) -> Attention:
-        """Returns the attention with every tensor and every expression rewritten."""
         softmax = self.softmax
         return replace(
             self,

@@ -192,7 +192,6 @@ class Declarations:
             self._inputs(tree, [name for name in tree.names if name.id not in _QKV])
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """Returns the outputs that are right."""
         trees = [item for item in self.tree.items if isinstance(item, ast.Output)]
         made = [self._output(tree) for tree in trees]
         if not any(tree.name.id == "o" for tree in trees):

@@ -61,7 +61,6 @@ class Expansion:
     _extents: dict[int, tuple[Expr, int, int]] = field(default_factory=dict)
 
     def fits(self, expr: Expr) -> bool:
-        """Returns whether the tree is small enough to walk."""
         size, depth = self._extent(expr)
         return size <= at_most(MAX_NODES) and depth <= MAX_DEPTH
 

@@ -88,7 +88,6 @@ class _Reader:
         return options
 
     def _block(self, name: str, tree: ast.Expr) -> Expr | None:
-        """Returns the size of a block, a positive number or a param of such."""
         made = self.elaborate(tree, self.at)
         if made is None:
             return None
@@ -120,7 +119,6 @@ class _Reader:
         return None
 
     def _row(self, tree: ast.Expr, rows: Expr | None) -> tuple[Tensor, tuple[Expr, ...]] | None:
-        """Returns the tensor and the indices of the list."""
         tensor = self._tensor(tree.tensor if isinstance(tree, ast.Subscript) else tree)
         if tensor is None:
             return None
@@ -168,7 +166,6 @@ class _Reader:
         return None
 
     def _indices(self, tensor: Tensor, tree: ast.Expr, rows: Expr | None) -> tuple[Expr, ...] | None:
-        """Returns the index of each axis but the last, by what the axis is."""
         made: list[Expr] = []
         for size in tensor.shape[:-1]:
             index = self._index_along(size)

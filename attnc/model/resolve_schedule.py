@@ -296,7 +296,6 @@ class _Block:
             )
 
     def _setting(self, tree: ast.Setting, phase: Phase, knobs: dict[str, Knob]) -> None:
-        """Reads a setting into `knobs`."""
         key = self._key(tree.key, phase)
         if key is None:
             return
@@ -362,7 +361,6 @@ class _Block:
         return {key: phase for phase in reversed(self.form.phases) for key in self.form.keys(phase)}
 
     def _condition_names(self, phase: Phase) -> Mapping[str, Kind]:
-        """Returns what a `where` may speak of."""
         keys = self.form.keys(phase)
         if (whole := whole_of(phase)) is not None:
             keys = {**self.form.keys(whole), **keys}

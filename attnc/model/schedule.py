@@ -165,12 +165,10 @@ class Config:
 
     @classmethod
     def of(cls, point: Mapping[str, Value]) -> Self:
-        """Makes the config of these values of keys."""
         made: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in point.items()}
         return cls(**made)
 
     def values(self) -> dict[str, Value]:
-        """Returns the value of every key, as a schedule has it."""
         return {key_of(field): _encode_none(getattr(self, field)) for field in self.__dataclass_fields__}
 
     def value(self, key: str) -> Value:
@@ -178,7 +176,6 @@ class Config:
         return self.values()[key]
 
     def with_keys(self, values: Mapping[str, Value]) -> Self:
-        """Returns the config with these values of keys instead."""
         changes: dict[str, Any] = {field_of(key): _decode_none(value) for key, value in values.items()}
         return replace(self, **changes)
 

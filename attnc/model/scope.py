@@ -180,11 +180,9 @@ class Scope:
     let_places: dict[str, ast.Name] = field(default_factory=dict)
 
     def names(self) -> tuple[str, ...]:
-        """Returns every name that an expression may use, besides intrinsics."""
         return (*INDICES, *self.dims, *self.params, *self.lets, *self.tensors, *self.defs)
 
     def element_type(self, tensor: Tensor) -> Type:
-        """Returns the type of what an expression loads from the tensor."""
         dtype = tensor.dtype
         if not isinstance(dtype, DType):
             param = self.params[dtype]
@@ -209,7 +207,6 @@ class Context:
     also: Mapping[str, Expr] = field(default_factory=dict)
 
     def enter(self, definition: Definition, arguments: Iterable[Argument], call: Span) -> Context:
-        """Returns the context of a def's body."""
         return replace(
             self,
             defs=definition.visible,

@@ -97,7 +97,6 @@ class KernelMaker:
     leaves_out: bool = False
 
     def choices(self, name: KernelName) -> tuple[BackwardConfig, ...]:
-        """Returns the configs of one kernel that run on some device."""
         return self.target.backward_configs(self.variant, self.schedule, name, self.layout)
 
     def kernel(

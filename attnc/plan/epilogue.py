@@ -66,5 +66,4 @@ def plan_epilogue_gradient(
 
 
 def _in_tile(names: LoadNames) -> tuple[Fetch, ...]:
-    """Returns the loads of each column of o."""
     return tuple(fetch for fetch in names.fetches if "kv" in fetch.axes)

@@ -66,7 +66,6 @@ class WantedLoad:
     places: tuple[Place, ...] | None
 
     def part(self, accumulate: Accumulate) -> GradientPart:
-        """Returns the summand of the tensor's gradient that this load gives."""
         return GradientPart(
             name=self.name,
             along=self.along,

@@ -52,7 +52,6 @@ class Listing:
 
     @property
     def keys(self) -> int:
-        """Keys of a block."""
         return self.condition.keys
 
     @property
@@ -386,7 +385,6 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
 
 
 def _packs(schedule: Schedule) -> bool:
-    """Returns whether all query heads of a K/V head are rows of a tile."""
     return "pack" in schedule.forward and schedule.forward["pack"].choices[0] == "gqa"
 
 

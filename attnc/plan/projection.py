@@ -38,7 +38,6 @@ class DotBound:
     partial: float
 
     def relative(self, K: int) -> float:
-        """Returns what multiplies the sum of absolute products."""
         chain = K if self.steps == 0 else -(-K // self.steps)
         return self.per_addition * (chain + self.depth) * 2.0**-24 + self.partial
 
@@ -67,7 +66,6 @@ class ProjectionModule:
         return self.variant.projection.name
 
     def state_bound(self, position: int) -> DotBound:
-        """Returns what the config at this position promises."""
         config = self.configs[position]
         dtype = self.variant.projection.dtype
         match config:

@@ -98,7 +98,6 @@ def _lacks_form(variant: Variant, target: Target) -> Diagnostic:
 
 
 def _check_softpick(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields what kernels of softpick do not have."""
     knob, loops = schedule.forward.get("softmax"), schedule.forward.get("loops")
     choices = () if knob is None else _list_choices(knob)
     if knob is not None and any(choice.name == "unified_max" for choice in choices):
@@ -110,7 +109,6 @@ def _check_softpick(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
 
 
 def _check_absent(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields what kernels without a normalization do not have."""
     knob, span = schedule.forward.get("softmax"), variant.attention.softmax.span
     loops = schedule.forward["loops"].choices if "loops" in schedule.forward else ()
     if knob is not None:

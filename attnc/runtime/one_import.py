@@ -39,7 +39,6 @@ class TargetGpu:
         return runs(Needs(*needs_of(target)), self.index)
 
     def could_run(self, target: str) -> bool:
-        """Returns whether the GPU is one that a target is for."""
         return target_of(target).runs_on(self.capability)
 
     def rows(self, choice: ByTarget, key: tuple[Any, ...]) -> Sequence[Row]:

@@ -53,7 +53,6 @@ class Timing:
         )
 
     def microseconds(self) -> dict[str, float]:
-        """Returns the median and quantiles as reports write them."""
         figures = {"us": self.median, "low": self.low, "high": self.high}
         return {name: round(milliseconds * 1e3, 3) for name, milliseconds in figures.items()}
 

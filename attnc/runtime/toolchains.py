@@ -189,7 +189,6 @@ class TritonCompiler(Toolchain):
         return triton_kernel(module, kernel, position, device).compile()
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
-        """Compiles up to the forms of Triton itself."""
         triton_kernel(module, kernel, position, device).lower()
 
 

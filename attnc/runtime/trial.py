@@ -207,7 +207,6 @@ class Sized:
             return capture_calls([partial(function, *tensors) for tensors in self.problems])
 
     def with_gradients(self, module: ir.Module, choices: Iterable[TunedChoice]) -> Launch:
-        """Returns a call and its backward by autograd, on one copy."""
         attention, loaded = module.variant.attention, load_module(module, choices)
         function: Any = getattr(loaded, attention.name)
         names = (arg.tensor.name for arg in module.args)

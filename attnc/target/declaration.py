@@ -310,7 +310,6 @@ class BackwardDeclaration:
     rounds_dq = False
 
     def fields(self, sizes: Mapping[str, str], launches: Items) -> CallText:
-        """Returns the declaration."""
         named = Table({name: in_words(text) for name, text in sizes.items()})
         return CallText(
             "Backward",
@@ -326,7 +325,6 @@ class BackwardDeclaration:
         )
 
     def list_allocations(self) -> Iterator[CallText]:
-        """Yields what a call allocates, in the order in which it is written about."""
         for name in dict.fromkeys(self._makes):
             like = name.removeprefix("d")
             dtype = "f32" if like in self._f32 else ""
@@ -349,7 +347,6 @@ class BackwardDeclaration:
         return self._shortened or not is_plain(self.module.variant.attention)
 
     def sum_of_dq(self) -> Iterable[CallText]:
-        """Returns what dq is summed in."""
         yield declare_allocation("dq", "f32", like="q", zero=True)
 
     @property

@@ -42,11 +42,9 @@ class KernelView:
         return f"{text}: which {self._kernel.regions.axis} tiles are partial, and which are full"
 
     def reads(self, index: str) -> bool:
-        """Returns whether what comes before the step uses the index."""
         return starts_with(self._kernel, index)
 
     def strides(self, arg: Arg) -> list[str]:
-        """Returns strides that the kernel takes of a tensor, in elements."""
         no_head = self._kernel.kv_head == Const(0) and arg.tensor.name in ("k", "v")
         return [
             name
@@ -182,7 +180,6 @@ class Tensors:
         return self.d if name in ("q", "k", "dq", "dk") else self.dv
 
     def strides(self, name: str) -> list[str]:
-        """Returns stride parameters of q, k, v, o, lse or the gradient of one."""
         tensor = self.by_name[name]
         names = (stride_name(tensor, axis) for axis in range(len(tensor.shape)))
         return [stride for stride in names if stride]

@@ -84,7 +84,6 @@ class Syntax:
     subtracts_from_dot: bool = False
 
     def named(self, function: str) -> str:
-        """Returns the text of an intrinsic."""
         return self.functions.get(function) or self.function.format(function)
 
 

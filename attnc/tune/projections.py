@@ -50,7 +50,6 @@ class Crossovers:
         return next((M for M, found in self.chosen.items() if found in later), None)
 
     def notes(self) -> tuple[str, ...]:
-        """Returns what a table of dispatch says of them."""
         m1, m2 = self.first("flat"), self.first("conventional")
         thresholds = f"M1 = {m1 or 'none'}, M2 = {m2 or 'none'}"
         if not self.exceptions:

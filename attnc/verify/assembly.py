@@ -51,7 +51,6 @@ def run(text: str, operands: Sequence[_Array], results: Sequence[np.dtype[Any]],
 
 
 def _registers(dtype: np.dtype[Any], pack: int) -> int:
-    """Returns how many words hold `pack` elements."""
     return max(1, pack * dtype.itemsize // 4)
 
 

@@ -78,7 +78,6 @@ class Boundary:
         return tuple(n for n in (self.value - 1, self.value, self.value + 1) if n >= 0)
 
     def is_in_force(self, configs: Mapping[str, Any]) -> bool:
-        """Returns whether these configs, by kernel, have the constant."""
         if not self.kernel:
             return True
         config = configs.get(self.kernel)
@@ -96,7 +95,6 @@ class CaseFacts:
     far: frozenset[str] = frozenset()
 
     def points(self, boundaries: Iterable[Boundary]) -> Iterator[tuple[Boundary, int]]:
-        """Yields the points of these boundaries that the case meets."""
         for boundary in boundaries:
             found = self.sizes.get(boundary.quantity, ())
             if boundary.axes in self.far:

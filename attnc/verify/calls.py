@@ -67,7 +67,6 @@ class _Calls:
 
     @property
     def call(self) -> Any:
-        """The module's `attnc.support.call.Attention`."""
         return vars(self.subject.module)["CALL"]
 
     # --- what is called

@@ -94,7 +94,6 @@ class Case:
         return Case(**made, layouts={name: _layout(name, layout) for name, layout in layouts.items()})
 
     def repro(self, variant: Variant, target: str = "triton") -> str:
-        """Returns the command that runs this case again."""
         spec = shlex.quote(variant.source.path)
         return (
             f"attnc verify {spec} --attention {variant.attention.name} --variant {variant.name} "

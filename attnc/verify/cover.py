@@ -68,7 +68,6 @@ class Space:
 
     @cached_property
     def far_cases(self) -> Mapping[str, Case]:
-        """The cases that stretch tensors, by their axes."""
         config = self.configs[self.usable[0]]
         found = ((axes, far_case(self.attention, self.tensors, axes, config)) for axes in AXES)
         return {axes: case for axes, case in found if case is not None}
@@ -80,7 +79,6 @@ class Space:
         return (*forward, *backward)
 
     def configs_of(self, case: Case) -> dict[str, Any]:
-        """Returns the configs that a case runs, by kernel."""
         own = {"forward": self.configs[case.config]}
         return own | {
             name: configs[case.backward_config(len(configs))] for name, configs in self.backward.items()
@@ -125,7 +123,6 @@ class Space:
         return tuple(found)
 
     def layouts_for(self, tensor: Tensor) -> tuple[str, ...]:
-        """Returns the levels of its layout."""
         rank = len(tensor.shape)
         found = ["plain", "shifted"]
         if not self._has_contiguous_rows(tensor):
@@ -198,7 +195,6 @@ class Space:
     # --- what a case is
 
     def levels(self, case: Case) -> dict[str, str]:
-        """Returns the level of every factor."""
         dims, config = case.dims, self.configs[case.config]
         found = {"config": str(case.config), "lengths": case.lengths, "extras": case.extras}
         found |= {"call": case.call, "logits": case.logits, "values": case.values, "special": case.special}
@@ -234,14 +230,12 @@ class Space:
         return frozenset(found)
 
     def pairs_of(self, levels: Mapping[str, str]) -> Iterator[Pair]:
-        """Yields the pairs that a case of these levels has."""
         ordered = [(name, levels[name]) for name in self.factors if name in levels]
         for one, other in combinations(ordered, 2):
             if _asked_for(one[0], other[0]):
                 yield one, other
 
     def facts(self, case: Case) -> CaseFacts:
-        """Returns sizes of the case, and its configs."""
         attention = self.attention
         dims = all_dims(attention, case.dims)
         lengths = draw_lengths(attention, dims, case.seed, case.lengths)
@@ -319,13 +313,11 @@ class Coverage:
     pairs: set[Pair] = field(default_factory=set)
 
     def gain(self, levels: Mapping[str, str], points: Collection[Point]) -> float:
-        """Returns what a case would add, in pairs."""
         new = {level for level in levels.items() if level not in self.levels}
         pairs = sum(pair not in self.pairs for pair in self.space.pairs_of(levels))
         return pairs + 6 * len(new) + 20 * sum(point not in self.points for point in points)
 
     def note(self, case: Case) -> None:
-        """Counts a case that was run."""
         levels = self.space.levels(case)
         self.levels |= set(levels.items())
         self.pairs |= set(self.space.pairs_of(levels)) & self.space.pairs

@@ -34,7 +34,6 @@ def far_case(attention: Attention, tensors: Sequence[Tensor], axes: str, config:
 
 
 def _sizes(attention: Attention, axes: str, config: Any) -> dict[str, int]:
-    """Returns sizes with three indices or more along these axes alone."""
     several: Mapping[str, Mapping[str, int]] = {
         "batch": {"B": 3},
         "heads": {"H": 3, "Hkv": 3},

@@ -88,7 +88,6 @@ class GradientRun:
         return None
 
     def with_equal_rows(self) -> GradientRun:
-        """Makes the case with equal keys and equal values."""
         problem = build(self.attention, replace(self.case, logits="constant"), device=self.subject.device)
         inputs = dict(problem.inputs)
         if not self.attention.v.storage.is_part:  # else equal keys make equal values

@@ -73,7 +73,6 @@ class Language:
         self.fields: dict[tuple[str, Shape], dict[str, Any]] = {}
 
     def methods(self) -> Iterator[tuple[str, Method]]:
-        """Yields replacements of the methods of tensors, by name."""
         for functions, types, compares in (
             (_ARITHMETIC, _NUMBERS, False),
             (_OF_FLOATS, frozenset({"fp32"}), False),
@@ -88,7 +87,6 @@ class Language:
         yield "__getitem__", self.expand(self.tensor.__getitem__)
 
     def functions(self) -> Iterator[tuple[str, Method]]:
-        """Yields replacements of the functions of the language, by name."""
         yield "load", self.load(self.tl.load)
         yield "store", self.store(self.tl.store)
         yield "where", self.where(self.tl.where)
@@ -156,7 +154,6 @@ class Language:
         return function
 
     def to_pointers(self, add: Method) -> Method:
-        """Pointers and distances in elements."""
         tensor = self.tensor
 
         def method(left: Any, right: Any, **named: Any) -> Any:

@@ -233,7 +233,6 @@ class Reach:
     work: int
 
     def affordable(self, dims: Mapping[str, int], config: int) -> bool:
-        """Returns whether a case takes as many steps at most."""
         block_n, block_k, rows = self.tiles[config]
         steps = -(-dims["N"] // block_n) * -(-max(dims["M"], 1) // rows) * -(-dims["K"] // block_k)
         return steps <= self.work

@@ -121,7 +121,6 @@ class Records:
         return replace(self, sanitized={**self.sanitized, **new}, unsanitized=left)
 
     def only(self, paths: Iterable[str]) -> Records:
-        """Drops what is said of modules that are gone."""
         kept = set(paths)
         return Records(
             verified={path: record for path, record in self.verified.items() if path in kept},

@@ -49,7 +49,6 @@ class FinishedRun:
         return self.subject.variant.attention
 
     def again(self, inputs: Inputs, config: int | None = None) -> Outputs:
-        """Returns the outputs for other inputs, or of another config."""
         return _outputs(self.subject, inputs, self.case.config if config is None else config)
 
     def tensor(self, name: str) -> torch.Tensor:

@@ -154,5 +154,4 @@ def _run(sanitizer: Path, tool: str, jobs: Sequence[Job]) -> tuple[dict[str, int
 
 
 def _deal_out(jobs: Sequence[Job], count: int) -> list[Sequence[Job]]:
-    """Returns the jobs dealt out to at most `count` processes."""
     return [part for n in range(count) if (part := jobs[n::count])]

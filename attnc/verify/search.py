@@ -104,11 +104,9 @@ class Trial(ABC):
         """What all of them have met."""
 
     def verdict(self, case: Case) -> Verdict:
-        """Runs one case, all rules included."""
         return self.check(case, ("nan",))
 
     def replay(self, kept: Kept, fills: Iterable[str]) -> Verdict:
-        """Runs a kept failure, and holds it to the rule that it broke."""
         return self.check(kept.case, fills)
 
     def has_rules_for(self, case: Case) -> bool:
@@ -193,7 +191,6 @@ class Step:
     is_held: bool
 
     def take(self, trial: Trial) -> Verdict:
-        """Runs the case."""
         verdict = trial.check(self.case, self.fills)
         return trial.hold_to_rules(self.case, verdict) if self.is_held and verdict.ok else verdict
 

@@ -195,7 +195,6 @@ def unused_of(dtype: DType, fill: str) -> float:
 
 
 def _instead_of_nan(dtype: DType) -> float:
-    """Returns the integer that spoils most."""
     return max(dtype.facts.least, dtype.largest, key=abs)
 
 

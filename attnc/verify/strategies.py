@@ -44,7 +44,6 @@ class Limits:
         return (steps + rows // 4) * dims.get("B", 1) * heads
 
     def includes_gradients(self, dims: Mapping[str, int], config: int) -> bool:
-        """Returns whether the gradients of a case are affordable too."""
         return self.cost(dims, config) * self.backward <= self.most
 
 

@@ -119,7 +119,6 @@ class Subject:
         return found
 
     def blank(self, inputs: Mapping[str, Value]) -> dict[str, torch.Tensor]:
-        """Returns outputs for these inputs, contiguous and full of NaN."""
         attention = self.variant.attention
         arrays = empty_outputs(attention, to_arrays(attention, inputs))
         return {

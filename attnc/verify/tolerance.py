@@ -511,7 +511,6 @@ class _RawRows:
 
 
 def _finish(head: Head, bound: ErrorBound, attended: _RawRows) -> _RawRows:
-    """Returns the rows after the epilogue."""
     epilogue = head.attention.epilogue
     if epilogue is None:
         return attended
@@ -530,7 +529,6 @@ def _finish(head: Head, bound: ErrorBound, attended: _RawRows) -> _RawRows:
 
 
 def _leave(head: Head, bound: ErrorBound, rows: _RawRows, eager: Floats) -> Expected:
-    """Returns rows as they are once rounded to the type of o."""
     o, dtype = rows.value, DType(bound.o_dtype)
     b = rows.error + dtype.unit_roundoff * np.where(np.isfinite(o), np.abs(o), 0.0)
     b = np.where(np.isnan(b), np.inf, b)

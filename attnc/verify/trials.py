@@ -198,7 +198,6 @@ def large_cases(space: Space) -> Iterator[Case]:
 
 
 def _sizes(boundary: Boundary) -> Iterator[dict[str, int]]:
-    """Yields free sizes that meet the points of a boundary."""
     for point in boundary.points:
         match boundary.quantity:
             case "rows" | "packed":

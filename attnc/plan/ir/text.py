@@ -174,7 +174,6 @@ def _splits(kernel: Decode) -> Iterator[str]:
 
 
 def _columns(kernel: Kernel) -> Iterator[str]:
-    """Yields the parts of the columns of q and k, and whether v is of them."""
     if kernel.parts:
         parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.parts)
         yield f"columns of q and k: {', '.join(parts)}"

@@ -200,16 +200,13 @@ class CudaBackwardLayout:
     reads_rows: bool = True
 
     def slices(self, kernel: KernelName) -> int:
-        """Returns how many blocks share the columns of gradients."""
         widest = max(self.layout.qk.width, self.layout.v.width)
         return -(-widest // (2 * SLICE if over_rows(kernel) else SLICE)) if self.sliced else 1
 
     def slice_of(self, width: int, kernel: KernelName) -> int:
-        """Returns the columns of a gradient, of so many, that a block has."""
         return round_up_depth(-(-width // self.slices(kernel)))
 
     def parts(self, config: TileConfig) -> int:
-        """Returns how many warps share their keys."""
         if not self.exchange:
             return 1
         return config.warps * SHARED_KEYS // config.tile_kv

@@ -250,7 +250,6 @@ class Sm90Backward(CudaBackwardLayout):
 
     @property
     def cuts_walks(self) -> bool:
-        """Whether several blocks may share the walk of a kv tile over queries."""
         return any(map(self.walks_for_each, self.by_wgmma))
 
     @property
@@ -276,7 +275,6 @@ class Sm90Backward(CudaBackwardLayout):
         return (self.qk_panels + self.v_panels) * _STAGED_PANEL <= self.staged(kernel)
 
     def has_room_for_two_p(self, kernel: KernelName) -> bool:
-        """Returns whether p fits in registers both rounded and as a factor of ds."""
         return self.tile(kernel)[0] <= _QUERIES_BESIDE_P
 
     @property
@@ -327,7 +325,6 @@ class Sm90Backward(CudaBackwardLayout):
         return {name: size for name, size in buffers.items() if size}
 
     def k_tiles(self, kernel: KernelName) -> int:
-        """Tiles of K in shared memory of a kernel over keys."""
         return _K_TILES if kernel == "dkdv" and not self.gives_p else 1
 
     def staged(self, kernel: KernelName) -> int:

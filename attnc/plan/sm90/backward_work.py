@@ -71,7 +71,6 @@ def find_sizes_of_tile(kernel: BackwardKernel, *, over_q: bool) -> frozenset[str
 
 
 def _read_by_steps(kernel: BackwardKernel, late: Sequence[Statement]) -> frozenset[str]:
-    """Returns names that loops and steps read."""
     step, dropout = kernel.step, kernel.softmax.dropout
     exprs: list[Expr] = [expr for loop in kernel.regions.loops for expr in loop.expressions]
     statements = (*kernel.regions.tests, *kernel.outer, *late, *step.fetches, *step.masked_fetches)
@@ -82,13 +81,11 @@ def _read_by_steps(kernel: BackwardKernel, late: Sequence[Statement]) -> frozens
 
 
 def _read_by_walks(kernel: BackwardKernel) -> set[str]:
-    """Returns names that bounds of loops, and tests of their tiles, read."""
     read = {name for test in kernel.regions.tests for name in names_in(test)}
     return read | {name for loop in kernel.regions.loops for x in loop.expressions for name in names_of(x)}
 
 
 def _varying(statements: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Returns those that are computed from the kv tile at hand."""
     found: list[Statement] = []
     for item in statements:
         exprs = statement_expressions(item)

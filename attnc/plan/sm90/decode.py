@@ -104,7 +104,6 @@ class Sm90DecodeLayout(CudaLayout):
         return self.v.width // PIECE
 
     def sharers(self, config: TileConfig) -> int:
-        """Blocks that share the columns of o."""
         return self.dv // config.tile_d if self.shares else 1
 
     def chosen(self, config: TileConfig) -> dict[str, int]:
@@ -120,11 +119,9 @@ class Sm90DecodeLayout(CudaLayout):
         return self.narrow.count_ahead(config.tile_kv, (own - others, self.room - others))
 
     def registers_of(self, consumers: int) -> tuple[int, int]:
-        """Registers of a thread that copies, and of one that multiplies."""
         return (CONVERTING_REGISTERS if self.narrow else REGISTERS)[consumers]
 
     def columns(self, config: TileConfig) -> int:
-        """Of o, that one warpgroup has."""
         return self.dv_multiplied // self.consumers // self.sharers(config)
 
     @property
@@ -147,7 +144,6 @@ class Sm90DecodeLayout(CudaLayout):
         return self.consumers + (not self.v_in_k)
 
     def box(self, tile_kv: int) -> int:
-        """Keys of a tile that are copied at once."""
         keys = tile_kv // CONVERTING_WARPS if self.narrow else tile_kv
         return gcd(self.page, keys) if self.page else keys
 

@@ -142,7 +142,6 @@ class _RolePlanner:
 
     @property
     def _sizes(self) -> tuple[str, ...]:
-        """Sizes that are found on the device."""
         names = {item.name for item in self.kernel.program if isinstance(item, Let)} & {"M", "N"}
         return tuple(sorted(names | ({"M"} if self.kernel.grid.sequences is not None else set())))
 

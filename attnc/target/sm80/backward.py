@@ -292,7 +292,6 @@ class CudaBackwardText(CudaFileText):
         return "" if self.chain.factor is None else f" * ({scalar(self.chain.factor)})"
 
     def scale_of(self, name: str) -> str:
-        """Returns the factor of the sums that dq, dk or dv is made of."""
         scale = 1.0 if name == "dv" else self.chain.scale
         if scale == 1.0 and self.times_factor:
             return self.times_factor.removeprefix(" * ")

@@ -203,7 +203,6 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def declared(self) -> CallText:
-        """`Backward(...)`."""
         launch = cuda_kernels(
             list(self.kernels()),
             [name for _, name in self._arguments.pointers if name != COUNTER],
@@ -215,12 +214,10 @@ class CudaBackward(BackwardDeclaration):
         return self.fields(self.sizes, Items([*self.first_launches, launch]))
 
     def kernels(self) -> Iterator[CallText]:
-        """Yields the launches, in the order of execution."""
         return (self.kernel(name) for name in self.files)
 
     @property
     def first_launches(self) -> list[CallText]:
-        """Launches before those of the kernels that walk over tiles."""
         return []
 
     @property
@@ -253,7 +250,6 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def sizes(self) -> dict[str, str]:
-        """Sizes that a backward has besides those of the call."""
         return self._padded
 
     @property
@@ -292,7 +288,6 @@ class CudaBackward(BackwardDeclaration):
         return 0
 
     def kernel(self, name: str) -> CallText:
-        """Declares the launch of a kernel."""
         preprocess, epilogue = self._backward.preprocess, self._backward.epilogue
         if epilogue is not None and name == epilogue.name:
             blocks = "M_padded // BLOCK_M * B * H"
@@ -319,7 +314,6 @@ class CudaBackward(BackwardDeclaration):
         return cuda_kernel(name, self.blocks(planned), config=planned.config)
 
     def blocks(self, planned: BackwardKernel) -> str:
-        """Returns how many blocks of threads a kernel has."""
         return self._tiles(planned) + (f" * {slices}" if (slices := self._slices(planned)) > 1 else "")
 
     def _slices(self, planned: BackwardKernel) -> int:

@@ -20,7 +20,6 @@ class Elements:
 
     @property
     def products(self) -> str:
-        """The template of products of tiles."""
         return f"cuda/_{self.products_of}products{'_tf32' if self.is_f32 else ''}.cu.jinja"
 
     @property
@@ -32,25 +31,20 @@ class Elements:
         return "Pair{}" if self.is_f32 else "0"
 
     def pair(self, first: str, second: str) -> str:
-        """Rounds two floats to a pair of elements."""
         return f"Pair{{{first}, {second}}}" if self.is_f32 else f"pack({first}, {second})"
 
     def of_pair(self, which: int) -> str:
-        """Returns the first or the second of `pair`."""
         if self.is_f32:
             return f"pair.values[{which}]"
         return f"element{{(unsigned short){'(pair >> 16)' if which else 'pair'}}}"
 
     def rounded(self, value: str) -> str:
-        """Returns a float as an element."""
         return value if self.is_f32 else f"element{{(unsigned short)pack({value}, 0.0f)}}"
 
     def as_float(self, element: str) -> str:
-        """Returns an element as a float."""
         return element if self.is_f32 else f"to_float({element})"
 
     def left(self, rows: str) -> str:
-        """Returns the declaration of pieces of an accumulator as left operands."""
         if self.is_f32:
             return f"Operand left[{rows} / 16][COLUMNS / 8];"
         return f"u32 left[{rows} / 16][COLUMNS / 16][4];"

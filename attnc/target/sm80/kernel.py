@@ -112,7 +112,6 @@ class CudaText:
 
     @property
     def excluded(self) -> str:
-        """The score of a key that is not kept."""
         return "-INF" if self.kernel.softmax.normalises else "0.0f"
 
     @property
@@ -190,7 +189,6 @@ class CudaText:
         return scalar(self.kernel.stored)
 
     def if_exists(self, value: str, otherwise: str) -> str:
-        """Returns what is written to `row`."""
         return f"row < M ? {value} : {otherwise}" if self.view.clears else value
 
     # -- types and arguments -------------------------------------------------------------------------------
@@ -262,7 +260,6 @@ class CudaText:
         return ()
 
     def finishing(self, item: Statement) -> str:
-        """Returns a statement of the epilogue, at one row and column."""
         return statement(item, self.dtypes, self.kernel.dims, scalar)
 
     def key_statements(self, items: Iterable[Fetch]) -> Iterator[str]:
@@ -270,7 +267,6 @@ class CudaText:
         return (self.statement(item) for item in items if "q" not in item.axes)
 
     def element_statements(self, items: Iterable[Fetch]) -> Iterator[str]:
-        """Yields loads of an element."""
         return (self.statement(item) for item in items if "q" in item.axes)
 
     @property
@@ -284,11 +280,9 @@ class CudaText:
 
     @property
     def value_fetches(self) -> tuple[Fetch, ...]:
-        """The loads along keys that a scale of v needs."""
         return self.fetches_along_keys(self.kernel.step.fetches, self.kernel.step.v_scale)
 
     def fetches_along_keys(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
-        """Returns the loads along keys that the expression needs."""
         candidates = [fetch for fetch in (*self.kernel.outer, *fetches) if "kv" in fetch.axes]
         return () if expr is None else fetches_for(candidates, expr)
 
@@ -354,7 +348,6 @@ class CudaDecodeText(CudaText):
         return "" if group is None else scalar(group)
 
     def all_rows(self, queries: str) -> str:
-        """Returns rows of a KV head with so many queries."""
         return f"{queries} * {self.group}" if self.group else queries
 
     @property
@@ -370,7 +363,6 @@ class CudaDecodeText(CudaText):
 
     @property
     def last_row(self) -> list[str]:
-        """The last q row of the tile that the sequence has."""
         last = f"min(row_lo + BLOCK_M, {self.all_rows('M')}) - 1"
         if self.group:
             last = f"({last}) / {self.group}"
@@ -401,7 +393,6 @@ class CudaDecodeText(CudaText):
 
     @property
     def lse_at(self) -> str:
-        """Where lse of query q of head `head` lies."""
         return "args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem]"
 
     def if_exists(self, value: str, otherwise: str) -> str:
@@ -444,5 +435,4 @@ class CudaDecodeText(CudaText):
 
     @property
     def split_row(self) -> str:
-        """The number of the result for query q of head `head`."""
         return f"((long long)(b * H + head) * {self.stored} + q) * args.SPLITS + split"

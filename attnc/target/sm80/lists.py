@@ -77,7 +77,6 @@ class CudaListsText:
 
     @property
     def row(self) -> str:
-        """The number of the list's block of queries."""
         return f"i_{self.made.row_axis}"
 
     @property
@@ -132,7 +131,6 @@ class CudaListsText:
 
     @property
     def lines(self) -> str:
-        """The number of lists, as a size."""
         return show_product(self.made.lines)
 
     @property
@@ -141,7 +139,6 @@ class CudaListsText:
 
     @property
     def launch(self) -> CallText:
-        """The first kernel of a call, of blocks of its own size."""
         from attnc.target.sm80.declaration import cuda_kernel
 
         own = {"WARPS": str(LIST_THREADS // 32), "shared": "0"}

@@ -54,7 +54,6 @@ class TileLoop:
 
     @property
     def listed_block(self) -> int:
-        """Positions of a listed block."""
         walk = self.kernel.regions.loops[0].listed
         return 0 if walk is None else walk.block
 
@@ -66,7 +65,6 @@ class TileLoop:
 
     @property
     def skips(self) -> bool:
-        """Whether tiles between others are skipped."""
         return bool(self.guard or self.listed)
 
     @property
@@ -94,5 +92,4 @@ class TileLoop:
 
     @property
     def asks_partial_tiles_alone(self) -> bool:
-        """Whether keys of full tiles are not asked, since it takes a load."""
         return self.kernel.regions.axis == "kv" and self.masked != "true" and bool(self.kept_values)

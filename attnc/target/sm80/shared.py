@@ -22,7 +22,6 @@ class SharedTiles:
 
     @property
     def same(self) -> bool:
-        """Whether those of q, k, v and o are all alike."""
         return (self.layout.d, self.layout.qk) == (self.layout.dv, self.layout.v)
 
     @property
@@ -76,7 +75,6 @@ class SharedTiles:
 
     @property
     def paged(self) -> list[tuple[str, str, str, str, str]]:
-        """The same of keys and values in pages."""
         if not self.page:
             return []
         if self.same:
@@ -107,7 +105,6 @@ class SharedTiles:
 
     @property
     def value(self) -> str:
-        """Columns of a tile of v."""
         return self.d if self.layout.v_in_k else self.dv
 
     @property

@@ -99,15 +99,12 @@ class ThreadRows:
         return tuple(fetch for fetch in loads if fetch.axes == ("q",))
 
     def array(self, fetch: Fetch) -> str:
-        """Declares what is loaded of all rows."""
         return f"{value_type(fetch, self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
 
     def value(self, fetch: Fetch) -> str:
-        """Loads it of row r."""
         return f"{fetch.name}[r] = {load(fetch, self.dtypes[fetch.load.tensor])};"
 
     def expressions(self) -> Iterator[Expr]:
-        """Yields what is computed, and the expressions of a step."""
         for item in self.computed:
             yield from statement_expressions(item)
         step = self.kernel.step

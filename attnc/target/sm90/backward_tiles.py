@@ -126,19 +126,15 @@ class Sm90TileText(CudaBackwardText):
         return searches(bounds) and not searches(e for x in self.loop.tests for e in statement_expressions(x))
 
     def coordinates(self, name: str, row: str) -> str:
-        """Row, head and batch of a box."""
         return coordinates(self.row_zero(name), row)
 
     def multiplied(self, name: str) -> str:
-        """Returns how many columns of a gradient are summed."""
         return "DV" if name == "dv" else "D"
 
     def stored(self, name: str) -> str:
-        """Returns how many of them are stored."""
         return self.wgmma.dv_stored if name == "dv" else self.wgmma.d_stored
 
     def stored_sums(self, name: str) -> str:
-        """Returns the sums of those."""
         columns = self.stored(name)
         is_part = self.multiplied(name) != columns
         return f"(const float (&)[{columns} / 8][4]){name}" if is_part else name

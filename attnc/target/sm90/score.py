@@ -112,7 +112,6 @@ class Scores:
 
     @property
     def value_places(self) -> Iterator[str]:
-        """The same of what a scale of v asks for."""
         for i, vector in enumerate(self.vectors):
             if vector in self._of_values:
                 yield self._place(i, vector)

@@ -111,7 +111,6 @@ class Boxes:
         return f"{{args.{tensor}_ptr + {text.offset(name)}, args.stride_{tensor}p, args.stride_{tensor}n}}"
 
     def coordinates(self, name: str, row: str, page: str = "") -> str:
-        """Row, head and batch, or page, of a box."""
         return coordinates(self._text.view.row_zero(name), row, page)
 
 

@@ -212,7 +212,6 @@ class BackwardText(ProgramText):
         return self.sums.factor(self.chain.slope)
 
     def scored(self, expr: Expr) -> str:
-        """Returns the score, from the product of q and k."""
         return score(expr, self.show, self.chain.inline(expr))
 
     @property
@@ -257,7 +256,6 @@ class BackwardText(ProgramText):
 
     @property
     def sums_of_tile(self) -> dict[str, int]:
-        """The sums that stay in registers, and columns of each."""
         found: dict[str, int] = {}
         for name in self.makes:
             if name == "dv":
@@ -493,7 +491,6 @@ class BackwardText(ProgramText):
         return f"{'(b * H + h)' if self.over_q else 'row'}.to(tl.int64) * M_padded"
 
     def stores(self, name: str) -> Iterator[str]:
-        """Yields the stores of dq, dk or dv, part by part."""
         if name == "dv":
             yield self._store(name, name, None)
             return
@@ -501,7 +498,6 @@ class BackwardText(ProgramText):
             yield self._store(name, getattr(text, name), part)
 
     def _store(self, name: str, value: str, part: DotPart | None) -> str:
-        """Returns the store of a sum, scaled as the chain rule says."""
         start, stop, rows, head, letter = (
             ("q_lo", "M", "BLOCK_M", "h", "m")
             if name in BY_QUERY

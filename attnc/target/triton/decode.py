@@ -238,7 +238,6 @@ class DecodeText(KernelText):
 
     @property
     def finds_first_pages(self) -> bool:
-        """Whether pages are looked up before the loop that looks ahead."""
         return self.pages is not None and self.kernel.regions.loops[0].listed is None
 
     def looks_ahead(self, loop: Loop) -> bool:

@@ -103,7 +103,6 @@ class ProgramText:
         return f"tl.range({bounds}, num_stages=1)" if is_edge else f"range({bounds})"
 
     def queries_of(self, loop: Loop) -> str:
-        """Returns what a loop over queries runs over."""
         if loop.listed is not None:
             return self._listed_tiles(loop.listed)
         return f"range({scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_M)"
@@ -119,7 +118,6 @@ class ProgramText:
 
     @property
     def gathers(self) -> bool:
-        """Whether tiles are of keys of several listed blocks."""
         return any(loop.listed is not None and loop.listed.gathers for loop in self.kernel.regions.loops)
 
     @property
@@ -128,7 +126,6 @@ class ProgramText:
 
     @property
     def find_list(self) -> list[str]:
-        """Statements that find the list that a loop walks over, and its length."""
         walk = next((loop.listed for loop in self.kernel.regions.loops if loop.listed is not None), None)
         if walk is None:
             return []
@@ -342,7 +339,6 @@ class KernelText(ProgramText):
 
     @property
     def tiles(self) -> list[str]:
-        """Constants of a config."""
         return ["BLOCK_M", "BLOCK_N", *self.tma]
 
     @property
@@ -447,7 +443,6 @@ class KernelText(ProgramText):
 
     @property
     def excluded(self) -> str:
-        """The score of a key that is not kept."""
         return '-float("inf")' if self.kernel.softmax.form == "softmax" else "0.0"
 
     @property

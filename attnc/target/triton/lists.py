@@ -40,7 +40,6 @@ class ListsText:
 
     @property
     def entries(self) -> str:
-        """Places of a list."""
         return scalar(self.made.extents[-1])
 
     @property

@@ -37,7 +37,6 @@ class TritonTensors(Tensors):
         self.columns_of_o = self.parts[0].width if first.v_in_k else self.dv
 
     def width(self, name: str) -> str:
-        """Returns the columns of a matrix of one part, and of its tile."""
         size = self.size(name)
         columns = block(self.columns_of_o if name in ("o", "do") else size)
         return f"{size}, {columns}" if self.padded else str(size)
@@ -77,7 +76,6 @@ class PrologueText:
         return self.tensors.offset(name, "h")
 
     def row(self, name: str) -> str:
-        """Returns the offset from there to the rows of the tile."""
         tensor = self.tensors.by_name[name]
         axis = tensor.axis(Role.QUERY)
         return "0" if axis is None else f"q_idx.to(tl.int64) * {stride_name(tensor, axis)}"

@@ -293,7 +293,6 @@ class TritonBackward(BackwardDeclaration):
 
     @property
     def declared(self) -> CallText:
-        """`Backward(...)`."""
         first = [] if self._lists is None else [*self._lists.launches(self.configs[0])]
         first += [text.launch for text in (self.epilogue, self.preprocess) if text is not None]
         launches = Items([*first, *(text.parameters.launch for text in self._texts)])
