@@ -7,8 +7,7 @@ import pytest
 from attnc.plan.ir import Module
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.files import render_files
-from attnc.target.sm90.backward import Sm90BackwardText, Sm90RowsText, text_of
-from attnc.target.sm90.backward_tiles import Sm90Arguments
+from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90BackwardText
 from attnc.target.sm90.latent import LatentProducts
 from tests.plan.test_sm90_backward import planned as planned_backward
 from tests.plan.test_sm90_latent import planned
@@ -16,10 +15,10 @@ from tests.plan.test_sm90_latent import planned
 SIZES = [(128, 64), (192, 128), (320, 256), (576, 256), (576, 512)]
 
 
-def text_of_kernel(module: Module, kernel: str) -> Sm90BackwardText | Sm90RowsText:
+def text_of_kernel(module: Module, kernel: str) -> Sm90BackwardText:
     (found,) = (item for item in module.backward_kernels.values() if item.kind == kernel)
-    made, frame = text_of(module, Sm90Arguments(module), found)
-    assert frame == "sm90/latent_module"
+    made = Sm90BackwardText(module, Sm90Arguments(module), found)
+    assert made.frame == "sm90/latent_module"
     return made
 
 
@@ -76,6 +75,6 @@ def test_other_gradients_have_the_text_of_other_kernels() -> None:
     layout = module.backward.layout
     assert isinstance(layout, Sm90Backward)
     for planned_kernel in module.backward.kernels:
-        made, frame = text_of(module, Sm90Arguments(module), planned_kernel)
-        assert frame == "sm90/backward_module"
-        assert type(made) is (Sm90RowsText if planned_kernel.over_q else Sm90BackwardText)
+        made = Sm90BackwardText(module, Sm90Arguments(module), planned_kernel)
+        assert made.frame == "sm90/backward_module"
+        assert made.latent is None

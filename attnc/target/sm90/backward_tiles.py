@@ -14,11 +14,12 @@ from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import CONSUMER_REGISTERS, LAST_ROUNDS, PRODUCER_REGISTERS, Sm90Backward, Turns
 from attnc.plan.sm90.backward_work import BackwardWork, find_sizes_of_tile, plan_backward_work
 from attnc.plan.sm90.latent import LatentBackward
-from attnc.plan.steps import fetches_for
+from attnc.plan.steps import fetches_for, select_per_head
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
+from attnc.target.sm90.gradients import DkDv, Dq
 from attnc.target.sm90.latent import LatentProducts
 from attnc.target.sm90.tiles import FRAGMENT, WgmmaTiles, coordinates
 
@@ -53,20 +54,20 @@ class Sm90Arguments(ArgumentText):
         yield from super().fields
 
 
-class Sm90TileText(CudaBackwardText):
+class Sm90BackwardText(CudaBackwardText):
     """Attribute by attribute what `templates/sm90/backward_d*.cu.jinja` and their parts print; scores, masks
     and derivatives are as for `cuda.sm_80`.
 
     One warp finds what tiles are; the others read in a record what it publishes of them.
+
+    dkdv, dq: what a kernel has that is over keys, or over queries; latent: products of keys that are values
+    too; turns: how blocks take turns at adding to dq, if they do; edge: the bound of the loops of the kv tile
+    before that tells whether a turn is the first, if one does; gives_p: whether dv and dk have a warpgroup
+    each, of which one gives p to the other; clears_values: whether rows of k in a partial tile have to be
+    made zero: TMA does so behind the tensor alone.
     """
 
     plan: Sm90Backward
-    #: How blocks take turns at adding to dq, if they do; the bound of the loops of the kv tile before that
-    #: tells whether a turn is the first, if one does.
-    turns: Turns | None = None
-    edge = ""
-    #: Whether dv and dk have a warpgroup each, of which one gives p to the other.
-    gives_p = False
     is_backward, is_decode = True, False
     vectors = ()
     producer_registers, consumer_registers = PRODUCER_REGISTERS, CONSUMER_REGISTERS
@@ -97,9 +98,39 @@ class Sm90TileText(CudaBackwardText):
         self.begins_dp = self.p_first and normalises
         self.queries_in_box, self.keys_in_box = self.plan.boxes
         self.cuts_walks = not self.over_q
+        self.gives_p = self.plan.gives_p and not self.over_q
+        self.turns: Turns | None = None if self.chain.adds_dq is None or self.over_q else self.plan.turns
+        self.edge = ""
+        if self.turns is not None and self.turns.first_varies:
+            self.edge = self.loop.lo if self.turns.from_last else self.loop.hi
+        self.dkdv: DkDv | None = None
+        self.dq: Dq | None = None
+        if self.over_q:
+            self.dq = Dq(self.plan)
+            self.clears_values = planned.step.kept is not None or "N" in self.sizes_of_tile
+        else:
+            is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
+            self.clears_values = planned.fills_keys or is_cut
+            self.dkdv = DkDv(
+                self.plan, planned, fetches=self.row_fetches, late=self.late_program, is_cut=is_cut
+            )
 
     searching_lanes = "32"
     _fragment = FRAGMENT
+
+    @property
+    def template(self) -> str:
+        """What prints it, of `templates/sm90`."""
+        if self.over_q:
+            return "backward_dq" if self.latent is None else "backward_latent_dq"
+        if self.latent is not None:
+            return "backward_latent_dk"
+        return "backward_dkdv_wide" if self.gives_p else "backward_dkdv"
+
+    @property
+    def frame(self) -> str:
+        """That of its file."""
+        return "sm90/backward_module" if self.latent is None else "sm90/latent_module"
 
     @property
     def walk(self) -> CudaWalk:
@@ -109,6 +140,11 @@ class Sm90TileText(CudaBackwardText):
         if self.turns is None:
             return replace(walk, last_rounds=LAST_ROUNDS)
         return replace(walk, walk=replace(walk.walk, last_first=self.turns.from_last))
+
+    @property
+    def tiles_of_head(self) -> str:
+        """How many kv tiles take turns at a q tile."""
+        return "(N + BLOCK_N - 1) / BLOCK_N" if self.kernel.grid.sequences is not None else self.walk.tiles
 
     @property
     def ascends(self) -> bool:
@@ -204,7 +240,8 @@ class Sm90TileText(CudaBackwardText):
 
     @property
     def late_program(self) -> tuple[Statement, ...]:
-        return ()
+        """What changes with the query head, where several share their keys."""
+        return select_per_head(self.kernel.program) if self.groups and not self.over_q else ()
 
     @property
     def sizes_of_tile(self) -> frozenset[str]:

@@ -23,8 +23,8 @@ from attnc.target.sm80.render import (
     render_host,
 )
 from attnc.target.sm80.tidy import tidy_cuda
-from attnc.target.sm90.backward import Sm90FinishText, Sm90JoinText, Sm90PreprocessText, text_of
-from attnc.target.sm90.backward_tiles import Sm90Arguments
+from attnc.target.sm90.backward import Sm90FinishText, Sm90JoinText, Sm90PreprocessText
+from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90BackwardText
 from attnc.target.sm90.declaration import HopperBackward, hopper_declaration
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
@@ -73,8 +73,8 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
         if planned.kind not in backward.layout.by_wgmma:
             sources[CudaBackwardText(module, arguments, planned)] = (f"cuda/{planned.structure}", frame)
             continue
-        made, file = text_of(module, arguments, planned)
-        sources[made] = (f"sm90/{made.template}", file)
+        made = Sm90BackwardText(module, arguments, planned)
+        sources[made] = (f"sm90/{made.template}", made.frame)
     if arguments.summed:
         sources[Sm90JoinText(module, arguments)] = ("sm90/backward_join", frame)
     if arguments.adds_dq:
