@@ -36,8 +36,13 @@ def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environme
 def python_environment() -> jinja2.Environment:
     """Returns the environment of templates of Python text."""
     environment = template_environment()
-    environment.filters.update(quote=quote, quoted=_quote)
+    environment.filters.update(quote=quote, quoted=_quote, each=fill_each)
     return environment
+
+
+def fill_each(items: Iterable[object], form: str) -> str:
+    """Returns a line for each item: the form, with the item, or all parts of a tuple, in its places `%s`."""
+    return "\n".join(form % item for item in items)
 
 
 def _quote(names: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 from attnc.target.sm80.printer import local
 from attnc.target.sm80.tidy import ValueLines, tidy_cuda
 from attnc.target.support import imports, with_headers
-from attnc.target.templates import python_environment, template_environment, tidy
+from attnc.target.templates import fill_each, python_environment, template_environment, tidy
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
@@ -173,7 +173,7 @@ def cuda_environment() -> jinja2.Environment:
     """Returns the environment of templates of CUDA C++."""
     environment = template_environment("[[", "]]")  # C++ has braces of its own
     environment.add_extension(ValueLines)
-    environment.filters.update(quote=quote, lines=join_statements, comment=join_comments)
+    environment.filters.update(quote=quote, lines=join_statements, comment=join_comments, each=fill_each)
     environment.globals.update(local=local)
     return environment
 
