@@ -41,8 +41,8 @@ def python_environment() -> jinja2.Environment:
 
 
 def fill_each(items: Iterable[object], form: str) -> str:
-    """Returns a line for each item: the form, with the item, or all parts of a tuple, in its places `%s`."""
-    return "\n".join(form % item for item in items)
+    """Returns a line for each item: the form, with the item, or all parts of a tuple, in its places `{}`."""
+    return "\n".join(form.format(*item if isinstance(item, tuple) else (item,)) for item in items)
 
 
 def _quote(names: Iterable[str]) -> str:
