@@ -102,9 +102,26 @@ def render_host(
             declaration=print_value(declaration, "CALL = "),
             imports=imports(declaration.classes | call.called, target),
             tuning=tuning(module, tuned),
+            more_fields=list_fields(module, back),
         )
     )
     return tidy(host)
+
+
+def list_fields(module: Module, back: CudaBackward | None) -> list[str]:
+    """Returns the fields of a config besides those that all have; those that not all of its kernels have are
+    0 in the others.
+    """
+    kernel = module.kernel
+    names = [] if kernel.layout is None else list(kernel.layout.chosen(kernel.configs[0]))
+    if split_of(kernel) is not None:
+        names.append("splits")
+    if isinstance(kernel, Decode) and has_fixed_splits(kernel):
+        names.append("split_size")
+    if back is None:
+        return [f"{name}: int" for name in names]
+    of_backward = {"maxnreg": back.limits_registers, "parts": back.cuts_walks}
+    return [f"{name}: int = 0" for name in (*names, *(x for x, exists in of_backward.items() if exists))]
 
 
 def _sha256(sources: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ What is computed once for a key or a row is decided by `plan.sm90.roles`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from attnc.expr.nodes import Ref
 from attnc.plan.ir import Fetch, Forward, Let, Statement
@@ -68,6 +68,10 @@ class Scores:
         """Where a number of each key lies among those of its columns, and its value."""
         of_keys = ((i, column.of_key) for i, column in enumerate(self.columns))
         return [(3 * i, at_row(value)) for i, value in of_keys if value is not None]
+
+    def thirds_of(self, columns: Iterable[tuple[int, str]]) -> list[tuple[int, int, int]]:
+        """Returns where the three bf16 of each float lie."""
+        return [(at, at + 1, at + 2) for at, _ in columns]
 
     @property
     def number_columns(self) -> list[tuple[int, str]]:
