@@ -237,7 +237,7 @@ KEYS: Mapping[str, Key] = {
         words=("none",),
         phases=("backward", "dq", "dkdv"),
     ),
-    "consumers": _number(_among(2, 3, 4), "2, 3 or 4", 0, _FORWARD, _HOPPER),
+    "consumers": _number(_among(1, 2, 3, 4), "1, 2, 3 or 4", 0, _FORWARD, _HOPPER),
     "overlap": Key(
         read=_bool, allowed="true or false", default=True, kind="bool", phases=_FORWARD, target=_HOPPER
     ),

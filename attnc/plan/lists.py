@@ -315,8 +315,9 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
     yield from _refuse_tiles(listing, schedule)
 
 
-#: Queries of the smallest tile of warpgroups, and keys one of whose multiples its tiles have.
-_WARPGROUPS, _TILE_KEYS = 128, (32, 48)
+#: Queries of a warpgroup, of the smallest tile of those that make gradients, and keys one of whose multiples
+#: tiles have.
+_WARPGROUP, _WARPGROUPS, _TILE_KEYS = 64, 128, (32, 48)
 
 
 def _refuse_warpgroups(variant: Variant, listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -328,10 +329,10 @@ def _refuse_warpgroups(variant: Variant, listing: Listing, schedule: Schedule) -
         yield unsupported(f"{schedule.target} walks over lists with loops = [q, kv]", place, label, instead)
     if variant.attention.grads:
         yield from _refuse_gradients(variant, listing, schedule)
-    if listing.rows % _WARPGROUPS:
+    if listing.rows % _WARPGROUP or not listing.rows:
         label = f"rows = {listing.rows}" if listing.rows else "one list for all queries"
-        message = f"tiles of {schedule.target} have {_WARPGROUPS} queries or more, all with one list"
-        yield unsupported(message, span, label, f"use a multiple of {_WARPGROUPS}", instead)
+        message = f"tiles of {schedule.target} have {_WARPGROUP} queries or more, all with one list"
+        yield unsupported(message, span, label, f"use a multiple of {_WARPGROUP}", instead)
     if all(listing.keys % keys for keys in _TILE_KEYS):
         hint = f"use a multiple of {_TILE_KEYS[0]} or {_TILE_KEYS[1]}"
         message = f"blocks of {listing.keys} keys are not lowered to {schedule.target}"
@@ -375,11 +376,12 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
         message = (
             f"gradients beside lists that differ in a group of heads are not lowered to {schedule.target}"
         )
-    elif listing.keys % _WARPGROUPS:
+    elif listing.keys % _WARPGROUPS or listing.rows % _WARPGROUPS:
+        what = "keys" if listing.keys % _WARPGROUPS else "queries"
         message = (
-            f"tiles of {schedule.target} have {_WARPGROUPS} keys where they make dk and dv, of one block"
+            f"tiles of {schedule.target} have {_WARPGROUPS} {what} where they make gradients, of one block"
         )
-        instead = f"use a multiple of {_WARPGROUPS} keys, or {instead}"
+        instead = f"use a multiple of {_WARPGROUPS} {what}, or {instead}"
     if message:
         yield unsupported(message, span, "here" if ways else "the list", instead)
 

@@ -307,6 +307,8 @@ ON_HOPPER: Mapping[str, Mapping[str, str]] = {
     "gradients": {"MASK": "listed(idx, rows = 128, keys = 128) and causal", "GRADS": "grad q, k, v"},
     "a causal mask": {"MASK": "listed(idx, rows = 128, keys = 64) and causal"},
     "nothing else": {"SCHEDULE": "consumers = 2, tile.kv = 32, stages = 2"},
+    "a warpgroup a block": {"MASK": "listed(idx, rows = 64, keys = 64) and causal", "SCHEDULE": "stages = 2"},
+    "lists of 192 queries": {"MASK": "listed(idx, rows = 192, keys = 48)", "SCHEDULE": "consumers in {1, 3}"},
     "a window": {"MASK": "window(90, 10) and listed(idx, rows = 128, keys = 96)", "SCHEDULE": "tile.kv = 32"},
     "two ranges": {"MASK": "listed(idx, rows = 128, keys = 64) and (kv_idx < 40 or window(70, 0))"},
     "padding": {
@@ -356,7 +358,11 @@ ON_HOPPER: Mapping[str, Mapping[str, str]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[] if i < 2 else [pytest.mark.nightly]) for i, x in enumerate(ON_HOPPER)]
+    "name",
+    [
+        pytest.param(x, marks=[] if i < 4 and i != 2 else [pytest.mark.nightly])
+        for i, x in enumerate(ON_HOPPER)
+    ],
 )
 def test_bits_of_lists_on_hopper(name: str) -> None:
     skip_without_compiler("cuda.sm_90a")

@@ -63,11 +63,12 @@ BUGS: tuple[HopperBug, ...] = (
         patch="bits[block / 32] = (int)(1u << block % 32);",
     ),
     HopperBug(
-        name="entries past the blocks that there are",
+        name="the block behind the last one",
         attention="hopper_lists",
-        story="an entry was compared with the room that words have",
+        file="backward_lists",
+        story="an entry was compared with the number of blocks as with the last one",
         anchor="if (block < 0 || block >= args.list_blocks)",
-        patch="if (block < 0 || block >= 32 * words + 32)",
+        patch="if (block < 0 || block > args.list_blocks)",
     ),
     HopperBug(
         name="entries behind the count",

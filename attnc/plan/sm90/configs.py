@@ -17,7 +17,7 @@ from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfi
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
-from attnc.plan.lists import divide_blocks
+from attnc.plan.lists import divide_blocks, listing_of
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, Swizzle, chunk_of
@@ -189,7 +189,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         capped=_has_headroom(schedule) and cap_of(score, scale) is not None,
         copies=copies_of(attention),
         clusters=_ever(schedule, "cluster", 1),
-        shares=_ever(schedule, "blocks", 1),
+        shares=any(config.blocks > 1 for config in chain.from_iterable(groups_of(variant, schedule))),
         narrow=narrow_of(attention, apart=True),
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
@@ -198,13 +198,10 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
 
 
 def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig]) -> Sm90Layout:
-    room = layout.room
-    config = next(
-        (config for config in candidates if sum(layout.shared_memory(config).values()) <= room), None
-    )
+    config = next((x for x in candidates if sum(layout.shared_memory(x).values()) <= layout.room_of(x)), None)
     for stages in PAIR_STAGES if config is not None else ():
         found = replace(layout, pair=size, pair_stages=stages)
-        if config is not None and sum(found.shared_memory(config).values()) <= room:
+        if config is not None and sum(found.shared_memory(config).values()) <= found.room_of(config.blocks):
             return found
     return layout
 
@@ -290,6 +287,9 @@ def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
         yield _WIDE_PAIR_TILES
     if width > _WIDEST_BESIDE_ROWS and copies_of(variant.attention) == "rows":
         first = replace(first, tile_kv=64)
+    listing = listing_of(variant.attention)
+    if listing is not None and listing.rows % (CONSUMERS * WGMMA_ROWS):
+        first = replace(first, tile_q=WGMMA_ROWS, tile_kv=64)
     yield first
     for keys in (64, 48, 32):
         if keys < (first.tile_kv or 0):
@@ -324,8 +324,11 @@ def _complete(
     widest, other_warpgroups = _width_of(variant), helpers_of(variant)
     config = tiles.without(knobs).of(config)
     rows = config.tile_q if "tile.q" in knobs else tiles.tile_q or WGMMA_ROWS * CONSUMERS
-    consumers = config.consumers or min(max(2, rows // WGMMA_ROWS), 4)
+    fewest = 1 if rows == WGMMA_ROWS else 2
+    consumers = config.consumers or min(max(fewest, rows // WGMMA_ROWS), 4)
     tile_q = config.tile_q if "tile.q" in knobs else WGMMA_ROWS * consumers
+    if consumers == 1 and "blocks" not in knobs:  # one multiplies while the other computes its softmax
+        config = replace(config, blocks=2)
     registers = config.registers
     if not registers:
         few = (
