@@ -29,6 +29,8 @@ _OVERHEAD = 6.0
 _FORGIVING = ("very_negative", "huge", "zero_q", "constant", "denormal", "zeros", "ones")
 #: Cases of the array that come before those at the edges; a run of fewer has no others.
 _FIRST = 4
+#: Entries of a list that is short, and sizes that are not of lists alone.
+_FEW, _SEQUENCES = 4, ("B", "H", "Hkv", "G", "M", "N")
 #: What is drawn when the level of a factor does not matter, more often than what is not.
 _ORDINARY = ("plain", "drawn", "none", "random")
 
@@ -40,16 +42,35 @@ def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
     coverage = Coverage(space)
     for number in range(count):
         if number == _FIRST:
-            yield from edges(space)
-            yield from thin_cases(space, limits)
+            yield from _beside_the_array(space, limits)
         rng = random.Random(number)
         drawn = [_candidate(coverage, limits, rng, number) for _ in range(_CANDIDATES)]
         best = max(drawn, key=lambda case: _worth(coverage, limits, case))
         coverage.note(best)
         yield best
     if count == _FIRST:
-        yield from edges(space)
-        yield from thin_cases(space, limits)
+        yield from _beside_the_array(space, limits)
+
+
+def _beside_the_array(space: Space, limits: Limits) -> Iterator[Case]:
+    """Yields the cases at the edges and the thin ones, with lists for all queries and of several entries: of
+    short lists most name nothing.
+    """
+    listing = listing_of(space.attention)
+    for case in (*edges(space), *thin_cases(space, limits)):
+        if listing is None:
+            yield case
+            continue
+        extents, dims = listing.condition.extents, dict(case.dims)
+        wanted = {extents[-1]: _FEW}
+        if listing.row_axis is not None:
+            wanted[extents[listing.row_axis]] = max(-(-dims.get("M", 1) // listing.rows), 1)
+        changed = {
+            size.name: most
+            for size, most in wanted.items()
+            if isinstance(size, Dim) and size.name not in _SEQUENCES and dims.get(size.name) == 1
+        }
+        yield replace(case, dims={**dims, **changed})
 
 
 def _worth(coverage: Coverage, limits: Limits, case: Case) -> float:
