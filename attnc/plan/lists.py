@@ -315,9 +315,9 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
     yield from _refuse_tiles(listing, schedule)
 
 
-#: Queries of a warpgroup, of the smallest tile of those that make gradients, and keys one of whose multiples
+#: Queries, or keys, of a warpgroup; columns of which wgmma makes all gradients; keys one of whose multiples
 #: tiles have.
-_WARPGROUP, _WARPGROUPS, _TILE_KEYS = 64, 128, (32, 48)
+_WARPGROUP, _WIDEST, _TILE_KEYS = 64, 128, (32, 48)
 
 
 def _refuse_warpgroups(variant: Variant, listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -354,7 +354,7 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
     """Yields what kernels for gradients cannot do, where wgmma does not make them, or tiles cross blocks."""
     attention, span = variant.attention, listing.condition.span
     instead = "write a schedule for the target 'triton'"
-    wide = max(feature(attention.q), feature(attention.v)) > _WARPGROUPS
+    wide = max(feature(attention.q), feature(attention.v)) > _WIDEST
     others = [name for name in attention.grads if name not in ("q", "k", "v")]
     phases: tuple[Phase, ...] = ("backward", "dq", "dkdv")
     ways = [knob for phase in phases if (knob := schedule.phases[phase].get("accumulate.dq")) is not None]
@@ -362,7 +362,7 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
     message = ""
     if wide:
         message = (
-            f"gradients of more than {_WARPGROUPS} columns beside lists are not lowered to {schedule.target}"
+            f"gradients of more than {_WIDEST} columns beside lists are not lowered to {schedule.target}"
         )
     elif others:
         message = f"a gradient of '{others[0]}' beside lists is not lowered to {schedule.target}"
@@ -376,12 +376,9 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
         message = (
             f"gradients beside lists that differ in a group of heads are not lowered to {schedule.target}"
         )
-    elif listing.keys % _WARPGROUPS or listing.rows % _WARPGROUPS:
-        what = "keys" if listing.keys % _WARPGROUPS else "queries"
-        message = (
-            f"tiles of {schedule.target} have {_WARPGROUPS} {what} where they make gradients, of one block"
-        )
-        instead = f"use a multiple of {_WARPGROUPS} {what}, or {instead}"
+    elif listing.keys % _WARPGROUP:
+        message = f"tiles of {schedule.target} have {_WARPGROUP} keys where they make dk and dv, of one block"
+        instead = f"use a multiple of {_WARPGROUP} keys, or {instead}"
     if message:
         yield unsupported(message, span, "here" if ways else "the list", instead)
 

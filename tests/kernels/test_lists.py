@@ -349,6 +349,31 @@ ON_HOPPER: Mapping[str, Mapping[str, str]] = {
         "MASK": "listed(idx, rows = 128, keys = 128) and causal",
         "GRADS": "grad q, k, v",
     },
+    "gradients of a warpgroup a block": {
+        "MASK": "listed(idx, rows = 64, keys = 64) and causal",
+        "GRADS": "grad q, k, v",
+        "SCHEDULE": "",
+    },
+    "gradients of a warpgroup a block of queries": {
+        "MASK": "listed(idx, rows = 64, keys = 128) and window(90, 30)",
+        "GRADS": "grad q, k, v",
+        "SCHEDULE": "",
+    },
+    "gradients of a warpgroup a block of keys": {
+        "MASK": "listed(idx, rows = 128, keys = 192)",
+        "GRADS": "grad q, k, v",
+        "EXTRAS": "input p: f32[]\n  input seed: i64[]",
+        "SOFTMAX": "softmax(dropout = p, seed = seed)",
+        "SCHEDULE": "",
+    },
+    "gradients of a warpgroup a block, packed": {
+        "Q": "T, Hkv * G, 128] via ragged(cu",
+        "KV": "U, Hkv, 128] via ragged(ck",
+        "EXTRAS": "input cu: i32[B + 1]\n  input ck: i32[B + 1]",
+        "MASK": "listed(idx, rows = 64, keys = 64) and causal",
+        "GRADS": "grad q, k, v",
+        "SCHEDULE": "",
+    },
     "gradients of keys": {"MASK": "listed(idx, rows = 128, keys = 128)", "GRADS": "grad k, v"},
     "pages": {
         "KV": "B, N, Hkv, 64] via paged(table, page = 16",

@@ -63,14 +63,6 @@ BUGS: tuple[HopperBug, ...] = (
         patch="bits[block / 32] = (int)(1u << block % 32);",
     ),
     HopperBug(
-        name="the block behind the last one",
-        attention="hopper_lists",
-        file="backward_lists",
-        story="an entry was compared with the number of blocks as with the last one",
-        anchor="if (block < 0 || block >= args.list_blocks)",
-        patch="if (block < 0 || block > args.list_blocks)",
-    ),
-    HopperBug(
         name="entries behind the count",
         attention="hopper_lists",
         story="counts were not looked at",

@@ -12,7 +12,7 @@ from attnc.model.resolve import resolve
 from attnc.output import write_folder
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
-from attnc.plan.sm90.backward import CONSUMER_REGISTERS, CONSUMERS, Sm90Backward
+from attnc.plan.sm90.backward import CONSUMER_REGISTERS, Sm90Backward
 from attnc.plan.sm90.decode import Sm90DecodeLayout
 from attnc.plan.sm90.layout import Sm90Layout, entry_registers
 from attnc.runtime.cubin import disassemble
@@ -94,8 +94,9 @@ def test_the_backward_compiles_too(path: Path) -> None:
             assert layout is not None
             needed = sum(layout.registers(kernel.configs[0], kernel.kind).values())
             if isinstance(layout, Sm90Backward) and kernel.kind in layout.by_wgmma:
-                assert needed <= CONSUMER_REGISTERS
-                assert cubin.registers == entry_registers(CONSUMERS)
+                consumers = layout.consumers(kernel.kind)
+                assert needed <= CONSUMER_REGISTERS[consumers]
+                assert cubin.registers == entry_registers(consumers, 1, layout.blocks(kernel.kind))
             else:
                 assert needed <= cubin.registers <= 255
             assert config.shared == kernel.shared[0]

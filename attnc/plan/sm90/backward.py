@@ -75,7 +75,13 @@ from attnc.plan.regions import guard_of, regions
 from attnc.plan.signature import feature, is_plain, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import CudaBackwardLayout, CudaLayout, over_rows
-from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, beyond_shared_memory, entry_registers
+from attnc.plan.sm90.layout import (
+    PIECE,
+    SYSTEM_BYTES,
+    WGMMA_ROWS,
+    beyond_shared_memory,
+    entry_registers,
+)
 
 #: Of the tile of keys.
 _TILE = (Index("kv_lo"), Index("kv_hi"))
@@ -176,13 +182,19 @@ def _ends(condition: Expr) -> bool:
     return False
 
 
-#: Warpgroups that multiply; rows of the tile that stays; tiles of K, and of dS, of the kernel over keys.
+#: Warpgroups that multiply, but for short blocks of lists; rows of the tile that stays; tiles of K, and of
+#: dS, of the kernel over keys.
 CONSUMERS = 2
 ROWS = CONSUMERS * WGMMA_ROWS
 _K_TILES, DS_TILES, P_TILES = 2, 2, 2
-#: Registers of a thread that copies, and of one that multiplies: all that the launch holds, exactly.
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
-assert entry_registers(CONSUMERS) * (CONSUMERS + 1) == PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
+#: Registers of a thread that copies, and of one that multiplies, by the number of warpgroups that do: all
+#: that the launch holds, exactly.
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, {1: 232, 2: 240}
+assert all(
+    entry_registers(consumers, 1, CONSUMERS // consumers) * (consumers + 1)
+    == PRODUCER_REGISTERS + consumers * registers
+    for consumers, registers in CONSUMER_REGISTERS.items()
+)
 #: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win
 #: beyond (measured on an H200); queries of a tile, at most, whose p lies in registers both rounded and as a
 #: factor of ds.
@@ -192,8 +204,7 @@ _ADDS_FROM_REGISTERS, _QUERIES_BESIDE_P = 64, 64
 FINISH_WARPS, STORED_ROWS, _STAGED_PANEL = 8, 16, 2048
 #: Warps of a block that adds dk and dv of parts; blocks for each multiprocessor, at most.
 JOIN_WARPS, JOIN_BLOCKS = 8, 8
-#: Warps of a block; bytes that a warp stages results in; columns of dQ that a warpgroup makes.
-WARPS = 4 * (CONSUMERS + 1)
+#: Bytes that a warp stages results in; columns of dQ that a warpgroup makes.
 _STAGED, DQ_COLUMNS = 4096, 64
 #: Floats behind the sums of a q tile of dQ, where it says whose turn it is: a line of the cache.
 TURNS = 32
@@ -222,14 +233,27 @@ _WIDEST, _WIDEST_OF_ALL = 128, 256
 class Sm90Backward(CudaBackwardLayout):
     """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same.
     turns: how blocks take turns at adding to dq; None: they add in any order. alike: all queries see all
-    keys, so that no walk is longer than another. listed_keys: of a block that a mask lists, which tiles
-    divide; 0: it lists none.
+    keys, so that no walk is longer than another. listed: queries and keys of a block that a mask lists, which
+    tiles divide; 0: it lists none. Where a block has no whole tile of two warpgroups, one multiplies, and two
+    blocks live on a multiprocessor.
     """
 
     by_wgmma: frozenset[KernelName]
     turns: Turns | None
     alike: bool = False
-    listed_keys: int = 0
+    listed: tuple[int, int] = (0, 0)
+
+    def consumers(self, kernel: KernelName) -> int:
+        """Warpgroups that multiply."""
+        return 1 if self.listed[0 if over_rows(kernel) else 1] % ROWS else CONSUMERS
+
+    def blocks(self, kernel: KernelName) -> int:
+        """Blocks that share a multiprocessor."""
+        return CONSUMERS // self.consumers(kernel)
+
+    def room(self, kernel: KernelName) -> int:
+        """Bytes of shared memory that a block can have beside those that live with it."""
+        return min(_ROOM, DEVICES["sm_90"].shared_per_sm // self.blocks(kernel) - SYSTEM_BYTES)
 
     @property
     def gives_p(self) -> bool:
@@ -290,8 +314,10 @@ class Sm90Backward(CudaBackwardLayout):
         widest = max(self.qk_panels, self.v_panels)
         if kernel == "dq":
             keys = _KEYS_OF_DQ[widest]
-            return ROWS, keys if self.listed_keys % keys == 0 else _LISTED_KEYS_OF_DQ
-        return 128 if widest == 1 else 64, WGMMA_ROWS if self.gives_p else ROWS
+            keys = keys if self.listed[1] % keys == 0 else _LISTED_KEYS_OF_DQ
+            return WGMMA_ROWS * self.consumers(kernel), keys
+        rows = 128 if widest == 1 and self.listed[0] % 128 == 0 else 64
+        return rows, WGMMA_ROWS if self.gives_p else WGMMA_ROWS * self.consumers(kernel)
 
     @property
     def boxes(self) -> tuple[int, int]:
@@ -301,8 +327,8 @@ class Sm90Backward(CudaBackwardLayout):
 
     @property
     def dq_tiles(self) -> tuple[int, int]:
-        choices = [(2, _STAGES), (1, _STAGES), (1, 1)]
-        return next((pair for pair in choices if sum(self._over_q(_STAGES, *pair).values()) <= _ROOM), (1, 1))
+        choices, room = [(2, _STAGES), (1, _STAGES), (1, 1)], self.room("dq")
+        return next((pair for pair in choices if sum(self._over_q(_STAGES, *pair).values()) <= room), (1, 1))
 
     def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
         if kernel not in self.by_wgmma:
@@ -318,20 +344,27 @@ class Sm90Backward(CudaBackwardLayout):
             "do": (1 if kernel == "dk" else stages) * queries * self.v_panels * row,
             "ds": DS_TILES * queries * ROWS * 2 if self.adds_dq else 0,
             "p": P_TILES * queries * keys * 4 if self.gives_p else 0,
-            "staged": 4 * CONSUMERS * self.staged(kernel),
+            "staged": 4 * self.consumers(kernel) * self.staged(kernel),
             "rows": stages * 2 * queries * 4 if self.reads_rows else 0,
             "barriers": _ALIGNMENT + _BARRIERS,
         }
         return {name: size for name, size in buffers.items() if size}
 
     def k_tiles(self, kernel: KernelName) -> int:
-        return _K_TILES if kernel == "dkdv" and not self.gives_p else 1
+        has_room = kernel == "dkdv" and not self.gives_p and self.consumers(kernel) == CONSUMERS
+        return _K_TILES if has_room else 1
 
     def staged(self, kernel: KernelName) -> int:
-        """Bytes through which a warp's results leave; 0: they leave through its rows of K."""
+        """Bytes through which a warp's results leave; 0: they leave through its rows of K, or
+        from registers.
+        """
         if kernel == "dkdv":
-            return 0 if self.gives_p else _STAGED
+            return 0 if self.gives_p or self.stores_registers(kernel) else _STAGED
         return 16 * 2 * PIECE * self.v_panels if kernel == "dv" and self.v_panels > self.qk_panels else 0
+
+    def stores_registers(self, kernel: KernelName) -> bool:
+        """Returns whether dk and dv leave from registers: two blocks have no other room."""
+        return kernel == "dkdv" and self.consumers(kernel) < CONSUMERS
 
     def _over_q(self, stages: int, q_tiles: int, v_tiles: int) -> dict[str, int]:
         (rows, keys), row = self.tile("dq"), 2 * PIECE
@@ -378,7 +411,7 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
         if accumulate_of_dq(variant, schedule) == "ordered"
         else None,
         alike=variant.attention.mask == TRUE,
-        listed_keys=0 if (listing := listing_of(variant.attention)) is None else listing.keys,
+        listed=(0, 0) if (listing := listing_of(variant.attention)) is None else (listing.rows, listing.keys),
     )
 
 
@@ -477,7 +510,7 @@ def sm90_backward_configs(
     phase = backward_phase_of(kernel)
     knobs = schedule.phases[phase]
     tile_q, tile_kv = plan.tile(kernel)
-    tiles = Tiles(tile_q, tile_kv, WARPS, _STAGES)
+    tiles = Tiles(tile_q, tile_kv, 4 * (plan.consumers(kernel) + 1), _STAGES)
     found = [
         tiles.without(knobs).of(config) for config in configs(schedule, backward_phase_of(kernel), variant)
     ]
@@ -498,12 +531,13 @@ def _misfit(config: BackwardConfig, plan: Sm90Backward, kernel: KernelName) -> s
     """Returns why the config cannot run; None if it can."""
     tile_q, tile_kv = plan.tile(kernel)
     room = f"what the registers of a head dimension of {max(plan.layout.d, plan.layout.dv)} leave room for"
-    stays = f"{WGMMA_ROWS} for each of {CONSUMERS} warpgroups"
-    copying = f"4 for each of {CONSUMERS} warpgroups that multiply, and 4 that copy"
+    consumers = plan.consumers(kernel)
+    stays = f"{WGMMA_ROWS} for each of {consumers} warpgroups"
+    copying = f"4 for each of {consumers} warpgroups that multiply, and 4 that copy"
     for key, size, needed, why in (
         ("tile.q", config.tile_q, tile_q, stays if over_rows(kernel) else room),
         ("tile.kv", config.tile_kv, tile_kv, room if over_rows(kernel) else stays),
-        ("warps", config.warps, WARPS, copying),
+        ("warps", config.warps, 4 * (consumers + 1), copying),
     ):
         if size != needed:
             return f"{key} = {size} is not {needed}: {why}"
@@ -511,7 +545,7 @@ def _misfit(config: BackwardConfig, plan: Sm90Backward, kernel: KernelName) -> s
         return "stages = 1 leaves nothing to copy ahead: two at least"
     if config.maxnreg is not None:
         return "maxnreg is not for warpgroups, which share registers as they need them"
-    return beyond_shared_memory(plan.shared_memory(config, kernel), _ROOM)
+    return beyond_shared_memory(plan.shared_memory(config, kernel), plan.room(kernel))
 
 
 def sm90_backward_estimate(plan: Sm90Backward, config: TileConfig, kernel: KernelName) -> Estimate:
@@ -522,7 +556,7 @@ def sm90_backward_estimate(plan: Sm90Backward, config: TileConfig, kernel: Kerne
     shapes: Mapping[str, str] = {
         "ds": f"{DS_TILES} x {rows}x{ROWS}",
         "p": f"{P_TILES} x {keys}x{rows} as f32",
-        "staged": f"{4 * CONSUMERS} warps",
+        "staged": f"{4 * plan.consumers(kernel)} warps",
         "rows": f"{stages} x 2x{rows}",
         "barriers": "and what is known of tiles",
         **(

@@ -70,11 +70,14 @@ class Sm90BackwardText(CudaBackwardText):
     plan: Sm90Backward
     is_backward, is_decode = True, False
     vectors = ()
-    producer_registers, consumer_registers = PRODUCER_REGISTERS, CONSUMER_REGISTERS
+    producer_registers = PRODUCER_REGISTERS
 
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned)
         self.exchange, self.first_query, self.first_column = False, "0", ""  # each warp has its own rows
+        self.consumers = self.plan.consumers(planned.kind)
+        self.consumer_registers = CONSUMER_REGISTERS[self.consumers]
+        self.blocks = self.plan.blocks(planned.kind)
         self.key_tiles = [self.plan.tile(planned.kind)[1 if self.over_q else 0]]
         width = {"dv": self.layout.dv_multiplied}
         others = self.layout.d_multiplied

@@ -187,7 +187,7 @@ class HopperBackward(CudaBackward):
                 yield self.kernel(name)
                 continue
             for parts, work, when in (("1", "WALKS", _WHOLE), ("2", "WALKS * WALK_PARTS", _CUT)):
-                blocks = f"min({work}, multiprocessors()) * ({when})"
+                blocks = f"min({work}, {self._resident(planned)}) * ({when})"
                 yield cuda_kernel(name, blocks, config=planned.config, changes={"parts": parts})
 
     def kernel(self, name: str) -> CallText:
@@ -207,4 +207,9 @@ class HopperBackward(CudaBackward):
     def blocks(self, planned: BackwardKernel) -> str:
         blocks = super().blocks(planned)
         is_persistent = planned.kind in self._plan.by_wgmma
-        return f"min({blocks}, multiprocessors())" if is_persistent else blocks
+        return f"min({blocks}, {self._resident(planned)})" if is_persistent else blocks
+
+    def _resident(self, planned: BackwardKernel) -> str:
+        """How many blocks live at once."""
+        blocks = self._plan.blocks(planned.kind)
+        return f"{blocks} * multiprocessors()" if blocks > 1 else "multiprocessors()"

@@ -13,7 +13,7 @@ from attnc.plan.sm90.latent import LatentBackward
 
 class DkDv:
     """Of a kernel over keys, for dk and dv. ds_tiles, p_tiles, do_tiles, k_tiles: tiles in shared memory;
-    staged: rows of dk and dv that leave together; is_cleared: which rows of a partial tile are made zero;
+    staged: rows of dk and dv that leave together; from_registers: they leave without; is_cleared: which rows of a partial tile are made zero;
     late_fetches, tile_fetches: loads of rows that change with the query head, and the others.
     """
 
@@ -33,6 +33,7 @@ class DkDv:
         """
         self.makes_dk, self.makes_dv = "dk" in planned.makes, "dv" in planned.makes
         self.k_tiles, self.staged = plan.k_tiles(planned.kind), plan.staged(planned.kind)
+        self.from_registers = plan.stores_registers(planned.kind)
         # dk and dv leave beside each other, if both fit what a warp stages
         self.stores_beside = self.makes_dk and self.makes_dv and plan.stages_both(planned.kind)
         is_alone = planned.kind == "dk" and not isinstance(plan, LatentBackward)
