@@ -198,7 +198,9 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
 
 
 def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig]) -> Sm90Layout:
-    config = next((x for x in candidates if sum(layout.shared_memory(x).values()) <= layout.room_of(x)), None)
+    config = next(
+        (x for x in candidates if sum(layout.shared_memory(x).values()) <= layout.room_of(x.blocks)), None
+    )
     for stages in PAIR_STAGES if config is not None else ():
         found = replace(layout, pair=size, pair_stages=stages)
         if config is not None and sum(found.shared_memory(config).values()) <= found.room_of(config.blocks):

@@ -48,6 +48,7 @@
 #define O_TILES 1  // 1: o is stored through a tile of its own, by TMA; 0: from registers
 #define PRODUCER_REGISTERS 32  // of a thread of the other warpgroups
 #define CONSUMER_REGISTERS 224  // of a thread of a consumer
+#define BLOCKS 2  // that share a multiprocessor
 #endif
 
 #define ELEMENT bf16
@@ -81,8 +82,7 @@ constexpr int BARRIERS = V_EMPTY + STAGES;
 constexpr int WORK_AT = BARRIERS_AT + 8 * BARRIERS;
 
 // setmaxnreg would wait forever for registers that the launch does not have.
-constexpr int BLOCKS = CONSUMERS == 1 ? 2 : 1;  // that share a multiprocessor
-constexpr int ENTRY_REGISTERS = 65536 / (THREADS * BLOCKS) / 8 * 8 > 255 ? 255 : 65536 / (THREADS * BLOCKS) / 8 * 8;
+constexpr int ENTRY_REGISTERS = 65536 / BLOCKS / THREADS / 8 * 8 > 255 ? 255 : 65536 / BLOCKS / THREADS / 8 * 8;
 static_assert(OTHER_WARPGROUPS * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
     <= ENTRY_REGISTERS * (CONSUMERS + OTHER_WARPGROUPS), "registers");
 // keys of a listed block, and of its tiles; threads that read a list
