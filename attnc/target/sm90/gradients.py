@@ -13,8 +13,9 @@ from attnc.plan.sm90.latent import LatentBackward
 
 class DkDv:
     """Of a kernel over keys, for dk and dv. ds_tiles, p_tiles, do_tiles, k_tiles: tiles in shared memory;
-    staged: rows of dk and dv that leave together; from_registers: they leave without; is_cleared: which rows of a partial tile are made zero;
-    late_fetches, tile_fetches: loads of rows that change with the query head, and the others.
+    staged: rows of dk and dv that leave together; from_registers: they leave without; is_cleared: which rows
+    of a partial tile are made zero; late_fetches, tile_fetches: loads of rows that change with the query
+    head, and the others.
     """
 
     ds_tiles, p_tiles = DS_TILES, P_TILES
