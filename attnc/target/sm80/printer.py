@@ -336,6 +336,22 @@ class CudaWalk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SumEnd:
+    """Where a sum that each thread has for its rows goes once its tile is done: for `cuda/_sums.cu.jinja`.
+
+    kind: "total" of the tile, of "rows" or of "keys"; condition: under which, "" for always; place: in
+    memory; adds: atomically, or is all that there is; loads: statements that the place of a key reads.
+    """
+
+    name: str
+    kind: str
+    condition: str
+    place: str
+    adds: bool
+    loads: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CudaSums(AdjointText):
     """The adjoints of one kernel as text.
 
@@ -394,72 +410,32 @@ class CudaSums(AdjointText):
                 yield f"    atomic_add(&{self._at(adjoint, self.show)}, {name});"
 
     @property
-    def ends(self) -> Iterator[str]:
+    def ends(self) -> Iterator[SumEnd]:
         for adjoint in self.adjoints:
-            if not self.is_vector(adjoint):
-                continue
-            if not adjoint.along:
-                yield from self._total(adjoint)
-            elif self.over_q:
-                yield from self._rows(adjoint)
-            else:
-                yield from self._keys(adjoint)
+            if self.is_vector(adjoint):
+                yield self._end(adjoint)
 
-    def _total(self, adjoint: Adjoint) -> Iterator[str]:
-        name, guard = adjoint.name, scalar(adjoint.guard)
-        count, index = ("q_tiles", "q_lo / BLOCK_M") if self.over_q else ("kv_tiles", "kv_lo / BLOCK_N")
-        inside = "" if self.over_q else "if (kv_idx[r] < N)"
-        yield f"float {name}_total = 0.0f;"
-        yield "for (int r = 0; r < ROWS; ++r)"
-        if inside:  # p is 0 in rows past the end, but not for keys past the end
-            yield f"    {inside}"
-        yield f"    {'    ' if inside else ''}{name}_total += {name}[r];"
-        yield f"{name}_total = block_sum({name}_total, sums);"
-        if adjoint.accumulate == "two_pass":
-            yield "if (threadIdx.x == 0)"
-            yield f"    args.{name}_ptr[(long long)(b * H + h) * {count} + {index}] = {name}_total;"
+    def _end(self, adjoint: Adjoint) -> SumEnd:
+        name, whole = adjoint.name, adjoint.accumulate == "two_pass"
+        inside: Expr
+        if not adjoint.along:
+            kind, show, inside = "total", scalar, TRUE
+            tile = "q_tiles + q_lo / BLOCK_M" if self.over_q else "kv_tiles + kv_lo / BLOCK_N"
+            place = f"(long long)(b * H + h) * {tile}"
+        elif self.over_q:
+            kind, show, inside, place = "rows", self.show, IN_ROWS, "first_row + q_idx[r]"
         else:
-            yield f"if (threadIdx.x == 0{'' if adjoint.guard == TRUE else f' && {_and(guard)}'})"
-            yield f"    atomic_add(&{self._at(adjoint, scalar)}, {name}_total);"
-
-    def _rows(self, adjoint: Adjoint) -> Iterator[str]:
-        name = adjoint.name
-        guard = "" if adjoint.guard == TRUE else f" && {_and(self.show(adjoint.guard))}"
-        yield "for (int r = 0; r < ROWS; ++r) {"
-        yield f"    {name}[r] = row_sum({name}[r]);"
-        if adjoint.accumulate == "two_pass":
-            yield "    if (t == 0 && q_idx[r] < M)"
-            yield f"        args.{name}_ptr[first_row + q_idx[r]] = {name}[r];"
-        else:
-            yield f"    if (t == 0 && q_idx[r] < M{guard})"
-            yield f"        atomic_add(&{self._at(adjoint, self.show)}, {name}[r]);"
-        yield "}"
-
-    def _keys(self, adjoint: Adjoint) -> Iterator[str]:
-        name = adjoint.name
-        key = "kv_lo + i"
-        yield "__syncthreads();  // all have read the previous sums"
-        yield "for (int r = 0; r < ROWS; ++r) {"
-        yield f"    {name}[r] = row_sum({name}[r]);"
-        yield "    if (t == 0)"
-        yield f"        sums[WARPS + warp % PARTS * BLOCK_N + first_key + 8 * r + g] = {name}[r];"
-        yield "}"
-        yield "__syncthreads();"
-        yield "for (int i = threadIdx.x; i < BLOCK_N; i += THREADS) {"
-        yield f"    const int kv_idx = {key};"
-        if adjoint.accumulate == "atomic":
-            for fetch in fetches_for(self.of_keys, *adjoint.load.indices, adjoint.guard):
-                yield f"    {statement(fetch, self.dtypes, (), scalar)}"
-        yield "    float total = 0.0f;"
-        yield "    for (int part = 0; part < PARTS; ++part)"
-        yield "        total += sums[WARPS + part * BLOCK_N + i];"
-        if adjoint.accumulate == "two_pass":
-            yield "    if (kv_idx < N)"
-            yield f"        args.{name}_ptr[(long long)(b * H + h) * args.N + kv_idx] = total;"
-        else:
-            yield f"    if ({_and(scalar(conj(IN_KEYS, adjoint.guard)))})"
-            yield f"        atomic_add(&{self._at(adjoint, scalar)}, total);"
-        yield "}"
+            kind, show, inside, place = "keys", scalar, IN_KEYS, "(long long)(b * H + h) * args.N + kv_idx"
+        condition = inside if whole else conj(inside, adjoint.guard)
+        loads = fetches_for(self.of_keys, *adjoint.load.indices, adjoint.guard)
+        return SumEnd(
+            name=name,
+            kind=kind,
+            condition="" if condition == TRUE else _and(show(condition)),
+            place=f"args.{name}_ptr[{place}]" if whole else self._at(adjoint, show),
+            adds=not whole,
+            loads=() if whole else tuple(statement(fetch, self.dtypes, (), scalar) for fetch in loads),
+        )
 
     def _at(self, adjoint: Adjoint, show: Printer) -> str:
         return address(f"args.{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, show)
