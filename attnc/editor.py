@@ -43,7 +43,7 @@ _STATEMENTS: Mapping[str, str] = {
     "length": "`length N = kv_len[b]`: the rows that exist in sequence `b`",
     "score": "`score = expression`: a number for each (query, key); there is no implicit scale",
     "mask": "`mask = condition`: true where a key is kept; all keys if left out",
-    "normalize": "`softmax` (`sink = ..., dropout = p, seed = seed, v_scale = ...`), `softpick` or `none`",
+    "normalize": "`softmax` (with `sink = ..., dropout = p` ...), `softpick`, `stick_breaking`, `none`",
     "order": "`order = absolute(2048)`: sums of 2048 keys each, joined in order, whatever the schedule",
     "weight": "`weight = expression` of `score`: what a key counts where `normalize = none`",
     "output": "`output o: ...`, with an epilogue `= ...` of `attention` or none, and `output lse: f32[...]`",

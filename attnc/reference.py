@@ -26,7 +26,7 @@ Where a formula leaves room, these are the decisions:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import COLUMN, Dim, Expr, walk
-from attnc.model.attention import EPSILON, Attention
+from attnc.model.attention import EPSILON, Attention, Form
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Paged, Ragged, Role, Tensor
 
@@ -350,7 +350,7 @@ def value_rows(attention: Attention, arrays: Mapping[str, Array], b: int, stop: 
 
 def softmax(head: Head) -> tuple[Floats, Floats]:
     """Returns (the attention [M, Dv], lse [M]) of one head; without a normalization lse is 0."""
-    if not head.attention.normalises:
+    if head.attention.softmax.form == "none":
         return weigh(head), np.zeros(head.shape[0])
     o, lse = compute_unscaled(head)
     with np.errstate(all="ignore"):
@@ -375,8 +375,9 @@ def _weighted_values(head: Head, weights: Floats) -> Floats:
 
 def compute_unscaled(head: Head) -> tuple[Floats, Floats]:
     """Returns `softmax` without the scale of v that a row has."""
-    if head.attention.softmax.form == "softpick":
-        weights, lse = pick(head.scores, head.visible)
+    form = head.attention.softmax.form
+    if form in WEIGHTS:
+        weights, lse = WEIGHTS[form](head.scores, head.visible)
         o = _weighted_values(head, weights)
         o[np.isnan(lse)] = np.nan
         return o, lse
@@ -412,6 +413,26 @@ def pick(scores: Floats, visible: Bools) -> tuple[Floats, Floats]:
         terms = np.where(visible, terms, 0.0)
         total = np.abs(terms).sum(axis=1) + EPSILON * np.exp(-m[:, 0])
         return np.maximum(terms, 0.0) / total[:, None], np.log(total) + m[:, 0]
+
+
+def break_sticks(scores: Floats, visible: Bools) -> tuple[Floats, Floats]:
+    """Returns the weights [M, N] of stick-breaking and the logarithm of what is left of a row's stick [M], of
+    scores and of which of them are visible: sigmoid(s_j) prod_{k > j} (1 - sigmoid(s_k)).
+
+    arXiv 2410.17980, equation 2, for any order of visible keys, the last one first.
+    """
+    with np.errstate(all="ignore"):
+        left = np.where(visible, np.logaddexp(0.0, scores), 0.0)  # -log(1 - sigmoid)
+        behind = np.cumsum(left[:, ::-1], axis=1)[:, ::-1]
+        weights = np.where(visible, np.exp(scores - behind), 0.0)
+        return weights, -left.sum(axis=1)
+
+
+#: Weights and lse of scores, and of which of them are visible, by form.
+WEIGHTS: Mapping[Form, Callable[[Floats, Bools], tuple[Floats, Floats]]] = {
+    "softpick": pick,
+    "stick_breaking": break_sticks,
+}
 
 
 def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnc.verify.case import Case, Kept
     from attnc.verify.cover import Summary
     from attnc.verify.search import Report, Trial
-    from attnc.verify.tolerance import Verdict
+    from attnc.verify.verdict import Verdict
 
 
 #: Where failing cases are kept.

@@ -121,7 +121,8 @@ _NAMES = {
     "E0213": CodeInfo(
         "unknown normalization or argument of it",
         "'normalize = softmax', or softmax with any of the arguments sink, dropout, seed, first_head and "
-        "v_scale; 'normalize = none' where weights are not divided by their sum; 'normalize = softpick'.",
+        "v_scale; 'normalize = none' where weights are not divided by their sum; 'normalize = softpick' or "
+        "'stick_breaking'.",
     ),
     "W0201": CodeInfo(
         "name that is never used",

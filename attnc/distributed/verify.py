@@ -29,7 +29,8 @@ from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_g
 from attnc.verify.problem import build
 from attnc.verify.runners import runner_of
 from attnc.verify.strategies import free_dims
-from attnc.verify.tolerance import Verdict, expect, judge, to_float64
+from attnc.verify.tolerance import expect, to_float64
+from attnc.verify.verdict import Verdict, judge
 
 #: (M, N) of cases: one row, parts of a block, some blocks and more, rows that no number of ranks divides.
 _SIZES = ((70, 70), (1, 1), (33, 80), (97, 97), (16, 16), (130, 130), (5, 64))

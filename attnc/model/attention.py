@@ -24,7 +24,7 @@ class Param:
 
 
 #: What becomes of the scores of a row, by its name after `normalize =`.
-Form: TypeAlias = Literal["softmax", "softpick", "none"]
+Form: TypeAlias = Literal["softmax", "softpick", "stick_breaking", "none"]
 #: What softpick adds to its denominator (arXiv 2504.20966, equation 4).
 EPSILON = 1e-6
 
@@ -117,7 +117,7 @@ class Attention:
     @property
     def normalises(self) -> bool:
         """Whether what keys count is divided by a sum, whose logarithm is the lse."""
-        return self.softmax.form != "none"
+        return self.softmax.form in ("softmax", "softpick")
 
     @property
     def segment_keys(self) -> int:

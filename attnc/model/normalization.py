@@ -1,4 +1,4 @@
-"""`normalize = softmax(...)` and its arguments, `normalize = softpick` and `normalize = none`."""
+"""`normalize = softmax(...)` and its arguments, and the forms without any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnc.model.tensors import Tensor
 from attnc.syntax import ast
 
 #: Forms that take no arguments.
-_BARE: Mapping[str, Form] = {"softpick": "softpick", "none": "none"}
+_BARE: Mapping[str, Form] = {"softpick": "softpick", "stick_breaking": "stick_breaking", "none": "none"}
 ARGUMENTS = ("sink", "dropout", "seed", "first_head", "v_scale")
 #: What other libraries say to their softmax, and where it belongs here.
 _ELSEWHERE = {
@@ -37,6 +37,7 @@ _OTHERS = {
     ),
     "exp": _WEIGHTS.format("exp(score)"),
     **dict.fromkeys(("linear", "identity", "sum", "false"), "write 'normalize = none'"),
+    **dict.fromkeys(("stick", "stickbreaking", "stick_breaking_attention"), "write 'stick_breaking'"),
     **dict.fromkeys(("rectified_softmax", "soft_pick"), "write 'softpick'"),
     **dict.fromkeys(("sparsemax", "entmax", "topk", "hardmax"), _SORTS),
     **dict.fromkeys(

@@ -31,7 +31,8 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
 def can_differentiate(attention: Attention, target: Target) -> bool:
     """Returns whether the target has kernels for gradients of tensors that are stored like these."""
     lacks = attention.v.storage.is_part and target.refuse_latent_gradients(normalise(attention))
-    return has_rows(attention) and target.has_backward and not lacks
+    is_ordered = attention.softmax.form == "stick_breaking"
+    return has_rows(attention) and target.has_backward and not (lacks or is_ordered)
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -60,6 +61,9 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
                 "keys and values in pages: there are no gradients of such memory",
                 rows,
             )
+    if attention.softmax.form == "stick_breaking":
+        label = "these gradients sum over keys in their order, which no kernel does yet"
+        return attention.softmax.span, label, "to train, differentiate the formula with PyTorch"
     target = target_of(schedule.target)
     if target.has_backward and attention.v.storage.is_part:
         lacks = target.refuse_latent_gradients(normalise(attention))

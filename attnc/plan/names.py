@@ -25,7 +25,7 @@ from attnc.resources import resource
 KERNEL = frozenset((
     "acc", "alpha", "at", "B", "b", "BLOCK_D", "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "D", "d", "DELTA",
     "delta", "delta_head", "delta_rows", "DK", "dk", "dlse_head", "DO", "do", "do_head", "dp", "DQ", "dq",
-    "dq_at", "dq_head", "ds", "dsink_row", "EPSILON", "excess", "picked",
+    "dq_at", "dq_head", "ds", "dsink_row", "EPSILON", "excess", "picked", "after", "left", "z",
     "DV", "Dv", "dv", "EARLY_DP", "exists", "first", "first_head",
     "first_pos", "first_row", "float", "full_hi", "full_lo", "G", "group", "H", "h", "h_kv", "head",
     "head_of_group", "head_tiles", "heads",

@@ -53,6 +53,9 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
     if variant.attention.softmax.form not in target.forms:
         yield _lacks_form(variant, target)
         return
+    if variant.attention.softmax.form == "stick_breaking":
+        yield from _check_sticks(schedule)
+        return
     if not variant.attention.normalises:
         yield from _check_absent(variant, schedule)
         return
@@ -108,6 +111,19 @@ def _check_softpick(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
         yield unsupported("loops = [kv, q] has no softpick", loops.span, label, "write 'loops = [q, kv]'")
 
 
+def _check_sticks(schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields what kernels that break sticks do not have."""
+    knob, loops = schedule.forward.get("softmax"), schedule.forward.get("loops")
+    if knob is not None:
+        label = "'stick_breaking' has no maximum and no denominator"
+        yield unsupported("there is no softmax to schedule", knob.span, label, "remove it")
+    if loops is not None and ("kv", "q") in loops.choices:
+        label = "o lies in memory between two visits"
+        yield unsupported(
+            "loops = [kv, q] has no stick_breaking", loops.span, label, "write 'loops = [q, kv]'"
+        )
+
+
 def _check_absent(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     knob, span = schedule.forward.get("softmax"), variant.attention.softmax.span
     loops = schedule.forward["loops"].choices if "loops" in schedule.forward else ()
@@ -149,7 +165,7 @@ def plan_softmax(
     is folded one of a row. Which constants are folded where may depend on what rows have in common, so that a
     kernel whose rows have several heads folds like others only where it does so before.
     """
-    if not attention.normalises:
+    if attention.softmax.form == "none":
         return _plan_weights(attention, names)
     scale, raw = split_scale(attention.score)
     raw = of_row(raw)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from attnc.expr.construct import in_float32
 from attnc.expr.nodes import Call, walk
-from attnc.model.attention import EPSILON, Attention, Variant
+from attnc.model.attention import EPSILON, Attention, Form, Variant
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Tensor
 from attnc.plan.ir import Kernel, Module, unified_of
@@ -30,10 +30,21 @@ Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 1): m running row max
 acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(x) = exp2(x * log2(e)), with
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key."""
+STICKS_GLOSSARY = """\
+Every key breaks its share, sigmoid(score), off a stick, the last key first. z is the score in base 2; left is
+what a key leaves of the stick, rest what all keys so far leave, both as -log2; p is what a key takes, acc the
+sum of p v. Q, K, V are the matrices in global memory, q, k, v their tiles; q_pos = q_idx + N - M aligns the
+last query with the last key."""
 WEIGHTS_GLOSSARY = """\
 Nothing is normalised: acc is the sum of weights times values; there is no maximum, no sum and no lse.
 Q, K, V are the matrices in global memory, q, k, v their tiles; q_pos = q_idx + N - M aligns the last query
 with the last key."""
+GLOSSARIES: Mapping[Form, str] = {
+    "softmax": GLOSSARY,
+    "softpick": GLOSSARY,
+    "stick_breaking": STICKS_GLOSSARY,
+    "none": WEIGHTS_GLOSSARY,
+}
 ORDERS = {
     "forward_q_kv": "forward, FlashAttention-2 loop order",
     "forward_kv_q": "forward, FlashAttention-1 loop order",

@@ -24,7 +24,8 @@ from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_g
 from attnc.verify.memory import guarding, shuffle_programs
 from attnc.verify.problem import Problem, build, place_tensor
 from attnc.verify.subject import Subject, poison_allocations
-from attnc.verify.tolerance import Verdict, expect, judge, to_float64
+from attnc.verify.tolerance import expect, to_float64
+from attnc.verify.verdict import Verdict, judge
 
 # --- gradients ----------------------------------------------------------------------------------------------
 

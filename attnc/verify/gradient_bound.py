@@ -45,7 +45,6 @@ from attnc.verify.running_error import FLUSHED, Approx, RunningError, U
 from attnc.verify.tolerance import (
     LARGEST_EXPONENT,
     SLACK,
-    Verdict,
     chain_error,
     dot_products,
     expected_rows,
@@ -53,6 +52,7 @@ from attnc.verify.tolerance import (
     negligible,
     to_float64,
 )
+from attnc.verify.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,8 @@ from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
 from attnc.verify.problem import Guarded, place_tensor
 from attnc.verify.search import Trial
-from attnc.verify.tolerance import SLACK, Verdict
+from attnc.verify.tolerance import SLACK
+from attnc.verify.verdict import Verdict
 
 _FLUSHED = 2.0**-126
 #: Steps of a tile that a case may take, interpreted and on a GPU.

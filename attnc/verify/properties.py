@@ -33,7 +33,8 @@ from attnc.verify.running_error import RunningError
 from attnc.verify.storage import alter, lengths_for
 from attnc.verify.strategies import all_dims, free_dims, size
 from attnc.verify.subject import Subject
-from attnc.verify.tolerance import Expected, apart, dot_products, expect, to_float64
+from attnc.verify.tolerance import Expected, dot_products, expect, to_float64
+from attnc.verify.verdict import apart
 
 # --- which symmetries an attention has ----------------------------------------------------------------------
 
@@ -116,7 +117,8 @@ def ignores_the_last(attention: Attention) -> bool:
 def ignores_key_order(attention: Attention) -> bool:
     """Returns whether nothing asks for the positions of keys, so that their order is immaterial."""
     asked = {name for expr in _expressions(attention) for name in uses(expr)}
-    return "kv_idx" not in asked and attention.softmax.dropout is None and not attention.lengths
+    ordered = attention.softmax.dropout is not None or attention.softmax.form == "stick_breaking"
+    return "kv_idx" not in asked and not ordered and not attention.lengths
 
 
 def is_grouped(attention: Attention) -> bool:

@@ -27,7 +27,7 @@ from attnc.verify.covering import covering_cases
 from attnc.verify.problem import FILLS
 from attnc.verify.strategies import cases, fit_of
 from attnc.verify.subject import Subject, place
-from attnc.verify.tolerance import Verdict
+from attnc.verify.verdict import Verdict
 
 Progress: TypeAlias = Callable[[int, Case, Verdict], None]
 #: Every such case, or the next small one, is held to the rules too: they run the kernel some twenty times.

@@ -38,18 +38,18 @@ All others have a bound; where it turns out to be none, the element is open, nev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 
 from attnc.expr.nodes import Expr
-from attnc.model.attention import EPSILON, Attention
+from attnc.model.attention import EPSILON, Attention, Form
 from attnc.model.dtypes import DType
-from attnc.model.tensors import Role, Tensor
 from attnc.plan.ir import ErrorBound
 from attnc.reference import (
+    WEIGHTS,
     Array,
     Bools,
     Floats,
@@ -61,13 +61,12 @@ from attnc.reference import (
     f32_to_bf16,
     finish,
     heads,
-    pick,
     to_arrays,
     weigh,
 )
 from attnc.verify.running_error import FLUSHED, HUGE, Approx, RunningError, U
 
-# --- the verdict --------------------------------------------------------------------------------------------
+# --- the bound ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,101 +86,11 @@ class Expected:
     eager: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Whether outputs are right.
-
-    worst: the largest error / bound, and where; ratios: the same per output; eager_ratio: largest error of o
-    relative to that of an eager evaluation, which is the yardstick of flash-attention's tests; open: elements
-    of which nothing is promised, and so nothing was asked; rule: what is broken besides the bound (`Kept`).
-    """
-
-    ok: bool
-    message: str
-    worst: float = 0.0
-    where: str = ""
-    eager_ratio: float = 0.0
-    open: int = 0
-    ratios: Mapping[str, float] = field(default_factory=dict)
-    rule: str = ""
-
-
-def judge(attention: Attention, expected: Mapping[str, Expected], outputs: Mapping[str, Input]) -> Verdict:
-    """Compares outputs with what is expected: NaN and infinities exactly, then every element."""
-    failures, ratios, wheres = [], {}, {}
-    for tensor in attention.outputs:
-        want, got = expected[tensor.name], to_float64(outputs[tensor.name])
-        ratio = ratio_of(want, got)
-        at = np.unravel_index(int(ratio.argmax()), ratio.shape) if ratio.size else ()
-        ratios[tensor.name] = float(ratio[at]) if ratio.size else 0.0
-        wheres[tensor.name] = _where(tensor, at)
-        if ratios[tensor.name] > 1:
-            failures.append(
-                f"{wheres[tensor.name]} = {got[at]:.9g}, expected {want.value[at]:.9g} "
-                f"+- {want.allowed[at]:.3g} ({int((ratio > 1).sum())} of {ratio.size} elements are off)"
-            )
-    worst = max(ratios, key=lambda name: ratios[name])
-    u_o = DType(attention.o.dtype).unit_roundoff
-    return Verdict(
-        ok=not failures,
-        message="; ".join(failures) or "within the bound",
-        worst=ratios[worst],
-        where=wheres[worst],
-        eager_ratio=_eager_ratio(expected["o"], to_float64(outputs["o"]), u_o),
-        open=sum(int(want.open.sum()) for want in expected.values()),
-        ratios=ratios,
-    )
-
-
-def ratio_of(want: Expected, got: Floats) -> Floats:
-    """Divides the error of each element by its bound: 0 where NaN and infinities are as they should be, or
-    nothing is promised.
-    """
-    with np.errstate(all="ignore"):
-        ratio = np.abs(got - want.value) / want.allowed
-    same = (got == want.value) | (np.isnan(got) & np.isnan(want.value))
-    overflown = want.overflow & np.isinf(got) & (np.sign(got) == np.sign(want.value))
-    return np.where(same | overflown | want.open, 0.0, np.where(np.isnan(ratio), np.inf, ratio))
-
-
-def apart(wants: tuple[Expected, Expected], left: Floats, right: Floats) -> Bools:
-    """Marks elements in which two right runs cannot differ so: by more than both bounds, or in what is NaN or
-    infinite. wants: of either run.
-    """
-    a, b = wants
-    with np.errstate(invalid="ignore"):
-        near = np.abs(left - right) <= a.allowed + b.allowed
-        sign = np.sign(np.where(np.isinf(left), left, right))
-        overflown = a.overflow & b.overflow & (np.isinf(left) | np.isinf(right)) & (np.sign(a.value) == sign)
-    same = (left == right) | (np.isnan(left) & np.isnan(right))
-    return np.asarray(~(near | same | a.open | b.open | overflown))
-
-
-def _eager_ratio(want: Expected, got: Floats, u_o: float) -> float:
-    """Returns the largest error relative to the eager evaluation's, for which one rounding is the least."""
-    judged = np.isfinite(want.value) & np.isfinite(got) & np.isfinite(want.eager) & ~want.open
-    if not judged.any():
-        return 0.0
-    error = np.abs(got[judged] - want.value[judged]).max()
-    eager = np.abs(want.eager[judged] - want.value[judged]).max()
-    size = np.abs(want.value[judged]).max()
-    return float(error / max(eager, u_o * size, FLUSHED))
-
-
-def _where(tensor: Tensor, at: tuple[np.intp, ...]) -> str:
-    names = {Role.BATCH: "b", Role.HEAD: "h", Role.QUERY: "q_idx", Role.KEY: "kv_idx", Role.FEATURE: "d"}
-    axes = zip(tensor.roles, at, strict=False)
-    return f"{tensor.name}[{', '.join(f'{names[role]}={int(index)}' for role, index in axes)}]"
-
-
 def to_float64(values: Input) -> Floats:
     """Returns an output, on any device and of any type, as float64."""
     if isinstance(values, torch.Tensor):
         return values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)
-
-
-# --- the bound ----------------------------------------------------------------------------------------------
 
 
 #: Slack for the second-order terms that the analysis drops.
@@ -220,10 +129,9 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     """Returns the rows of one head: o [M, Dv], the attention before an epilogue, rounded as o is, and lse
     [M, 1].
     """
-    if not head.attention.normalises:
-        return _weighed_rows(head, bound)
-    if head.attention.softmax.form == "softpick":
-        return _picked_rows(head, bound)
+    form = head.attention.softmax.form
+    if form in _ROWS_OF:
+        return _ROWS_OF[form](head, bound)
     o, lse = compute_unscaled(head)
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
@@ -345,6 +253,65 @@ def negligible(p: Floats, bound: ErrorBound) -> Floats:
     return np.where(p <= least, p, 0.0)
 
 
+def _broken_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
+    """Returns `expected_rows` of stick-breaking, whose weights are exp(s_j - sum_{k >= j} r_k), with
+    r = log(1 + exp(s)), of which the derivative is a sigmoid.
+
+        R_j = sigmoid(s_j) e_j + 2u (1 + r_j) + log2's own error        of r_j
+        E_j = e_j + 2u |s_j| + sum_{k >= j} (R_k + u (tile_kv + 2 T + splits + 8) r_k) + 2u T exp_ulps
+
+    Nothing is promised of a row with a visible score that is NaN or infinite.
+    """
+    o, lse = compute_unscaled(head)
+    with np.errstate(all="ignore"):
+        size, dot = dot_products(head, bound)
+        score = RunningError.of(head, dot, bound).analyse(head.attention.score)
+        visible = head.visible
+        s = np.where(visible, score.value.astype(np.float64), -np.inf)
+        unknown = ~np.isfinite(s) & ~np.isneginf(s)
+        too_large = visible & (
+            score.overflows | np.isinf(score.error) | unknown | ((size > HUGE) & np.isfinite(dot.value))
+        )
+        row_open: Bools = np.asarray(np.broadcast_to(too_large, head.shape).any(axis=1, keepdims=True))
+        seen = visible & ~np.isneginf(s)
+        tiles = -(-head.shape[1] // bound.min_tile_kv)
+        error = np.where(seen, np.broadcast_to(score.error, head.shape), 0.0)
+        left = np.where(seen, np.logaddexp(0.0, s), 0.0)
+        relative, absolute = next(
+            (relative, absolute) for name, relative, absolute in bound.intrinsics if name == "log2"
+        )
+        of_left = error * np.where(seen, np.exp(s - left), 0.0) + 2 * U * (1 + bound.exp_ulps) * seen
+        of_left = of_left + np.where(seen, (2 * U + relative) * left + absolute, 0.0)
+        many = U * (bound.tile_kv + 2 * tiles + bound.splits + 8)
+        behind = np.cumsum((of_left + many * left)[:, ::-1], axis=1)[:, ::-1]
+        size_of = np.where(seen, np.abs(s), 0.0)
+        exponent_error = (
+            error + 4 * U * size_of + behind + 2 * U * (tiles + bound.splits) * (bound.exp_ulps + 1)
+        )
+        exponents = s - np.cumsum(left[:, ::-1], axis=1)[:, ::-1]
+        p = np.where(seen, np.exp(exponents), 0.0)
+        off = np.where(seen, exponential_error(p, exponents, exponent_error), 0.0).clip(max=1.0)
+        sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8)
+        cut_off = (chain_error(bound, seen) - U * bound.tile_kv).clip(0)
+        judged = ~row_open
+        p_max = np.ones_like(lse)[:, None]
+        weights = _Weights(head, bound, p, off, sums + cut_off[:, None], p_max, seen, judged)
+        attended = weights.attend(o, Approx(head.v_scale, np.zeros(())), row_open)
+        eager = _eager(head, DType(bound.input_dtype))
+        lse_allowed = (of_left + many * left).sum(axis=1, keepdims=True) + 4 * U * np.abs(lse[:, None])
+        return {
+            "o": _leave(head, bound, _finish(head, bound, attended), eager),
+            "attention": _leave(head, bound, attended, eager),
+            "lse": Expected(
+                value=lse[:, None],
+                allowed=SLACK * _bound_values(lse_allowed, judged) + FLUSHED,
+                open=row_open | ~np.isfinite(lse_allowed),
+                overflow=np.zeros_like(row_open),
+                eager=lse[:, None],
+            ),
+        }
+
+
 def _weighed_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
     """Returns `expected_rows` where nothing is normalised.
 
@@ -377,6 +344,14 @@ def _weighed_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         "o": _leave(head, bound, _finish(head, bound, rows), eager),
         "attention": _leave(head, bound, rows, eager),
     }
+
+
+#: What is expected of rows of other forms than softmax.
+_ROWS_OF: Mapping[Form, Callable[[Head, ErrorBound], dict[str, Expected]]] = {
+    "softpick": _picked_rows,
+    "stick_breaking": _broken_rows,
+    "none": _weighed_rows,
+}
 
 
 def _scale(head: Head, dot: Approx, bound: ErrorBound, factor: Expr) -> Approx:
@@ -547,11 +522,12 @@ def _eager(head: Head, dtype: DType) -> Floats:
     """
     dot = round_to(dtype, head.q @ head.k.T)
     score = round_to(dtype, np.broadcast_to(head.value(head.attention.score, dot), head.shape))
-    if not head.attention.normalises:
+    if head.attention.softmax.form == "none":
         o = round_to(dtype, np.where(head.visible, score, 0.0) @ head.v)
         return o if head.attention.epilogue is None else round_to(dtype, finish(head, o))
-    if head.attention.softmax.form == "softpick":
-        p, _ = pick(score.astype(np.float64), head.visible)
+    form = head.attention.softmax.form
+    if form in WEIGHTS:
+        p, _ = WEIGHTS[form](score.astype(np.float64), head.visible)
         attended = round_to(dtype, round_to(dtype, p) @ head.v)
         return attended if head.attention.epilogue is None else round_to(dtype, finish(head, attended))
     s = np.where(head.visible, score.astype(np.float64), -np.inf)

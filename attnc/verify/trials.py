@@ -42,7 +42,8 @@ from attnc.verify.properties import rule_names, violations
 from attnc.verify.search import AttentionTrial, Trial
 from attnc.verify.strategies import all_dims, free_dims, size
 from attnc.verify.subject import Subject, place, subject_of
-from attnc.verify.tolerance import Verdict, apart, expect, expected_rows, judge, ratio_of, to_float64
+from attnc.verify.tolerance import expect, expected_rows, to_float64
+from attnc.verify.verdict import Verdict, apart, judge, ratio_of
 
 
 def trial_of(

@@ -16,7 +16,8 @@ from attnc.plan.ir import ErrorBound
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.problem import build
-from attnc.verify.tolerance import Verdict, expect, judge
+from attnc.verify.tolerance import expect
+from attnc.verify.verdict import Verdict, judge
 from tests.distributed.threads import Thread, on_ranks
 from tests.refusals import refused
 

@@ -18,7 +18,7 @@ from attnc.distributed.verify import RanksCase, cases, run_case
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.simt import available
-from attnc.verify.tolerance import Verdict
+from attnc.verify.verdict import Verdict
 from tests.distributed.specs import SPECS, text
 from tests.distributed.threads import Thread, on_ranks
 

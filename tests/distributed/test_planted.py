@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from attnc.verify.interpreter import ensure_interpreter
-from attnc.verify.tolerance import Verdict
+from attnc.verify.verdict import Verdict
 from tests.distributed.planted import BUGS, Bug, Shown, planted
 from tests.distributed.specs import SPECS, text
 from tests.distributed.test_decode import run, spec

@@ -11,7 +11,8 @@ from attnc.verify.case import Case
 from attnc.verify.check import check_gradients
 from attnc.verify.problem import build
 from attnc.verify.subject import Subject
-from attnc.verify.tolerance import expect, judge
+from attnc.verify.tolerance import expect
+from attnc.verify.verdict import judge
 from tests.targets import small_tiles
 from tests.verify.judging import spec, subject_of_text
 

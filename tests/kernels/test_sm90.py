@@ -13,7 +13,7 @@ from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.problem import build
 from attnc.verify.subject import Subject, subject_of
-from attnc.verify.tolerance import Verdict
+from attnc.verify.verdict import Verdict
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec
 

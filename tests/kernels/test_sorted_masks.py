@@ -9,7 +9,8 @@ from attnc.expr.nodes import Search
 from attnc.verify.case import Case
 from attnc.verify.problem import build
 from attnc.verify.subject import subject_of
-from attnc.verify.tolerance import expect, judge
+from attnc.verify.tolerance import expect
+from attnc.verify.verdict import judge
 from tests.plan.sorted_masks import LINES, MASKS, nodes, text_of
 from tests.targets import EACH, skip_without_compiler, small_tiles
 from tests.verify.judging import assert_within_bound, modules_of, spec, subject_of_text

@@ -25,8 +25,8 @@ from attnc.verify.projection_check import (
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Trial, list_steps, search
 from attnc.verify.subject import Subject, subject_of
-from attnc.verify.tolerance import Verdict
 from attnc.verify.trials import large_cases
+from attnc.verify.verdict import Verdict
 from tests.planted.bug import Bug, plant
 from tests.planted.registry import module_of, projection_of
 

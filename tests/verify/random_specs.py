@@ -47,7 +47,7 @@ _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"}
 _OF_A_HEAD = frozenset({"b", "h"})
 _OF_A_ROW = frozenset({"b", "h", "q_idx"})
 #: Forms of `normalize =` without arguments; those whose schedules say how maxima are found.
-FORMS = ("softpick",)
+FORMS = ("softpick", "stick_breaking")
 _WITH_SOFTMAX = ("softmax", "softpick")
 _WEIGHTS = (
     "sigmoid(score)",
@@ -194,13 +194,13 @@ def specs(
             lines += [f"input lens_{name}: i32[B]", f"length {name} = lens_{name}[b]"]
         else:
             lines.append(f"length {name} = {words.int_expr(1, _LAUNCH)}")
-    if draw(st.booleans()) and form in ("softmax", "softpick"):
+    if draw(st.booleans()) and form != "none":
         lines.append(f"output lse: f32[{_drawn(draw, storage.q_axes(heads))}]")
     lines.append(f"normalize = {softmax}")
     may_grad = (
         storage.has_gradients(on_cuda=on_cuda) and not decodes and (with_gradients or draw(st.booleans()))
     )
-    may_grad = may_grad and not has_narrow
+    may_grad = may_grad and not has_narrow and form != "stick_breaking"
     own = ("q", "k") if storage.prefix else ("q", "k", "v")
     grads = _grads(draw, words, score + weight + epilogue + softmax, own) if may_grad else []
     if grads:
@@ -322,10 +322,9 @@ def draw_schedule(draw: st.DrawFn, shape: Shape) -> str:
     if shape.decodes:
         pack = draw(st.sampled_from(("gqa", "none")))
         splits = draw(st.sampled_from(("1", "3", "auto", "fixed(64)")))
-        softmax = draw(
-            st.sampled_from(("online", "online", _UNIFIED if shape.form == "softmax" else "online"))
-        )
-        return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}, softmax = {softmax}"
+        softmaxes = ["online", "online", _UNIFIED if shape.form == "softmax" else "online"]
+        softmax = f", softmax = {draw(st.sampled_from(softmaxes))}" if shape.form in _WITH_SOFTMAX else ""
+        return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}{softmax}"
     lines = [tiles]
     if shape.form == "softmax" and shape.storage.plain and draw(st.integers(0, 4)) == 0:
         lines += ["loops = [kv, q]", f"softmax = {_BOTTOM_UP}"]

@@ -17,7 +17,7 @@ from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_viola
 from attnc.verify.properties import violations
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject, subject_of
-from attnc.verify.tolerance import Verdict
+from attnc.verify.verdict import Verdict
 from tests.plans import module_of, plans_of
 from tests.verify.judging import verify
 

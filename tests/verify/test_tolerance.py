@@ -19,7 +19,8 @@ from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.reference import Head, empty_outputs, heads, to_arrays
 from attnc.verify.data import LOGITS, SPECIALS, VALUES, DenseSizes, draw_qkv, generator
-from attnc.verify.tolerance import Verdict, expect, judge, round_to
+from attnc.verify.tolerance import expect, round_to
+from attnc.verify.verdict import Verdict, judge
 from tests.specimens import CAUSAL, SOFTCAP, alibi, attention, dropping, error_bound, per_head, sinking
 
 F32 = np.float32

@@ -29,7 +29,7 @@ from attnc.verify.check import report_broken
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Step, list_steps
 from attnc.verify.subject import Subject, subject_of
-from attnc.verify.tolerance import Verdict
+from attnc.verify.verdict import Verdict
 from tools.mutants.operators import Mutant
 from tools.mutants.sample import Phase, Place, texts_of
 

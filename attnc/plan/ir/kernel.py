@@ -281,9 +281,7 @@ class Probabilities:
     """How a step makes probabilities of scores: p = exp2(scale * s - m), then dropout.
 
     scale: factor of the raw score in the exponent: set when score = scale * s with scale > 0, so that the
-    multiplication fuses with the subtraction; None when the score is already in base-2 units. form: of
-    "softpick" p is max(exp2(s - m) - exp2(-m), 0); of "none" it is the score itself, and nothing is
-    subtracted or divided by.
+    multiplication fuses with the subtraction; None where it is in base-2 units. form: of "none" p = s.
     """
 
     scale: float | None
@@ -292,12 +290,14 @@ class Probabilities:
 
     @property
     def normalises(self) -> bool:
-        """Whether p is divided by a sum."""
-        return self.form != "none"
+        return self.form in ("softmax", "softpick")
+
+    @property
+    def breaks_sticks(self) -> bool:
+        return self.form == "stick_breaking"
 
     @property
     def rectifies(self) -> bool:
-        """Whether p is 0 for scores below 0."""
         return self.form == "softpick"
 
 

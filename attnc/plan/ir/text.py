@@ -301,6 +301,9 @@ def _sequences(sequences: Sequences | None) -> list[str]:
 
 
 def _softmax(softmax: Softmax) -> Iterator[str]:
+    if softmax.breaks_sticks:
+        yield _list(softmax.form, [_scale(softmax)])
+        return
     if not softmax.normalises:
         yield "p = s, not normalised"
         yield from () if softmax.v_scale is None else (f"o = o * ({show(softmax.v_scale)})",)

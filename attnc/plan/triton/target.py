@@ -202,7 +202,7 @@ class Triton(Target):
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
     walks_lists: ClassVar = True
-    forms: ClassVar = frozenset({"softmax", "softpick", "none"})
+    forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
     keeps_order: ClassVar = True
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER

@@ -16,7 +16,7 @@ from attnc.plan.ir import Decode, Module, split_of
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import CallText, operator_name, print_value, tuning
-from attnc.target.header import GLOSSARY, WEIGHTS_GLOSSARY, forward_numbers, generalize_element, header
+from attnc.target.header import GLOSSARIES, forward_numbers, generalize_element, header
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishText, RowsText
@@ -209,8 +209,7 @@ def kernel_page(module: Module, fields: Callable[[Module], dict[str, object]]) -
     """Returns the fields of the header of kernels. fields: those that a module shows with them."""
     is_shared = module.variant.element_param != ""
     passes = "the modules beside this file pass" if is_shared else f"{module.variant.name}.py passes"
-    normalises = module.variant.attention.normalises
-    glossary = (GLOSSARY if normalises else WEIGHTS_GLOSSARY).splitlines()
+    glossary = GLOSSARIES[module.variant.attention.softmax.form].splitlines()
     return {**fields(generalize_element(module)), "glossary": glossary, "passes": passes}
 
 

@@ -326,7 +326,7 @@ class DecodeText(KernelText):
         if self.view.has_lse:
             lines.append("lse_ptr += b.to(tl.int64) * stride_lseb")
             lines.append(f"lse_at = {self.row_at('lse')}")
-            lines.append("tl.store(lse_at, (m + tl.log2(l)) * LN2, mask=exists)")
+            lines.append(f"tl.store(lse_at, {self.lse}, mask=exists)")
         return "\n".join(lines)
 
     @property

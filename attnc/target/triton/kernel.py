@@ -380,7 +380,7 @@ class KernelText(ProgramText):
     def step_names(self) -> list[str]:
         own: list[str]
         if self.kernel.grid.over == "q":
-            carried = ["l", "m"] if self.kernel.softmax.normalises else []
+            carried = self._carried
             own = [*carried, *self._q_names, *self._key_names("k" if self.two_pass else "kv")]
             if not self.two_pass:
                 own.insert(0, "acc")
@@ -443,13 +443,23 @@ class KernelText(ProgramText):
 
     @property
     def excluded(self) -> str:
-        return '-float("inf")' if self.kernel.softmax.form == "softmax" else "0.0"
+        is_neutral = self.kernel.softmax.form in ("softpick", "none")
+        return "0.0" if is_neutral else '-float("inf")'
 
     @property
     def step_result(self) -> str:
-        if not self.kernel.softmax.normalises:
-            return "acc"
-        return "l, m" if self.two_pass else "acc, l, m"
+        return ", ".join([*([] if self.two_pass else ["acc"]), *self._carried])
+
+    @property
+    def _carried(self) -> list[str]:
+        """What a row has besides o, from one kv tile to the next."""
+        form = self.kernel.softmax.form
+        return [] if form == "none" else ["rest"] if form == "stick_breaking" else ["l", "m"]
+
+    @property
+    def lse(self) -> str:
+        """In natural units."""
+        return "-rest * LN2" if self.kernel.softmax.breaks_sticks else "(m + tl.log2(l)) * LN2"
 
     # -- single expressions --------------------------------------------------------------------------------
 

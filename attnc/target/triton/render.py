@@ -32,7 +32,7 @@ from attnc.target.declaration import (
     tuning,
     width_of_split,
 )
-from attnc.target.header import GLOSSARY, WEIGHTS_GLOSSARY, header, module_numbers
+from attnc.target.header import GLOSSARIES, header, module_numbers
 from attnc.target.printer import REVERSED
 from attnc.target.quote import without_comments
 from attnc.target.support import imports
@@ -134,7 +134,7 @@ def _backward_kernels(
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
     normalises = module.variant.attention.normalises
-    glossary = GLOSSARY if normalises else WEIGHTS_GLOSSARY
+    glossary = GLOSSARIES[module.variant.attention.softmax.form]
     if module.backward is not None:
         glossary += f"\n{_OF_THE_BACKWARD if normalises else _OF_WEIGHTS}"
     return {**header(module, "Triton", _and_back(module), path, sha256), "glossary": glossary}

@@ -1,0 +1,96 @@
+"""Stick-breaking: forward, splits of keys, lengths, packed rows and pages; against a formula in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnc.verify.case import Case
+from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
+
+PLAIN = (
+    "input q: bf16[B, M, Hkv * G, 16]",
+    "input k, v: bf16[B, N, Hkv, 16]",
+    "input table: f32[Hkv * G, 64]",
+    "score = dot(q, k) / sqrt(D) + table[h, clamp(q_pos - kv_idx, 0, 63)]",
+    "mask = kv_idx < q_pos",
+    "normalize = stick_breaking",
+    "output o: bf16[B, M, Hkv * G, 16]",
+    "output lse: f32[B, Hkv * G, M]",
+)
+LENGTHS = (
+    "input q: f16[B, M, H, 24]",
+    "input k, v: f16[B, N, H, 24]",
+    "input gate: f32[B, M, H]",
+    "input lens: i32[B]",
+    "length M = lens[b]",
+    "length N = lens[b]",
+    "score = where(kv_idx == 3, -inf, 20 * dot(q, k))",
+    "mask = window(5, 2)",
+    "normalize = stick_breaking",
+    "output o: f16[B, M, H, 24] = attention * gate[b, q_idx, h]",
+    "output lse: f32[B, H, M]",
+)
+PACKED = (
+    "input q: bf16[T, H, 16] via ragged(ends)",
+    "input k, v: bf16[T, H, 16] via ragged(ends)",
+    "input ends: i32[B + 1]",
+    "score = dot(q, k) / sqrt(D)",
+    "mask = causal",
+    "normalize = stick_breaking",
+    "output o: bf16[T, H, 16]",
+)
+PAGED = (
+    "input q: bf16[B, M, H, 16]",
+    "input k, v: bf16[B, N, H, 16] via paged(pages, page = 16)",
+    "input pages: i32[B, P]",
+    "input lens: i32[B]",
+    "length N = lens[b]",
+    "score = dot(q, k) / sqrt(D)",
+    "mask = causal",
+    "normalize = stick_breaking",
+    "output o: bf16[B, M, H, 16]",
+)
+TILES = "tile.q = 16, tile.kv = 16"
+
+
+@pytest.mark.parametrize("lines", [PLAIN, LENGTHS, PAGED], ids=["table", "lengths", "pages"])
+def test_stick_breaking(lines: tuple[str, ...]) -> None:
+    right_by_day(subject_of_text(spec(lines, TILES)), count=2)
+
+
+def test_stick_breaking_of_packed_rows() -> None:
+    made = subject_of_text(spec(PACKED, TILES))
+    assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
+
+
+@pytest.mark.parametrize("lines", [PLAIN, PAGED], ids=["table", "pages"])
+@pytest.mark.parametrize("split", ["1", "3", "20", "fixed(32)"])
+def test_splits_leave_each_other_the_rest(lines: tuple[str, ...], split: str) -> None:
+    made = subject_of_text(spec(lines, f"loops = [kv], pack = gqa, tile.kv = 16, split.kv = {split}"))
+    assert_within_bound(made, Case(dims={"B": 2, "M": 1, "N": 77, "Hkv": 2, "G": 2, "H": 2}))
+
+
+def test_formula() -> None:
+    made = subject_of_text(spec(PLAIN, TILES))
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 20, 2, 16, generator=generator).bfloat16()
+    k, v = (torch.randn(1, 20, 1, 16, generator=generator).bfloat16() for _ in "kv")
+    o, lse = made.function(q, k, v, torch.zeros(2, 64))
+    share = torch.sigmoid(torch.einsum("bmhd,bnd->bhmn", q.double(), k[:, :, 0].double()) / 4).tril(-1)
+    stick, weights = torch.ones(1, 2, 20, dtype=torch.float64), torch.zeros_like(share)
+    for key in reversed(range(20)):
+        weights[..., key] = share[..., key] * stick
+        stick = stick * (1 - share[..., key])
+    expected = torch.einsum("bhmn,bnd->bmhd", weights, v[:, :, 0].double())
+    torch.testing.assert_close(o.double(), expected, rtol=2**-6, atol=2**-7)
+    torch.testing.assert_close(lse.double(), stick.log(), rtol=1e-5, atol=1e-5)
+    assert not o[:, 0].any()
+    assert not lse[:, :, 0].any()  # without a key all of the stick is left
+
+
+def test_gradients_are_refused() -> None:
+    made = subject_of_text(spec((*PLAIN, "grad q"), TILES))
+    x = torch.randn(1, 20, 1, 16).bfloat16()
+    with pytest.raises(RuntimeError, match="has no backward"):
+        made.function(x.clone().requires_grad_(), x, x, torch.zeros(1, 64))
