@@ -15,6 +15,7 @@ from tests.planted import (
     cuda_backward,
     cuda_backward_tiles,
     cuda_f32,
+    cuda_forms,
     cuda_forward,
     cuda_serving,
     edges,
@@ -41,13 +42,15 @@ from tests.planted import (
     triton_forward,
     triton_lists,
     triton_serving,
+    triton_softpick,
+    triton_sticks,
     triton_weights,
 )
 from tests.planted.bug import Bug
 
 
 def _by_target(part: str, bugs: tuple[Bug, ...]) -> dict[str, tuple[Bug, ...]]:
-    names = {"triton": "triton", "cuda.sm_80": "cuda", "projection": "projection"}
+    names = {"triton": "triton", "cuda.sm_80": "cuda", "cuda.sm_90a": "hopper", "projection": "projection"}
     parts: dict[str, tuple[Bug, ...]] = {}
     for bug in bugs:
         key = f"{names[bug.target]} {part}"
@@ -61,6 +64,8 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     "triton backward": triton_backward.BUGS,
     "triton epilogue": triton_epilogue.BUGS,
     "triton weights": triton_weights.BUGS,
+    "triton softpick": triton_softpick.BUGS,
+    "triton sticks": triton_sticks.BUGS,
     "triton lists": triton_lists.BUGS,
     "cuda forward": cuda_forward.BUGS,
     "cuda serving": cuda_serving.BUGS,
@@ -86,6 +91,7 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     **_by_target("edges", edges.BUGS),
     **_by_target("host", host.BUGS),
     **_by_target("precision", precision.BUGS),
+    **_by_target("forms", cuda_forms.BUGS),
 }
 #: By `part: name`, which is how data and tests call them.
 BUGS: Mapping[str, Bug] = {f"{part}: {bug.name}": bug for part, bugs in PARTS.items() for bug in bugs}
