@@ -25,6 +25,7 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
     """
     target = target_of(schedule.target)
     is_forward = not schedule.is_decode or (attention.v.storage.is_part and target.decodes_prompts)
+    is_forward = is_forward or not target.refuse_wide_gradients(normalise(attention))
     return bool(attention.grads) and is_forward and can_differentiate(attention, target)
 
 
@@ -74,7 +75,7 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
         return schedule.span or attention.span, label, "to train, add a schedule for triton or cuda.sm_80"
     place = next((knob.span for knob in schedule.decode_knobs), None)
     instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
-    return place or attention.span, "the decode kernel has no backward", instead
+    return place or attention.span, target.refuse_wide_gradients(normalise(attention)), instead
 
 
 def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
@@ -99,7 +100,9 @@ def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Ite
                     "this order cannot be asked for",
                     "write 'loops = [kv, q]'; with 'accumulate.dq = sequential' it is FlashAttention-1's",
                 )
-            case "accumulate.dq", (str(way), *_) if way != "two_pass" and (of := _makes_dq_apart(attention)):
+            case "accumulate.dq", (str(way), *_) if way != "two_pass" and (
+                of := _makes_dq_apart(attention, schedule)
+            ):
                 yield unsupported(
                     f"dq of {of} is made by a pass of its own",
                     knob.span,
@@ -119,10 +122,12 @@ def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Ite
                 )
 
 
-def _makes_dq_apart(attention: Attention) -> str:
+def _makes_dq_apart(attention: Attention, schedule: Schedule) -> str:
     """Returns what no kernel over keys adds the dq of; "" where one can."""
     if attention.v.storage.is_part:
         return "keys whose columns are values"
+    if schedule.is_decode:
+        return "heads that two warpgroups share"
     return "" if is_plain(attention) else "packed sequences"
 
 

@@ -164,6 +164,7 @@ class TileShape:
     columns of k; normalises: whether there is a softmax; wanted: sizes of the forward that a caller asks for;
     listed: queries and keys of the blocks that the mask lists, if it does: tiles divide them. segment: keys
     that tiles divide under `order = absolute(...)`, of which all schedules have the same; 0: there are none.
+    shares_sums: there are gradients beside a forward that decodes (`Target.refuse_wide_gradients`).
     """
 
     dtype: str
@@ -175,6 +176,7 @@ class TileShape:
     wanted: Tiles = field(default_factory=Tiles)
     listed: tuple[int, int] | None = None
     segment: int = 0
+    shares_sums: bool = False
 
     def divide(self, tiles: Tiles) -> Tiles:
         """Returns the tiles, small enough to divide segments and the blocks that are listed."""

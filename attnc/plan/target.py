@@ -127,6 +127,12 @@ class Target(ABC):
         """
         return f"{self.name} has no kernel for the sum of both gradients"
 
+    def refuse_wide_gradients(self, attention: Attention) -> str:
+        """Returns why there are no kernels for gradients of a normalised attention beside a forward that
+        decodes; "" where there are.
+        """
+        return "the decode kernel has no backward"
+
     @abstractmethod
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
         """Returns the lines of a schedule for an attention that has none, without those of a backward."""

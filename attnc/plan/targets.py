@@ -14,6 +14,7 @@ from attnc.model.schedule import Knob, Schedule
 from attnc.model.variants import variants
 from attnc.plan.fitting import Tiles, TileShape, shape_of
 from attnc.plan.lists import listing_of
+from attnc.plan.signature import normalise
 from attnc.plan.sm80 import SM80
 from attnc.plan.sm90 import SM90A
 from attnc.plan.target import Target
@@ -55,7 +56,9 @@ def schedule_for(
     forward; deterministic: whether its gradients have the same bits in every run, or are the fastest.
     """
     attention, made = program.attention(name), target_of(target)
-    lines = list(made.default_schedule(replace(shape_in(program, name), wanted=wanted or Tiles())))
+    whys = [made.refuse_wide_gradients(normalise(x.attention)) for x in variants(program, attention)]
+    shape = replace(shape_in(program, name), wanted=wanted or Tiles(), shares_sums=not any(whys))
+    lines = list(made.default_schedule(shape))
     if "q" in attention.grads:
         lines += _backward_lines([
             (variant, made.sum_of_dq(variant, deterministic=deterministic))

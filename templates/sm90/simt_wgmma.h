@@ -207,13 +207,12 @@ template <int N, bool FROM_REGISTERS, bool TA, bool TB, bool F16>
 static void wgmma(float* sum, const u32* a, u64 left, u64 right, bool accumulate, int line)
 {
     static_assert(N % 8 == 0 && 8 <= N && N <= 256, "wgmma has N = 8, 16, ..., 256");
-    static const Show* all;
-    static Show shown[THREADS];
+    Show* const shown = block->shown[lane_now().turn++ & 1];  // the block's own: others run while lanes wait for each other
     shown[current].product = {sum, a, left, right};
     together(MULTIPLY, line, [&] {
         Warp& warp = warp_now();
-        const int number = current / WARP, first = number * WARP;
-        all = shown + first;
+        const int number = current / WARP;
+        const Show* const all = shown + number * WARP;
         for (int lane = 0; lane < WARP; ++lane)
             if (all[lane].product.right != right || (!FROM_REGISTERS && all[lane].product.left != left))
                 fail(line, "lanes of a warp give wgmma different descriptors");

@@ -256,6 +256,11 @@ class Sm90Backward(CudaBackwardLayout):
         return min(_ROOM, DEVICES["sm_90"].shared_per_sm // self.blocks(kernel) - SYSTEM_BYTES)
 
     @property
+    def pieces(self) -> int:
+        """Buffers for 64 columns of what dP is multiplied from; 0: whole tiles of it come by."""
+        return 0
+
+    @property
     def gives_p(self) -> bool:
         return "dkdv" in self.by_wgmma and max(self.layout.d, self.layout.dv) > _WIDEST
 
@@ -553,6 +558,7 @@ def sm90_backward_estimate(plan: Sm90Backward, config: TileConfig, kernel: Kerne
     d, dv, stages = plan.qk_panels * PIECE, plan.v_panels * PIECE, config.stages
     rows, keys = plan.tile(kernel)
     q_tiles, v_tiles = plan.dq_tiles
+    piece = f"{plan.pieces} x {keys if over_rows(kernel) else rows}x{PIECE}" if plan.pieces else ""
     shapes: Mapping[str, str] = {
         "ds": f"{DS_TILES} x {rows}x{ROWS}",
         "p": f"{P_TILES} x {keys}x{rows} as f32",
@@ -564,14 +570,14 @@ def sm90_backward_estimate(plan: Sm90Backward, config: TileConfig, kernel: Kerne
                 "q": f"{q_tiles} x {rows}x{d}",
                 "do": f"{q_tiles} x {rows}x{dv}",
                 "k": f"{stages} x {keys}x{d}",
-                "v": f"{stages if v_tiles > 1 else 1} x {keys}x{dv}",
+                "v": piece or f"{stages if v_tiles > 1 else 1} x {keys}x{dv}",
             }
             if over_rows(kernel)
             else {
                 "k": f"{plan.k_tiles(kernel)} x {keys}x{d}",
                 "v": f"{keys}x{dv}",
                 "q": f"{stages} x {rows}x{d}",
-                "do": f"{1 if kernel == 'dk' else stages} x {rows}x{dv}",
+                "do": (kernel == "dk" and piece) or f"{1 if kernel == 'dk' else stages} x {rows}x{dv}",
             }
         ),
     }

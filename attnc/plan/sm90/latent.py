@@ -1,4 +1,5 @@
-"""Gradients where the first columns of keys are values, by wgmma: of multi-head latent attention.
+"""Gradients whose sums two warpgroups share, by wgmma: where the first columns of keys are values, as in
+multi-head latent attention, and of other heads of more than 256 columns.
 
 dk = dS^T Q, with P^T dO added to the columns that are values, is one sum of up to 640 columns, and so is dq:
 too many for the registers of one warpgroup. Two share them, for the same 64 rows. The first multiplies S and
@@ -9,19 +10,26 @@ one of V too.
 
 `dk`: a block keeps 64 keys, and queries come by, 32 at a time, head after head of those that share the keys.
 `dq`: a block keeps 64 queries, and keys come by, 32 at a time.
+
+Values of their own (`WideBackward`) make three kernels of these. Beside K and V of 64 keys that of dk has
+room for two tiles of Q, and so has that of dq, beside Q and dO, for two of K; what else dP is made of, dO
+or V, comes by 64 columns at a time, each given back as soon as it is multiplied. A kernel for dv
+multiplies S once more, so that there are eight products.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from attnc.expr.nodes import Dim, Index, walk
 from attnc.model.attention import Attention, Variant
+from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule, TileConfig
 from attnc.plan.device import DEVICES
 from attnc.plan.gradients import has_constant_slope
 from attnc.plan.layout import KernelName
-from attnc.plan.signature import feature, kv_heads
+from attnc.plan.signature import feature, has_rows, kv_heads
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import CudaLayout, over_rows
 from attnc.plan.sm90.backward import Sm90Backward
@@ -33,16 +41,23 @@ _ROWS, _STAGES = 32, 2
 _BARRIERS = 1024 + 512
 #: Pieces of 64 columns whose sums a thread of a warpgroup holds.
 _MOST_PIECES = 5
+#: Buffers for such pieces of dO, or of V, where whole tiles have no room.
+_PIECES = 4
+#: Columns of a head beyond which its gradients are shared, and up to which they are.
+_NARROWEST, _WIDEST = 256, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentBackward(Sm90Backward):
     """As for `Sm90Backward`, of kernels whose keys are values too."""
 
-    @property
-    def first_panels(self) -> int:
-        """Panels of 64 columns of dk and dq that the first warpgroup sums; the other has the rest."""
-        return self.qk_panels // 2
+    def summed_panels(self, kernel: KernelName) -> int:
+        """Panels of 64 columns of the gradient that a kernel sums."""
+        return self.qk_panels
+
+    def first_panels(self, kernel: KernelName) -> int:
+        """Those of them that the first warpgroup sums; the other has the rest."""
+        return self.summed_panels(kernel) // 2
 
     @property
     def gives_p(self) -> bool:
@@ -72,16 +87,61 @@ class LatentBackward(Sm90Backward):
         return {name: size for name, size in buffers.items() if size}
 
     def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
-        made = "dq" if over_rows(kernel) else "dk"
-        return {made: 32 * (self.qk_panels - self.first_panels), "p": _ROWS // 2, "dp": _ROWS // 2}
+        held = self.summed_panels(kernel) - self.first_panels(kernel)
+        return {kernel: 32 * held, "p": _ROWS // 2, "dp": _ROWS // 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideBackward(LatentBackward):
+    """As for `LatentBackward`, where values are a tensor of their own."""
+
+    @property
+    def pieces(self) -> int:
+        return _PIECES
+
+    def summed_panels(self, kernel: KernelName) -> int:
+        return self.v_panels if kernel == "dv" else self.qk_panels
+
+    def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
+        rows, keys = self.tile(kernel)
+        row, piece = 2 * PIECE, _PIECES * _ROWS * 2 * PIECE
+        of_q, of_do = rows * self.qk_panels * row, rows * self.v_panels * row
+        of_k, of_v = keys * self.qk_panels * row, keys * self.v_panels * row
+        tiles = {
+            "dq": {"q": of_q, "do": of_do, "k": _STAGES * of_k, "v": piece},
+            "dk": {"q": _STAGES * of_q, "do": piece, "k": of_k, "v": of_v},
+            "dv": {"q": _STAGES * of_q, "do": _STAGES * of_do, "k": of_k},
+        }
+        buffers = {
+            **tiles[kernel],
+            "p": rows * keys * 4,
+            "ds": 0 if kernel == "dv" else rows * keys * 2,
+            "rows": 0 if over_rows(kernel) else _STAGES * 2 * rows * 4,
+            "barriers": _BARRIERS,
+        }
+        return {name: size for name, size in buffers.items() if size}
 
 
 def plan_latent_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> LatentBackward:
     """Returns how the kernels of a schedule lie."""
+    return _share(LatentBackward, variant, schedule, layout, {"dq", "dk"})
+
+
+def plan_wide_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> WideBackward:
+    """Returns the same of values of their own (`refuse_wide_gradients`)."""
+    return _share(WideBackward, variant, schedule, layout, {"dq", "dk", "dv"})
+
+
+_Shared = TypeVar("_Shared", bound=LatentBackward)
+
+
+def _share(
+    kind: type[_Shared], variant: Variant, schedule: Schedule, layout: CudaLayout, kernels: set[KernelName]
+) -> _Shared:
     plan = replace(plan_cuda_backward(variant, schedule, layout), sliced=False)
-    return LatentBackward(
+    return kind(
         **{field.name: getattr(plan, field.name) for field in fields(plan)},
-        by_wgmma=frozenset({"dq", "dk"}),
+        by_wgmma=frozenset(kernels),
         turns=None,
     )
 
@@ -102,10 +162,33 @@ def refuse_latent_gradients(attention: Attention) -> str:
     held = (WGMMA_ROWS * (d + dv) + _STAGES * _ROWS * d) * 2 + WGMMA_ROWS * _ROWS * 6 + _BARRIERS
     if held > DEVICES["sm_90"].shared_per_block:
         return f"tiles of {d} and {dv} columns need {held} B of shared memory"
+    return _refuse_shared(attention, {"q", "k"})
+
+
+def refuse_wide_gradients(attention: Attention) -> str:
+    """Returns why there are no kernels for gradients of a normalised attention of more than 256 columns, with
+    values of their own, beside a forward that decodes; "" where there are.
+    """
+    d, dv = feature(attention.q), feature(attention.v)
+    if max(d, dv) <= _NARROWEST:
+        return "the decode kernel has no backward"
+    if not attention.normalises:
+        return "these kernels make p from the score and lse"
+    if d % PIECE or dv % PIECE or min(d, dv) < 2 * PIECE or max(d, dv) > _WIDEST:
+        return (
+            f"two warpgroups share multiples of {PIECE} columns, {2 * PIECE} to {_WIDEST}, not {d} and {dv}"
+        )
+    if not (has_rows(attention) and attention.q.dtype != DType.F32):
+        return "the decode kernel has no backward"
+    return _refuse_shared(attention, {"q", "k", "v"})
+
+
+def _refuse_shared(attention: Attention, grads: set[str]) -> str:
     if not has_constant_slope(attention) or attention.softmax.dropout is not None:
         return "of ds, p is one factor, and the other a constant here: no soft caps, no dropout"
-    if set(attention.grads) - {"q", "k"}:
-        return "these kernels make the gradients of q and k alone"
+    if set(attention.grads) - grads:
+        *others, last = sorted(grads)
+        return f"these kernels make the gradients of {', '.join(others)} and {last} alone"
     if kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask):
         return "one mask for all heads that share the keys"
     return ""

@@ -51,7 +51,12 @@ from attnc.plan.sm90.decode import (
     sm90_decode_layout,
     sm90_decode_roles,
 )
-from attnc.plan.sm90.latent import plan_latent_backward, refuse_latent_gradients
+from attnc.plan.sm90.latent import (
+    plan_latent_backward,
+    plan_wide_backward,
+    refuse_latent_gradients,
+    refuse_wide_gradients,
+)
 from attnc.plan.sm90.layout import TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
 from attnc.plan.sm90.roles import Sm90Roles, plan_roles
 from attnc.plan.sm90.softcap import TAIL
@@ -96,6 +101,9 @@ class Sm90a(Target):
     def refuse_latent_gradients(self, attention: Attention) -> str:
         return refuse_latent_gradients(attention)
 
+    def refuse_wide_gradients(self, attention: Attention) -> str:
+        return refuse_wide_gradients(attention)
+
     def check_speed(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sums(variant, schedule)
 
@@ -106,7 +114,7 @@ class Sm90a(Target):
         if shape.latent and shape.width > WIDEST:  # prompts take this kernel too
             yield "loops = [kv], pack = gqa, tile.kv = 64, split.kv = auto"
             return
-        if shape.width > WIDEST and not shape.gradients:  # of which it has none
+        if shape.width > WIDEST and (not shape.gradients or shape.shares_sums):
             yield "loops = [kv], pack = gqa, split.kv = auto"
             return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
@@ -144,6 +152,8 @@ class Sm90a(Target):
         layout = replace(cuda_layout(variant, default, schedule), arch=DEVICES["sm_90"].arch)
         if variant.attention.v.storage.is_part:
             return plan_latent_backward(variant, schedule, layout)
+        if schedule.is_decode:
+            return plan_wide_backward(variant, schedule, layout)
         return plan_sm90_backward(variant, schedule, layout)
 
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:

@@ -83,7 +83,7 @@ class Sm90BackwardText(CudaBackwardText):
         others = self.layout.d_multiplied
         self.latent: LatentProducts | None = None
         if isinstance(self.plan, LatentBackward):
-            self.latent = LatentProducts(self.plan, over_q=self.over_q, slope=self.chain.slope)
+            self.latent = LatentProducts(self.plan, planned.kind, self.chain.slope)
             self.chain = replace(self.chain, slope=None)
             columns, more = self.latent.widths, []
         else:

@@ -39,6 +39,8 @@ class DkDv:
         self.stores_beside = self.makes_dk and self.makes_dv and plan.stages_both(planned.kind)
         is_alone = planned.kind == "dk" and not isinstance(plan, LatentBackward)
         self.do_tiles = "1" if is_alone else "STAGES"
+        if planned.kind == "dk" and plan.pieces:
+            self.do_tiles = str(plan.pieces)
         unkept = "kv_lo + row < N && !keeps(kv_lo + row)" if planned.fills_keys else "kv_lo + row >= N"
         self.is_cleared = unkept.replace("< N &&", ">= N ||") if is_cut else unkept
         has_turns = planned.chain.adds_dq is not None and plan.turns is not None

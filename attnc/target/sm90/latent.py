@@ -1,10 +1,11 @@
-"""The products of Hopper kernels for gradients where the first columns of keys are values."""
+"""The products of Hopper kernels for gradients whose sums two warpgroups share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from attnc.expr.nodes import Expr
+from attnc.plan.layout import KernelName
 from attnc.plan.sm90.latent import LatentBackward
 from attnc.plan.sm90.layout import PIECE, WIDEST
 from attnc.target.sm80.printer import scalar
@@ -13,19 +14,26 @@ from attnc.target.sm80.printer import scalar
 class LatentProducts:
     """What the two consumers of a tile multiply. q_parts, do_parts: of each consumer, the products by columns
     of q or k, and of do, as the first fragment of its sums, columns, and the first panel of the tile;
-    widths: the columns of all; ds_factor: the factor of the score, "" where it is 1.
+    widths: the columns of all; ds_factor: the factor of the score, "" where it is 1; pieces: buffers for 64
+    columns of what dp is multiplied from, 0 where that comes in tiles; apart: values are a tensor of their
+    own; makes_dv: so that dv has a kernel; panels: of the sums, as C++.
     """
 
-    def __init__(self, plan: LatentBackward, *, over_q: bool, slope: Expr | None) -> None:
-        self.first_panels = plan.first_panels
-        shares = (range(plan.first_panels), range(plan.first_panels, plan.qk_panels))
-        self.do_parts = [list(_parts(share, 0, plan.v_panels)) for share in shares]
-        # cut where values end: one sum takes products of one shape
-        self.q_parts = [
-            [*of_values, *_parts(share, plan.v_panels, plan.qk_panels)]
-            for of_values, share in zip(self.do_parts, shares, strict=True)
-        ]
-        products = (*self.q_parts, *(() if over_q else self.do_parts))
+    def __init__(self, plan: LatentBackward, kernel: KernelName, slope: Expr | None) -> None:
+        self.pieces = 0 if kernel == "dv" else plan.pieces
+        self.apart, self.makes_dv = plan.pieces > 0, kernel == "dv"
+        self.panels = "V_PANELS" if kernel == "dv" else "QK_PANELS"
+        self.first_panels, end = plan.first_panels(kernel), plan.summed_panels(kernel)
+        shares = (range(self.first_panels), range(self.first_panels, end))
+        self.do_parts: list[list[tuple[int, int, int]]] = [[], []]
+        self.q_parts: list[list[tuple[int, int, int]]] = [[], []]
+        if kernel == "dv" or not self.apart:
+            self.do_parts = [list(_parts(share, 0, plan.v_panels)) for share in shares]
+        if kernel != "dv":
+            # cut where values end: one sum takes products of one shape
+            cut = 0 if self.apart else plan.v_panels
+            self.q_parts = [[*_parts(share, 0, cut), *_parts(share, cut, end)] for share in shares]
+        products = (*self.q_parts, *(() if kernel == "dq" else self.do_parts))
         self.widths = sorted({columns for parts in products for _, columns, _ in parts})
         self.ds_factor = "" if slope is None else scalar(slope)
 
