@@ -1,4 +1,4 @@
-"""How Hopper's kernels for gradients lie where the first columns of keys are values, and which there are."""
+"""How Hopper's kernels for gradients lie whose sums two warpgroups share, and which there are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from attnc.plan.device import DEVICES
 from attnc.plan.ir import Module
 from attnc.plan.layout import KernelName
 from attnc.plan.signature import normalise
-from attnc.plan.sm90.latent import LatentBackward, refuse_latent_gradients
+from attnc.plan.sm90.latent import (
+    LatentBackward,
+    WideBackward,
+    refuse_latent_gradients,
+    refuse_wide_gradients,
+)
+from attnc.plan.targets import schedule_for
 from tests.model.resolving import resolve_text
 from tests.verify.judging import modules_of
 
@@ -65,7 +71,7 @@ def test_two_warpgroups_share_the_columns_of_the_sums(d: int, dv: int, first: in
     module = planned(d=str(d), dv=str(dv))
     layout = layout_of(module)
     assert layout.by_wgmma == {"dq", "dk"}
-    assert layout.first_panels == first
+    assert layout.first_panels("dq") == first
     kernels: tuple[KernelName, ...] = ("dq", "dk")
     for name in kernels:
         registers = layout.registers(module.backward_kernels[name].configs[0], name)
@@ -133,3 +139,72 @@ def test_there_are_kernels(words: dict[str, str]) -> None:
 )
 def test_why_there_are_none(words: dict[str, str], told: str) -> None:
     assert refuse_latent_gradients(attention(**words)) == told
+
+
+#: Values of their own.
+APART = {"heads": "Hkv * G", "shared": "Hkv", "d": "512", "dv": "512", "grads": "q, k, v"}
+
+
+def of_wide_heads(**words: str) -> str:
+    text = SPEC.replace(" via prefix(k)", "").replace(", tile.kv = 64", "")
+    return text.format(**{**USUAL, **APART, **words})
+
+
+def wide_attention(**words: str) -> Attention:
+    program = resolve_text(of_wide_heads(**words))
+    (variant,) = variants(program, program.attentions[0])
+    return normalise(variant.attention)
+
+
+@pytest.mark.parametrize(("d", "dv"), [(512, 512), (320, 128), (128, 384)])
+@pytest.mark.parametrize("kernel", ["dq", "dk", "dv"])
+def test_wide_heads_have_three_kernels_that_fit(d: int, dv: int, kernel: KernelName) -> None:
+    (module,) = modules_of(of_wide_heads(d=str(d), dv=str(dv)))
+    layout = layout_of(module)
+    assert isinstance(layout, WideBackward)
+    assert set(module.backward_kernels) >= {"dq", "dk", "dv"}
+    planned_kernel = module.backward_kernels[kernel]
+    config = planned_kernel.configs[0]
+    buffers = layout.shared_memory(config, kernel)
+    assert sum(buffers.values()) == planned_kernel.shared[0] <= DEVICES["sm_90"].shared_per_block
+    # 64 rows stay, two tiles of 32 come by, and of what dp is made of four times 64 columns
+    pieces = 4 * 32 * 64 * 2
+    assert buffers["q"] == buffers["k"] == 64 * d * 2
+    expected = {"dq": (64 * dv * 2, pieces), "dk": (pieces, 64 * dv * 2), "dv": (64 * dv * 2, None)}
+    assert (buffers["do"], buffers.get("v")) == expected[kernel]
+    assert ("ds" in buffers) == (kernel != "dv")
+    width = dv if kernel == "dv" else d
+    assert layout.registers(config, kernel)[kernel] == 32 * (width // 64 - width // 128)
+
+
+def test_wide_heads_have_gradients_without_a_word_in_the_schedule() -> None:
+    text = of_wide_heads().partition("schedule")[0]
+    program = resolve_text(text)
+    schedule = schedule_for(program, "latent", "cuda.sm_90a")
+    assert "loops = [kv]" in schedule
+    (module,) = modules_of(text + schedule)
+    assert isinstance(layout_of(module), WideBackward)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"d": "256", "dv": "256"}, "the decode kernel has no backward"),
+        ({"normalize": "none"}, "these kernels make p from the score and lse"),
+        ({"d": "504"}, "two warpgroups share multiples of 64 columns, 128 to 512, not 504 and 512"),
+        ({"d": "64"}, "two warpgroups share multiples of 64 columns, 128 to 512, not 64 and 512"),
+        ({"dv": "576"}, "two warpgroups share multiples of 64 columns, 128 to 512, not 512 and 576"),
+        (
+            {"score": "softcap(dot(q, k), 20)"},
+            "of ds, p is one factor, and the other a constant here: no soft caps, no dropout",
+        ),
+        (
+            {"extra": "input w: f32[G]", "score": "dot(q, k) + w[h]", "grads": "q, k, w"},
+            "these kernels make the gradients of q, k and v alone",
+        ),
+        ({"mask": "kv_idx <= q_pos + h"}, "one mask for all heads that share the keys"),
+    ],
+)
+def test_why_wide_heads_have_no_gradients(words: dict[str, str], told: str) -> None:
+    assert refuse_wide_gradients(wide_attention(**words)) == told
+    assert refuse_wide_gradients(wide_attention()) == ""

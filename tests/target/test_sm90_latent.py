@@ -1,4 +1,4 @@
-"""Which products Hopper's kernels for gradients of multi-head latent attention share, and how."""
+"""Which products Hopper's kernels for gradients share between two warpgroups, and how."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from attnc.target.files import render_files
 from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90BackwardText
 from attnc.target.sm90.latent import LatentProducts
 from tests.plan.test_sm90_backward import planned as planned_backward
-from tests.plan.test_sm90_latent import planned
+from tests.plan.test_sm90_latent import of_wide_heads, planned
+from tests.verify.judging import modules_of
 
 SIZES = [(128, 64), (192, 128), (320, 256), (576, 256), (576, 512)]
 
@@ -78,3 +79,15 @@ def test_other_gradients_have_the_text_of_other_kernels() -> None:
         made = Sm90BackwardText(module, Sm90Arguments(module), planned_kernel)
         assert made.frame == "sm90/backward_module"
         assert made.latent is None
+
+
+@pytest.mark.parametrize(("kernel", "columns"), [("dq", 384), ("dk", 384), ("dv", 512)])
+def test_sums_of_wide_heads_are_of_one_tensor(kernel: str, columns: int) -> None:
+    (module,) = modules_of(of_wide_heads(d="384", dv="512"))
+    text = products_of(module, kernel)
+    parts, others = (text.do_parts, text.q_parts) if kernel == "dv" else (text.q_parts, text.do_parts)
+    assert others == [[], []]
+    assert [64 * panel for share in parts for _, _, panel in share] == [0, columns // 2]
+    assert sum(width for share in parts for _, width, _ in share) == columns
+    assert text.ds_factor == ""
+    assert (text.pieces, text.makes_dv) == ((0, True) if kernel == "dv" else (4, False))

@@ -395,7 +395,8 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estima
         "q": f"{WGMMA_ROWS}x{layout.qk.width}",
         "k": f"{stages} x {tile_kv}x{layout.qk.width}",
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
-        "8 bits": f"{layout.ahead(config)} x {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
+        "8 bits": f"{layout.ahead(config) if layout.narrow else 0} x"
+        f" {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
         "p": f"{WGMMA_ROWS}x{tile_kv}",
         "statistics": f"2 x 2x{WGMMA_ROWS}",
         "barriers": str(sum(layout.barriers(config).values())),

@@ -162,7 +162,7 @@ def refuse_latent_gradients(attention: Attention) -> str:
     held = (WGMMA_ROWS * (d + dv) + _STAGES * _ROWS * d) * 2 + WGMMA_ROWS * _ROWS * 6 + _BARRIERS
     if held > DEVICES["sm_90"].shared_per_block:
         return f"tiles of {d} and {dv} columns need {held} B of shared memory"
-    return _refuse_shared(attention, {"q", "k"})
+    return _refuse_shared(attention, "q", "k")
 
 
 def refuse_wide_gradients(attention: Attention) -> str:
@@ -180,14 +180,14 @@ def refuse_wide_gradients(attention: Attention) -> str:
         )
     if not (has_rows(attention) and attention.q.dtype != DType.F32):
         return "the decode kernel has no backward"
-    return _refuse_shared(attention, {"q", "k", "v"})
+    return _refuse_shared(attention, "q", "k", "v")
 
 
-def _refuse_shared(attention: Attention, grads: set[str]) -> str:
+def _refuse_shared(attention: Attention, *grads: str) -> str:
     if not has_constant_slope(attention) or attention.softmax.dropout is not None:
         return "of ds, p is one factor, and the other a constant here: no soft caps, no dropout"
-    if set(attention.grads) - grads:
-        *others, last = sorted(grads)
+    if set(attention.grads) - set(grads):
+        *others, last = grads
         return f"these kernels make the gradients of {', '.join(others)} and {last} alone"
     if kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask):
         return "one mask for all heads that share the keys"
