@@ -178,7 +178,7 @@ def main() -> None:
         ensure_interpreter()
     is_small = arguments.size == "small"
     model = Llama(SMALL if is_small else ONE_BILLION, dtype=torch.float32, device=device)
-    shape = Shape(layers=4, depth=3, width=4) if is_small else Shape(layers=12, depth=4, width=8, least=1e-4)
+    shape = Shape(layers=4, depth=3, width=4) if is_small else Shape(layers=14, depth=4, width=8)
     prompts = [[5, 9, 2] * 5 + [7], [3], [11, 60, 4, 8]]
     room = max(map(len, prompts)) + arguments.tokens + shape.nodes
     paged = PagedDecoder(

@@ -90,4 +90,4 @@ def test_sums_of_wide_heads_are_of_one_tensor(kernel: str, columns: int) -> None
     assert [64 * panel for share in parts for _, _, panel in share] == [0, columns // 2]
     assert sum(width for share in parts for _, width, _ in share) == columns
     assert text.ds_factor == ""
-    assert (text.pieces, text.makes_dv) == ((0, True) if kernel == "dv" else (4, False))
+    assert (text.pieces, text.makes_dv) == ((0, True) if kernel == "dv" else (6, False))

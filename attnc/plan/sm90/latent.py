@@ -41,8 +41,9 @@ _ROWS, _STAGES = 32, 2
 _BARRIERS = 1024 + 512
 #: Pieces of 64 columns whose sums a thread of a warpgroup holds.
 _MOST_PIECES = 5
-#: Buffers for such pieces of dO, or of V, where whole tiles have no room.
-_PIECES = 4
+#: Buffers for such pieces of dO, or of V, where whole tiles have no room: as many as fit, for a piece takes
+#: longer to come than to be multiplied.
+_PIECES = 6
 #: Columns of a head beyond which its gradients are shared, and up to which they are.
 _NARROWEST, _WIDEST = 256, 512
 
@@ -114,8 +115,7 @@ class WideBackward(LatentBackward):
         }
         buffers = {
             **tiles[kernel],
-            "p": rows * keys * 4,
-            "ds": 0 if kernel == "dv" else rows * keys * 2,
+            "p": rows * keys * 4,  # and ds, in the place of p that was read
             "rows": 0 if over_rows(kernel) else _STAGES * 2 * rows * 4,
             "barriers": _BARRIERS,
         }

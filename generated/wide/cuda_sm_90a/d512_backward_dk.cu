@@ -49,13 +49,13 @@ constexpr int QK_PANELS = D / 64, V_PANELS = DV / 64, FIRST_PANELS = 4;  // thos
 constexpr int Q_BOX = 32, K_BOX = 32;  // rows of a box of queries, and of keys
 constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, DO_BYTES = V_PANELS * BLOCK_M * 128,
     K_BYTES = QK_PANELS * BLOCK_N * 128;
-// p in f32 and ds rounded, in the order of the fragments of four warps
-constexpr int P_BYTES = BLOCK_M * BLOCK_N * 4, DS_BYTES = P_BYTES / 2;
-constexpr int PIECES = 4, PIECE_BYTES = COLUMNS * 128;  // panels of dO, of which each is given back by itself
+// p in f32, in the order of the fragments of four warps; then ds rounded, in its place
+constexpr int P_BYTES = BLOCK_M * BLOCK_N * 4;
+constexpr int PIECES = 6, PIECE_BYTES = COLUMNS * 128;  // panels of dO, of which each is given back by itself
 constexpr int V_BYTES = V_PANELS * BLOCK_N * 128, DO_TILES = PIECES;
 constexpr int K_AT = 0, V_AT = K_AT + K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES,
     P_AT = DO_AT + PIECES * PIECE_BYTES;
-constexpr int DS_AT = P_AT + P_BYTES, LSE2_AT = DS_AT + DS_BYTES, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
+constexpr int LSE2_AT = P_AT + P_BYTES, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
 // Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
 constexpr int K_TILES = 1, WORK_TILES = 1;  // of work tiles the current one, and near its end the next
@@ -355,8 +355,7 @@ __device__ __forceinline__ void run_consumer_of_scores(const Args& args, u32 bas
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 16 * warp;
     const int G = args.G, M = args.M, N = args.N;
-    const u32 p_place = base + P_AT + warp * (P_BYTES / 4) + lane * 16,
-        ds_place = base + DS_AT + warp * (DS_BYTES / 4) + lane * 16;
+    const u32 p_place = base + P_AT + warp * (P_BYTES / 4) + lane * 16;
     float sums[8 * FIRST_PANELS][4];
     PipelineState<WORK_TILES> slot = {0, 0};
     PipelineState<1> k = {0, 0};
@@ -447,7 +446,7 @@ __device__ __forceinline__ void run_consumer_of_scores(const Args& args, u32 bas
             parity ^= 1;
             #pragma unroll
             for (int m = 0; m < COLUMNS / 16; ++m) {
-                const Chunk ds = load_shared<Chunk>(ds_place + m * 512);
+                const Chunk ds = load_shared<Chunk>(p_place + m * 512);
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     left_ds[m][i] = ds.words[i];
@@ -515,8 +514,7 @@ __device__ __forceinline__ void run_consumer_of_gradients(const Args& args, u32 
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 16 * warp;
     const int G = args.G, M = args.M;
-    const u32 p_place = base + P_AT + warp * (P_BYTES / 4) + lane * 16,
-        ds_place = base + DS_AT + warp * (DS_BYTES / 4) + lane * 16;
+    const u32 p_place = base + P_AT + warp * (P_BYTES / 4) + lane * 16;
     float sums[8 * (QK_PANELS - FIRST_PANELS)][4];
     PipelineState<WORK_TILES> slot = {0, 0};
     PipelineState<1> v = {0, 0};
@@ -607,7 +605,7 @@ __device__ __forceinline__ void run_consumer_of_gradients(const Args& args, u32 
             round_fragments(left_ds, gradients);
             #pragma unroll
             for (int m = 0; m < COLUMNS / 16; ++m)
-                store_shared(ds_place + m * 512, Chunk{left_ds[m][0], left_ds[m][1], left_ds[m][2], left_ds[m][3]});
+                store_shared(p_place + m * 512, Chunk{left_ds[m][0], left_ds[m][1], left_ds[m][2], left_ds[m][3]});
             __syncwarp();
             mbarrier_arrive_if(barrier_of(base, DS_FULL, 0), lane == 0);
             parity ^= 1;
