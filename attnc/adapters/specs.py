@@ -94,6 +94,24 @@ class Wanted:
         return f"{self.attention}\n{self._schedule}"
 
     @property
+    def hopper_text(self) -> str:
+        """The spec for Hopper's own kernels: with no schedule, which follows from the shapes, but for caches
+        of 8 bits, whose few rows of queries are for warps that have keys of their own.
+        """
+        if not self.suits_warps:
+            return self.attention
+        split = f"fixed({self.split_size})" if self.split_size else "auto" if self.split else "1"
+        knobs = f"loops = [kv], pack = gqa, warp_split = kv\n  split.kv = {split}"
+        return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
+
+    @property
+    def suits_warps(self) -> bool:
+        """Whether it reads 8 bits for as few rows as a warp of Hopper's kernels has (`plan.sm90.warps`)."""
+        is_narrow = self.decode and self.cache is not None and not self.value and self.rows <= 16
+        fits = self.head_dim % 8 == 0 and self.head_dim <= 128 and self.split_size % 128 == 0
+        return is_narrow and fits
+
+    @property
     def attention(self) -> str:
         dtype = DTYPES[self.dtype]
         cached = dtype if self.cache is None else NARROW[self.cache]
@@ -199,11 +217,12 @@ def run_kernel(name: str, *inputs: Any, **named: Any) -> Any:
 
 def _facts(name: str) -> tuple[str, bool, bool, bool]:
     """Returns the name of a spec; whether other kernels may be faster than Triton's; whether v is a tensor of
-    its own; and whether gradients are wanted. To decode, Triton's read memory as fast; only latent attention
-    has more to multiply than to read, which splits of a size leave to Triton.
+    its own; and whether gradients are wanted. To decode, Triton's read memory as fast, but for caches of 8
+    bits; and latent attention has more to multiply than to read, which splits of a size leave to Triton.
     """
     wanted = _WANTED[name]
-    has_choice = not wanted.decode or bool(wanted.value and not wanted.split_size)
+    is_latent = bool(wanted.value and not wanted.split_size)
+    has_choice = not wanted.decode or is_latent or wanted.suits_warps
     return wanted.name, has_choice, not wanted.value, bool(wanted.grad)
 
 
@@ -233,7 +252,8 @@ _function_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # f
 
 def _make(wanted: Wanted, target: str) -> Kernel:
     if target != TRITON:
-        family = compile_family(wanted.attention, target=target, warn=False)
+        text = wanted.hopper_text if target == HOPPER else wanted.attention
+        family = compile_family(text, target=target, warn=False)
         return family.function
     from attnc.build import plan_program
     from attnc.model.resolve import resolve

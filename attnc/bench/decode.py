@@ -206,7 +206,7 @@ PEERS: tuple[Decoder, ...] = (
 )
 #: Attentions over pages by the rows of one. Those of fewer than 16 take part where they are named.
 PAGED = {page: "paged" if page == PAGE else f"page_{page}" for page in PAGES}
-#: Keys and values of 8 bits, half the bytes: by Triton's kernels, where it is named.
+#: Keys and values of 8 bits, half the bytes, where it is named; `cuda.sm_80` has no kernels for them.
 NARROW = "e4m3"
 #: All names that `decoders` knows.
 NAMES = frozenset({"triton", NARROW, *PAGED.values(), *(peer.name for peer in PEERS)})
@@ -227,7 +227,7 @@ def _ours(target: str, names: Collection[str], prefix: str = "", suffix: str = "
     for page, name in PAGED.items():
         if page == PAGE or name in names:
             makers[name] = f"page {page}", partial(_make_paged, target, name, page)
-    if NARROW in names and target == "triton":
+    if NARROW in names and target != "cuda.sm_80":
         makers[NARROW] = NARROW, partial(_narrow, target)
     makers["unified"] = "unified_max", partial(_dense, target, "unified")
     for name, (title, make) in makers.items():

@@ -20,6 +20,7 @@ from attnc.expr.simplify import make, substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, ForwardConfig, Schedule
+from attnc.plan.columns import plan_column_scales
 from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Decode, Grid, expressions_of
@@ -91,7 +92,7 @@ def plan_decode(
             most=MOST_SPLITS,
             trips=target.partial_trips(layout),
             few=target.few_tiles(layout),
-            block_share=target.block_share(attention),
+            block_share=target.block_share(attention, layout),
             segment=variant.attention.segment_keys,
         )
     if variant.attention.segment is None or pack is None:
@@ -111,6 +112,7 @@ def plan_decode(
         kept=kept,
         always_fills=loops.are_short and target.always_fills,
         v_scale=v_scale,
+        scales=plan_column_scales(attention, names, packs=pack is not None),
     )
     outer = tuple(fetch for fetch in names.fetches if fetch.axes == ("q",))
     program = program_of(names, lines)
@@ -191,7 +193,8 @@ def _per_row(attention: Attention) -> Attention:
         softmax=replace(
             softmax,
             sink=softmax.sink and _of_row(softmax.sink),
-            v_scale=softmax.v_scale and _of_row(softmax.v_scale),
+            v_scale=softmax.v_scale
+            and (softmax.v_scale if softmax.scales_columns else _of_row(softmax.v_scale)),
         ),
     )
 

@@ -60,6 +60,7 @@ class Target(ABC):
     always_fills: ClassVar[bool]
     has_backward: ClassVar[bool]
     decodes_prompts: ClassVar[bool] = False
+    scales_columns: ClassVar[bool] = False
     has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     forms: ClassVar[frozenset[Form]] = frozenset({"softmax", "none"})
@@ -213,7 +214,7 @@ class Target(ABC):
         """Returns what a byte of a partial result costs in bytes of keys."""
         return PARTIAL_TRIPS
 
-    def block_share(self, attention: Attention) -> float:
+    def block_share(self, attention: Attention, layout: Layout | None) -> float:
         """Returns what a block reads alone, of what a multiprocessor can."""
         return 1.0
 

@@ -58,6 +58,7 @@ def has_values(attention: Attention) -> bool:
 def moves_values(attention: Attention) -> bool:
     """Returns whether a value can become larger by 64 or nearly so, and o with it."""
     is_plain = attention.epilogue is None and attention.softmax.form == "softmax"
+    is_plain = is_plain and not attention.softmax.scales_columns
     return is_plain and is_dense(attention) and not DType(attention.v.dtype).is_narrow_integer
 
 
@@ -226,7 +227,41 @@ def masked_keys_are_invisible(run: FinishedRun) -> str | None:
         value = run.tensor(tensor.name)
         places = torch.tensor(chosen, device=value.device)
         inputs[tensor.name] = alter(value, partial(_fill_at, axis, places, junk))
-    outputs = run.again(inputs)
+    return _see(run, inputs, chosen, blind)
+
+
+def masked_scales_are_invisible(run: FinishedRun) -> str | None:
+    """Makes scales of v of some keys NaN, and checks that rows that do not see them stay as they are, bit for
+    bit.
+    """
+    chosen, blind = _blind_rows(run)
+    inputs = dict(run.inputs)
+    for name, axis in _scales_of_keys(run.attention):
+        value = run.tensor(name)
+        places = torch.tensor([j for j in chosen if j < value.shape[axis]], device=value.device)
+        inputs[name] = alter(value, partial(_fill_at, axis, places.long(), torch.nan))
+    return _see(run, inputs, chosen, blind) if chosen else None
+
+
+def _scales_of_keys(attention: Attention) -> list[tuple[str, int]]:
+    """Lists floats that a scale of v alone loads for each key, and the axis that counts keys."""
+    scale = attention.softmax.v_scale if attention.softmax.scales_keys else None
+    others = {
+        node.tensor for x in (attention.score, attention.mask) for node in walk(x) if isinstance(node, Load)
+    }
+    loads = [node for node in ([] if scale is None else walk(scale)) if isinstance(node, Load)]
+    return [
+        (load.tensor, load.indices.index(Index("kv_idx")))
+        for load in loads
+        if Index("kv_idx") in load.indices and load.type == "float" and load.tensor not in others
+    ]
+
+
+def _see(
+    run: FinishedRun, inputs: Mapping[str, Value], chosen: list[int], blind: Mapping[str, Bools]
+) -> str | None:
+    """Checks that rows that do not see the chosen keys do not change with what is known of these."""
+    outputs = run.again(dict(inputs))
     for name, rows in blind.items():
         where = torch.from_numpy(rows).to(outputs[name].device)
         if not same_bits(outputs[name][where], run.outputs[name][where]):
@@ -490,6 +525,11 @@ PROPERTIES: tuple[Property, ...] = (
         holds=groups_equal_repeated_heads,
     ),
     Property(name="masked keys are invisible", applies=is_dense, holds=masked_keys_are_invisible),
+    Property(
+        name="masked scales are invisible",
+        applies=lambda attention: bool(_scales_of_keys(attention)),
+        holds=masked_scales_are_invisible,
+    ),
     Property(name="excluded keys are invisible", applies=may_exclude, holds=excluded_keys_are_invisible),
     Property(name="visible keys count", applies=moves_values, holds=visible_keys_count),
     Property(

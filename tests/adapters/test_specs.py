@@ -81,6 +81,20 @@ def test_latent_attention_decodes_by_wgmma(ran: list[str]) -> None:
     assert ran == ["cuda.sm_90a", "triton"]
 
 
+def test_few_rows_of_caches_of_8_bits_are_read_by_warps_of_hopper(ran: list[str]) -> None:
+    x = torch.zeros(1, 8, 2, 64, dtype=torch.bfloat16)
+    k = x.to(torch.float8_e4m3fn)
+    narrow = replace(PLAIN, decode=True, cache=k.dtype)
+    for wanted in (narrow, replace(narrow, split_size=256), replace(narrow, split=False)):
+        assert "warp_split = kv" in wanted.hopper_text
+        kernel(wanted)(x[:, :1], k, k)
+    for wanted in (replace(narrow, rows=32), replace(narrow, split_size=192), replace(narrow, head_dim=256)):
+        assert not wanted.suits_warps
+    kernel(replace(narrow, rows=32))(x[:, :1], k, k)
+    kernel(replace(narrow, split_size=192))(x[:, :1], k, k)
+    assert ran == ["cuda.sm_90a"] * 3 + ["triton"] * 2
+
+
 def test_torch_compile_follows_other_targets(ran: list[str]) -> None:
     """Of torch 2.11 a name of a function has no dot."""
     x = torch.zeros(1, 8, 2, 64, dtype=torch.bfloat16)

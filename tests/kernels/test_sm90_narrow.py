@@ -88,6 +88,24 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "latent, one warpgroup": {**LATENT, "knobs": "tile.kv = 32"},
     "latent in halves": {**LATENT, "dv": 256, "d": 256, "page": 16, "k": "i8", "v": "i8"},
 }
+#: Warps with keys of their own, which they convert in registers.
+WARPS: Mapping[str, Any] = {"knobs": "warp_split = kv, tile.q = 16", "d": 128, "dv": 128}
+KINDS_OF_WARPS: Mapping[str, Mapping[str, Any]] = {
+    "warps, pages": {**WARPS, "page": 16},
+    "warps, dense": {**WARPS, "q": "f16", "k": "i8", "v": "i8"},
+    "warps, small pages": {**WARPS, "page": 4, "k": "e5m2", "v": "e5m2"},
+    "warps, odd rows": {**WARPS, "d": 72, "dv": 40, "page": 16},
+    "warps, odd rows in small pages": {**WARPS, "d": 40, "dv": 72, "page": 2, "q": "f16"},
+    "warps, narrow rows": {**WARPS, "d": 64, "dv": 96, "knobs": f"{WARPS['knobs']}, stages = 3"},
+    "warps, a window": {**WARPS, "mask": "window(40, 0)", "page": 32, "k": "i8", "v": "e5m2", "q": "f16"},
+    "warps, documents": {**WARPS, "mask": "causal and q_pos // 64 == kv_idx // 64", "page": 16},
+    "warps, keys alone": {**WARPS, "v": "bf16", "page": 16},
+    "warps, values alone": {**WARPS, "k": "f16", "q": "f16", "v": "i8", "d": 64},
+    "warps, keys alone in small pages": {**WARPS, "k": "i8", "v": "bf16", "page": 4},
+    "warps, a scale of each key": {**WARPS, "scale": "vs[b, kv_idx, h]", "page": 16},
+    "warps, lazy rescaling": {**WARPS, "knobs": f"{WARPS['knobs']}, softmax = online(rescale = lazy(4))"},
+}
+KINDS = {**KINDS, **KINDS_OF_WARPS}
 SIZES = ((1, 5, 3, 170), (2, 3, 40, 65))
 
 

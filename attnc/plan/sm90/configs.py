@@ -39,6 +39,7 @@ from attnc.plan.sm90.layout import (
 from attnc.plan.sm90.narrow import CONVERTING_REGISTERS, PIECE_OF_BYTES, narrow_misfit, narrow_of
 from attnc.plan.sm90.scores import COLUMN_BYTES, PAIR_STAGES, columns_of, pair_of
 from attnc.plan.sm90.softcap import cap_of
+from attnc.plan.sm90.warps import check_warps, has_keys_of_warps
 from attnc.plan.softmax import split_scale
 
 TARGET = "cuda.sm_90a"
@@ -91,7 +92,8 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             f"declare an output of {attention.q.dtype}, or use the target 'triton'",
         )
     if schedule.is_decode:
-        yield from check_sm90_decode(variant, schedule)
+        check = check_warps if has_keys_of_warps(schedule) else check_sm90_decode
+        yield from check(variant, schedule)
         return
     for size, tensor in {feature(tensor): tensor for tensor in (attention.v, attention.q)}.items():
         if size % GRANULE or size > WIDEST:

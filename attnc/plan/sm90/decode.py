@@ -218,8 +218,17 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
                 "pad the last axis",
             )
     layout = sm90_decode_layout(variant, schedule)
+    yield from check_decode_knobs(knobs, schedule, shares=layout.consumers == 2 and layout.v_in_k)
+
+
+def check_decode_knobs(
+    knobs: Mapping[str, Knob], schedule: Schedule, *, shares: bool = False
+) -> Iterator[Diagnostic]:
+    """Yields keys with values that no decode kernel of the target has. shares: blocks may share columns of
+    o.
+    """
     for knob in knobs.values():
-        yield from _knob(knob, schedule.target, shares=layout.consumers == 2 and layout.v_in_k)
+        yield from _knob(knob, schedule.target, shares=shares)
 
 
 def page_of(attention: Attention) -> int:
@@ -239,9 +248,6 @@ def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
         yield several_values(knob)
         return
     match knob.key, knob.choices[0]:
-        case "warp_split", "kv":
-            label = "a warpgroup has all keys of a tile"
-            yield unsupported(f"'warp_split = kv' is not lowered to {target}", knob.span, label, "remove it")
         case "overlap", _:
             label = "two warpgroups, or two blocks, take turns"
             yield unsupported("a decode kernel has no overlap to choose", knob.span, label, "remove it")

@@ -58,8 +58,18 @@ from attnc.plan.sm90.latent import (
     refuse_wide_gradients,
 )
 from attnc.plan.sm90.layout import TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
+from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.plan.sm90.roles import Sm90Roles, plan_roles
 from attnc.plan.sm90.softcap import TAIL
+from attnc.plan.sm90.warps import (
+    BLOCK_SHARE,
+    Sm90WarpsLayout,
+    has_keys_of_warps,
+    sm90_warps_configs,
+    sm90_warps_layout,
+    warps_estimate,
+    warps_roles,
+)
 from attnc.plan.target import Target
 
 
@@ -128,6 +138,8 @@ class Sm90a(Target):
             yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
+        if has_keys_of_warps(schedule):
+            return sm90_warps_configs(variant, schedule)
         return (sm90_decode_configs if schedule.is_decode else sm90_configs)(variant, schedule)
 
     def backward_configs(
@@ -140,6 +152,8 @@ class Sm90a(Target):
     def layout(
         self, variant: Variant, schedule: Schedule, config: TileConfig
     ) -> Sm90Layout | Sm90DecodeLayout:
+        if has_keys_of_warps(schedule):
+            return sm90_warps_layout(variant, schedule)
         return (sm90_decode_layout if schedule.is_decode else sm90_layout)(variant, schedule)
 
     def roles_of(self, kernel: Forward, variant: Variant) -> Sm90Roles:
@@ -184,15 +198,24 @@ class Sm90a(Target):
         is_latent = isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1
         return LATENT_TRIPS if is_latent else Target.partial_trips(self, layout)
 
+    def block_share(self, attention: Attention, layout: Layout | None) -> float:
+        if isinstance(layout, Sm90WarpsLayout):
+            return BLOCK_SHARE
+        return Target.block_share(self, attention, layout)
+
     def few_tiles(self, layout: Layout | None) -> int:
         return FEW_TILES if isinstance(layout, Sm90DecodeLayout) and layout.shares else 0
 
     def count_joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
+        if isinstance(layout, Sm90WarpsLayout):
+            return CONVERTING_WARPS
         return layout.consumers if isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1 else 0
 
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
             layout = _any_layout(module.kernel.layout)
+            if isinstance(layout, Sm90WarpsLayout):
+                return warps_estimate(layout, config)
             if isinstance(layout, Sm90DecodeLayout):
                 return sm90_decode_estimate(layout, config)
             return sm90_estimate(layout, config)
@@ -203,7 +226,10 @@ class Sm90a(Target):
 
     def roles(self, kernel: OutputKernel, config: TileConfig) -> Iterator[str]:
         if isinstance(kernel.layout, Sm90DecodeLayout):
-            yield from sm90_decode_roles(kernel.layout, config)
+            if isinstance(kernel.layout, Sm90WarpsLayout):
+                yield from warps_roles(kernel.layout, config)
+            else:
+                yield from sm90_decode_roles(kernel.layout, config)
             yield from _multiplying(kernel.layout)
             return
         layout = layout_of(kernel)

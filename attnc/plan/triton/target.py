@@ -202,6 +202,7 @@ class Triton(Target):
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
     walks_lists: ClassVar = True
+    scales_columns: ClassVar = True
     forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
     keeps_order: ClassVar = True
     has_rows_kernel: ClassVar = False
@@ -213,7 +214,7 @@ class Triton(Target):
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
         return wide
 
-    def block_share(self, attention: Attention) -> float:
+    def block_share(self, attention: Attention, layout: Layout | None) -> float:
         is_narrow = any(DType(tensor.dtype).is_narrow for tensor in (attention.k, attention.v))
         return NARROW_BLOCK_SHARE if is_narrow else 1.0
 

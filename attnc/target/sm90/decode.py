@@ -29,7 +29,10 @@ class Sm90DecodeText(CudaDecodeText):
     wgmma: WgmmaTiles
 
     layout: Sm90DecodeLayout
+    body, frame = "decode", "decode_module"
     is_decode = True
+    score_keys, first_raw = "BLOCK_N", "TILES_END"
+    stores_in_order = False
     is_backward = searches_together = False
     searching_lanes = "32"
     shared_declaration = "extern __shared__ __align__(1024) unsigned char shared[];"
@@ -57,7 +60,7 @@ class Sm90DecodeText(CudaDecodeText):
             ],
         )
         self.blocks_share = layout.shares
-        self.narrow = NarrowTiles(self, layout.narrow, "TILES_END") if layout.narrow else None
+        self.narrow = NarrowTiles(self, layout.narrow, self.first_raw) if layout.narrow else None
         self.registers, self.blocks = layout.registers_of(layout.consumers), BLOCKS[layout.consumers]
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"
         self.v_bytes = "K_BYTES" if layout.v_in_k else "V_BYTES"
@@ -111,6 +114,10 @@ class Sm90DecodeText(CudaDecodeText):
 
     @property
     def clears_values(self) -> bool:
+        return self.finds_unseen_values
+
+    @property
+    def finds_unseen_values(self) -> bool:
         """Whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone, and
         copies of single rows behind the last key.
         """

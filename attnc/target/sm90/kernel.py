@@ -56,6 +56,7 @@ class Sm90Text(CudaText):
     work: Work
     memory: Places
     barriers: Places
+    body, frame, score_keys = "forward_q_kv", "module", "BLOCK_N"
     is_backward = is_decode = ascends = False
 
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:

@@ -6,22 +6,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attnc.model.attention import Attention
+from attnc.model.dtypes import DType
 from attnc.plan.sm80.layout import CudaLayout
-from attnc.plan.sm90.narrow import Narrow, pieces_of_bytes
+from attnc.plan.sm90.narrow import PIECE_OF_BYTES, Narrow, pieces_of_bytes
 from attnc.target.sm80.kernel import CudaText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowPart:
-    """A tensor that is converted. name: "k" or "v"; stored: its type, as `sm90_convert.cuh` calls it; number:
-    among those that are; panels: of 128 columns of a tile; columns: of a row in memory.
+    """A tensor that is copied as it lies in memory. name: "k" or "v"; stored: its type, as
+    `sm90_convert.cuh` calls it; number: among those that are; panels: of 128 bytes of a row of a tile; width:
+    columns of one; bytes: of a row in memory.
     """
 
     name: str
     stored: str
     number: int
     panels: int
-    columns: int
+    width: int
+    bytes: int
 
     @property
     def letter(self) -> str:
@@ -61,14 +64,15 @@ def _list_places(parts: Iterable[NarrowPart], at: str) -> str:
 def narrow_parts(narrow: Narrow, layout: CudaLayout, attention: Attention) -> tuple[NarrowPart, ...]:
     """Returns the tensors of k and v that are converted, in the order in which they lie in shared memory."""
     columns = {"k": layout.d, "v": layout.dv}
-    dtypes = {"k": attention.k.dtype, "v": attention.v.dtype}
+    dtypes = {"k": DType(attention.k.dtype), "v": DType(attention.v.dtype)}
     return tuple(
         NarrowPart(
             name=name,
-            stored=str(dtypes[name]),
+            stored=str(dtypes[name]) if dtypes[name].is_narrow else "element",
             number=number,
-            panels=pieces_of_bytes(columns[name]),
-            columns=columns[name],
+            panels=pieces_of_bytes(columns[name] * dtypes[name].bytes),
+            width=PIECE_OF_BYTES // dtypes[name].bytes,
+            bytes=columns[name] * dtypes[name].bytes,
         )
         for number, name in enumerate(narrow.tensors)
     )

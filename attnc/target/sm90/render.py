@@ -8,6 +8,7 @@ from functools import partial
 from attnc.plan.ir import Decode, Module
 from attnc.plan.sm90 import decode_layout_of, layout_of
 from attnc.plan.sm90.backward import Sm90Backward
+from attnc.plan.sm90.warps import Sm90WarpsLayout
 from attnc.target.header import forward_numbers, header
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
 from attnc.target.sm80.declaration import CudaBackward
@@ -28,6 +29,7 @@ from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90BackwardText
 from attnc.target.sm90.declaration import HopperBackward, hopper_declaration
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
+from attnc.target.sm90.warps import Sm90WarpsText
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
@@ -36,15 +38,18 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     kernel = module.kernel
     text: Sm90Text | Sm90DecodeText
     if isinstance(kernel, Decode):
-        text, frame = Sm90DecodeText(module, kernel, decode_layout_of(kernel)), "sm90/decode_module.cu.jinja"
+        text = decode_text(module, kernel)
     else:
-        text, frame = Sm90Text(module, kernel, layout_of(kernel)), "sm90/module.cu.jinja"
+        text = Sm90Text(module, kernel, layout_of(kernel))
     fields = partial(header, target=module.target, what=", TMA and wgmma", path=path, sha256=sha256)
     page = kernel_page(module, fields)
     common = {"module": module, "kernel": kernel, "text": text, "header": page}
     environment = cuda_environment()
-    body = environment.get_template(f"sm90/{kernel.structure}.cu.jinja").render(common)
-    source = environment.get_template(frame).render(common, numbers=tuple(forward_numbers(module)), body=body)
+    body = environment.get_template(f"sm90/{text.body}.cu.jinja").render(common)
+    numbers = tuple(forward_numbers(module))
+    source = environment.get_template(f"sm90/{text.frame}.cu.jinja").render(
+        common, numbers=numbers, body=body
+    )
     source = tidy_cuda(source)
     back, files = _backward(module, page)
     operator = operator_of(module, source, files)
@@ -54,6 +59,14 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
         module, fields(module), source, files, declaration, tuned, back, target="hopper", constants=constants
     )
     return {f"{module.variant.name}.py": host, f"{module.variant.kernels}.cu": source, **files}
+
+
+def decode_text(module: Module, kernel: Decode) -> Sm90DecodeText:
+    """Returns the text of a decode kernel."""
+    layout = decode_layout_of(kernel)
+    if isinstance(layout, Sm90WarpsLayout):
+        return Sm90WarpsText(module, kernel, layout)
+    return Sm90DecodeText(module, kernel, layout)
 
 
 def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward | None, dict[str, str]]:
