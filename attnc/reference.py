@@ -27,7 +27,7 @@ Where a formula leaves room, these are the decisions:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -286,8 +286,7 @@ class Head:
     def v_scale(self) -> Floats:
         """[M, 1]: the scale of v for each row, 1 where the spec has none, or one of each key."""
         softmax = self.attention.softmax
-        scale = None if softmax.scales_keys else softmax.v_scale
-        value = np.float64(1) if scale is None else self.value(scale)
+        value = np.float64(1) if softmax.of_rows is None else self.value(softmax.of_rows)
         return np.broadcast_to(value.astype(np.float64), (self.shape[0], 1))
 
     @cached_property
@@ -449,11 +448,33 @@ def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
         v = value_rows(attention, arrays, b, dims["N"]).astype(np.float64)
         group = max(q.shape[1] // max(k.shape[1], 1), 1)
         for h in range(q.shape[1]):
-            keys, values = k[:, h // group], v[:, h // group]
+            at = Env(indices={"b": np.asarray(b), "h": np.asarray(h)}, dims=dims, tensors=arrays)
+            keys = _scale_columns(attention, "k", k[:, h // group], at)
+            values = _scale_columns(attention, "v", v[:, h // group], at)
             step = max(SCORES_AT_ONCE // max(dims["N"], 1), 1)
             for first in range(0, dims["M"], step):
                 piece = q[first : min(first + step, dims["M"]), h]
                 yield Head(attention, b, h, first, piece, keys, values, dims, arrays)
+
+
+def _scale_columns(attention: Attention, name: str, stored: Floats, at: Env) -> Floats:
+    """Returns rows of k or v [N, D] times the scale of their columns, if they have one: in float32, and
+    rounded to the type of q.
+    """
+    scale = attention.column_scales.get(name)
+    if scale is None:
+        return stored
+    n, d = (np.arange(count, dtype=np.int64) for count in stored.shape)
+    indices = {**at.indices, "kv_idx": n[:, None], COLUMN: d[None, :]}
+    with np.errstate(all="ignore"):
+        factor = evaluate(scale, replace(at, indices=indices)).astype(np.float32)
+        product = stored.astype(np.float32) * factor
+        match attention.element:
+            case DType.BF16:
+                product = bf16_to_f32(f32_to_bf16(product))
+            case DType.F16:
+                product = product.astype(np.float16)
+    return product.astype(np.float64)
 
 
 def keep(seed: int, b: int, h: int, q_idx: Integers, kv_idx: Integers, p: float) -> Bools:

@@ -154,7 +154,8 @@ _TYPES = {
     ),
     "E0306": CodeInfo(
         "dot out of place",
-        "dot(q, k) is the one product there is; it belongs to the score. A mask depends on "
+        "dot(q, k) is the one product there is, or dot(q, k * scale) with a scale of columns of k, which is "
+        "loaded, or a power of two; it belongs to the score. A mask depends on "
         "positions and inputs, never on scores: that is what lets the compiler skip tiles.",
     ),
     "E0307": CodeInfo(
@@ -207,8 +208,8 @@ _TYPES = {
     "E0317": CodeInfo(
         "argument of softmax that does not fit",
         "The sink is a number for each head, of a float type; dropout is one probability and comes with a "
-        "seed, an input 'i64[]'. The scale of v is a factor of o: a number of b, h and the query, the same "
-        "for all keys.",
+        "seed, an input 'i64[]'. The scale of v is a number of b, h, the query and the key; one that reads "
+        "the column d is loaded, or a power of two, and the same for all query heads of a K/V head.",
     ),
     "E0318": CodeInfo(
         "length that does not fit",

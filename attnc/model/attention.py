@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from attnc.expr.nodes import Const, Dim, Expr, uses
+from attnc.model.columns import reads_columns
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role, Tensor, group_size
 from attnc.source import Source, Span
@@ -35,7 +36,8 @@ class Softmax:
 
     sink: f32 logit that joins the denominator only (gpt-oss); dropout: drop probability p with its i64
     `seed`; keep-mask of (seed, b, h, q_idx, kv_idx), see `reference.keep`; first_head: added to h there.
-    v_scale: what v is to be multiplied by, the same for all keys of a row, or (`scales_keys`) not.
+    v_scale: what v is to be multiplied by, the same for all keys of a row, or (`scales_keys`) not, or
+    (`scales_columns`) different from column to column.
     """
 
     sink: Expr | None = None
@@ -54,7 +56,19 @@ class Softmax:
     @property
     def scales_keys(self) -> bool:
         """Whether v has a scale that differs from key to key: a factor of probabilities, not of o."""
-        return self.v_scale is not None and "kv_idx" in uses(self.v_scale)
+        return self.v_scale is not None and "kv_idx" in uses(self.v_scale) and not self.scales_columns
+
+    @property
+    def scales_columns(self) -> bool:
+        """Whether v has a scale that differs from column to column: of its elements, before they are
+        multiplied.
+        """
+        return reads_columns(self.v_scale)
+
+    @property
+    def of_rows(self) -> Expr | None:
+        """The scale of v that is a factor of the rows of o, if there is one."""
+        return None if self.scales_keys or self.scales_columns else self.v_scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +81,9 @@ class Attention:
     inputs that the spec wants gradients of; f32_grads: the inputs among them whose gradients are f32
     regardless of the input's type; segment: keys of a segment under `order = absolute(...)`, a number once
     params are fixed, None where sums come in any order; epilogue: what o is, a float Expr of Attended,
-    indices (d for the column) and loads; None where it is the attention itself; batch, heads_q, heads_kv:
-    sizes as Exprs (heads_q is Dim('H'), or Hkv * G in terms of Dims).
+    indices (d for the column) and loads; None where it is the attention itself; k_scale: what k is to be
+    multiplied by, column by column; batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G
+    in terms of Dims).
     """
 
     name: str
@@ -83,6 +98,7 @@ class Attention:
     f32_grads: tuple[str, ...] = ()
     epilogue: Expr | None = None
     segment: Expr | None = None
+    k_scale: Expr | None = None
     scored: Span | None = field(default=None, compare=False, repr=False)
     span: Span | None = field(default=None, compare=False, repr=False)
 
@@ -112,6 +128,7 @@ class Attention:
             ),
             epilogue=self.epilogue and expr(self.epilogue),
             segment=self.segment and expr(self.segment),
+            k_scale=self.k_scale and expr(self.k_scale),
         )
 
     @property
@@ -153,6 +170,12 @@ class Attention:
     @property
     def lse(self) -> Tensor | None:
         return next((t for t in self.outputs if t.name == "lse"), None)
+
+    @property
+    def column_scales(self) -> Mapping[str, Expr]:
+        """Scales of columns, by the tensor that they belong to."""
+        found = {"k": self.k_scale, "v": self.softmax.v_scale if self.softmax.scales_columns else None}
+        return {name: scale for name, scale in found.items() if scale is not None}
 
     @property
     def element(self) -> DType:

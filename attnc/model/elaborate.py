@@ -33,6 +33,7 @@ from attnc.expr.nodes import (
     children,
 )
 from attnc.model import attention
+from attnc.model.columns import COLUMN_HINT, COLUMN_LABEL, COLUMNS, find_column_mistake
 from attnc.model.dtypes import DType
 from attnc.model.lists import elaborate_listed
 from attnc.model.names import CALLABLE, LISTED, OUTPUTS, RESERVED, called_here
@@ -298,10 +299,7 @@ class Elaborator:
                 "E0206", f"'{name}' takes no named arguments", tree.kwargs[0].span, "write the value alone"
             )
         elif name == "dot":
-            if [getattr(arg, "id", None) for arg in tree.args] == ["q", "k"]:
-                return Dot(span=at.span(tree))
-            label, hints = "write 'dot(q, k)'", _explain_product(tree)
-            at.error("E0306", "'dot' is the product of q and k only", tree.span, label, hints=hints)
+            return self._dot(tree, at)
         elif isinstance(called, Definition):
             return self._inline(called, tuple(self._argument(arg, at) for arg in tree.args), tree, at)
         elif called is None and name in CALLABLE:
@@ -317,6 +315,32 @@ class Elaborator:
         elif called is not WRONG:
             at.error("E0207", f"'{name}' is not a function", tree.function.span, "cannot be called")
         return None
+
+    def _dot(self, tree: ast.Call, at: Context) -> Expr | None:
+        """Returns the product of q and k; of k with a scale of its columns, which the scope keeps."""
+        scale: Expr | None = None
+        match tree.args:
+            case (ast.Name(id="q"), ast.Name(id="k")):
+                pass
+            case (ast.Name(id="q"), ast.BinaryOp(op="*", left=ast.Name(id="k"), right=factor)):
+                scale = self._operand(
+                    factor, "the scale of k", ("float",), replace(at, also={**at.also, **COLUMNS})
+                )
+                if scale is None:
+                    return None
+                if report := find_column_mistake(scale, "k"):
+                    at.error("E0306", report, factor.span, COLUMN_LABEL, hints=(COLUMN_HINT,))
+                    return None
+            case _:
+                label, hints = "write 'dot(q, k)'", _explain_product(tree)
+                at.error("E0306", "'dot' is the product of q and k only", tree.span, label, hints=hints)
+                return None
+        self.scope.k_scales.append(scale)
+        if any(other != scale for other in self.scope.k_scales):
+            label = "k has one scale in all products"
+            at.error("E0306", "two products of q and k", tree.span, label, hints=("write it as a let",))
+            return None
+        return Dot(span=at.span(tree))
 
     def _intrinsic(self, tree: ast.Call, at: Context) -> Expr | None:
         name = tree.function.id

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from attnc.diagnostics import Reporter, did_you_mean
 from attnc.expr.nodes import Const, Dot, Expr, Load, Type, uses, walk
 from attnc.model.attention import Form, Softmax
+from attnc.model.columns import COLUMN_HINT, COLUMN_LABEL, COLUMNS, find_column_mistake, reads_columns
 from attnc.model.dtypes import DType
 from attnc.model.elaborate import Elaborator
 from attnc.model.scope import Scope
@@ -153,13 +154,16 @@ def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Reporter
 
 def _v_scale(tree: ast.Expr, elaborator: Elaborator, report: Reporter) -> Expr | None:
     """Returns what v is multiplied by: a number of a key, head and query."""
-    scale = elaborator.elaborate_typed(tree, "float", "the scale of v")
+    scale = elaborator.elaborate_typed(tree, "float", "the scale of v", COLUMNS)
     if scale is None:
         return None
     if any(isinstance(node, Dot) for node in walk(scale)):
         report.error(
             "E0317", "the scale of v reads the score", tree.span, "may depend on b, h, the query and the key"
         )
+        return None
+    if reads_columns(scale) and (mistake := find_column_mistake(scale, "v")):
+        report.error("E0317", mistake, tree.span, COLUMN_LABEL, hints=(COLUMN_HINT,))
         return None
     return Const(float(scale.value), span=scale.span) if isinstance(scale, Const) else scale
 

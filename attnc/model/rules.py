@@ -10,6 +10,7 @@ from typing import TypeAlias
 from attnc.diagnostics import Label, Reporter
 from attnc.expr.nodes import Binary, Const, Dim, Expr, InList, Load, Param, walk
 from attnc.model.attention import Attention
+from attnc.model.columns import is_shared
 from attnc.model.declarations import MAX_HEAD_DIM
 from attnc.model.dtypes import DType
 from attnc.model.schedule import PARTS, Schedule
@@ -145,13 +146,14 @@ def check_grads_of_narrow(tree: ast.Attention, attention: Attention, report: Rep
                 hints=("train with keys and values of 16 bits, in an attention of its own",),
             )
             return
-    if attention.softmax.v_scale is not None:
+    if attention.softmax.v_scale is not None or attention.k_scale is not None:
+        of, what = ("v", "v, or o,") if attention.k_scale is None else ("columns of k", "k")
         report.error(
             "E0319",
-            f"'{names[0].id}' has no gradient beside a scale of v",
+            f"'{names[0].id}' has no gradient beside a scale of {of}",
             names[0].span,
             "no backward knows the factor",
-            hints=("multiply v, or o, by it outside of the kernel, where autograd sees it",),
+            hints=(f"multiply {what} by it outside of the kernel, where autograd sees it",),
         )
 
 
@@ -246,6 +248,32 @@ def check_backward_has_grads(
             )
 
 
+def check_column_scales(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
+    """Reports scales of columns that differ among the query heads of a K/V head, and of values in the keys
+    one that is not the keys'.
+    """
+    scales = attention.column_scales
+    for name, scale in scales.items():
+        if attention.group != Const(1) and not is_shared(scale):
+            report.error(
+                "E0317" if name == "v" else "E0306",
+                f"the scale of columns of {name} is one of query heads",
+                scale.span or tree.span,
+                "query heads that share a K/V head read the same numbers",
+                hints=("write 'h // G'",),
+            )
+    is_other = attention.v.storage.is_part and scales and scales.get("k") != scales.get("v")
+    if is_other:
+        place = next(iter(scales.values())).span or tree.span
+        report.error(
+            "E0317",
+            "values in the keys with a scale of columns that is not the keys'",
+            place,
+            "v is the first columns of k",
+            hints=("give 'v_scale' and 'dot(q, k * ...)' the same scale",),
+        )
+
+
 ATTENTION_RULES: tuple[AttentionRule, ...] = (
     check_head_dims,
     check_prefix_fits,
@@ -255,6 +283,7 @@ ATTENTION_RULES: tuple[AttentionRule, ...] = (
     check_grads_are_float,
     check_grads_of_parts,
     check_grads_of_narrow,
+    check_column_scales,
     check_grads_are_used,
     check_unused,
 )

@@ -178,6 +178,8 @@ class Scope:
     refused: set[str] = field(default_factory=set)
     #: Where every let is, reached or not: to tell "defined below" from "unknown".
     let_places: dict[str, ast.Name] = field(default_factory=dict)
+    #: Of every dot(q, k * scale), the scale of columns of k; None of dot(q, k).
+    k_scales: list[Expr | None] = field(default_factory=list)
 
     def names(self) -> tuple[str, ...]:
         return (*INDICES, *self.dims, *self.params, *self.lets, *self.tensors, *self.defs)

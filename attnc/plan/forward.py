@@ -13,6 +13,7 @@ from dataclasses import replace
 from attnc.expr.nodes import TRUE
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
+from attnc.plan.columns import plan_column_scales
 from attnc.plan.decay import decay_of
 from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
@@ -82,6 +83,7 @@ def plan_forward(
         kept=kept,
         always_fills=fills,
         v_scale=v_scale,
+        scales=plan_column_scales(attention, names),
     )
     epilogue = plan_epilogue(attention, names)
     outer = tuple(fetch for fetch in names.fetches if fetch.axes and fetch.axes == other_axis(inner))

@@ -28,6 +28,7 @@ from attnc.plan.ir import (
     fetch_expressions,
     statement_expressions,
 )
+from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN, ColumnScale
 from attnc.plan.loads import LoadNames
 from attnc.plan.names import own_name
 from attnc.plan.regions import before_the_end
@@ -143,13 +144,15 @@ def make_step(
     *,
     always_fills: bool = False,
     v_scale: Expr | None = None,
+    scales: tuple[ColumnScale, ...] = (),
 ) -> Step:
     """Returns the step of a kernel whose inner loop runs over `inner`.
 
     score: with its loads named, None for the raw dot product; inside: what a partial tile must test besides
     the mask; also: expressions that every step evaluates besides the score; lets: values that it names
     itself. kept: as in `ir.Step`, evaluated by steps whose inner loop runs over keys, and not only by those
-    that test the mask if it `always_fills`. v_scale: as in `ir.Step`, its loads named.
+    that test the mask if it `always_fills`. v_scale, scales: as in `ir.Step`, their loads
+    named.
     """
     partial = any(loop.masked is not False for loop in loops.loops)
     kept = kept if partial else None  # without a partial tile the mask excludes nothing
@@ -168,6 +171,8 @@ def make_step(
     kept_inside = None if kept_inside is None else names.replace(kept_inside)
     masked = tuple(fetch for fetch in _in_step(names, inner) if fetch not in in_score)
     also = also if v_scale is None else (*also, v_scale)
+    loads = tuple(fetch for scale in scales for fetch in scale.fetches)
+    also = (*also, *fetch_expressions(loads), *(scale.value for scale in scales))
     everywhere = (*fetch_expressions(in_score), *(() if score is None else (score,)), *also)
     here = (keep, kept if inner == "kv" else None)
     under_mask = (*fetch_expressions(masked), *(expr for expr in here if expr is not None))
@@ -176,9 +181,10 @@ def make_step(
         if softmax.dropout is None
         else (softmax.dropout.p, softmax.dropout.seed, softmax.dropout.head, Index("b"), Index("q_idx"))
     )
-    own = {fetch.name for fetch in (*in_score, *masked)} | {let.name for let in lets}
+    own = {fetch.name for fetch in (*in_score, *masked, *loads)} | {let.name for let in lets}
+    own |= {KEY_ROW.name, TILE_COLUMN.name}
     used = _names((*everywhere, *under_mask, *drawn), defined=own)
-    pointers = tuple(name for fetch in (*in_score, *masked) for name in pointer_names(fetch))
+    pointers = tuple(name for fetch in (*in_score, *masked, *loads) for name in pointer_names(fetch))
     return Step(
         fetches=in_score,
         masked_fetches=masked,
@@ -189,6 +195,7 @@ def make_step(
         kept=kept,
         kept_inside=kept_inside,
         v_scale=v_scale,
+        scales=scales,
         score_span=attention.score.span,
         keep_span=attention.mask.span,
     )

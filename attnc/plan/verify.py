@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import COLUMN, Dim, Expr, Index, Load, Param, Ref, walk
 from attnc.plan.ir import Decode, Fetch, Forward, Kernel, Let, Module, Row, Statement, pack_of, split_of
 from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN
 from attnc.plan.lists import KV_HEAD
 from attnc.plan.steps import kept_fetches, select_per_head
 
@@ -95,6 +96,11 @@ def _verify_scopes(kernel: Kernel) -> None:
                 for item in kernel.epilogue.statements:
                     _verify_statement(kernel, item, finishing, columns, sizes)
                 _verify_names(kernel, (kernel.epilogue.value,), finishing, columns, sizes)
+    for scale in kernel.step.scales:
+        elements = known | {KEY_ROW.name, TILE_COLUMN.name}
+        for fetch in scale.fetches:
+            _verify_statement(kernel, fetch, elements, scopes.step, sizes)
+        _verify_names(kernel, (scale.value,), elements, scopes.step, sizes)
     for expr in (kernel.step.score, kernel.step.keep, kernel.step.v_scale):
         if expr is not None:
             _verify_names(kernel, (expr,), known, scopes.step, sizes)

@@ -175,7 +175,7 @@ def expected_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         of_keys = softmax.v_scale if softmax.scales_keys else None
         scales = None if of_keys is None else _key_scales(head, dot, bound, of_keys)
         weights = _Weights(head, bound, p, exponents, sums + cut_off[:, None], p_max, seen, judged, scales)
-        factor = None if softmax.scales_keys else softmax.v_scale
+        factor = softmax.of_rows
         found = Approx(head.v_scale, np.zeros(())) if factor is None else _scale(head, dot, bound, factor)
         attended = weights.attend(o, found, row_open)
         eager = _eager(head, DType(bound.input_dtype))

@@ -5,8 +5,10 @@ storage and loop; and a scale of v, which is a factor of o.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,6 +29,7 @@ from attnc.verify.problem import FILLS, Value, build
 from attnc.verify.rerun import FinishedRun
 from attnc.verify.storage import alter, convert
 from attnc.verify.subject import Subject
+from attnc.verify.tolerance import expect
 from tests.by_day import some_by_day
 from tests.verify.judging import assert_within_bound, modules_of, spec, subject_of_text
 
@@ -257,6 +260,66 @@ def test_scales_of_keys_of_every_kind_have_a_meaning(scale: float) -> None:
     found = run.again({**run.inputs, "vs": torch.full_like(run.tensor("vs"), scale)})["o"]
     ones = run.again({**run.inputs, "vs": torch.ones_like(run.tensor("vs"))})["o"]
     assert torch.equal(found, ones * scale if abs(scale) in (0, 1) else torch.zeros_like(ones))
+
+
+#: Kinds of kernels that multiply elements of k and v by scales of their columns, and the columns of a block.
+BLOCKS: Mapping[str, int] = {
+    kind: 8 if "prefix" not in kind else 16 for kind in KINDS if kind != "keys first"
+}
+
+
+def in_blocks(kind: str, k: str, v: str, *, byte: bool = False) -> str:
+    """A spec with a scale for each block of columns: a float, or a power of two by its exponent."""
+    columns = BLOCKS[kind]
+    index = f"[b, kv_idx, h // G, d // {columns}]"
+    of_k = f"exp2(blocks{index} - 127)" if byte else f"blocks{index}"
+    text = text_of(kind, k, v, scaled=False, also=f"input blocks: {'u8' if byte else 'f32'}[X, Y, Hkv, 6]")
+    return text.replace("dot(q, k)", f"dot(q, k * {of_k})").replace(
+        "normalize = softmax\n", f"normalize = softmax(v_scale = {of_k})\n"
+    )
+
+
+@pytest.mark.parametrize(("kind", "byte"), some_by_day(BLOCKS, (False, True), of=2))
+def test_blocks_of_columns_have_scales(kind: str, byte: bool) -> None:
+    made = subject_of_text(in_blocks(kind, *types_of(kind, PAIRS[0]), byte=byte))
+    sizes = {**case(made).dims, "X": 2, "Y": 75}
+    for seed in range(2):
+        given = case(made, dims=sizes, seed=seed)
+        run = FinishedRun.of(made, given)
+        exponents = run.tensor("blocks")
+        exponents = (exponents % 8 + 123).to(torch.uint8) if byte else exponents
+        outputs = run.again({**run.inputs, "blocks": exponents})
+        expected = expect(made.variant.attention, {**run.inputs, "blocks": exponents}, made.bound)
+        for name, output in outputs.items():
+            wanted = expected[name]
+            with np.errstate(invalid="ignore"):
+                near = np.abs(output.double().numpy() - wanted.value) <= wanted.allowed
+            same = (output.double().numpy() == wanted.value) | np.isnan(
+                output.double().numpy() + wanted.value
+            )
+            assert (near | same | wanted.open).all()
+
+
+@pytest.mark.parametrize("kind", ["forward", "decode pages", "prefix"])
+def test_scales_of_columns_give_the_bits_of_rows_that_were_converted(kind: str) -> None:
+    """Of the same numbers in 16 bits, each a product in float32 that is rounded once."""
+    k, v = types_of(kind, ("e4m3", "e4m3"))
+    made, plain = (
+        subject_of_text(in_blocks(kind, k, v)),
+        subject_of_text(text_of(kind, "bf16", "bf16", scaled=False)),
+    )
+    sizes = {**case(made).dims, "X": 2, "Y": 96}
+    run = FinishedRun.of(made, case(made, dims=sizes))
+    scales = run.tensor("blocks")[:1, :1].expand_as(run.tensor("blocks")).contiguous()  # of all keys alike
+    columns, inputs = BLOCKS[kind], {name: x for name, x in run.inputs.items() if name != "blocks"}
+    for name in ("k",) if "prefix" in kind else ("k", "v"):
+        x = run.tensor(name)
+        of_columns = scales[0, 0].repeat_interleave(columns, 1)[:, : x.shape[-1]]
+        inputs[name] = (x.float() * of_columns).to(torch.bfloat16)
+    outputs = run.again({**run.inputs, "blocks": scales})
+    same = FinishedRun.of(plain, replace(run.case, dims=case(plain).dims)).again(inputs)
+    for name, output in outputs.items():
+        assert same_bits(output, same[name]), name
 
 
 @pytest.mark.parametrize("kind", KINDS)

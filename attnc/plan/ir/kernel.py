@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
-from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, Load
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, Load, Ref
 from attnc.model.attention import Form
 from attnc.model.dtypes import DType
 from attnc.model.schedule import ForwardConfig, TileConfig
@@ -354,6 +354,25 @@ class Epilogue:
         return (*read, self.value)
 
 
+#: The key and the column of an element of a tile of k or v, whose rows are keys.
+KEY_ROW = Ref("key_row", "int", ("q",), natural=True, within=(0, 2**30))
+TILE_COLUMN = Ref("column", "int", ("kv",), natural=True, within=(0, 2**30))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnScale:
+    """What the elements of a tile of k or v are multiplied by, once it has the type of q: in float32, and
+    rounded to that type again.
+
+    tensor: "k" or "v"; fetches: what it loads, of the element in row KEY_ROW and column TILE_COLUMN, whose
+    axes are called "q" and "kv" here; value: over these.
+    """
+
+    tensor: str
+    fetches: tuple[Fetch, ...]
+    value: Expr
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What happens to one q tile x kv tile.
@@ -366,6 +385,7 @@ class Step:
     where the mask implies nothing of the kind; kept_inside: what of it keys before the end of the last loop
     may still lack, and all of it where loops run over queries;
     v_scale: what rows of v are multiplied by, where that differs from key to key: p is, before it is rounded;
+    scales: of columns of k and v;
     uses_kv_idx: a full tile needs the key positions too; names: values of the enclosing function that the
     step takes, in order.
     """
@@ -379,6 +399,7 @@ class Step:
     kept: Expr | None = None
     kept_inside: Expr | None = None
     v_scale: Expr | None = None
+    scales: tuple[ColumnScale, ...] = ()
     score_span: Span | None = field(default=None, compare=False, repr=False)
     keep_span: Span | None = field(default=None, compare=False, repr=False)
 
@@ -595,6 +616,10 @@ def expressions_of(
         yield from statement_expressions(statement)
     for loop in loops.loops:
         yield from loop.expressions
+    for scale in step.scales:
+        for fetch in scale.fetches:
+            yield from statement_expressions(fetch)
+        yield scale.value
     for expr in (step.score, step.keep, step.kept, step.v_scale):
         if expr is not None:
             yield expr

@@ -245,6 +245,9 @@ def _step(step: Step) -> Iterator[str]:
             yield f"{name} = {show(expr)}"
     if step.v_scale is not None:
         yield f"p = p * {show(step.v_scale)}"
+    for scale in step.scales:
+        yield from _block(f"{scale.tensor}, of each key and column", _statements(scale.fetches))
+        yield f"{scale.tensor} = {scale.tensor} * {show(scale.value)}"
 
 
 def _statements(statements: Iterable[Statement]) -> Iterator[str]:

@@ -312,6 +312,7 @@ class Parameters:
             *kernel.regions.statements,
             *kernel.step.fetches,
             *kernel.step.masked_fetches,
+            *(fetch for scale in kernel.step.scales for fetch in scale.fetches),
         )
         sequences = kernel.grid.sequences
         packed = set() if sequences is None else {sequences.cu_seqlens}
