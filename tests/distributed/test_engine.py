@@ -467,6 +467,22 @@ def test_keys_of_8_bits_are_refused() -> None:
     assert failure.value.diagnostics[0].message == "k of e4m3 is not shared out over ranks by rows"
 
 
+def test_scales_of_columns_are_refused() -> None:
+    spec = text(dtype="bf16", inputs=("ks: f32[N, 2]",)).replace("grad q, k, v", "")
+    cp = ContextParallel(spec.replace("dot(q, k)", "dot(q, k * ks[kv_idx, d // 8])"), Alone())
+    q = torch.zeros(1, 8, 2, 16, dtype=torch.bfloat16)
+    with pytest.raises(DiagnosticError) as failure:
+        cp.shard(q, q, q)
+    assert failure.value.diagnostics[0].message == "a scale of columns of k is not shared out over ranks"
+
+
+@pytest.mark.parametrize("strategy", [None, "gather"])
+def test_scales_of_keys_come_with_their_keys(strategy: Strategy | None) -> None:
+    scaled = text(normalize="softmax(v_scale = vs[h, kv_idx])", inputs=("vs: f32[H, N]",))
+    verdict = verdict_of(scaled.replace("grad q, k, v", ""), dims_of("causal"), 2, strategy)
+    assert verdict.ok, verdict.message
+
+
 @pytest.mark.parametrize("strategy", [None, "gather", "heads"])
 def test_a_scale_of_v_is_applied_once(strategy: Strategy | None) -> None:
     scaled = text(normalize="softmax(v_scale = vs[h] - q_idx)", inputs=("vs: f32[H]",))
