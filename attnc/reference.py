@@ -221,6 +221,7 @@ class Head:
     """Some rows of a query head: q [M, D], k [N, D], v [N, Dv], in float64, and what the scores read.
 
     `first` is the q_idx of the first row: long sequences come in pieces, to bound the memory for M x N.
+    tiny: which keys [N] have a scale of columns that kernels may take for 0.
     """
 
     attention: Attention
@@ -232,6 +233,7 @@ class Head:
     v: Floats
     dims: Mapping[str, int]
     arrays: Mapping[str, Array]
+    tiny: Bools | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -449,32 +451,33 @@ def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
         group = max(q.shape[1] // max(k.shape[1], 1), 1)
         for h in range(q.shape[1]):
             at = Env(indices={"b": np.asarray(b), "h": np.asarray(h)}, dims=dims, tensors=arrays)
-            keys = _scale_columns(attention, "k", k[:, h // group], at)
-            values = _scale_columns(attention, "v", v[:, h // group], at)
+            keys, tiny = _scale_columns(attention, "k", k[:, h // group], at)
+            values, also_tiny = _scale_columns(attention, "v", v[:, h // group], at)
             step = max(SCORES_AT_ONCE // max(dims["N"], 1), 1)
             for first in range(0, dims["M"], step):
                 piece = q[first : min(first + step, dims["M"]), h]
-                yield Head(attention, b, h, first, piece, keys, values, dims, arrays)
+                yield Head(attention, b, h, first, piece, keys, values, dims, arrays, tiny | also_tiny)
 
 
-def _scale_columns(attention: Attention, name: str, stored: Floats, at: Env) -> Floats:
+def _scale_columns(attention: Attention, name: str, stored: Floats, at: Env) -> tuple[Floats, Bools]:
     """Returns rows of k or v [N, D] times the scale of their columns, if they have one: in float32, and
-    rounded to the type of q.
+    rounded to the type of q. And which rows [N] have a scale that is no normal number of float32.
     """
     scale = attention.column_scales.get(name)
     if scale is None:
-        return stored
+        return stored, np.zeros(len(stored), np.bool_)
     n, d = (np.arange(count, dtype=np.int64) for count in stored.shape)
     indices = {**at.indices, "kv_idx": n[:, None], COLUMN: d[None, :]}
     with np.errstate(all="ignore"):
-        factor = evaluate(scale, replace(at, indices=indices)).astype(np.float32)
-        product = stored.astype(np.float32) * factor
+        factor = evaluate(scale, replace(at, indices=indices))
+        tiny = (np.abs(factor) < 2.0**-126) & (factor != 0)
+        product = stored.astype(np.float32) * factor.astype(np.float32)
         match attention.element:
             case DType.BF16:
                 product = bf16_to_f32(f32_to_bf16(product))
             case DType.F16:
                 product = product.astype(np.float16)
-    return product.astype(np.float64)
+    return product.astype(np.float64), np.asarray(np.broadcast_to(tiny, stored.shape).any(axis=1))
 
 
 def keep(seed: int, b: int, h: int, q_idx: Integers, kv_idx: Integers, p: float) -> Bools:

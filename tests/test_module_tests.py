@@ -15,6 +15,7 @@ TESTED_ELSEWHERE = {
     "model/normalization": "test_diagnostics",
     "model/program": "model/test_resolve_projection",
     "plan/gradients": "plan/test_ir_backward",
+    "plan/ir/bound": "plan/test_error_bound",
     "plan/ir/kernel": "plan/test_ir_text",
     "plan/ir/module": "plan/test_ir_text",
     "plan/layout": "plan/test_sm80_layout",

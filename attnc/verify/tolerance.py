@@ -409,6 +409,8 @@ def dot_products(head: Head, bound: ErrorBound) -> tuple[Floats, Approx]:
     error = bound.dot_error(q.shape[1]) * size + np.where(size > 0, lost, 0.0)
     dot = head.q @ head.k.T
     error = np.where(np.isfinite(dot), np.where(size > HUGE, np.inf, error), 0.0)
+    if head.tiny is not None:  # of such a key nothing is promised
+        error = np.where(head.tiny, np.inf, error)
     return size, Approx(dot, error)
 
 

@@ -8,12 +8,12 @@ Conventions: `q_lo`/`q_hi` are the first and the *last* row of the query tile; l
 
 from __future__ import annotations
 
+from attnc.plan.ir.bound import ErrorBound
 from attnc.plan.ir.kernel import (
     Axis,
     Decode,
     Dropout,
     Epilogue,
-    ErrorBound,
     Fetch,
     Forward,
     Grid,

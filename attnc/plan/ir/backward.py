@@ -26,10 +26,10 @@ from attnc.expr.simplify import substitute
 from attnc.model.schedule import BackwardConfig, DkDvConfig
 from attnc.model.tensors import Tensor
 from attnc.plan.access import Sequences, TileWalk
+from attnc.plan.ir.bound import ErrorBound
 from attnc.plan.ir.kernel import (
     Axis,
     DotPart,
-    ErrorBound,
     Fetch,
     Let,
     Statement,
