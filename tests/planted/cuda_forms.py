@@ -54,8 +54,8 @@ BUGS: tuple[Bug, ...] = (
         name="gate of the next columns",
         attention="gated",
         story="pairs of columns came by 16 bytes, and were used before lanes had exchanged them",
-        anchor="exchange_pairs(chunk.x, t);",
-        patch="",
+        anchor="pairs[j + 2], pairs[j + 3]}; if (by_chunks) exchange_pairs(x, t);",
+        patch="pairs[j + 2], pairs[j + 3]};",
     ),
     HopperBug(
         name="gate of the other column of a pair",

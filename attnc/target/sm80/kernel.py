@@ -255,6 +255,11 @@ class CudaText:
         return ()
 
     @property
+    def pair_orders(self) -> tuple[str, ...]:
+        """The lines that bring what was loaded of row r in order."""
+        return ()
+
+    @property
     def pair_arrays(self) -> tuple[str, ...]:
         """The arrays that they load it to."""
         return ()

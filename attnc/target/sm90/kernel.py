@@ -149,7 +149,13 @@ class Sm90Text(CudaText):
 
     @property
     def pair_arrays(self) -> tuple[str, ...]:
-        return tuple(f"u32 {fetch.name}_pairs[ROWS][DV / 8];" for fetch in self._in_pairs)
+        names = (fetch.name for fetch in self._in_pairs)
+        return tuple(f"u32 {x}_pairs[ROWS][DV / 8];\nbool {x}_chunks[ROWS];" for x in names)
+
+    @property
+    def pair_orders(self) -> tuple[str, ...]:
+        names = (fetch.name for fetch in self._in_pairs)
+        return tuple(f"order_pairs({x}_pairs[r], {x}_chunks[r]);" for x in names)
 
     @property
     def kept_columns(self) -> str:  # type: ignore[override]  # computed here
@@ -176,7 +182,7 @@ class Sm90Text(CudaText):
         indices, exists = fetch.load.indices, "true" if fetch.guard == TRUE else scalar(fetch.guard)
         stride = f"args.stride_{fetch.load.tensor}_{len(indices) - 1}"
         at = self._column_of_row(fetch, Const(0))
-        return f"load_pairs({fetch.name}_pairs[r], &{at}, {stride}, {exists});"
+        return f"{fetch.name}_chunks[r] = load_pairs({fetch.name}_pairs[r], &{at}, {stride}, {exists});"
 
     def _prefetch(self, fetch: Fetch) -> str:
         condition = "" if fetch.guard == TRUE else f"if ({scalar(fetch.guard)}) "

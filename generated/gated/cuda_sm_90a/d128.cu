@@ -372,13 +372,14 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             // then exchange them.
             auto load_pairs = [&](u32 (&pairs)[DV / 8], const auto* row, long long stride, bool exists) {
                 struct alignas(16) Chunk { u32 x[4]; };
-                if (DV % 32 == 0 && !any_lane(exists && (stride != 1 || (unsigned long long)row % 16 != 0))) {
+                const bool by_chunks = DV % 32 == 0
+                    && !any_lane(exists && (stride != 1 || (unsigned long long)row % 16 != 0));
+                if (by_chunks) {
                     #pragma unroll
                     for (int j = 0; j < DV / 8; j += 4) {
                         Chunk chunk = {};
                         if (exists)
                             chunk = *(const Chunk*)(row + 8 * (j + t));
-                        exchange_pairs(chunk.x, t);
                         #pragma unroll
                         for (int i = 0; i < 4; ++i)
                             pairs[j + i] = chunk.x[i];
@@ -390,13 +391,28 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                         pairs[j] = exists ? row[d * stride].bits | (u32)row[(d + 1) * stride].bits << 16 : 0;
                     }
                 }
+                return by_chunks;
+            };
+            // Not before all loads are under way: the first exchange waits for what it exchanges.
+            auto order_pairs = [&](u32 (&pairs)[DV / 8], bool by_chunks) {
+                #pragma unroll
+                for (int j = 0; j + 3 < DV / 8; j += 4) {
+                    u32 x[4] = {pairs[j], pairs[j + 1], pairs[j + 2], pairs[j + 3]};
+                    if (by_chunks)
+                        exchange_pairs(x, t);
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        pairs[j + i] = x[i];
+                }
             };
             u32 gate_tile_pairs[ROWS][DV / 8];
+            bool gate_tile_chunks[ROWS];
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                load_pairs(gate_tile_pairs[r], &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
-                    + 0 * args.stride_gate_3], args.stride_gate_3, q_idx < M);
+                gate_tile_chunks[r] = load_pairs(gate_tile_pairs[r],
+                    &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2 + 0 * args.stride_gate_3],
+                    args.stride_gate_3, q_idx < M);
             }
             float scale[ROWS];
             bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
@@ -432,6 +448,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                order_pairs(gate_tile_pairs[r], gate_tile_chunks[r]);
                 #pragma unroll
                 for (int j = 0; j < DV / 8; ++j)
                     #pragma unroll
