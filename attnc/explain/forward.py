@@ -350,6 +350,8 @@ def _accuracy(e: Explanation) -> Iterator[str]:
     yield f"  u_o = {bound.o_dtype.unit_roundoff:.2g} ({bound.o_dtype}: the result is rounded once)"
     if name != "o":
         yield "  o has the running error of the epilogue besides, from that of the attention, and u_o |o|"
+    if bound.left_out:
+        yield f"  + {bound.left_out:.2g} (max_j |v_j| + |o|) at most, for keys that are left out"
     splits = f"{bound.splits} split{'s' * (bound.splits > 1)}"
     yield f"  sums = {sums:.2g} at N = 4096 (f32, {bound.tile_kv} keys a partial sum, {splits})"
     per_score = bound.dot_error(bound.head_dim)

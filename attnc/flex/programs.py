@@ -32,10 +32,13 @@ _BACKENDS = ("AUTO", "TRITON", "FLASH", "TRITON_DECODE")
 
 def read_options(options: Mapping[str, Any] | None) -> tuple[tuple[str, int], ...]:
     """Returns (schedule key, value) of the options that choose tiles, in the order of `_KEYS`. Raises
-    ValueError for one, or a value, that torch does not have, RuntimeError for two that exclude each other.
+    ValueError for one, or a value, that torch does not have, RuntimeError for two that exclude each other,
+    TypeError for no dict.
     """
     if options is None:
         return ()
+    if not hasattr(options, "items"):
+        raise TypeError(f"kernel_options: expected a dict, got {type(options).__name__}")
     wanted = {}
     for name, value in options.items():
         plain = name.removeprefix("fwd_")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnc.expr.nodes import Dim, Expr, Load, Ref, Search, walk
 from attnc.plan import ir
+from attnc.plan.decay import MARGIN
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -56,6 +57,7 @@ def picture(kernel: ir.Kernel, queries: int, keys: int, tile_q: int, tile_kv: in
     import numpy as np
 
     scene = _Scene(queries=queries, keys=keys, tile_q=tile_q, tile_kv=tile_kv)
+    scene.forget(kernel)
     grid = np.full((_ceil(queries, tile_q), _ceil(keys, tile_kv)), SKIP)
     by_outer = grid.T if kernel.regions.axis == "q" else grid
     for outer, inner, kinds in _visits(kernel, scene, len(by_outer)):
@@ -85,6 +87,18 @@ class _Scene:
     def dims(self) -> Mapping[str, int]:
         tiles = {"BLOCK_M": self.tile_q, "BLOCK_N": self.tile_kv}
         return {**_DIMS, "M": self.queries, "N": self.keys, **tiles}
+
+    def forget(self, kernel: ir.Kernel) -> None:
+        """Makes up what falls along its last axis: by the margin in N / 4 keys."""
+        import numpy as np
+
+        for _, expr in _scalars(kernel):
+            for node in walk(expr):
+                if isinstance(node, Search) and node.descends and node.tensor not in self.tensors:
+                    sizes = [self._size(extent) for extent in node.extents]
+                    self.tensors[node.tensor] = np.broadcast_to(-1.0 * np.arange(sizes[-1]), sizes)
+                    self.tensors[MARGIN] = np.full((1, _DIMS["H"]), self.keys / 4)
+                    self._remark(f"{node.tensor} falls by the margin in N / 4 keys")
 
     def provide(self, expr: Expr) -> None:
         """Makes up the tensors that an expression reads: sorted ones number four documents, others hold N /

@@ -60,13 +60,20 @@ def ensure_interpreter() -> None:
     """Makes Triton interpret the kernels that are imported from now on, in this process; can be called again.
 
     RuntimeError if Triton was imported as a compiler before, and there is a GPU that it may compile for.
+    ModuleNotFoundError where there is no Triton.
     """
     if is_interpreting():
         return
     os.environ["TRITON_INTERPRET"] = "1"
-    import triton.language.standard as standard
-    from triton.runtime import interpreter
-
+    try:
+        import triton.language.standard as standard
+        from triton.runtime import interpreter
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"kernels for Triton run in its interpreter where there is no GPU ({missing}): "
+            "pip install triton, which is published for Linux",
+            name=missing.name,
+        ) from None
     if not isinstance(standard.max, interpreter.InterpretedFunction):
         if torch.cuda.is_available():
             raise RuntimeError("triton was imported before TRITON_INTERPRET=1 was set: start a new process")

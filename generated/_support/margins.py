@@ -31,8 +31,8 @@ def margins(
     if heads_k != heads:
         longest_k = longest_k.repeat_interleave(heads // heads_k, dim=1)
     least = math.log(max(k.shape[k_axes.index("n")], 1) / share)
-    found = (2 * slope * _SLACK**3) * longest_q * longest_k + _SLACK * least
-    return torch.where(found.isnan(), math.inf, found)
+    found = torch.rsub(longest_q * longest_k, _SLACK * least, alpha=-2 * slope * _SLACK**3)  # one launch
+    return found.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _longest(x: torch.Tensor, axes: str, rows: str) -> torch.Tensor:

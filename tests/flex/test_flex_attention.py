@@ -342,6 +342,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"query": Q[:, :1], "enable_gqa": True}, ValueError, "query: expected a multiple of the 2 heads of key"),
     ({"key": Q.repeat(2, 1, 1, 1)}, ValueError, "key, value: expected a batch of 1, like query, or 1, got 2"),
     ({"block_mask": causal}, TypeError, "block_mask: expected a BlockMask of torch's, got function"),
+    ({"kernel_options": 3}, TypeError, "kernel_options: expected a dict, got int"),
     ({"kernel_options": {"BLOCK": 1}}, ValueError, "kernel_options: BLOCK: expected one of BLOCK_M"),
     (
         {"kernel_options": {"BLOCK_M": "1"}},

@@ -50,6 +50,12 @@ def test_causal_square() -> None:
     assert (found.tiles, found.visited) == (16, 10)
 
 
+def test_forgotten_tiles() -> None:
+    found = picture(module_of("forgetting").kernel, 512, 512, 64, 64)
+    assert found.note == "c falls by the margin in N / 4 keys"
+    assert found.rows[-1] == ".....##/"
+
+
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.attn")), ids=lambda path: path.stem)
 def test_every_spec_has_a_picture(path: Path) -> None:
     for module in plans_of(path).modules[:1]:

@@ -77,6 +77,10 @@ Term: TypeAlias = Callable[[Pen, str], str]
 
 def _forgetting(pen: Pen, s: str) -> str:
     q, k = pen.both("c")
+    name = q.split("[")[0]
+    if ": f32" in pen.inputs[name] and pen.draw(st.booleans()):
+        pen.inputs[name] += " is descending"
+        return f"{s} + {q} - {k}"
     return pen.one_of(f"{s} + {q} - {k}", f"{s} + min({q} - {k}, 0)", f"{s} - abs({q} - {k})")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -222,3 +224,20 @@ def test_inputs_are_read_only_and_programs_do_not_race() -> None:
 def test_empty_tensors_have_no_elements() -> None:
     with pytest.raises(MemoryFault, match="outside every tensor"):
         kernels.stray[(1,)](torch.empty(0), torch.empty(16), 16, 0, 16)
+
+
+def test_a_machine_without_triton_is_told_what_to_install() -> None:
+    """In a process of its own, whose Triton cannot be found."""
+    program = (
+        "import sys\n"
+        "sys.modules['triton'] = None\n"
+        "from attnc.verify.interpreter import ensure_interpreter\n"
+        "try:\n"
+        "    ensure_interpreter()\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error.name, error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("triton")
+    assert "kernels for Triton run in its interpreter" in ran.stdout
+    assert "pip install triton" in ran.stdout
