@@ -84,7 +84,8 @@ class Attention(ABC):
     name: of the function; operator: what torch knows it by, with a digest of its kernels. kept: an lse, and
     the attention before an epilogue, that kernels write if wanted; counters: to add to, if given. sizes:
     those that follow from others; group: query heads of a K/V head, 0 for any number. longest: keys that
-    configs are chosen by; work: 0 where there is nothing to compute. scratch: f32 memory for the kernels.
+    configs are chosen by; suits: the position of the config for a call, of its sizes, where nothing was
+    measured; work: 0 where there is nothing to compute. scratch: f32 memory for the kernels.
     clears: results of rows that no sequence has are 0. probability: a scalar that is one.
     """
 
@@ -100,6 +101,7 @@ class Attention(ABC):
     sizes: dict[str, str] = field(default_factory=dict)
     group: int | None = None
     longest: str = "N"
+    suits: str = ""
     work: str = "B * H * M"
     scratch: Mapping[str, str] = field(default_factory=dict)
     split: Split | None = None
@@ -467,8 +469,14 @@ class Attention(ABC):
         if evaluate(self.work, sizes) == 0:
             return _plain(results), (), ()
         gpu = self.gpu_of(first.get_device())
-        configs = self.configs if self.split is None else self.split.in_order(self.configs, sizes, gpu)
-        config = choose_config(config, gpu, evaluate(self.longest, sizes), self.configs, self.tuned, configs)
+        config = choose_config(
+            config,
+            gpu,
+            evaluate(self.longest, sizes),
+            self.configs,
+            self.tuned,
+            self._order_configs(sizes, gpu),
+        )
         names: dict[str, Any] = {**sizes, **self.functions(gpu), "config": config}
         names |= {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
         if self.split is not None:
@@ -490,6 +498,14 @@ class Attention(ABC):
         written = (*self.output_names, *(tensor.name for tensor in self.extras))
         place = Place(names, {}, declared, order, written, gpu, first.device).with_memories(memories)
         return _plain(results), _plain(scratch.values()), self.made_ready(self.launches, place)
+
+    def _order_configs(self, sizes: Sizes, gpu: Gpu) -> Sequence[KernelConfig]:
+        """Returns the configs, that which suits the sizes of a call first."""
+        if self.split is not None:
+            return self.split.in_order(self.configs, sizes, gpu)
+        if not self.suits:
+            return self.configs
+        return (self.configs[evaluate(self.suits, {**sizes, **self.functions(gpu)})], *self.configs)
 
     def _results(self, sizes: Sizes, out: Any, like: torch.Tensor) -> tuple[Memory, ...]:
         """Layouts of the results: the caller's, or those of new memory."""

@@ -58,6 +58,8 @@ CONSUMERS = 2
 #: as wide: a tile of queries sees few keys, and each warpgroup walks over those that its own rows see.
 _SHORT_TILES = Tiles(tile_q=192, tile_kv=64, stages=4)
 _WIDEST_SHORT = 128
+#: And where blocks share a multiprocessor.
+_SHARING_TILES = Tiles(tile_kv=64, stages=4)
 #: And of a load of 32 bits for each query and key, beside heads of so many columns: there is room for two of
 #: its tiles.
 _WIDE_PAIR_TILES = Tiles(tile_q=192, tile_kv=64, stages=2)
@@ -181,7 +183,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         by_tma=attention.q.storage.is_plain or attention.q.storage.is_packed,
         packed=attention.q.storage.is_packed,
         pingpong=_ever(schedule, "pingpong", False),
-        overlap=_find_overlap(schedule),
+        overlap=_find_overlap(variant, schedule),
         room=ROOM,
         vectors=len({node for expr in read for node in walk(expr) if _is_of_key(node)}),
         draws=attention.softmax.dropout is not None,
@@ -221,10 +223,15 @@ def _ever(schedule: Schedule, key: str, usual: Value) -> bool:
     return knob is not None and any(choice != usual for choice in knob.choices)
 
 
-def _find_overlap(schedule: Schedule) -> bool | None:
-    knob = schedule.forward.get("overlap")
-    chosen = {True} if knob is None else set(knob.choices)
+def _find_overlap(variant: Variant, schedule: Schedule) -> bool | None:
+    found = map(hopper, configs(schedule, "forward", variant))
+    chosen = {_overlaps(config, schedule.forward) for config in found}
     return None if len(chosen) > 1 else chosen == {True}
+
+
+def _overlaps(config: HopperConfig, knobs: Mapping[str, Knob]) -> bool:
+    """Returns whether a config overlaps: where the schedule says nothing, two blocks leave that to each other."""
+    return config.overlap if "overlap" in knobs else config.blocks == 1
 
 
 def helpers_of(variant: Variant) -> int:
@@ -243,7 +250,7 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
     """Returns the configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
     layout = sm90_layout(variant, schedule)
     groups = list(groups_of(variant, schedule))
-    fitting = (g for g in groups if any(sm90_misfit(config, variant, layout) is None for config in g))
+    fitting = (g for g in groups if any(sm90_misfit(x, variant, layout) is None for x in _first_of(g)))
     candidates = next(fitting, groups[0])
     reasons = [sm90_misfit(config, variant, layout) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
@@ -262,6 +269,12 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
         )
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
+
+
+def _first_of(group: Sequence[HopperConfig]) -> Iterator[HopperConfig]:
+    """Yields the configs by which a group is chosen: those of as few blocks a multiprocessor as any has."""
+    fewest = min(config.blocks for config in group)
+    return (config for config in group if config.blocks == fewest)
 
 
 def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConfig, ...]]:
@@ -326,7 +339,8 @@ def _complete(
     config: HopperConfig, tiles: Tiles, knobs: Mapping[str, Knob], variant: Variant
 ) -> HopperConfig:
     widest, other_warpgroups = _width_of(variant), helpers_of(variant)
-    config = tiles.without(knobs).of(config)
+    tiles = tiles if config.blocks == 1 else _SHARING_TILES
+    config = replace(tiles.without(knobs).of(config), overlap=_overlaps(config, knobs))
     rows = config.tile_q if "tile.q" in knobs else tiles.tile_q or WGMMA_ROWS * CONSUMERS
     fewest = 1 if rows == WGMMA_ROWS else 2
     consumers = config.consumers or min(max(fewest, rows // WGMMA_ROWS), 4)
@@ -397,6 +411,21 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
     if needed > registers:
         return f"needs about {needed} registers a thread; one that multiplies has {registers}"
     return beyond_shared_memory(layout.shared_memory(config), layout.room_of(config.blocks))
+
+
+#: Keys of a sequence up to which two blocks share a multiprocessor where a config lets them: there is one
+#: tile or two, whose steps follow each other. Measured on an H200.
+FEW_KEYS = 128
+
+
+def choose_blocks(attention: Attention, configs: Sequence[HopperConfig]) -> str:
+    """Returns the position of the config that suits a call, of its sizes: the first, but the first of two
+    blocks where sequences are short. "" where that is not known, or there is nothing to choose.
+    """
+    blocks = [config.blocks for config in configs]
+    if blocks[0] != 1 or 2 not in blocks or not attention.k.storage.is_plain:
+        return ""
+    return f"{blocks.index(2)} * ({FEW_KEYS + 1} > N)"
 
 
 def sm90_registers(layout: Sm90Layout, config: TileConfig) -> dict[str, int]:

@@ -57,7 +57,7 @@ from attnc.plan.sm90.latent import (
     refuse_latent_gradients,
     refuse_wide_gradients,
 )
-from attnc.plan.sm90.layout import TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
+from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
 from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.plan.sm90.roles import Sm90Roles, plan_roles
 from attnc.plan.sm90.softcap import TAIL
@@ -136,6 +136,8 @@ class Sm90a(Target):
         # The plan has the other sizes, which depend on the mask and on dropout; warps follow from consumers.
         if sizes := shape.wanted.without(["warps"]).by_key():
             yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
+        elif shape.width <= PIECE and not shape.masked and shape.normalises:
+            yield "blocks in {1, 2}"  # two for short sequences
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
         if has_keys_of_warps(schedule):

@@ -15,6 +15,8 @@ from attnc.plan.sm90.backward import (
     TURNS,
     Sm90Backward,
 )
+from attnc.plan.sm90.configs import choose_blocks
+from attnc.plan.sm90.layout import hopper
 from attnc.target.declaration import (
     CallText,
     Items,
@@ -67,6 +69,8 @@ def hopper_declaration(
         split_size = fixed_split_size(text)
         launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
     else:
+        if suits := choose_blocks(module.variant.attention, [hopper(config) for config in kernel.configs]):
+            fields["suits"] = quote_word(suits)
         sizes = {"q": "BLOCK_M", "o": str(STORED_ROWS)}
         sizes |= {text.score.pair.load.tensor: "BLOCK_M"} if text.score.pair else {}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
