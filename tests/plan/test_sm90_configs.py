@@ -79,6 +79,42 @@ def test_blocks_that_share_a_multiprocessor_share_its_registers_and_memory() -> 
         assert layout.chosen(config)["BLOCKS"] == blocks
 
 
+def test_two_blocks_have_tiles_of_their_own_and_do_not_overlap() -> None:
+    one, two = map(hopper, planned("blocks in {1, 2}", d=64).kernel.configs)
+    assert (one.tile_kv, one.stages, one.overlap) == (128, 4, True)
+    assert (two.tile_kv, two.stages, two.overlap) == (64, 4, False)
+    text = render_files(planned("blocks in {1, 2}", d=64), path="a.attn", sha256="")
+    assert "if constexpr (OVERLAP)" in text["default.cu"]
+    assert 'suits="1 * (129 > N)"' in text["default.py"]
+
+
+@pytest.mark.parametrize("schedule", ["blocks = 2", "blocks = 1", "blocks in {2, 1}"])
+def test_a_schedule_that_chooses_blocks_has_them_for_all_calls(schedule: str) -> None:
+    assert "suits=" not in render_files(planned(schedule, d=64), path="a.attn", sha256="")["default.py"]
+
+
+def test_packed_sequences_whose_lengths_no_call_knows_have_one_block() -> None:
+    lines = [
+        "input q: bf16[Tq, H, 64] via ragged(cu)",
+        "input k, v: bf16[Tq, H, 64] via ragged(cu)",
+        "input cu: i32[B + 1]",
+        "score = dot(q, k) / 8",
+        "normalize = softmax",
+        "output o: bf16[Tq, H, 64]",
+    ]
+    (module,) = modules_of(spec(lines, "blocks in {1, 2}", target="cuda.sm_90a"))
+    assert "suits=" not in render_files(module, path="a.attn", sha256="")["default.py"]
+
+
+def test_a_kernel_without_room_for_two_blocks_has_one() -> None:
+    drops: dict[str, Any] = {
+        "softmax": "softmax(dropout = p, seed = seed)",
+        "inputs": ("p: f32[]", "seed: i64[]"),
+    }
+    (config,) = planned("blocks in {1, 2}", d=64, **drops).kernel.configs
+    assert hopper(config).blocks == 1
+
+
 @pytest.mark.parametrize(
     ("schedule", "said"),
     [

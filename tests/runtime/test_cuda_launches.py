@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.runtime.loader import load_file
+from attnc.runtime.loader import load_file, load_module
 from attnc.runtime.trial import problem_for
 from attnc.support.devices import Gpu
 from attnc.target.files import render_files
+from tests.plan.hopper import planned
 from tests.plans import module_of
 from tests.runtime.same_memory import Memory
 from tests.tensors import results, shifted, spread
@@ -284,3 +285,14 @@ def test_workspaces_of_a_backward_are_one_allocation(tmp_path: Path, monkeypatch
     packed: Any = [launches[0][4] for launches in (joined, apart)]
     starts = [struct.unpack_from(f"={count}Q", x) for x in packed]
     assert len(set(starts[0])) == len(set(starts[1]))
+
+
+@pytest.mark.parametrize(("keys", "first"), [(1, 1), (128, 1), (129, 0), (4096, 0)])
+def test_short_sequences_take_the_config_of_two_blocks(
+    keys: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load_module(planned("blocks in {1, 2}", d=64))
+    call, gpu = module.CALL, Gpu(0, "any", (9, 0), 232448, 233472, 132, 50 << 20)
+    assert call._order_configs({"N": keys}, gpu)[0] == module.CONFIGS[first]
+    monkeypatch.setattr(call, "suits", "")
+    assert call._order_configs({"N": keys}, gpu) == module.CONFIGS

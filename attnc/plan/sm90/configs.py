@@ -230,7 +230,7 @@ def _find_overlap(variant: Variant, schedule: Schedule) -> bool | None:
 
 
 def _overlaps(config: HopperConfig, knobs: Mapping[str, Knob]) -> bool:
-    """Returns whether a config overlaps: where the schedule says nothing, two blocks leave that to each other."""
+    """Returns whether a config overlaps: two blocks leave that to each other, unless a schedule says it."""
     return config.overlap if "overlap" in knobs else config.blocks == 1
 
 
