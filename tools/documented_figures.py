@@ -265,7 +265,9 @@ def models(record: Mapping[str, Any] | None = None) -> str:
         times = {name: its["ms"] for name, its in found.items() if name in who}
         flushed = {name: its["flushed"]["ms"] for name, its in found.items() if name in who}
         speeds = (
-            f"{its.get('tflops', its.get('gbs')):.0f}" if (its := found.get(name)) else ""
+            f"{its.get('tflops', its.get('gbs')):.0f}{'*' * ('joined' in its)}"
+            if (its := found.get(name))
+            else ""
             for name in (MODEL_OURS, DETERMINISTIC, *who)
         )
         ratios = ("", "")

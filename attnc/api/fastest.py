@@ -146,9 +146,9 @@ def misfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> str:
         width = x.shape[-1]
         if width % _STEP or (width > _WIDEST and v is not None):
             return f"rows of a multiple of {_STEP} elements up to {_WIDEST}, which those of {name} are not"
-        strides = x.stride()
-        for axis in range(len(strides) - 1):
-            if strides[axis] * x.element_size() % (2 * _STEP) and x.shape[axis] != 1:
+        size = x.element_size()
+        for axis, stride in enumerate(x.stride()[:-1]):
+            if stride * size % (2 * _STEP) and x.shape[axis] != 1:
                 return f"strides of a multiple of {2 * _STEP} bytes, which {name} has not: it may be copied"
     return ""
 

@@ -243,6 +243,9 @@ def test_the_documentation_says_who_took_part() -> None:
     assert first.endswith(" |  | 1.20x | 1.20x |")
     assert second.endswith("| 0.90x | 0.90x |")
     assert "| forward | 1 | 1.20x (It prompt b2 n8) |" in documented_figures.models_summary(record)
+    assert "*" not in first
+    record["cells"][0]["results"]["cudnn"]["joined"] = {"through": "attnc"}
+    assert "* |  | 1.20x |" in documented_figures.models(record).splitlines()[2]
 
 
 def test_a_summary_leaves_out_cells_without_a_peer() -> None:
