@@ -13,6 +13,7 @@ import torch
 
 from attnc.api.compile import compile_family, first_made, making, need_of
 from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
+from attnc.compat.form import NARROW_ROWS, TILE_ROWS
 from attnc.model.dtypes import DType
 
 Kernel: TypeAlias = Callable[..., Any]
@@ -95,14 +96,25 @@ class Wanted:
 
     @property
     def hopper_text(self) -> str:
-        """The spec for Hopper's own kernels: with no schedule, which follows from the shapes, but for caches
-        of 8 bits, whose few rows of queries are for warps that have keys of their own.
+        """The spec for Hopper's own kernels: with no schedule, which follows from the shapes, but for few
+        queries of keys of their own, which programs share; those of 8 bits are for warps that have keys of
+        their own.
         """
-        if not self.suits_warps:
+        if not self.decode or self.value:
             return self.attention
         split = f"fixed({self.split_size})" if self.split_size else "auto" if self.split else "1"
-        knobs = f"loops = [kv], pack = gqa, warp_split = kv\n  split.kv = {split}"
+        warps = ", warp_split = kv" if self.suits_warps else ""
+        knobs = f"loops = [kv], pack = gqa{warps}\n  split.kv = {split}"
         return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
+
+    @property
+    def suits_tiles(self) -> bool:
+        """Whether Hopper's kernel, of tiles of 64 rows, is the fastest for few queries: more of them than
+        Triton's tile has, or rows of pages so short that Triton's addresses take longer than they do.
+        """
+        is_plain = self.decode and self.cache is None and not self.value and not self.split_size
+        has_narrow_pages = self.head_dim <= NARROW_ROWS and "paged(" in self.kv
+        return is_plain and (self.rows > TILE_ROWS or has_narrow_pages)
 
     @property
     def suits_warps(self) -> bool:
@@ -218,11 +230,12 @@ def run_kernel(name: str, *inputs: Any, **named: Any) -> Any:
 def _facts(name: str) -> tuple[str, bool, bool, bool]:
     """Returns the name of a spec; whether other kernels may be faster than Triton's; whether v is a tensor of
     its own; and whether gradients are wanted. To decode, Triton's read memory as fast, but for caches of 8
-    bits; and latent attention has more to multiply than to read, which splits of a size leave to Triton.
+    bits, narrow rows of pages and more rows than its tile of 16; and latent attention has more to multiply
+    than to read. Of these, splits of a size are left to Triton, but for caches of 8 bits.
     """
     wanted = _WANTED[name]
     is_latent = bool(wanted.value and not wanted.split_size)
-    has_choice = not wanted.decode or is_latent or wanted.suits_warps
+    has_choice = not wanted.decode or is_latent or wanted.suits_warps or wanted.suits_tiles
     return wanted.name, has_choice, not wanted.value, bool(wanted.grad)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from attnc.api.fastest import chosen_target, targets_of_call
 from attnc.compat.compiled import load_form, making
-from attnc.compat.form import TILE_ROWS, Facts, Form, Layout
+from attnc.compat.form import NARROW_ROWS, TILE_ROWS, Facts, Form, Layout
 from attnc.support.memory import Repeated, made_apart
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
@@ -367,7 +367,7 @@ class Call:
         is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
         if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
             self._form["splits"] = max(0, splits)
-        if "splits" not in self._form or self._count_rows() > TILE_ROWS:
+        if "splits" not in self._form or self._shares_much():
             self._choose()
         function, inputs = self._prepare_function()
         if key is not None:
@@ -414,11 +414,14 @@ class Call:
             if self._is_fast and self._grads:
                 self._form["fast"] = True
 
-    def _count_rows(self) -> int:
-        """Returns how many query rows share the keys of a sequence and a KV head."""
+    def _shares_much(self) -> bool:
+        """Returns whether Triton's kernel is not the fastest for few queries: where rows that share the keys
+        of a KV head are more than one of its tiles, or keys are narrow rows of pages.
+        """
         q, k = self._tensors["q"], self._tensors["k"]
         rows: int = q.shape[1] * (q.shape[2] // max(k.shape[2], 1))
-        return rows
+        width = max(self._form["size"], self._form["size_v"])
+        return rows > TILE_ROWS or (self._form.get("kv") == "paged" and width <= NARROW_ROWS)
 
     def _prepare_function(self, which: str = "") -> tuple[Callable[..., Any], list[Any]]:
         if self._grads:

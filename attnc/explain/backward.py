@@ -111,7 +111,7 @@ def _section(e: BackwardExplanation) -> Iterator[str]:
     yield f"backward kernel {e.planned.kind}, config {e.position} of {len(e.planned.configs)}: {knobs}"
     yield f"  {_grid(e)}"
     if e.walks:
-        fewer = f"  fewer than {e.walks} for each multiprocessor"
+        fewer = f"  fewer than about {e.walks} for each multiprocessor"
         yield f"{fewer}: blocks share the queries of a kv tile, and their sums are added in order"
     yield from _sum_of_dq(e)
     if e.planned.grid.longest_first:

@@ -83,7 +83,7 @@ class Attention(ABC):
     name: of the function; operator: what torch knows it by, with a digest of its kernels. kept: an lse, and
     the attention before an epilogue, that kernels write if wanted; counters: to add to, if given. sizes:
     those that follow from others; group: query heads of a K/V head, 0 for any number. longest: keys that
-    configs are chosen by; suits: the position of the config for a call, of its sizes, where nothing was
+    configs are chosen by; costs: of each config, by the sizes of a call: the least is taken where nothing was
     measured; work: 0 where there is nothing to compute. scratch: f32 memory for the kernels.
     clears: results of rows that no sequence has are 0. probability: a scalar that is one.
     """
@@ -100,7 +100,7 @@ class Attention(ABC):
     sizes: dict[str, str] = field(default_factory=dict)
     group: int | None = None
     longest: str = "N"
-    suits: str = ""
+    costs: tuple[str, ...] = ()
     work: str = "B * H * M"
     scratch: Mapping[str, str] = field(default_factory=dict)
     split: Split | None = None
@@ -499,12 +499,12 @@ class Attention(ABC):
         return _plain(results), _plain(scratch.values()), self.made_ready(self.launches, place)
 
     def _order_configs(self, sizes: Sizes, gpu: Gpu) -> Sequence[KernelConfig]:
-        """Returns the configs, that which suits the sizes of a call first."""
+        """Returns the configs, that which takes least for the sizes of a call first."""
         if self.split is not None:
             return self.split.in_order(self.configs, sizes, gpu)
-        if not self.suits:
-            return self.configs
-        return (self.configs[evaluate(self.suits, {**sizes, **self.functions(gpu)})], *self.configs)
+        names = {**sizes, **self.functions(gpu)}
+        costs = [evaluate(text, names) for text in self.costs]
+        return (self.configs[costs.index(min(costs))], *self.configs) if costs else self.configs
 
     def _results(self, sizes: Sizes, out: Any, like: torch.Tensor) -> tuple[Memory, ...]:
         """Layouts of the results: the caller's, or those of new memory."""

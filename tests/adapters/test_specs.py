@@ -95,6 +95,25 @@ def test_few_rows_of_caches_of_8_bits_are_read_by_warps_of_hopper(ran: list[str]
     assert ran == ["cuda.sm_90a"] * 3 + ["triton"] * 2
 
 
+def test_drafts_and_narrow_pages_are_decoded_by_wgmma(ran: list[str]) -> None:
+    q, pages = (torch.zeros(2, 8, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    few = replace(PLAIN, head_dim=128, decode=True)
+    paged = replace(few, kv="[B, N, Hkv, D] via paged(table, page = 16)")
+    for wanted in (few, paged, replace(few, rows=32), replace(few, rows=32, split_size=64)):
+        kernel(wanted)(q, pages, pages)
+    kernel(replace(paged, head_dim=64))(q[..., :64], pages[..., :64], pages[..., :64])
+    kernel(replace(few, rows=64, cache=torch.int8))(q, pages, pages)
+    assert ran == ["triton", "triton", "cuda.sm_90a", "triton", "cuda.sm_90a", "triton"]
+
+
+def test_kernels_of_wgmma_for_few_queries_share_keys_out_too() -> None:
+    few = replace(PLAIN, decode=True)
+    for wanted, split in ((few, "auto"), (replace(few, split=False), "1")):
+        assert f"loops = [kv], pack = gqa\n  split.kv = {split}" in wanted.hopper_text
+    for wanted in (PLAIN, LATENT):
+        assert "schedule" not in wanted.hopper_text
+
+
 def test_torch_compile_follows_other_targets(ran: list[str]) -> None:
     """Of torch 2.11 a name of a function has no dot."""
     x = torch.zeros(1, 8, 2, 64, dtype=torch.bfloat16)

@@ -367,8 +367,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 def test_calls_take_the_fastest_kernels(asked: Asked) -> None:
-    """Prompts and gradients, and queries that share keys beyond a tile of Triton's; fewer against a cache,
-    and what that target has no kernel for, stay.
+    """Prompts and gradients, queries that share keys beyond a tile of Triton's, and narrow rows of pages;
+    fewer against a cache, and what that target has no kernel for, stay.
     """
     q, k, v = tensors(rows=20)
     flash_attn_func(q, k, v, causal=True)
@@ -376,12 +376,14 @@ def test_calls_take_the_fastest_kernels(asked: Asked) -> None:
     group = q.shape[2] // k.shape[2]
     flash_attn_func(q[:, : 16 // group], k, v, causal=True)
     flash_attn_with_kvcache(q[:, : 16 // group + 1], k, v, causal=True)
+    pages, table = k[:, :8], torch.tensor([[0], [1]], dtype=torch.int32)
+    flash_attn_with_kvcache(q[:, :1], pages, pages, block_table=table, cache_seqlens=8)
     with pytest.warns(UserWarning, match=r"cuda.sm_90a, .* need a spec without this: not yet"):
         flash_attn_func(q, k, v, 0.5)
     run_on("triton")
     flash_attn_func(q, k, v, causal=True)
     targets = [target for target, _ in asked]
-    assert targets == ["cuda.sm_90a", "triton", "cuda.sm_90a", "cuda.sm_90a", "triton", "triton"]
+    assert targets == ["cuda.sm_90a", "triton", *["cuda.sm_90a"] * 3, "triton", "triton"]
 
 
 def test_gradients_are_the_fastest_unless_somebody_wants_the_same_bits(asked: Asked) -> None:

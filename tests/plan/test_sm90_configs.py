@@ -10,9 +10,11 @@ import pytest
 from attnc.diagnostics import DiagnosticError
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import SM90A, layout_of
+from attnc.plan.sm90.configs import costs_of
 from attnc.plan.sm90.layout import (
     hopper,
 )
+from attnc.support.sizes import evaluate
 from attnc.target.files import render_files
 from tests.plan.hopper import planned
 from tests.refusals import refusal, refused
@@ -80,17 +82,42 @@ def test_blocks_that_share_a_multiprocessor_share_its_registers_and_memory() -> 
 
 
 def test_two_blocks_have_tiles_of_their_own_and_do_not_overlap() -> None:
-    one, two = map(hopper, planned("blocks in {1, 2}", d=64).kernel.configs)
-    assert (one.tile_kv, one.stages, one.overlap) == (128, 4, True)
-    assert (two.tile_kv, two.stages, two.overlap) == (64, 4, False)
+    one, two, long = map(hopper, planned("blocks in {1, 2}", d=64).kernel.configs)
+    assert (one.tile_q, one.tile_kv, one.stages, one.overlap) == (128, 128, 4, True)
+    assert (two.tile_q, two.tile_kv, two.stages, two.overlap) == (128, 64, 4, False)
+    assert (long.tile_q, long.tile_kv, long.stages, long.overlap) == (256, 64, 4, True)
     text = render_files(planned("blocks in {1, 2}", d=64), path="a.attn", sha256="")
     assert "if constexpr (OVERLAP)" in text["default.cu"]
-    assert 'suits="1 * (129 > N)"' in text["default.py"]
 
 
-@pytest.mark.parametrize("schedule", ["blocks = 2", "blocks = 1", "blocks in {2, 1}"])
+#: Of an H200: (B * H, M, N) and the faster of one block, two blocks, and one of 256 rows.
+_FASTEST = {
+    (8192, 64, 64): 1, (4096, 128, 128): 1, (3072, 197, 197): 2, (2048, 256, 256): 2, (1024, 384, 384): 1,
+    (384, 512, 512): 2, (1024, 577, 577): 1, (20, 4096, 77): 1, (320, 448, 1500): 2, (40, 1024, 1024): 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", _FASTEST)
+def test_calls_take_the_config_that_was_fastest(sizes: tuple[int, int, int]) -> None:
+    module = planned("blocks in {1, 2}", d=64)
+    texts = costs_of(
+        module.variant.attention, layout_of(module.kernel), list(map(hopper, module.kernel.configs))
+    )
+    heads, rows, keys = sizes
+    names = {"B": 1, "H": heads, "M": rows, "N": keys, "multiprocessors()": lambda: 132}
+    costs = [evaluate(text, names) for text in texts]
+    assert costs.index(min(costs)) == _FASTEST[sizes]
+
+
+def test_scores_whose_times_are_not_known_have_the_first_config() -> None:
+    biased = planned("blocks in {1, 2}", d=64, score="dot(q, k) + bias[q_idx, kv_idx]", inputs=_BIAS)
+    assert len(biased.kernel.configs) > 1
+    assert "costs=" not in render_files(biased, path="a.attn", sha256="")["default.py"]
+
+
+@pytest.mark.parametrize("schedule", ["blocks = 2", "blocks = 1", "blocks in {1, 2}, tile.kv = 32"])
 def test_a_schedule_that_chooses_blocks_has_them_for_all_calls(schedule: str) -> None:
-    assert "suits=" not in render_files(planned(schedule, d=64), path="a.attn", sha256="")["default.py"]
+    assert "costs=" not in render_files(planned(schedule, d=64), path="a.attn", sha256="")["default.py"]
 
 
 def test_packed_sequences_whose_lengths_no_call_knows_have_one_block() -> None:
@@ -103,7 +130,7 @@ def test_packed_sequences_whose_lengths_no_call_knows_have_one_block() -> None:
         "output o: bf16[Tq, H, 64]",
     ]
     (module,) = modules_of(spec(lines, "blocks in {1, 2}", target="cuda.sm_90a"))
-    assert "suits=" not in render_files(module, path="a.attn", sha256="")["default.py"]
+    assert "costs=" not in render_files(module, path="a.attn", sha256="")["default.py"]
 
 
 def test_a_kernel_without_room_for_two_blocks_has_one() -> None:
@@ -111,7 +138,7 @@ def test_a_kernel_without_room_for_two_blocks_has_one() -> None:
         "softmax": "softmax(dropout = p, seed = seed)",
         "inputs": ("p: f32[]", "seed: i64[]"),
     }
-    (config,) = planned("blocks in {1, 2}", d=64, **drops).kernel.configs
+    (config,) = planned("blocks in {1, 2}", d=64, **drops).kernel.configs  # nor 256 rows
     assert hopper(config).blocks == 1
 
 

@@ -287,12 +287,13 @@ def test_workspaces_of_a_backward_are_one_allocation(tmp_path: Path, monkeypatch
     assert len(set(starts[0])) == len(set(starts[1]))
 
 
-@pytest.mark.parametrize(("keys", "first"), [(1, 1), (128, 1), (129, 0), (4096, 0)])
-def test_short_sequences_take_the_config_of_two_blocks(
-    keys: int, first: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("rows", "keys", "first"), [(64, 64, 1), (128, 128, 1), (512, 512, 2), (1, 4096, 0)])
+def test_a_call_takes_the_config_that_suits_its_sizes(
+    rows: int, keys: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = load_module(planned("blocks in {1, 2}", d=64))
     call, gpu = module.CALL, Gpu(0, "any", (9, 0), 232448, 233472, 132, 50 << 20)
-    assert call._order_configs({"N": keys}, gpu)[0] == module.CONFIGS[first]
-    monkeypatch.setattr(call, "suits", "")
-    assert call._order_configs({"N": keys}, gpu) == module.CONFIGS
+    sizes = {"B": 64, "H": 12, "M": rows, "N": keys}
+    assert call._order_configs(sizes, gpu)[0] == module.CONFIGS[first]
+    monkeypatch.setattr(call, "costs", ())
+    assert call._order_configs(sizes, gpu) == module.CONFIGS

@@ -11,6 +11,7 @@ from attnc.support.sizes import evaluate
 from attnc.target.files import render_files
 from tests.plan.hopper import planned
 from tests.plan.test_sm90_backward import planned as planned_with_gradients
+from tests.plans import module_of
 from tests.verify.judging import modules_of
 
 
@@ -68,6 +69,22 @@ def test_a_walk_has_one_block_or_parts_that_are_joined(
     (made,) = (made for made in call.backward.made if made.name == "dk_sum")
     held = evaluate(made.type.partition("[")[2].rstrip("]").split(", ")[1], names)
     assert held == (0 if wanted == 1 else wanted)
+
+
+@pytest.mark.parametrize(
+    ("group", "walks", "parts"),
+    [(4, 4, 1), (7, 4, 1), (8, 4, 2), (16, 4, 2), (8, 6, 1), (4, 2, 2), (16, 2, 3)],
+)
+def test_walks_over_many_heads_are_cut_up_to_more_of_them(group: int, walks: int, parts: int) -> None:
+    """walks: for each multiprocessor."""
+    call = load_module(module_of("causal_gqa", "cuda.sm_90a")).CALL
+    (config,) = call.backward.configs["dkdv"]
+    names = {"B": 1, "Hkv": 1, "H": group, "G": group, "N": 132 * walks * config.BLOCK_N, "M": 8192}
+    names |= {"multiprocessors()": lambda: 132, "dkdv_config": config}
+    for name in ("WALKS", "WALK_PARTS"):
+        names[name] = evaluate(call.backward.sizes[name], names)
+    assert names["WALKS"] == 132 * walks
+    assert names["WALK_PARTS"] == parts
 
 
 def test_rows_of_keys_are_counted_where_heads_are_numbers() -> None:

@@ -223,6 +223,8 @@ LAST_ROUNDS = 3
 #: Walks over queries for each multiprocessor, fewer than which are cut into parts, and parts that it has
 #: then: where the longest come first, and where blocks take turns, in which the longest may come last.
 _WALKS, _WALKS_IN_TURNS = (3, 6), (8, 8)
+#: Query heads of a group, from which on walks are so long that as many are cut as there would be parts.
+LARGE_GROUP = 8
 #: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.
 _ALIGNMENT, _BARRIERS = 1024, 512
 #: Columns of q, or of v, at most, of a kernel for dk and dv together; of all others.

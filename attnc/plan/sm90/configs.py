@@ -60,6 +60,8 @@ _SHORT_TILES = Tiles(tile_q=192, tile_kv=64, stages=4)
 _WIDEST_SHORT = 128
 #: And where blocks share a multiprocessor.
 _SHARING_TILES = Tiles(tile_kv=64, stages=4)
+#: And beside these, for many rows of as many sequences that fill all multiprocessors.
+_LONG_TILES = Tiles(tile_q=256, tile_kv=64, stages=4)
 #: And of a load of 32 bits for each query and key, beside heads of so many columns: there is room for two of
 #: its tiles.
 _WIDE_PAIR_TILES = Tiles(tile_q=192, tile_kv=64, stages=2)
@@ -283,10 +285,21 @@ def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConf
     """
     knobs = schedule.forward
     found = [hopper(config) for config in configs(schedule, "forward", variant)]
+    shared = [config for config in found if config.blocks == 1] if _varies_blocks(variant, knobs) else []
     for tiles in _tiles_of(variant, knobs):
-        group = tuple(dict.fromkeys(_complete(config, tiles, knobs, variant) for config in found))
-        if fitted := divide_blocks(group, variant):
+        group = dict.fromkeys(_complete(config, tiles, knobs, variant) for config in found)
+        group |= dict.fromkeys(_complete(config, _LONG_TILES, knobs, variant) for config in shared)
+        if fitted := divide_blocks(tuple(group), variant):
             yield fitted
+
+
+def _varies_blocks(variant: Variant, knobs: Mapping[str, Knob]) -> bool:
+    """Returns whether a schedule leaves it to calls how many blocks share a multiprocessor, and chooses no
+    tiles for either.
+    """
+    knob = knobs.get("blocks")
+    is_open = knob is not None and len(knob.choices) > 1 and not knobs.keys() & {*_CHOOSING, "stages"}
+    return is_open and _width_of(variant) <= PIECE
 
 
 #: Boxes of a tile of pages: a lane of two warps copies one each.
@@ -413,19 +426,29 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
     return beyond_shared_memory(layout.shared_memory(config), layout.room_of(config.blocks))
 
 
-#: Keys of a sequence up to which two blocks share a multiprocessor where a config lets them: there is one
-#: tile or two, whose steps follow each other. Measured on an H200.
-FEW_KEYS = 128
+#: What a tile of queries takes on an H200 by (consumers, blocks, keys of a tile): once, and for each key, in
+#: tenths of a nanosecond. Heads of 64 columns, no mask.
+_TIMES: Mapping[tuple[int, int, int], tuple[int, int]] = {
+    (2, 1, 128): (12500, 81),
+    (4, 1, 64): (15000, 153),
+    (2, 2, 64): (12000, 168),
+}
 
 
-def choose_blocks(attention: Attention, configs: Sequence[HopperConfig]) -> str:
-    """Returns the position of the config that suits a call, of its sizes: the first, but the first of two
-    blocks where sequences are short. "" where that is not known, or there is nothing to choose.
+def costs_of(attention: Attention, layout: Sm90Layout, configs: Sequence[HopperConfig]) -> tuple[str, ...]:
+    """Returns what waves of tiles take under each config, by the sizes of a call; nothing where times are not
+    known, or lengths to the host.
     """
-    blocks = [config.blocks for config in configs]
-    if blocks[0] != 1 or 2 not in blocks or not attention.k.storage.is_plain:
-        return ""
-    return f"{blocks.index(2)} * ({FEW_KEYS + 1} > N)"
+    times = [_TIMES.get((config.consumers, config.blocks, config.tile_kv)) for config in configs]
+    more = layout.pair or layout.vectors or layout.columns or layout.draws or layout.capped or layout.narrow
+    plain = attention.q.storage.is_plain and attention.k.storage.is_plain
+    if not layout.shares or len(configs) < 2 or None in times or more or not plain:
+        return ()
+    return tuple(
+        f"cdiv(cdiv(M, {config.tile_q}) * B * H, {config.blocks} * multiprocessors())"
+        f" * ({start} + {rate * config.tile_kv} * cdiv(N, {config.tile_kv}))"
+        for config, (start, rate) in zip(configs, filter(None, times), strict=True)
+    )
 
 
 def sm90_registers(layout: Sm90Layout, config: TileConfig) -> dict[str, int]:

@@ -72,6 +72,8 @@ _ROW, _BARRIER = 128, 8
 _FEWEST_KEYS = 8
 #: What a schedule gets for the keys that it does not mention: the first that fits.
 _TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=32, stages=2))
+#: The same before these where rows have up to 64 columns of 16 bits: as many bytes are asked for at once.
+_NARROW_TILES = (Tiles(tile_kv=128, stages=2),)
 _REMEDIES: Mapping[str, Sequence[Value]] = {
     "tile.q": (WGMMA_ROWS,),
     "stages": (2,),
@@ -317,7 +319,7 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
             for config in found
             for completed in _complete(tiles.without(knobs).of(config), knobs, layout)
         ]
-        for tiles in _TILES
+        for tiles in (*(_NARROW_TILES if _is_narrow(layout) else ()), *_TILES)
     ]
     fitting = next((g for g in groups if any(_misfit(config, layout) is None for config in g)), groups[0])
     candidates = tuple(dict.fromkeys(fitting))
@@ -327,6 +329,10 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
         hints = remedy(candidates[0], _REMEDIES, lambda config: _misfit(config, layout))
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
+
+
+def _is_narrow(layout: Sm90DecodeLayout) -> bool:
+    return max(layout.d, layout.dv) <= PIECE and layout.consumers == 1 and not layout.narrow
 
 
 def _complete(

@@ -11,11 +11,12 @@ from attnc.plan.sm90.backward import (
     FINISH_WARPS,
     JOIN_BLOCKS,
     JOIN_WARPS,
+    LARGE_GROUP,
     STORED_ROWS,
     TURNS,
     Sm90Backward,
 )
-from attnc.plan.sm90.configs import choose_blocks
+from attnc.plan.sm90.configs import costs_of
 from attnc.plan.sm90.layout import hopper
 from attnc.target.declaration import (
     CallText,
@@ -69,8 +70,9 @@ def hopper_declaration(
         split_size = fixed_split_size(text)
         launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
     else:
-        if suits := choose_blocks(module.variant.attention, [hopper(config) for config in kernel.configs]):
-            fields["suits"] = quote_word(suits)
+        configs = [hopper(config) for config in kernel.configs]
+        if costs := costs_of(module.variant.attention, text.layout, configs):
+            fields["costs"] = Items(list(map(quote_word, costs)))
         sizes = {"q": "BLOCK_M", "o": str(STORED_ROWS)}
         sizes |= {text.score.pair.load.tensor: "BLOCK_M"} if text.score.pair else {}
         boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
@@ -153,7 +155,9 @@ class HopperBackward(CudaBackward):
         walks = super().blocks(planned).replace("BLOCK_N", f"{planned.config}.BLOCK_N")
         queries = f"cdiv({f'{self.queries} // B' if self.packs_queries else 'M'}, {planned.config}.BLOCK_M)"
         heads = "G" if planned.sums_heads else "1"
-        enough, wanted = (f"{count} * multiprocessors()" for count in self._plan.walks)
+        few, parts = self._plan.walks
+        large = f"({few} + {parts - few} * (G > {LARGE_GROUP - 1}))" if heads == "G" and few < parts else few
+        enough, wanted = (f"{count} * multiprocessors()" for count in (large, parts))
         counted = f"WALKS, {heads}, {queries}, {enough}, {wanted}, {self._plan.few_walks}"
         rows = [show_size(bind) for bind in self._keys.axes[:-1]]
         return {

@@ -99,8 +99,8 @@ CALL = HopperAttention(
             "M_padded": "whole_tiles(M, dq_config.BLOCK_M, dkdv_config.BLOCK_M)",
             "WALKS": "cdiv(N, dkdv_config.BLOCK_N) * B * Hkv",
             "WALK_PARTS": (
-                "count_parts(WALKS, G, cdiv(M, dkdv_config.BLOCK_M), 3 * multiprocessors(), 6 * "
-                "multiprocessors(), multiprocessors(), dkdv_config.parts)"
+                "count_parts(WALKS, G, cdiv(M, dkdv_config.BLOCK_M), (3 + 3 * (G > 7)) * multiprocessors(), "
+                "6 * multiprocessors(), multiprocessors(), dkdv_config.parts)"
             ),
             "HEAD_PARTS": "min(WALK_PARTS, G)",
             "KEY_ROWS": "B * N * Hkv",

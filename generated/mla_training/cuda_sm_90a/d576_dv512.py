@@ -92,8 +92,8 @@ CALL = HopperAttention(
             "M_padded": "whole_tiles(M, dq_config.BLOCK_M, dk_config.BLOCK_M)",
             "WALKS": "cdiv(N, dk_config.BLOCK_N) * B * Hkv",
             "WALK_PARTS": (
-                "count_parts(WALKS, G, cdiv(M, dk_config.BLOCK_M), 3 * multiprocessors(), 6 * "
-                "multiprocessors(), multiprocessors(), dk_config.parts)"
+                "count_parts(WALKS, G, cdiv(M, dk_config.BLOCK_M), (3 + 3 * (G > 7)) * multiprocessors(), 6 "
+                "* multiprocessors(), multiprocessors(), dk_config.parts)"
             ),
             "HEAD_PARTS": "min(WALK_PARTS, G)",
             "KEY_ROWS": "B * N * 1",

@@ -105,8 +105,8 @@ CALL = HopperAttention(
             "M_padded": "(T // ROW_TILE + B + 1) * ROW_TILE",
             "WALKS": "(S // dkdv_config.BLOCK_N + B + 1) * Hkv",
             "WALK_PARTS": (
-                "count_parts(WALKS, G, cdiv(T // B, dkdv_config.BLOCK_M), 3 * multiprocessors(), 6 * "
-                "multiprocessors(), multiprocessors(), dkdv_config.parts)"
+                "count_parts(WALKS, G, cdiv(T // B, dkdv_config.BLOCK_M), (3 + 3 * (G > 7)) * "
+                "multiprocessors(), 6 * multiprocessors(), multiprocessors(), dkdv_config.parts)"
             ),
             "HEAD_PARTS": "min(WALK_PARTS, G)",
             "KEY_ROWS": "S * Hkv",
