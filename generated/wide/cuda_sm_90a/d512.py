@@ -112,8 +112,8 @@ CALL = HopperAttention(
             "M_padded": "whole_tiles(M, dq_config.BLOCK_M, dv_config.BLOCK_M, dk_config.BLOCK_M)",
             "WALKS": "cdiv(N, dv_config.BLOCK_N) * B * Hkv",
             "WALK_PARTS": (
-                "count_parts(WALKS, G, cdiv(M, dv_config.BLOCK_M), 3 * multiprocessors(), 6 * "
-                "multiprocessors(), multiprocessors(), dv_config.parts)"
+                "count_parts(WALKS, G, cdiv(M, dv_config.BLOCK_M), (3 + 3 * (G > 7)) * multiprocessors(), 6 "
+                "* multiprocessors(), multiprocessors(), dv_config.parts)"
             ),
             "HEAD_PARTS": "min(WALK_PARTS, G)",
             "KEY_ROWS": "B * N * Hkv",
