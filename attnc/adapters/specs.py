@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.api.compile import compile_family, first_made, making, need_of
-from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
-from attnc.compat.form import NARROW_ROWS, TILE_ROWS
+from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, TRITON, targets_of_call, warn_of_loss
 from attnc.model.dtypes import DType
 
 Kernel: TypeAlias = Callable[..., Any]

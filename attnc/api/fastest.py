@@ -34,6 +34,10 @@ _CAPABILITY, _FACTORS = 90, (1.1, 2.2)
 _NARROW = 64
 #: Of wgmma and TMA: elements that rows and strides are multiples of, and the most of a row.
 _STEP, _WIDEST = 8, 256
+#: To decode: query rows of a tile of Triton's, and columns of rows in pages up to which its addresses take
+#: longer than they do. Where more rows share the keys of a KV head, and for such pages, Hopper's kernel is
+#: the fastest.
+TILE_ROWS, NARROW_ROWS = 16, 64
 
 #: What the ranking depends on: elements of 16 bits; of f32; of f32 in few columns, without gradients.
 Kind: TypeAlias = Literal["16 bits", "f32", "narrow f32"]

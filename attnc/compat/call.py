@@ -12,9 +12,9 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import chosen_target, targets_of_call
+from attnc.api.fastest import NARROW_ROWS, TILE_ROWS, chosen_target, targets_of_call
 from attnc.compat.compiled import load_form, making
-from attnc.compat.form import NARROW_ROWS, TILE_ROWS, Facts, Form, Layout
+from attnc.compat.form import Facts, Form, Layout
 from attnc.support.memory import Repeated, made_apart
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from attnc.api.fastest import TILE_ROWS
+
 Facts: TypeAlias = tuple[tuple[str, Any], ...]
 Layout: TypeAlias = Literal["dense", "ragged", "paged"]
 
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-#: Query rows of a tile where Triton shares the keys of few queries out. Hopper's kernels have 64.
-TILE_ROWS = 16
-#: Columns of rows in pages up to which Hopper's kernel reads them faster than Triton's.
-NARROW_ROWS = 64
 _DECODE_TILES = {"f16": "128, 64, 32, 16", "bf16": "128, 64, 32, 16", "f32": "64, 32, 16"}
 
 
