@@ -19,7 +19,7 @@ from attnc.plan.lists import listing_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
 from attnc.verify.data import lists
-from attnc.verify.strategies import Limits, free_dims
+from attnc.verify.strategies import MOST_WORDS, Limits, free_dims, word_dims
 
 #: Candidates among which each case is chosen.
 _CANDIDATES = 40
@@ -129,7 +129,7 @@ def _dims(
 ) -> dict[str, int]:
     space = coverage.space
     config = space.configs[case.config]
-    names = free_dims(space.attention)
+    names, words = free_dims(space.attention), word_dims(space.attention)
     wanted = {"B": (1, 2, 3), "H": (1, 2, 5), "Hkv": (1, 2, 2)}
     dims: dict[str, int] = {}
     for name in names:
@@ -141,7 +141,7 @@ def _dims(
             fitting = [n for n in GROUPS if level == ("1" if n == 1 else "odd" if n % 2 else "even")]
             dims[name] = rng.choice(fitting or GROUPS)
         elif name not in ("M", "N"):
-            dims[name] = rng.randrange(1, 2 * config.BLOCK_N)
+            dims[name] = rng.randrange(1, MOST_WORDS + 1 if name in words else 2 * config.BLOCK_N)
     for name, tile, quantity in (("M", config.BLOCK_M, "rows"), ("N", config.BLOCK_N, "keys")):
         if name not in names:
             continue

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Const, Dim, Expr, Load, show, walk
 from attnc.model.attention import Attention, Variant
+from attnc.model.names import DIMS
 from attnc.model.tensors import Dense, Paged, Role, Tensor
 from attnc.verify.case import Case, Fit, TensorLayout
-from attnc.verify.data import EXTRAS, LOGITS, ORDINARY, SPECIALS, VALUES, styles_for
+from attnc.verify.data import EXTRAS, LOGITS, ORDINARY, SPECIALS, VALUES, find_words, styles_for
 from attnc.verify.storage import LENGTHS, lengths_for
 
 
@@ -77,6 +78,17 @@ def free_dims(attention: Attention) -> tuple[str, ...]:
     return tuple(names)
 
 
+#: Words of bits in a row, at most: so few that some sequences have more bits to ask for.
+MOST_WORDS = 3
+
+
+def word_dims(attention: Attention) -> frozenset[str]:
+    """Returns sizes that count words of bits, along the last axes of inputs."""
+    tensors = (tensor for tensor in attention.extras if tensor.name in find_words(attention))
+    sizes = (tensor.shape[-1] for tensor in tensors if len(tensor.shape) > 1)
+    return frozenset(size.name for size in sizes if isinstance(size, Dim)) - set(DIMS)
+
+
 def fit_of(attention: Attention, configs: int) -> Fit:
     """Returns what a case of the attention may say, given how many configs there are."""
     return Fit(
@@ -118,6 +130,7 @@ def lengths(attention: Attention, limits: Limits, config: int) -> tuple[int, ...
 def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
     """Returns a case of this variant that costs no more than the limits allow."""
     attention = variant.attention
+    words = word_dims(attention)
     config = draw(st.sampled_from(tuple(limits.tiles)))
     marks = lengths(attention, limits, config)
     dims: dict[str, int] = {}
@@ -134,6 +147,8 @@ def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
                 dims[name] = draw(_affordable((1, 2, 3, 0, 19), name, dims, limits, config))
             case "Hkv":  # no K/V heads would leave the size of a group open
                 dims[name] = draw(_affordable((1, 2, 3), name, dims, limits, config))
+            case _ if name in words:
+                dims[name] = draw(st.integers(1, MOST_WORDS))
             case _:
                 dims[name] = draw(st.integers(1, 2 * limits.tiles[config][1]))
     layouts = {}
