@@ -70,9 +70,11 @@ def _flex(cell: ListCell, x: ListInputs) -> Launch:
 
     if cell.rows < 16 or cell.block < 16:
         raise Unavailable("FlexAttention lists blocks for tiles of queries")
-    tile = {"BLOCK_M": cell.rows, "BLOCK_N": cell.block} if cell.rows < 128 else {}
-    backward = ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2")
-    options: Any = tile | ({name: min(cell.rows, cell.block) for name in backward} if tile else {})
+    options: Any = {}
+    if cell.rows < 128:  # its own tiles are larger
+        options = {"fwd_BLOCK_M": cell.rows, "fwd_BLOCK_N": cell.block}
+        options |= {f"bwd_BLOCK_{name}": cell.rows // 2 for name in ("M1", "N2")}
+        options |= {f"bwd_BLOCK_{name}": cell.rows for name in ("N1", "M2")}
     mask = _block_mask(cell, x.idx)
     torch.compiler.reset()
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)

@@ -25,7 +25,7 @@ from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Decode, Grid, expressions_of
 from attnc.plan.ir.kernel import Pack, Split
-from attnc.plan.lists import KV_HEAD, Listing, along_lists
+from attnc.plan.lists import KV_HEAD, Listing, along_entries, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_fills, within
 from attnc.plan.signature import kv_heads, parts
@@ -76,7 +76,12 @@ def plan_decode(
     lines = lengths(attention, names)
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))
     kept = kept_by_some(attention.mask)
-    loops = along_lists(with_fills(loops, kept), listing, "kv", packs=pack is not None)
+    loops = with_fills(loops, kept)
+    if listing is not None and target.lists_are_bits:  # which lists of single keys are not
+        loops, found = along_entries(loops, listing, packs=pack is not None)
+        lines = (*lines, *found)
+    else:
+        loops = along_lists(loops, listing, "kv", packs=pack is not None)
     loops = named_bounds(loops, names)
     split = None
     if variant.attention.segment_keys or _splits(choices) > 1:

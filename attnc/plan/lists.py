@@ -17,9 +17,10 @@ from typing import TypeGuard, TypeVar
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.construct import ZERO, add, compare, conj, disj, floordiv, minimum, mul, where
-from attnc.expr.nodes import And, Binary, Const, Dim, Expr, Index, InList, Load, Ref, walk
+from attnc.expr.nodes import TRUE, And, Binary, Const, Dim, Expr, Index, InList, Load, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
+from attnc.model.dtypes import DType
 from attnc.model.schedule import Knob, Phase, Schedule, TileConfig
 from attnc.model.tensors import Role
 from attnc.plan.fitting import unsupported
@@ -39,6 +40,8 @@ _ONE = Const(1)
 _LEAST_TILE = 16
 #: The K/V head of a query head, and of the rows of a tile that has all query heads of it.
 _GROUP, KV_HEAD = Binary("//", Index("h"), Dim("G")), Ref("h_kv", "int", natural=True)
+#: Keys that the list of a program names.
+LIST_LENGTH = Ref("list_length", "int", natural=True)
 #: Blocks of keys of the longest sequence, and blocks of queries that a list can be of; of the whole call.
 BLOCKS, LIST_ROWS = Dim("list_blocks"), Dim("list_rows")
 
@@ -165,6 +168,18 @@ def along_lists(
     read = set() if isinstance(loop.masked, bool) else names_of(loop.masked)
     # a walk over a list ends where the list does: it reads no other end
     return replace(loops, bounds=tuple(needed_for({"list_line", *read}, bounds)), loops=(loop,))
+
+
+def along_entries(loops: Regions, listing: Listing, *, packs: bool) -> tuple[Regions, tuple[Let, ...]]:
+    """Returns the loops over tiles of keys as a walk over single keys that a list names, and what a program
+    finds out first: which list is its own, and N, how many keys that has.
+    """
+    walked = along_lists(loops, listing, "kv", packs=packs)
+    *_, line = (let for let in walked.bounds if let.name == "list_line")
+    assert isinstance(line, Let), "which list it is is no load"
+    listed = walked.loops[0].listed
+    kept = tuple(replace(loop, listed=listed) for loop in loops.loops)
+    return replace(loops, loops=kept), (line, Let(name="N", value=LIST_LENGTH))
 
 
 #: What a loop over tiles of an axis reads: numbers of blocks, or bits.
@@ -308,10 +323,12 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
         yield unsupported("a list that not every key has to be in is not lowered", span, label, hint)
         return
     yield from _refuse_indices(listing, schedule, grads=bool(attention.grads))
-    if target.lists_are_bits:
+    if target.lists_are_bits and not schedule.is_decode:
         yield from _refuse_warpgroups(variant, listing, schedule)
     elif schedule.is_decode:
-        yield from _refuse_decoding(listing, schedule)
+        if target.lists_are_bits:
+            yield from _refuse_tokens(variant, listing, schedule)
+        yield from _refuse_decoding(listing, schedule, splits=target.lists_are_bits)
     yield from _refuse_tiles(listing, schedule)
 
 
@@ -323,10 +340,6 @@ _WARPGROUP, _WIDEST, _TILE_KEYS = 64, 128, (32, 48)
 def _refuse_warpgroups(variant: Variant, listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields what kernels cannot do whose tiles are of whole warpgroups, and walk over bits."""
     span, instead = listing.condition.span, "write a schedule for the target 'triton'"
-    if schedule.is_decode:
-        place = next((knob.span for knob in schedule.decode_knobs), schedule.span)
-        label = "not by what decodes"
-        yield unsupported(f"{schedule.target} walks over lists with loops = [q, kv]", place, label, instead)
     if variant.attention.grads:
         yield from _refuse_gradients(variant, listing, schedule)
     if listing.rows % _WARPGROUP or not listing.rows:
@@ -387,11 +400,40 @@ def _packs(schedule: Schedule) -> bool:
     return "pack" in schedule.forward and schedule.forward["pack"].choices[0] == "gqa"
 
 
-def _refuse_decoding(listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
-    splits = schedule.forward.get("split.kv")
-    if splits is not None and splits.choices != (1,):
+def _refuse_tokens(variant: Variant, listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields what kernels cannot do that take the keys of a list for all that there are."""
+    attention, span = variant.attention, listing.condition.span
+    instead = "write a schedule for the target 'triton'"
+    exprs = (attention.score, attention.softmax.sink, attention.softmax.v_scale)
+    read = {node for expr in exprs if expr is not None for node in walk(expr)}
+    placed = {Index("kv_idx"), Index("kv_pos"), Index("q_pos"), Dim("N")}
+    if listing.keys != 1:
+        what, label = f"lists of blocks of {listing.keys} keys are not lowered", f"keys = {listing.keys}"
+    elif not _packs(schedule):
+        what, label = "tiles of queries with lists of their own are not lowered", "write 'pack = gqa'"
+    elif listing.rest != TRUE:
+        what, label, span = (
+            "a mask beside lists of keys is not lowered",
+            "more than the list",
+            listing.rest.span,
+        )
+    elif placed & read:
+        what, label, span = "a score by the place of listed keys is not lowered", "here", attention.score.span
+    elif attention.lengths or not (attention.q.storage.is_plain and attention.k.storage.is_plain):
+        what, label = "lists of keys of other storages, or shorter sequences, are not lowered", "the list"
+    elif DType(attention.k.dtype).is_narrow or DType(attention.v.dtype).is_narrow:
+        what, label = "lists of keys of 8 bits are not lowered", "the list"
+    else:
+        return
+    yield unsupported(f"{what} to {schedule.target}", span or listing.condition.span, label, instead)
+
+
+def _refuse_decoding(listing: Listing, schedule: Schedule, *, splits: bool) -> Iterator[Diagnostic]:
+    """splits: whether several programs can share a list."""
+    knob = schedule.forward.get("split.kv")
+    if knob is not None and knob.choices != (1,) and not splits:
         label, hint = "a list has one program", "remove it"
-        yield unsupported("listed blocks are not split", splits.span, label, hint)
+        yield unsupported("listed blocks are not split", knob.span, label, hint)
     reads_head = [index for index in listing.condition.indices if Index("h") in walk(index)]
     if _packs(schedule) and any(index != _GROUP for index in reads_head):
         label, hint = "lists differ between these heads", "write 'h // G' for a list of each K/V head"

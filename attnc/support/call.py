@@ -483,7 +483,7 @@ class Attention(ABC):
         scratch = {
             name: contiguous(_shape(evaluate(text, names)), torch.float32)
             for name, text in self.scratch.items()
-            if self.split is None or names["SPLITS"] > 1
+            if name != "splits" or names["SPLITS"] > 1
         }
         optional = zip((tensor.name for tensor in self.extras), extras, strict=True)
         memories = {

@@ -64,6 +64,7 @@ static inline int count_lanes(bool x, SIMT_LINE)
 
 static inline int count_bits(u32 x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((u32)x); }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 static inline u32 ballot(bool x, SIMT_LINE)
 {

@@ -128,5 +128,7 @@ def test_a_run_that_is_out_of_time_begins_no_other_cell() -> None:
 
     times = iter([0.0, 50.0, 70.0])
     benchmark = Told(peers=[], seconds=60.0, clock=lambda: next(times))
-    assert len(benchmark.measure([CELL, CELL, CELL], 3, lambda name: None)) == 2
+    measured = benchmark.measure([CELL, CELL, CELL], 3, lambda name: None)
+    assert [bool(result.timings) for result in measured] == [True, True, False]
+    assert "no time was left" in benchmark.page(measured, MACHINE).markdown
     assert torch.is_grad_enabled()

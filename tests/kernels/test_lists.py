@@ -382,6 +382,69 @@ ON_HOPPER: Mapping[str, Mapping[str, str]] = {
 }
 
 
+TOKENS = """attention a {
+  input q: bf16[B, M, HEADS, 64]
+  input k, v: bf16[B, N, KV, 64]
+  input idx: i32[LISTS, S]
+  EXTRAS
+  score = dot(q, k) / 8
+  mask = MASK
+  normalize = SOFTMAX
+  output o: bf16[B, M, HEADS, 64]
+  output lse: f32[B, HEADS, M]
+}
+
+schedule a for cuda.sm_90a {
+  loops = [kv], pack = gqa, SCHEDULE
+}
+"""
+TOKENS_ON_HOPPER: Mapping[str, Mapping[str, str]] = {
+    "of each query": {"EXTRAS": "input sink: f32[Hkv * G]", "SOFTMAX": "softmax(sink = sink[h])"},
+    "in splits": {"SCHEDULE": "split.kv in {auto, 3}"},
+    "of one K/V head": {"HEADS": "G", "KV": "1", "LISTS": "B, M"},
+    "of three queries": {
+        "LISTS": "B, Hkv, R",
+        "EXTRAS": "input cnt: i32[B, Hkv, R]",
+        "MASK": "listed(idx, rows = 3, keys = 1, count = cnt)",
+    },
+    "of all queries": {"LISTS": "Hkv", "MASK": "listed(idx, keys = 1)"},
+    "of 64 bits": {"LISTS": "B, M, Hkv", "SCHEDULE": "tile.kv = 32, stages = 3"},
+}
+
+
+def subject_of_tokens(**changes: str) -> Subject:
+    usual = {
+        "HEADS": "Hkv * G",
+        "KV": "Hkv",
+        "LISTS": "B, Hkv, M",
+        "EXTRAS": "",
+        "MASK": "listed(idx, rows = 1, keys = 1)",
+        "SOFTMAX": "softmax",
+        "SCHEDULE": "stages = 2",
+    }
+    text = TOKENS
+    for word, value in {**usual, **changes}.items():
+        text = text.replace(word, value)
+    return subject_of_text(text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[] if i < 2 else [pytest.mark.nightly]) for i, x in enumerate(TOKENS_ON_HOPPER)],
+)
+def test_keys_of_lists_on_hopper(name: str) -> None:
+    skip_without_compiler("cuda.sm_90a")
+    sizes = {"B": 2, "M": 5, "N": 190, "Hkv": 2, "G": 3, "R": 1, "S": 120}
+    made = subject_of_tokens(**TOKENS_ON_HOPPER[name], **({"idx: i32": "idx: i64"} if "64" in name else {}))
+    assert not list(wrong(made, sizes, range(1, 1 + examples(2))))
+
+
+def test_heads_of_a_query_fill_two_tiles_on_hopper() -> None:
+    skip_without_compiler("cuda.sm_90a")
+    made = subject_of_tokens(HEADS="G", KV="1", LISTS="M")
+    assert not list(wrong(made, {"B": 2, "M": 2, "N": 70, "G": 67, "S": 90}, range(1, 3)))
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -12,6 +12,9 @@ consumers = 2: each has half of the columns of o, which are too many for one, an
     other's products (the "seesaw" of FlashMLA, github.com/deepseek-ai/FlashMLA). Heads of up to 512 columns
     have this kernel for prompts too.
 
+Where a mask lists single keys, a list is a table of pages of one key: of those it names the kernel copies row
+after row, and knows of no others.
+
 Keys and values of 8 bits are converted by the warpgroup that copies them (`sm90.narrow`): what multiplies
 reads tiles of 16 bits, and does not know of it.
 
@@ -33,6 +36,7 @@ from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfi
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
+from attnc.plan.lists import lists_blocks
 from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swizzle, chunk_of
 from attnc.plan.sm90.layout import (
@@ -302,8 +306,8 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         v_in_k=attention.v.storage.is_part,
         consumers=count if isinstance(count, int) else 1,
         shares=count == 2 and shares and attention.v.storage.is_part,
-        page=page_of(attention),
-        copies=copies_of(attention),
+        page=1 if lists_blocks(attention) else page_of(attention),
+        copies="rows" if lists_blocks(attention) else copies_of(attention),
         room=DEVICES["sm_90"].shared_per_block,
         narrow=narrow_of(attention),
     )

@@ -121,6 +121,9 @@ class Sm90a(Target):
         return sum_of_dq(variant, deterministic=deterministic)
 
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
+        if shape.listed is not None and shape.listed[1] == 1 and not shape.gradients and not shape.latent:
+            yield "loops = [kv], pack = gqa, split.kv = auto"
+            return
         if shape.latent and shape.width > WIDEST:  # prompts take this kernel too
             yield "loops = [kv], pack = gqa, tile.kv = 64, split.kv = auto"
             return

@@ -147,6 +147,12 @@ class CudaText:
         return self.view.rows("k").page
 
     @property
+    def page_entry(self) -> str:
+        """What the table says of key `kv_idx`."""
+        rows = self.view.rows("k")
+        return f"(int){rows.table}[(long long)(kv_idx / PAGE) * args.{rows.table_stride}]"
+
+    @property
     def run(self) -> int:
         """Rows of a tile that surely lie in one page: tiles and shares start at multiples of 16."""
         return math.gcd(self.page, 16)

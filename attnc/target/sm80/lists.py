@@ -1,12 +1,13 @@
-"""The kernel that makes lists of blocks into bits: what `templates/sm90/_lists.cu.jinja` prints, and the
-declaration of its launch and memory.
+"""The kernel that makes lists ready for a walk: what `templates/sm90/_lists.cu.jinja` prints, which makes
+blocks into bits, and `templates/sm90/_list_keys.cu.jinja`, which brings keys into order; and the declaration
+of its launch and memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from attnc.expr.nodes import Expr, Load
+from attnc.expr.nodes import Expr, Load, show
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Module
 from attnc.plan.ir.lists import ListMaking
@@ -14,13 +15,13 @@ from attnc.plan.lists import BLOCKS, LIST_ROWS
 from attnc.target.declaration import CallText, show_product
 from attnc.target.sm80.printer import STORED, scalar, stored_type
 
-#: Threads of a block, which reads a list.
-LIST_THREADS = 128
+#: Threads of a block, which reads a list; words of bits that each has of keys that are brought into order.
+LIST_THREADS, LIST_WORDS = 128, 8
 
 
 class CudaListsText:
     """Text of the kernel. made: what of; dtypes: of the module's tensors; inverts: it sets bits of blocks of
-    queries too, for a backward.
+    queries too, for a backward. Where lists are of single keys, it brings those into order (`by_entry`).
     """
 
     def __init__(
@@ -28,7 +29,8 @@ class CudaListsText:
     ) -> None:
         self.made, self.tensor = made, made.tensor
         self.name = f"{module.variant.attention.name}_{'backward_' if inverts else ''}lists"
-        self.threads, self.inverts = LIST_THREADS, inverts
+        self.threads, self.inverts, self.by_entry = LIST_THREADS, inverts, made.by_entry
+        self.words = LIST_WORDS
         self._dtypes, self._variant = dtypes, module.variant
         own = not module.variant.element_param
         self.element = STORED[module.variant.attention.element] if own else ""
@@ -135,11 +137,27 @@ class CudaListsText:
 
     @property
     def memory(self) -> str:
+        if self.by_entry:
+            return f"{self.lines} * ({show(self.made.extents[-1])} + 1)"
         return f"{self.lines} * cdiv(list_blocks, 32)"
+
+    @property
+    def entries(self) -> str:
+        """Places of a list."""
+        return self._size(self.made.extents[-1])
+
+    @property
+    def sizes(self) -> list[str]:
+        """The sizes of a call that the kernel reads."""
+        return [*self.made.dims, BLOCKS.name]
 
     @property
     def launch(self) -> CallText:
         from attnc.target.sm80.declaration import cuda_kernel
 
+        if self.by_entry:  # as many threads as the kernel that reads the lists
+            return cuda_kernel(
+                self.name, self.lines, changes={"shared": f"config.WARPS * {128 * (LIST_WORDS + 1)}"}
+            )
         own = {"WARPS": str(LIST_THREADS // 32), "shared": "0"}
         return cuda_kernel(self.name, self.lines, changes=own)

@@ -17,7 +17,8 @@ class ThreadRows:
 
     computed: statements in front of the step, and loads in it; split: what warps share, rows "q" or keys
     "kv"; row: the number of row r in its tile; tile: the first row of that. group: query heads that fill the
-    rows of a tile together, "" for one, of which first_head comes first. lane: what is true for the only
+    rows of a tile together, "" for one, of which first_head comes first; heads: how many of these rows have
+    one, "" for all. lane: what is true for the only
     thread that a row begins with, besides its lane; is_split: whether the first split of the keys begins it.
     """
 
@@ -28,6 +29,7 @@ class ThreadRows:
     row: str
     tile: str = "q_lo"
     group: str = ""
+    heads: str = ""
     first_head: str = ""
     lane: str = ""
     is_split: bool = False
@@ -68,7 +70,10 @@ class ThreadRows:
 
     @property
     def head(self) -> str:
-        return f"{self.first_head}({self.tile} + {self.row}) % {self.group}" if self.group else "h"
+        if not self.group:
+            return "h"
+        head = f"({self.tile} + {self.row}) % {self.group}"
+        return self.first_head + (f"min({head}, {self.heads} - 1)" if self.heads else head)
 
     @property
     def have_heads(self) -> bool:

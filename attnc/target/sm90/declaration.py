@@ -66,6 +66,10 @@ def hopper_declaration(
             fields |= parts_fields(module, text)
             names += parts_addresses(text)
             kernels.append(join_kernel(text, 32 * 16))
+        if text.lists is not None:
+            made = {**_scratch(fields), "_lists": quote_word(text.lists.memory)}
+            fields["scratch"] = Table(made)
+            kernels, names = [text.lists.launch, *kernels], [*names, "_lists"]
         boxes = dict.fromkeys(text.maps, text.wgmma.box_rows)
         split_size = fixed_split_size(text)
         launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
@@ -87,6 +91,12 @@ def hopper_declaration(
     if back is not None:
         fields["backward"] = back.declared
     return CallText("HopperAttention", fields=fields)
+
+
+def _scratch(fields: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Returns memory of a call that is declared already."""
+    declared = fields.get("scratch")
+    return declared.items if isinstance(declared, Table) else {}
 
 
 def _blocks(text: Sm90Text) -> str:

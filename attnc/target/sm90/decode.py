@@ -7,11 +7,13 @@ from dataclasses import replace
 from itertools import islice, takewhile
 
 from attnc.expr.construct import ZERO
+from attnc.expr.nodes import Expr
 from attnc.plan.ir import Arg, Decode, Let, Module
 from attnc.plan.sm90.decode import BLOCKS, Sm90DecodeLayout
 from attnc.plan.sm90.layout import PIECE, widest_product
 from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaDecodeText
+from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import scalar
 from attnc.target.sm90.narrow import NarrowTiles
@@ -41,7 +43,7 @@ class Sm90DecodeText(CudaDecodeText):
         super().__init__(module, kernel, layout)
         self.shares_columns = layout.consumers == 2
         lane = "consumer == 0 && " if self.shares_columns else ""
-        self.thread = replace(self.thread, row="16 * warp + 8 * r + g", lane=lane)
+        self.thread = replace(self.thread, row="16 * warp + 8 * r + g", lane=lane, heads=self._alone)
         widths = dict.fromkeys(map(layout.columns, kernel.configs))
         parts = [parts_of(columns, widest_product(layout.entry_registers)) for columns in widths]
         self.keeps_rest = self.shares_columns and layout.rest > 0
@@ -62,10 +64,54 @@ class Sm90DecodeText(CudaDecodeText):
         self.blocks_share = layout.shares
         self.narrow = NarrowTiles(self, layout.narrow, self.first_raw) if layout.narrow else None
         self.registers, self.blocks = layout.registers_of(layout.consumers), BLOCKS[layout.consumers]
+        self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
         self.v_at = "K_AT" if layout.v_in_k else "V_AT"
         self.v_bytes = "K_BYTES" if layout.v_in_k else "V_BYTES"
 
     # -- tiles ---------------------------------------------------------------------------------------------
+
+    @property
+    def page(self) -> int:
+        """Keys of a page: a list is a table of pages of one key."""
+        return self.layout.page
+
+    @property
+    def page_entry(self) -> str:
+        return "list_row[kv_idx]" if self.lists is not None else super().page_entry
+
+    def pool(self, name: str) -> str:
+        """Returns where rows of K or V lie: `Pool`."""
+        if self.lists is None:
+            return self.boxes.pool(name)
+        tensor = self.view.rows(name).tensor
+        return f"{{args.{tensor}_ptr + {self.offset(name)}, args.stride_{tensor}n, 0}}"
+
+    @property
+    def _alone(self) -> str:
+        """The heads of a query that is alone in its tiles; empty where tiles have rows of several."""
+        pack = self.kernel.pack
+        return scalar(pack.group) if pack is not None and pack.alone else ""
+
+    @property
+    def group(self) -> str:
+        return "query_rows" if self._alone else super().group
+
+    @property
+    def first_head(self) -> str:
+        head = self.kernel.walk.head
+        return f"{head} * {self._alone} + " if self._alone and head else super().first_head
+
+    @property
+    def sizes(self) -> Iterator[str]:
+        yield from super().sizes
+        if self._alone:
+            rows = f"({self._alone} + BLOCK_M - 1) / BLOCK_M * BLOCK_M"
+            yield f"const int query_rows = {rows};  // of a query: its heads, and rows that are none"
+
+    @property
+    def is_head(self) -> str:
+        """Where rows behind the heads of a query are none: a condition for `row`, else empty."""
+        return f" && row % {self.group} < {self._alone}" if self._alone else ""
 
     @property
     def parts_of_a_stage(self) -> str:
@@ -141,7 +187,7 @@ class Sm90DecodeText(CudaDecodeText):
         """
         split, loops = self.kernel.split, self.kernel.regions.loops
         first = loops[0].start if split is None else split.lo
-        return (
+        return self.lists is None and (
             first == ZERO
             and not self.loop.guard
             and self.view.rows("k").first is None
@@ -186,12 +232,28 @@ class Sm90DecodeText(CudaDecodeText):
     @property
     def loads(self) -> list[str]:
         """The first lines of `program`, which ask memory and wait for nothing: where rows lie, lengths."""
+        if self.lists is not None:
+            return list(self._find_list())
         found = takewhile(lambda item: not isinstance(item, Let), self.kernel.program)
         return [self.statement(item) for item in found]
 
+    def _find_list(self) -> Iterator[str]:
+        *others, length = self.kernel.program
+        yield from map(self.statement, others)
+        row = f"args._lists_ptr + max(list_line, 0) * (long long)({scalar(self._entries)} + 1)"
+        yield f"const int* const list_row = {row} + 1;  // keys behind their number"
+        yield "const int list_length = list_line < 0 ? 0 : list_row[-1];"
+        yield self.statement(length)
+
+    @property
+    def _entries(self) -> Expr:
+        assert self.lists is not None
+        return self.lists.made.extents[-1]
+
     @property
     def program(self) -> Iterator[str]:
-        yield from islice(super().program, len(self.loads), None)
+        if self.lists is None:
+            yield from islice(super().program, len(self.loads), None)
 
     # -- arguments -----------------------------------------------------------------------------------------
 
@@ -204,6 +266,15 @@ class Sm90DecodeText(CudaDecodeText):
     @property
     def arguments(self) -> list[Arg]:
         return [arg for arg in super().arguments if arg.tensor.name not in self.maps]
+
+    @property
+    def more_pointers(self) -> list[str]:
+        return [*super().more_pointers, *(["int* _lists_ptr;"] if self.lists else [])]
+
+    @property
+    def size_names(self) -> list[str]:
+        names = super().size_names
+        return [*names, *(name for name in (self.lists.sizes if self.lists else ()) if name not in names)]
 
     def row_at(self, name: str) -> str:
         """Returns where row `row` of q or o begins."""
