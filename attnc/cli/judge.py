@@ -14,7 +14,7 @@ import typer
 
 from attnc.cli.console import Mistake, count_noun, loading, paint, progress, say, say_lines, without_kernels
 from attnc.diagnostics import did_you_mean
-from attnc.model.targets import suggest_target
+from attnc.model.targets import TARGETS, suggest_target
 
 if TYPE_CHECKING:
     from attnc.plan import ir
@@ -307,6 +307,9 @@ def only(found: Sequence[Item], what: str, wanted: str | None, name_of: Callable
     kept = [item for item in found if wanted is None or name_of(item) == wanted]
     if not kept:
         known = list(dict.fromkeys(map(name_of, found)))
+        if what == "target" and wanted in TARGETS:
+            hint = f"add one: schedule NAME for {wanted} {{ }}; there are those for {', '.join(known)}"
+            raise Mistake(f"there is no target '{wanted}' among the schedules", hint)
         close = suggest_target if what == "target" else did_you_mean
         hint = "".join(close(wanted or "", known)) or f"{what}s are {', '.join(known)}"
         raise Mistake(f"there is no {what} '{wanted}'", hint)

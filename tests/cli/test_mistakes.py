@@ -342,3 +342,15 @@ def test_streams_that_the_caller_closed(folder: Path, closed: str) -> None:
     )
     assert done.returncode == 0
     assert done.stderr == (b"1 spec: 0 errors, 0 warnings\n" if closed == "1" else b"")
+
+
+def test_a_target_without_a_schedule_is_told_from_one_that_there_is_not(run: Run, folder: Path) -> None:
+    (folder / "specs").mkdir(exist_ok=True)
+    (folder / "specs" / "a.attn").write_text(
+        "attention a {\n  input q: bf16[B, M, H, 64]\n  input k, v: bf16[B, N, H, 64]\n  score = dot(q, k)\n"
+        "  normalize = softmax\n  output o: bf16[B, M, H, 64]\n}\nschedule a for triton { }\n"
+    )
+    done = run("verify", "specs/a.attn", "--target", "cuda.sm_90a")
+    assert done.code == 2
+    assert "there is no target 'cuda.sm_90a' among the schedules" in done.err
+    assert "schedule NAME for cuda.sm_90a { }" in done.err
