@@ -16,7 +16,8 @@ from attnc.paging.trees import WORDS
 class _PageForm(NamedTuple):
     """What a kernel of pages depends on. latent: values are columns of the keys; tree: the type of what says
     which new tokens see which; biased_apart: new tokens of each sequence have a bias of their own; split: a
-    number of tokens of every sequence is known; rows: of a tile of queries where keys are split.
+    number of tokens of every sequence is known; rows: of a tile of queries where keys are split; order: keys
+    of a segment, 0 for none.
     """
 
     dtype: torch.dtype
@@ -34,6 +35,7 @@ class _PageForm(NamedTuple):
     biased_apart: bool
     split: bool
     rows: int
+    order: int
 
 
 @torch.no_grad()
@@ -56,6 +58,7 @@ def attend(
     qq_bias: torch.Tensor | None = None,
     k_descale: torch.Tensor | float | None = None,
     v_descale: torch.Tensor | float | None = None,
+    order: int = 0,
 ) -> None:
     """Writes the attention of every token to `out`, a sequence's last token at its last key. Gradients do not
     flow through it, whatever mode the caller is in: engines compute q with weights that may require them.
@@ -75,6 +78,8 @@ def attend(
         beyond X
     k_descale, v_descale: what k and v of 8 bits are multiplied by, f32 that expands to [B, Hkv], or a number,
         which a captured graph keeps; None for 1. Of other caches they are not looked at
+    order: keys of a segment, in which sums are formed, so that a token has the same bits in every call; 0:
+        sums come in any order
 
     scale, left and softcap are part of the kernel, so a new value of one compiles once. ValueError or
     TypeError names the argument, what was expected and what came. Never waits for the device.
@@ -109,7 +114,8 @@ def attend(
             tree=None if tree is None else tree.dtype,
             biased_apart=qq_bias is not None and qq_bias.dim() > 2,
             split=tokens > 0,
-            rows=_rows(tokens * (q.shape[1] // max(heads, 1))),
+            rows=0 if order else _rows(tokens * (q.shape[1] // max(heads, 1))),
+            order=order,
         )
     )
     if tokens:
@@ -193,6 +199,7 @@ def _kernel(form: _PageForm) -> Kernel:
             sink="sinks" if "sinks" in form.inputs else "",
             decode=form.split,
             rows=form.rows,
+            order=form.order,
             cache=form.cache,
             k_scale="k_descale" if "k_descale" in form.inputs else "",
             v_scale="v_descale" if "v_descale" in form.inputs else "",

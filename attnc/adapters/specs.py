@@ -36,6 +36,11 @@ _WIDE_PREFILL = (
     "config tile.q = 64, warps = 8\n  config tile.q = 32, warps = 4\n  tile.kv in {32, 16}, stages in {2, 1}"
 )
 _WIDE_DECODE_TILES = {2: (64, 32, 16), 4: (16,)}
+#: Of all kernels under an order of sums, whose products then have one shape.
+_ORDERED = {2: "tile.kv = 64, stages in {3, 2, 1}", 4: "tile.kv = 32, stages in {2, 1}"}
+_ORDERED_WIDE, _ORDERED_COLUMNS = "tile.kv = 32, stages in {2, 1}", 128
+#: Keys of a segment where an engine asks for rows that do not depend on the batch.
+SEGMENT = 2048
 _BACKWARD = {
     2: "tile.q in {64, 32}, tile.kv in {64, 32}\n    warps = 4, stages in {2, 1}",
     4: "tile.q = 32, tile.kv = 32\n    warps = 4, stages in {2, 1}",
@@ -61,6 +66,7 @@ class Wanted:
     split: by the device and shapes; split_size: instead, this many keys for each, a multiple of 16
     cache: dtype of k and v where they have 8 bits, else None; k_scale, v_scale: names of f32[B, Hkv] inputs
     that they are multiplied by, "" for none
+    order: keys of a segment, so that rows have the same bits in every call; 0: sums come in any order
     """
 
     name: str
@@ -88,6 +94,7 @@ class Wanted:
     cache: torch.dtype | None = None
     k_scale: str = ""
     v_scale: str = ""
+    order: int = 0
 
     @property
     def text(self) -> str:
@@ -146,6 +153,7 @@ class Wanted:
             f"score = {score}",
             *([f"mask = {self.mask}"] if self.mask else []),
             f"normalize = softmax{self._normalization}",
+            *([f"order = absolute({self.order})"] if self.order else []),
             f"output o: {dtype}{self.o}",
             *([f"output lse: f32{self.lse}"] if self.lse else []),
             *([f"grad {', '.join(self.grad)}"] if self.grad else []),
@@ -156,9 +164,19 @@ class Wanted:
     @property
     def _schedule(self) -> str:
         knobs = self._decode_knobs if self.decode else self._prefill_knobs
+        if self.order:
+            knobs = self._ordered_knobs
         if self.grad:
             knobs += f"\n  backward {{\n    {_BACKWARD[self.dtype.itemsize]}\n  }}"
         return f"schedule {self.name} for triton {{\n  {knobs}\n}}\n"
+
+    @property
+    def _ordered_knobs(self) -> str:
+        wide = self.head_dim > _ORDERED_COLUMNS
+        tiles = f"tile.q = 64, {_ORDERED_WIDE if wide else _ORDERED[self.dtype.itemsize]}, warps = 4"
+        if self.decode:
+            return f"loops = [kv], pack = gqa, split.kv = fixed({self.order})\n  {tiles}"
+        return f"loops = [q, kv], order = longest_first\n  {tiles}"
 
     @property
     def _prefill_knobs(self) -> str:
@@ -233,6 +251,8 @@ def _facts(name: str) -> tuple[str, bool, bool, bool]:
     than to read. Of these, splits of a size are left to Triton, but for caches of 8 bits.
     """
     wanted = _WANTED[name]
+    if wanted.order:  # other kernels would give other bits
+        return wanted.name, False, not wanted.value, bool(wanted.grad)
     is_latent = bool(wanted.value and not wanted.split_size)
     has_choice = not wanted.decode or is_latent or wanted.suits_warps or wanted.suits_tiles
     return wanted.name, has_choice, not wanted.value, bool(wanted.grad)

@@ -37,7 +37,6 @@ class Tiles:
 
     @classmethod
     def from_keys(cls, sizes: Mapping[str, int]) -> Self:
-        """Makes the sizes of these keys of a schedule."""
         return cls(**{field_of(key): size for key, size in sizes.items()})
 
     def list_given(self) -> dict[str, int]:
@@ -50,13 +49,11 @@ class Tiles:
         return {key_of(field): value for field, value in self.list_given().items()}
 
     def without(self, keys: Iterable[str]) -> Self:
-        """Returns the sizes without those of these keys of a schedule."""
         held = set(keys)
         left: dict[str, Any] = {f: size for f, size in self.list_given().items() if key_of(f) not in held}
         return type(self)(**left)
 
     def of(self, config: C) -> C:
-        """Returns the config with these sizes."""
         changes: dict[str, Any] = self.list_given()
         return replace(config, **changes) if changes else config
 
@@ -179,7 +176,6 @@ class TileShape:
     shares_sums: bool = False
 
     def divide(self, tiles: Tiles) -> Tiles:
-        """Returns the tiles, small enough to divide segments and the blocks that are listed."""
         if self.segment and tiles.tile_kv is not None:
             tiles = replace(tiles, tile_kv=gcd(tiles.tile_kv, self.segment))
         if self.listed is None or tiles.tile_q is None or tiles.tile_kv is None:

@@ -231,3 +231,50 @@ def test_packed_results_go_where_they_are_wanted() -> None:
     assert o is out
     assert torch.equal(o, plain)
     assert lse.shape == (2, 5)
+
+
+def test_under_an_order_a_token_has_the_same_bits_in_every_call() -> None:
+    """Decoding, drafts and a chunk of a prompt, alone and beside others, in pages of another size."""
+    torch.manual_seed(3)
+    length, segment, chunk = 81, 64, 9
+    rows = torch.randn(length, 2, HEADS, SIZE)
+    q = torch.randn(chunk, HEADS * GROUP, SIZE)
+
+    def run(tokens: int, page: int, others: int, *, packed: bool = False) -> torch.Tensor:
+        """Returns what the last token is given in a call with `tokens` of it and of other sequences."""
+        lengths = [length, *range(20, 20 + 7 * others, 7)]
+        table = torch.zeros(len(lengths), -(-length // page), dtype=torch.int32)
+        pools: list[torch.Tensor] = []
+        for b, count in enumerate(lengths):
+            pages = -(-count // page)
+            table[b, :pages] = len(pools) + torch.randperm(pages)
+            own = torch.zeros(pages, page, 2, HEADS, SIZE)
+            data = rows if b == 0 else torch.randn(count, 2, HEADS, SIZE)
+            for at in range(count):
+                own[table[b, at // page] - len(pools), at % page] = data[at]
+            pools += [*own]
+        keys = torch.stack(pools)
+        queries = torch.cat([q[chunk - tokens :], torch.randn(tokens * others, HEADS * GROUP, SIZE)])
+        out = torch.full_like(queries, torch.nan)
+        attend(
+            queries,
+            keys[:, :, 0],
+            keys[:, :, 1],
+            out,
+            cu_seqlens_q=torch.arange(0, len(queries) + 1, tokens, dtype=torch.int32),
+            seqused_k=torch.tensor(lengths, dtype=torch.int32),
+            block_table=table,
+            scale=0.2,
+            left=-1,
+            softcap=0.0,
+            by_head={},
+            tokens=0 if packed else tokens,
+            order=segment,
+        )
+        return out[tokens - 1]
+
+    expected = run(1, 8, 0)
+    assert torch.equal(run(1, 16, 2), expected)
+    assert torch.equal(run(4, 8, 0), expected)
+    assert torch.equal(run(1, 8, 1, packed=True), expected)
+    assert torch.equal(run(chunk, 16, 1, packed=True), expected)

@@ -126,6 +126,18 @@ def test_a_captured_step_reads_the_same_tensors(backend: ModuleType) -> None:
     assert runner.backend.get_cuda_graph_seq_len_fill_value() == 1
 
 
+DETERMINISTIC = SimpleNamespace(enable_deterministic_inference=True)
+
+
+def test_deterministic_inference_is_asked_of_kernels(backend: ModuleType) -> None:
+    runner = Runner(backend, server_args=DETERMINISTIC)
+    assert runner.backend.order == 2048
+    request = Request()
+    runner.step([(request, 5)], "EXTEND")
+    runner.step([(request, 1)], "DECODE")
+    assert Runner(backend).backend.order == 0
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -145,6 +157,10 @@ def test_a_captured_step_reads_the_same_tensors(backend: ModuleType) -> None:
         (
             {"token_to_kv_pool": SimpleNamespace(translate_loc_from_full_to_swa=None)},
             "token_to_kv_pool: .*--disable-hybrid-swa-memory",
+        ),
+        (
+            {"use_mla_backend": True, "kv_cache_dtype": torch.bfloat16, "server_args": DETERMINISTIC},
+            "enable_deterministic_inference: expected False for latent attention and caches of 8 bits",
         ),
         (
             {"kv_index_translator": SimpleNamespace(is_translating=True)},
@@ -211,6 +227,9 @@ def test_the_entry_point_offers_the_backend(monkeypatch: pytest.MonkeyPatch) -> 
         hooks = sys.modules["sglang.srt.plugins.hook_registry"]
         handlers = sys.modules["sglang.srt.models.deepseek_common.attention_backend_handler"]
         known: dict[str, list[str]] = {"": [], "_draft": [], "chunked": []}
+        deterministic: list[list[str]] = [[], []]
+        for name, allowed in zip(plugin._DETERMINISTIC, deterministic, strict=True):
+            monkeypatch.setattr(choices, name, allowed, raising=False)
         made: dict[str, Any] = {}
         hooked: list[Any] = []
         methods: dict[str, Any] = {}
@@ -231,6 +250,7 @@ def test_the_entry_point_offers_the_backend(monkeypatch: pytest.MonkeyPatch) -> 
         plugin.register()
         plugin.register()
         assert known == {"": ["attnc"], "_draft": ["attnc"], "chunked": ["attnc"]}
+        assert deterministic == [["attnc"], ["attnc"]]
         runner = Runner(module)
         assert isinstance(runner.backend, module.AttncAttnBackend)
         given = SimpleNamespace(**runner.given)

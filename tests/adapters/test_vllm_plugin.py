@@ -336,3 +336,16 @@ def test_the_entry_point_offers_the_backend(monkeypatch: pytest.MonkeyPatch) -> 
             plugin.register()
         assert len(registered) == 5
         assert warned[0].filename == __file__
+
+
+def test_batch_invariance_is_offered_and_asked_of_kernels(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert backend.AttncBackend.supports_batch_invariance()
+    assert backend.AttncImpl(4, SIZE, 1.0, 2).order == 0
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    runner = Runner(backend)
+    assert runner.impl.order == 2048
+    runner.step([(Request(), 1), (Request(), 1)])
+    with pytest.raises(ValueError, match="kv_cache_dtype: caches of 8 bits are not joined in order"):
+        backend.AttncImpl(4, SIZE, 1.0, 2, kv_cache_dtype="fp8")

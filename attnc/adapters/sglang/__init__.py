@@ -11,6 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+#: Lists of the backends that `--enable-deterministic-inference` may take, and share prefixes beside it.
+_DETERMINISTIC = (
+    "DETERMINISTIC_ATTENTION_BACKEND_CHOICES",
+    "RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND",
+)
 _DRAFT_BACKENDS = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"
 
 
@@ -27,6 +32,8 @@ def register() -> None:
         choices.add_attention_backend_choices(["attnc"])
         choices.add_draft_attention_backend_choices(["attnc"])
         choices.add_chunked_prefix_cache_attention_backend("attnc")
+        for known in _DETERMINISTIC:
+            getattr(choices, known, []).append("attnc")
         HookRegistry.register(_DRAFT_BACKENDS, _with_drafts, HookType.AROUND)
 
 

@@ -17,7 +17,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from attnc.adapters.pages import attend, attend_packed
-from attnc.adapters.specs import readable, refuse
+from attnc.adapters.specs import SEGMENT, readable, refuse
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -55,6 +55,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.is_quantised = model_runner.kv_cache_dtype in _QUANTISED
         self.is_latent: bool = model_runner.use_mla_backend
+        self.order = SEGMENT if _is_deterministic(model_runner) else 0
         self.page: int = model_runner.page_size
         self.max_context_len: int = model_runner.model_config.context_len
         self.device = model_runner.device
@@ -207,6 +208,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
             tree=metadata.tree,
             k_descale=scales[0],
             v_descale=scales[1],
+            order=self.order,
         )
         return out
 
@@ -337,6 +339,11 @@ def _refuse_runner(runner: Any) -> None:
         raise ValueError(
             "kv_cache_dtype: expected one scale for a layer, as those of blocks are not supported"
         )
+    if _is_deterministic(runner) and (runner.use_mla_backend or cache in _QUANTISED):
+        raise ValueError(
+            "enable_deterministic_inference: expected False for latent attention and caches of 8 bits, whose"
+            " sums are not joined in order"
+        )
     if runner.attention_chunk_size is not None:
         raise ValueError(
             "attention_chunk_size: expected None, as chunks are not supported,"
@@ -351,6 +358,11 @@ def _refuse_runner(runner: Any) -> None:
         raise ValueError(
             "kv_index_translator: expected slots as they are, as unified pools are not supported"
         )
+
+
+def _is_deterministic(runner: Any) -> bool:
+    """Returns whether SGLang is asked for rows that do not depend on the batch."""
+    return bool(getattr(getattr(runner, "server_args", None), "enable_deterministic_inference", False))
 
 
 def _refuse_layer(layer: Any) -> None:

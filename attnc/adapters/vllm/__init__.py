@@ -51,6 +51,7 @@ def unified_attention(
     alibi_slopes: torch.Tensor | None = None,
     qq_bias: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    order: int = 0,
     **unsupported: object,
 ) -> None:
     """Writes the attention of every token to `out`.
@@ -67,6 +68,8 @@ def unified_attention(
     value of one compiles once. alibi_slopes, sinks: [Hq], or None.
     qq_bias: [X, X], or [B, X, X] of each sequence, added to the scores of new tokens with each other, for
     trees of drafts, or None; minus infinity hides, and the mask is causal beside it.
+    order: keys of a segment, in which sums are formed, so that a token has the same bits in every call; 0:
+    sums come in any order.
     max_seqlen_k, seq_threshold_3D and what follows it steer vLLM's own kernels. unsupported: taken as long as
     it asks for nothing.
 
@@ -94,6 +97,7 @@ def unified_attention(
         qq_bias=qq_bias,
         k_descale=k_descale,
         v_descale=v_descale,
+        order=order,
     )
 
 

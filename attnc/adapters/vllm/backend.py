@@ -7,6 +7,7 @@ refused where vLLM asks, and again by name where an implementation or metadata a
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from attnc.adapters.specs import refuse
+from attnc.adapters.specs import SEGMENT, refuse
 from attnc.adapters.vllm import unified_attention
 from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit
 from attnc.runtime.slots import store
@@ -73,6 +74,10 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
         return True
 
     @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
+    @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         return bool(capability.major >= 8)
 
@@ -90,7 +95,17 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
         device_capability: Any,
     ) -> str | None:
         """Returns why not, or None."""
+        if is_batch_invariant() and kv_cache_dtype in _QUANTISED:
+            return _NO_ORDER
         return find_misfit(kv_cache_dtype, dtype, _QUANTISED, device_capability)
+
+
+_NO_ORDER = "caches of 8 bits are not joined in order, as VLLM_BATCH_INVARIANT asks for"
+
+
+def is_batch_invariant() -> bool:
+    """Returns whether vLLM is asked for rows that do not depend on the batch."""
+    return os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
 
 
 @dataclass(slots=True)
@@ -198,6 +213,9 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
             raise ValueError(
                 f"chunk_lookback: expected -1, as chunks are not supported, got {chunk_lookback}"
             )
+        self.order = SEGMENT if is_batch_invariant() else 0
+        if self.order and kv_cache_dtype in _QUANTISED:
+            raise ValueError(f"kv_cache_dtype: {_NO_ORDER}, got {kv_cache_dtype!r}")
         refuse("attnc's attention backend", use_alibi_sqrt=use_alibi_sqrt, **unsupported)
         for name in ("dcp_world_size", "pcp_world_size"):
             if getattr(self, name, 1) > 1:
@@ -257,6 +275,7 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
             sinks=self.sinks,
             output_scale=output_scale,
             output_block_scale=output_block_scale,
+            order=self.order,
         )
         return output
 
