@@ -46,8 +46,18 @@ ROWS, COLUMNS, DEPTH = 16, 64, 32
 # --- kernels of one shape -----------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["M"])
-def _multiply(x, w, y, M, N, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+@triton.jit(do_not_specialize=["M"])  # type: ignore[untyped-decorator]  # of triton
+def _multiply(
+    x: Any,
+    w: Any,
+    y: Any,
+    M: Any,
+    N: Any,
+    K: Any,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+) -> None:
     """y = x w^T: [M, K], [N, K] -> [M, N], all contiguous, of float32."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -64,16 +74,16 @@ def _multiply(x, w, y, M, N, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH
     tl.store(y + row[:, None] * N + column[None, :], total, mask=(row < M)[:, None] & (column < N)[None, :])
 
 
-@triton.jit
-def _normalise(x, y, N, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]  # of triton
+def _normalise(x: Any, y: Any, N: Any, BLOCK: tl.constexpr) -> None:
     """Divides a row by the root of its mean square."""
     at = tl.program_id(0) * N + tl.arange(0, BLOCK)
     values = tl.load(x + at, mask=tl.arange(0, BLOCK) < N, other=0.0)
     tl.store(y + at, values / tl.sqrt(tl.sum(values * values, 0) / N + 1e-6), mask=tl.arange(0, BLOCK) < N)
 
 
-@triton.jit
-def _log_softmax(x, y, N, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]  # of triton
+def _log_softmax(x: Any, y: Any, N: Any, BLOCK: tl.constexpr) -> None:
     """The logarithm of the softmax of a row."""
     at = tl.program_id(0) * N + tl.arange(0, BLOCK)
     values = tl.load(x + at, mask=tl.arange(0, BLOCK) < N, other=-float("inf"))
@@ -169,7 +179,7 @@ class Model(nn.Module):
             zip(self.qkv, self.out, self.up, self.down, strict=True)
         ):
             rows = product(normalise(x), qkv).view(batch, count, -1, 64).to(torch.bfloat16)
-            q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), 2)
+            q, k, v = torch.split(rows, [self.heads, self.kv_heads, self.kv_heads], 2)
             o = attend(q.contiguous(), k.contiguous(), v.contiguous(), layer)
             x = x + product(o.reshape(-1, self.width).float(), out)
             x = x + product(product(normalise(x), up).relu().square(), down)
@@ -200,7 +210,7 @@ def train(model: Model, tokens: Tensor, steps: int) -> list[float]:
         known = forward_whole(model, tokens[:, :-1]).flatten(0, 1)
         loss = F.nll_loss(known, tokens[:, 1:].flatten())
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # of torch
         optimiser.step()
         losses.append(loss.item())
     return losses
