@@ -42,10 +42,6 @@ _OTHERS = {
     **dict.fromkeys(("rectified_softmax", "soft_pick"), "write 'softpick'"),
     **dict.fromkeys(("sparsemax", "entmax", "topk", "hardmax"), _SORTS),
     **dict.fromkeys(
-        ("stick", "stick_breaking", "stickbreaking"),
-        "a weight that depends on the scores of other keys is outside of the language",
-    ),
-    **dict.fromkeys(
         ("delta", "gated_delta", "deltanet", "retention", "gla", "mamba", "ssm", "rwkv", "linear_recurrence"),
         "a recurrence over a state is outside of the language; sums without one are 'normalize = none'",
     ),
