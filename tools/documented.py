@@ -115,6 +115,7 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
         "more": "input s: f32[H]",
     },
     "`normalize = none`": {"normalize": "normalize = none\nweight = sigmoid(score)"},
+    "`order = absolute(...)`": {"more": "order = absolute(2048)"},
     "`output o: ... = ...`": {
         "o": f"{_PLAIN['o']} = gate[b, q_idx, h, d] * attention",
         "more": "input gate: f16[B, M, Hkv * G, 64]",

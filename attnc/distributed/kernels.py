@@ -211,6 +211,14 @@ def _refuse_forms(attention: Attention) -> Iterator[Diagnostic]:
             "parts of o are joined as those of a softmax",
             "share out the heads in the model (tensor parallelism)",
         )
+    if attention.segment is not None:
+        yield _problem(
+            attention,
+            "'order = absolute' is not kept over ranks",
+            attention.segment.span,
+            "ranks join what they have of a row as it comes",
+            "leave the order out, or share out the heads in the model (tensor parallelism)",
+        )
     if lists_blocks(attention):
         yield _problem(
             attention,

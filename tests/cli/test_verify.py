@@ -268,3 +268,25 @@ def test_explain_prints_the_plan(run: Run) -> None:
     refused = run("explain", "specs/tiny.attn", "--ir", "--json")
     assert refused.code == 2
     assert "--ir prints text" in refused.err
+
+
+ORDERED = TINY.replace("  output o", "  order = absolute(64)\n  output o").replace("{32, 64}", "{32}")
+
+
+def test_rows_are_compared_bit_for_bit(run: Run, folder: Path) -> None:
+    (folder / "specs" / "tiny.attn").write_text(ORDERED)
+    done = run("verify", *VARIANT, "--invariant")
+    assert done.code == 0, done.err
+    assert done.out.startswith("ok    tiny for triton, bf16_w16: ")
+    assert done.out.endswith("; the same bits\n")
+    done = run("verify", *VARIANT, "--invariant", "--json")
+    (report,) = json.loads(done.out)
+    assert (report["ok"], report["variants"], report["broken"]) == (True, ["bf16_w16"], [])
+
+
+def test_rows_of_an_attention_without_an_order_are_not_compared(run: Run) -> None:
+    done = run("verify", "--invariant")
+    assert done.code == 2
+    assert "no attention of these promises that rows keep their bits" in done.err
+    done = run("verify", "--invariant", "--large")
+    assert "--invariant and --large are not one run" in done.err

@@ -488,3 +488,12 @@ def test_a_scale_of_v_is_applied_once(strategy: Strategy | None) -> None:
     scaled = text(normalize="softmax(v_scale = vs[h] - q_idx)", inputs=("vs: f32[H]",))
     verdict = verdict_of(scaled.replace("grad q, k, v", ""), dims_of("causal"), 2, strategy)
     assert verdict.ok, verdict.message
+
+
+def test_an_order_of_sums_is_refused() -> None:
+    """Ranks join what they have of a row as it comes, whatever the spec says."""
+    spec = text(normalize="softmax\n  order = absolute(64)")
+    q = torch.zeros(1, 8, 2, 16)
+    with pytest.raises(DiagnosticError) as failure:
+        ContextParallel(spec, Alone()).shard(q, q, q)
+    assert failure.value.diagnostics[0].message == "'order = absolute' is not kept over ranks"
