@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     given = parser.parse_args()
     joined = join_runs([json.loads(path.read_text(encoding="utf-8")) for path in given.runs])
-    given.out.write_text(json.dumps(joined, indent=1) + "\n", encoding="utf-8")
+    given.out.write_text(json.dumps(joined, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
