@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import Any, ClassVar
 
@@ -40,7 +40,7 @@ _GROUPS: Mapping[str, tuple[Collection[str], str, Collection[str]]] = {
 @dataclass(frozen=True, kw_only=True)
 class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Sequence[Result[ModelCell]]]):
     """peers: names of `model_peers.PEERS`; seconds: after which no further cell begins, whose absence the
-    page states. clock: seconds since any moment.
+    page states. clock: seconds since any moment. left: the names of cells that did not begin.
     """
 
     stem: ClassVar[str] = "models"
@@ -48,6 +48,7 @@ class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Seque
     peers: Collection[str]
     seconds: float = 240.0
     clock: Callable[[], float] = time.monotonic
+    left: list[str] = field(default_factory=list, compare=False)
 
     @property
     def cells(self) -> Sequence[ModelCell]:
@@ -72,8 +73,9 @@ class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Seque
     def measure(self, cells: Sequence[ModelCell], rounds: int, report: Report) -> Sequence[Result[ModelCell]]:
         results: list[Result[ModelCell]] = []
         ends = self.clock() + self.seconds
-        for cell in cells:
+        for at, cell in enumerate(cells):
             if results and self.clock() > ends:
+                self.left[:] = [each.name for each in cells[at:]]
                 break
             results += super().measure([cell], rounds, report)
         return results
@@ -110,7 +112,6 @@ class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Seque
             for result in results
             for name, why in result.missing.items()
         )
-        left = [cell.name for cell in self.cells[len(results) :]] if len(results) > 1 else []
         return document(
             [ran_on(machine)],
             [
@@ -119,7 +120,7 @@ class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Seque
             ],
             summary([figures_of(result) for result in results]),
             table(head, (self._row(result, list(titles)) for result in results)),
-            [f"Not measured, for lack of time: {', '.join(left)}."] if left else [],
+            [f"Not measured, for lack of time: {', '.join(self.left)}."] if self.left else [],
             gaps(reasons),
         )
 
