@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from attnc.expr.nodes import TRUE, And, Const, Index, Or, walk
 from attnc.model.tensors import Role
-from attnc.plan.ir import Fetch, Let, Module, Statement
+from attnc.plan.ir import Let, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel, Preprocess
 from attnc.plan.signature import RowZero
 from attnc.plan.sm80 import backward_layout_of
-from attnc.plan.steps import fetches_for
 from attnc.target.header import ROW_NUMBERS, Number, score_numbers
 from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.printer import IN_ROWS
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.dropout import Drawing
 from attnc.target.sm80.elements import FRAGMENT, Elements
+from attnc.target.sm80.loads import Loads
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
     STORED,
@@ -31,12 +32,10 @@ from attnc.target.sm80.printer import (
     address,
     at_key,
     at_row,
-    load,
     offset,
     scalar,
     sizes_of_call,
     statement,
-    value_type,
 )
 from attnc.target.sm80.shared import SharedTiles
 
@@ -142,6 +141,8 @@ class CudaBackwardText(CudaFileText):
     sizes_from = "cuda/_backward_sizes.cu.jinja"
     loop: TileLoop
     dropout: Drawing
+    loads: Loads
+    _loads_type: ClassVar[type[Loads]] = Loads
 
     def __init__(self, module: Module, arguments: ArgumentText, planned: BackwardKernel) -> None:
         super().__init__(module, arguments, planned.name, default_of(planned))
@@ -166,16 +167,17 @@ class CudaBackwardText(CudaFileText):
         self.by_row = "[r]" if self.over_q else ""
         self.first_query = "first_query" if self.exchange else "0"
         self.first_column = "first_query + " if self.exchange else ""
+        self.loads = self._loads_type(
+            planned, self.dtypes, mode=self.mode, show=self.show, statement=self.statement
+        )
         sums = CudaSums if planned.softmax.normalises else CudaSumsOfWeights
         self.sums = sums(
             adjoints=self.chain.adjoints,
             over_q=self.over_q,
             show=self.show,
-            of_keys=tuple(fetch for fetch in self._fetches if fetch.axes == ("kv",)),
+            of_keys=tuple(fetch for fetch in self.loads.fetches if fetch.axes == ("kv",)),
             dtypes=self.dtypes,
         )
-        self.needs_sums = bool(self.sums.vectors)
-        self.needs_totals = any(not adjoint.along for adjoint in self.sums.adjoints)
         self.uses_q_pos = planned.uses("q_pos")
         has_adjoints, drops = bool(self.chain.adjoints), self.kernel.softmax.dropout is not None
         self.needs_q_idx = has_adjoints or self.uses_q_pos or planned.uses("q_idx")
@@ -297,77 +299,7 @@ class CudaBackwardText(CudaFileText):
             return self.times_factor.removeprefix(" * ")
         return scalar(Const(scale)) + self.times_factor
 
-    # -- loads, by what they vary along ---------------------------------------------------------------------
-
-    @property
-    def _fetches(self) -> tuple[Fetch, ...]:
-        step = self.kernel.step
-        return tuple(dict.fromkeys((*self.kernel.outer, *step.fetches, *step.masked_fetches)))
-
-    @property
-    def row_fetches(self) -> tuple[Fetch, ...]:
-        rows = ("q",) if self.over_q else ("kv",)
-        return tuple(fetch for fetch in self._fetches if fetch.axes == rows)
-
-    def row_array(self, fetch: Fetch) -> str:
-        return f"{value_type(fetch, self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
-
-    def row_value(self, fetch: Fetch) -> str:
-        return f"{fetch.name}[r] = {load(fetch, self.dtypes[fetch.load.tensor], self.show)};"
-
-    @property
-    def _columns(self) -> list[Fetch]:
-        columns = ("kv",) if self.over_q else ("q",)
-        return [fetch for fetch in self._fetches if fetch.axes == columns]
-
-    @property
-    def column_values(self) -> Iterator[str]:
-        masked = self.kernel.step.masked_fetches
-        for fetch in self._columns:
-            if fetch not in masked or self.mode == "always":
-                yield self.statement(fetch)
-            elif self.mode == "each":
-                dtype = self.dtypes[fetch.load.tensor]
-                element = load(fetch, dtype, self.show)
-                guarded = f"({element})" if " ? " in element else element
-                yield f"const {value_type(fetch, dtype)} {fetch.name} = partial ? {guarded} : 0;"
-
-    @property
-    def column_mask_values(self) -> Iterator[str]:
-        assert self.kernel.step.keep is not None
-        wanted = fetches_for(self._fetches, self.kernel.step.keep)
-        return (self.statement(fetch) for fetch in self._columns if fetch in wanted)
-
-    @property
-    def element_values(self) -> Iterator[str]:
-        for fetch in self.kernel.step.fetches:
-            if fetch.axes == ("q", "kv"):
-                yield self.statement(fetch)
-        for let in self.chain.shared:
-            yield f"const float {let.name} = {self.show(let.value)};"
-        if self.kernel.step.score is not None:
-            yield f"const float score = {self.show(self.kernel.step.score)};"
-
-    @property
-    def element_mask_values(self) -> Iterator[str]:
-        assert self.kernel.step.keep is not None
-        wanted = fetches_for(self._fetches, self.kernel.step.keep)
-        for fetch in (*self.kernel.step.fetches, *self.kernel.step.masked_fetches):
-            known = self.mode != "after" and fetch in self.kernel.step.fetches
-            if fetch.axes == ("q", "kv") and fetch in wanted and not known:
-                yield self.statement(fetch)
-
-    # -- the sums of other gradients ------------------------------------------------------------------------
-
-    @property
-    def starts(self) -> Iterator[str]:
-        return self.sums.starts
-
     # -- the frame -----------------------------------------------------------------------------------------
-
-    @property
-    def counts_tiles(self) -> bool:
-        return self.sums.counts_tiles
 
     @property
     def paper(self) -> str:

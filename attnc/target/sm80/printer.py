@@ -369,6 +369,10 @@ class CudaSums(AdjointText):
         return not self.is_vector(adjoint) and adjoint.along != ("q", "kv")
 
     @property
+    def has_totals(self) -> bool:
+        return any(not adjoint.along for adjoint in self.adjoints)
+
+    @property
     def column_sums(self) -> list[str]:
         return [f"{adjoint.name}_column" for adjoint in self.adjoints if self._is_column(adjoint)]
 

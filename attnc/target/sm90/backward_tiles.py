@@ -8,19 +8,20 @@ from functools import cached_property
 
 from attnc.expr.nodes import Expr, Search, walk
 from attnc.model.tensors import Role
-from attnc.plan.ir import Fetch, Module, Statement, fetch_expressions, statement_expressions
+from attnc.plan.ir import Module, Statement, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.signature import stride_name
 from attnc.plan.sm90.backward import CONSUMER_REGISTERS, LAST_ROUNDS, PRODUCER_REGISTERS, Sm90Backward, Turns
 from attnc.plan.sm90.backward_work import BackwardWork, find_sizes_of_tile, plan_backward_work
 from attnc.plan.sm90.latent import LatentBackward
-from attnc.plan.steps import fetches_for, select_per_head
+from attnc.plan.steps import select_per_head
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText
-from attnc.target.sm80.printer import CudaWalk, load, sizes_of_call, value_type
+from attnc.target.sm80.printer import CudaWalk, sizes_of_call
 from attnc.target.sm90.gradients import DkDv, Dq
 from attnc.target.sm90.latent import LatentProducts
+from attnc.target.sm90.shared_loads import SharedLoads
 from attnc.target.sm90.tiles import FRAGMENT, WgmmaTiles, coordinates
 
 
@@ -68,6 +69,8 @@ class Sm90BackwardText(CudaBackwardText):
     """
 
     plan: Sm90Backward
+    loads: SharedLoads
+    _loads_type = SharedLoads
     is_backward, is_decode = True, False
     vectors = ()
     producer_registers = PRODUCER_REGISTERS
@@ -115,7 +118,7 @@ class Sm90BackwardText(CudaBackwardText):
             is_cut = bool(self.chain.adds_dq and self.end_of_own)  # dq sums over keys
             self.clears_values = planned.fills_keys or is_cut
             self.dkdv = DkDv(
-                self.plan, planned, fetches=self.row_fetches, late=self.late_program, is_cut=is_cut
+                self.plan, planned, fetches=self.loads.row_fetches, late=self.late_program, is_cut=is_cut
             )
 
     searching_lanes = "32"
@@ -198,42 +201,6 @@ class Sm90BackwardText(CudaBackwardText):
         axis = tensor.axis(Role.QUERY if name in BY_QUERY else Role.KEY)
         assert axis is not None
         return stride_name(tensor, axis)
-
-    # -- what a mask asks of each column ---------------------------------------------------------------------
-
-    @cached_property
-    def shared_columns(self) -> list[Fetch]:
-        """Loads of the mask with a value for each column of a partial tile: a lane loads every 32nd, ahead of
-        the products, and shows it to the others. (The mask is tested between products, where nothing hides
-        a load.)
-        """
-        if self.mode != "after":
-            return []
-        assert self.kernel.step.keep is not None
-        wanted = fetches_for(self._fetches, self.kernel.step.keep)
-        short = [fetch for fetch in self._columns if fetch in wanted]
-        return [fetch for fetch in short if value_type(fetch, self.dtypes[fetch.load.tensor]) == "int"]
-
-    @property
-    def shared_column_values(self) -> Iterator[str]:
-        read = fetches_for(self._columns, *fetch_expressions(self.shared_columns))
-        for fetch in self._columns:
-            if fetch in read:
-                yield self.statement(fetch)
-            if fetch in self.shared_columns:
-                element = load(fetch, self.dtypes[fetch.load.tensor], self.show)
-                yield f"{fetch.name}_of[i] = {fetch.name if fetch in read else element};"
-
-    @property
-    def column_mask_values(self) -> Iterator[str]:
-        assert self.kernel.step.keep is not None
-        loaded = [fetch for fetch in self._fetches if fetch not in self.shared_columns]
-        wanted = fetches_for(loaded, self.kernel.step.keep)
-        for fetch in self._columns:
-            if fetch in self.shared_columns:
-                yield f"const int {fetch.name} = shuffle({fetch.name}_of[j / 4], j % 4 * 8 + 2 * t + c);"
-            elif fetch in wanted:
-                yield self.statement(fetch)
 
     # -- what is said of a tile ----------------------------------------------------------------------------
 
