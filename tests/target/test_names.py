@@ -181,7 +181,7 @@ def test_every_name_of_committed_kernels_is_known(path: Path) -> None:
     modules = "".join(file.read_text(encoding="utf-8") for file in path.glob("*.py"))
     tensors = set(re.findall(r'Tensor\("(\w+)"', modules))
     sizes = set(re.findall(r"[A-Za-z]\w*", " ".join(re.findall(r'Tensor\("\w+", "\w+\[(.*?)\]"', modules))))
-    own = tuple(f"{d}{tensor}" for tensor in tensors - {*INPUTS, *OUTPUTS} for d in ("", "d"))
+    own = tuple(f"{d}{tensor.lstrip('_')}" for tensor in tensors - {*INPUTS, *OUTPUTS} for d in ("", "d"))
     known = words() | sizes | SHARED | {*DIMS, *INDICES, *INPUTS, *OUTPUTS, *vars(builtins), *PYTHON}
     for file in path.glob("*.cu"):
         code = re.sub(r'//.*|"(?:\\.|[^"\\])*"|#.*', "", file.read_text(encoding="utf-8"))
