@@ -353,7 +353,8 @@ def test_who_finds_tiles_computes_all_that_bounds_are_made_from(name: str) -> No
         "output o: bf16[B, M, H, 16]",
         *{"grad q, k, v": None, **dict.fromkeys(HOPPERS[name])},
     ]
-    (module,) = modules_of(spec(lines, "tile.kv = 32", target="cuda.sm_90a"))
+    schedule = "tile.kv = 32\n  backward { accumulate.dq = two_pass }"
+    (module,) = modules_of(spec(lines, schedule, target="cuda.sm_90a"))
     program = program_of(load_module(module))
     for kernel in ("spec_backward_dq", "spec_backward_dkdv"):
         (config, *_) = program.kernels[kernel].configs
