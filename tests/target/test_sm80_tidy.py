@@ -68,6 +68,13 @@ def test_places_to_break_depend_on_what_is_near(monkeypatch: pytest.MonkeyPatch)
     assert wrap_code(f"    s = {term * 200};") == longer
 
 
+def test_a_line_without_a_good_place_breaks_at_a_poor_one() -> None:
+    deep = "(long)(" * 20 + "x" + ")" * 20
+    assert wrap_code(f"    const int hi = {deep};") == ["    const int hi =", f"        {deep};"]
+    call = f"f({'a' * WIDTH}, b);"
+    assert wrap_code(call) == [call.partition(" ")[0], "    b);"]
+
+
 def test_a_wide_remark_goes_in_front_and_a_wide_comment_goes_on() -> None:
     remark = "why " * 20
     assert list(wrap_lines(f"    x = {'a' * 60};  // {remark}")) == [

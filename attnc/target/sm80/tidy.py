@@ -111,19 +111,21 @@ def wrap_code(line: str, width: int = WIDTH) -> list[str]:
 
 
 def _find_break(line: str, width: int, start: int) -> int | None:
-    """Returns where a line is best broken: outside of as many brackets as can be, and late. Not in a string,
-    and not in the first third, which would leave little on the line.
+    """Returns where a line is best broken: outside of as many brackets as can be, and late. Not in a string.
+    In the first third, which leaves little on the line, or behind its end only if there is no other place.
     """
     depth, quoted = 0, False
-    places: list[tuple[int, int, int]] = []
+    places: list[tuple[bool, int, int, int]] = []
     near = line[: 3 * width]  # as far as places within the width look ahead: a line may be very long
     ranks = {match.start(): rank for rank, found in enumerate(_BREAKS) for match in found.finditer(near)}
-    for at, char in enumerate(line[: width + 1]):
+    for at, char in enumerate(near):
+        if at > width and places:
+            break
         if char == '"' and line[at - 1] != "\\":
             quoted = not quoted
         if quoted:
             continue
         depth += (char in "([{") - (char in ")]}")
-        if at in ranks and at > start + (width - start) // 3:
-            places.append((depth, ranks[at], -at))
-    return -min(places)[2] if places else None
+        if at in ranks and at > start:
+            places.append((at <= start + (width - start) // 3, depth, ranks[at], -at))
+    return -min(places)[3] if places else None

@@ -196,7 +196,11 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             (long long)(where<long long>((long long)(kv_lo < N - targets), (long long)(0),
             (long long)(floor_div((long long)kv_lo + targets_2 - N, 4) * 4 - targets_2 + M))))))), (long long)(0))
             / BLOCK_M * BLOCK_M), (long long)(M));
-        const int hi = min((long long)(max((long long)(min((long long)(max((long long)(where<long long>((long long)(kv_lo < N - targets), (long long)(M), (long long)(floor_div((long long)kv_hi + targets_2 - N, 4) * 4 - targets_2 + M + 4))), (long long)(where<int>(kv_lo < N - targets, context + M - N, 0)))), (long long)(M))), (long long)(0))), (long long)(M));
+        const int hi =
+            min((long long)(max((long long)(min((long long)(max((long long)(where<long long>((long long)(kv_lo
+            < N - targets), (long long)(M), (long long)(floor_div((long long)kv_hi + targets_2 - N, 4) * 4 - targets_2
+            + M + 4))), (long long)(where<int>(kv_lo < N - targets, context + M - N, 0)))), (long long)(M))),
+            (long long)(0))), (long long)(M));
         const int full_lo = min((long long)(max((long long)(max((long long)(kv_hi + M - N),
             (long long)(where<long long>((long long)(kv_hi >= N - targets
             || floor_div((long long)kv_lo + targets_2 - N, 4) * 4

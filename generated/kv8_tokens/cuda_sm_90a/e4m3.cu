@@ -25,9 +25,9 @@
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
 // A block has 16 rows of queries and heads. Each of its warps has 32 keys of every tile: it copies them by TMA, as many
-// tiles ahead as there is room for, and multiplies them by mma.sync, under a maximum of its own. Warps wait for nobody
-// until the end, where they add what they have. Numbers of 8 bits become, exactly, those of 16 on the way to mma, in
-// registers.
+// tiles ahead as there is room for, and multiplies them by mma.sync, under a maximum of its own. Warps do not wait for
+// each other until the end, where they add what they have. Numbers of 8 bits become, exactly, those of 16 on the way to
+// mma, in registers.
 
 // One compilation for each configuration: e4m3.py passes these with -D.
 #ifndef BLOCK_M
