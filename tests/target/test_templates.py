@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from attnc.target.templates import tidy, wrap
+from attnc.target.templates import fill_each, tidy, wrap
 
 LINES = (
     (
@@ -69,3 +69,9 @@ def test_comments_and_short_lines_stay() -> None:
 
 def test_definitions_are_two_lines_apart_and_bodies_one() -> None:
     assert tidy("a = 1\n\ndef f():\n    x\n\n\n\n    y\n\n\n\n\n") == "a = 1\n\n\ndef f():\n    x\n\n    y\n"
+
+
+def test_a_form_is_filled_once_for_each_item() -> None:
+    assert fill_each(["a", "b"], "{0} = {0};") == "a = a;\nb = b;"
+    assert fill_each([(1, "x"), (2, "y")], "at[{}] = {};") == "at[1] = x;\nat[2] = y;"
+    assert fill_each([], "{};") == ""
