@@ -88,6 +88,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "decode cuda"): lambda page: documented_figures.decode_cuda(),
     ("docs/performance.md", "models summary"): lambda page: documented_figures.models_summary(),
     ("docs/performance.md", "models"): lambda page: documented_figures.models(),
+    ("docs/performance.md", "lists"): lambda page: documented_figures.lists(),
     ("docs/performance.md", "host"): lambda page: documented_figures.host(),
     ("docs/performance.md", "hopper prefill"): lambda page: documented_figures.prefill_hopper(),
     ("docs/performance.md", "hopper latent"): lambda page: documented_figures.latent_hopper(),

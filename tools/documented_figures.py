@@ -281,6 +281,30 @@ def models(record: Mapping[str, Any] | None = None) -> str:
     return table(rows)
 
 
+#: Columns of the table of lists: whom `attnc bench --lists` has timed.
+_LIST_COLUMNS = {"attnc": "attnc", "triton": "Triton", "flex": "FlexAttention", "nsa": "parallel_nsa"}
+_LIST_COLUMNS |= {"flashmla": "FlashMLA", "fa4": "FA4"}
+
+
+def lists(record: Mapping[str, Any] | None = None) -> str:
+    """Attention over lists: TFLOP/s of what lists name, beside the rate over all keys, and who took part."""
+    path = ROOT / "docs" / "figures" / "lists_h200.json"
+    cells = (record or json.loads(path.read_text(encoding="utf-8")))["cells"]
+    who = {name: title for name, title in _LIST_COLUMNS.items() if any(name in x["results"] for x in cells)}
+    titles = ("lists", "us", *who.values(), "of all keys' rate", "to the best")
+    rows: list[tuple[str, ...]] = [titles, ("---",) * len(titles)]
+    for cell in cells:
+        found, share = cell["results"], cell["of_dense_rate"]
+        mine = found["attnc"]["ms"]
+        times = [found[name]["ms"] for name in who if name in found and name not in ("attnc", "triton")]
+        speeds = (f"{found[name]['tflops']:.0f}" if name in found else "" for name in who)
+        ratio = _ratio(min(times), mine) if times else ""
+        rows.append(
+            (cell["name"], f"{1e3 * mine:.0f}", *speeds, "" if share is None else f"{share:.2f}", ratio)
+        )
+    return table(rows)
+
+
 def _models() -> Mapping[str, Any]:
     path = ROOT / "docs" / "figures" / "models_h200.json"
     record: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))

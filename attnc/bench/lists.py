@@ -113,11 +113,18 @@ class ListBenchmark(Contest[ListCell, ListInputs], Benchmark[ListCell, Sequence[
 
 
 def share_of_dense(result: Result[ListCell]) -> float | None:
-    """Returns attnc's rate over what lists name, as a share of its rate over all keys."""
-    cell = result.cell
-    dense = result.rate(cell.flops if cell.latent else cell.kept_flops, DENSE)
-    mine = result.rate(cell.flops, OURS)
+    """Returns attnc's rate over what lists name, as a share of its rate over all keys; None where memory
+    bounds both.
+    """
+    if result.cell.queries == 1 and not result.cell.latent:
+        return None
+    dense, mine = (result.rate(_work(result.cell, name), name) for name in (DENSE, OURS))
     return None if dense is None or mine is None else mine / dense
+
+
+def _work(cell: ListCell, name: str) -> float:
+    """Returns the FLOPs that a candidate's speed counts."""
+    return cell.kept_flops if name == DENSE and not cell.latent else cell.flops
 
 
 def figures_of(result: Result[ListCell]) -> dict[str, Any]:
@@ -128,7 +135,7 @@ def figures_of(result: Result[ListCell]) -> dict[str, Any]:
     found = {
         name: {
             "ms": round(timing.median, 5), "low": round(timing.low, 5), "high": round(timing.high, 5),
-            "tflops": round(cell.flops / timing.median * 1e-9, 1),
+            "tflops": round(_work(cell, name) / timing.median * 1e-9, 1),
         }
         for name, timing in result.timings.items()
     }  # fmt: skip

@@ -119,6 +119,7 @@ def test_a_page_has_rates_beside_those_over_all_keys() -> None:
     (cell,) = json.loads(json.dumps(page.data))["cells"]
     assert cell == figures_of(made)
     assert cell["results"]["flex"]["ms"] == 1.5
+    assert cell["results"][DENSE]["tflops"] == round(CELL.kept_flops * 1e-9, 1)
 
 
 def test_a_run_that_is_out_of_time_begins_no_other_cell() -> None:
