@@ -411,6 +411,8 @@ def _refuse_tokens(variant: Variant, listing: Listing, schedule: Schedule) -> It
         what, label = f"lists of blocks of {listing.keys} keys are not lowered", f"keys = {listing.keys}"
     elif not _packs(schedule):
         what, label = "tiles of queries with lists of their own are not lowered", "write 'pack = gqa'"
+    elif (knob := schedule.forward.get("warp_split")) is not None and "kv" in knob.choices:
+        what, label, span = "lists shared by warps are not lowered", "remove it", knob.span
     elif listing.rest != TRUE:
         what, label, span = (
             "a mask beside lists of keys is not lowered",

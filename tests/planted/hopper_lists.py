@@ -116,4 +116,32 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="* list_blocks + kv_lo / 128;",
         patch="* list_blocks + max(kv_lo / 128 - 1, 0);",
     ),
+    HopperBug(
+        name="repeated keys counted twice",
+        attention="hopper_tokens",
+        story="keys were counted as entries are, not as bits",
+        anchor="if (threadIdx.x == 0) row[0] = found;",
+        patch="if (threadIdx.x == 0) row[0] = count;",
+    ),
+    HopperBug(
+        name="keys of threads before not counted",
+        attention="hopper_tokens",
+        story="each thread wrote its keys from the first place on",
+        anchor="at += i < threadIdx.x ? counts[i] : 0;",
+        patch="at += 0;",
+    ),
+    HopperBug(
+        name="bits of keys read before all are set",
+        attention="hopper_tokens",
+        story="threads that count bits did not wait for those that set them",
+        anchor="__syncthreads(); int own = 0;",
+        patch="int own = 0;",
+    ),
+    HopperBug(
+        name="the list of the first query",
+        attention="hopper_tokens",
+        story="lists were numbered by sequences and heads",
+        anchor="((long long)b * Hkv + h_kv) * M + q_lo",
+        patch="((long long)b * Hkv + h_kv) * M",
+    ),
 )
