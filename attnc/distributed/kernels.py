@@ -215,7 +215,7 @@ def _refuse_forms(attention: Attention) -> Iterator[Diagnostic]:
         yield _problem(
             attention,
             "'order = absolute' is not kept over ranks",
-            attention.segment.span,
+            attention.ordered,
             "ranks join what they have of a row as it comes",
             "leave the order out, or share out the heads in the model (tensor parallelism)",
         )

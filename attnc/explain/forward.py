@@ -286,13 +286,8 @@ def _order(e: Explanation) -> Iterator[str]:
     """Yields why the bits of a row depend on its own keys alone, where they do."""
     lines = [*explain_order(e.module)]
     if lines:
-        yield f"bits of a row depend on its own keys alone ({place_of(_span_of_order(e))})"
+        yield f"bits of a row depend on its own keys alone ({place_of(e.module.variant.attention.ordered)})"
         yield from (f"  {line}" for line in lines)
-
-
-def _span_of_order(e: Explanation) -> Span | None:
-    segment = e.module.variant.attention.segment
-    return None if segment is None else segment.span
 
 
 def _mask(e: Explanation) -> Iterator[str]:

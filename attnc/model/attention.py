@@ -80,10 +80,10 @@ class Attention:
     keep); lengths: per-batch overrides of M or N (`length N = kv_len[b]`), as int Exprs of b; grads: names of
     inputs that the spec wants gradients of; f32_grads: the inputs among them whose gradients are f32
     regardless of the input's type; segment: keys of a segment under `order = absolute(...)`, a number once
-    params are fixed, None where sums come in any order; epilogue: what o is, a float Expr of Attended,
-    indices (d for the column) and loads; None where it is the attention itself; k_scale: what k is to be
-    multiplied by, column by column; batch, heads_q, heads_kv: sizes as Exprs (heads_q is Dim('H'), or Hkv * G
-    in terms of Dims).
+    params are fixed, None where sums come in any order, and `ordered` the place of that; epilogue: what o is,
+    a float Expr of Attended, indices (d for the column) and loads; None where it is the attention itself;
+    k_scale: what k is to be multiplied by, column by column; batch, heads_q, heads_kv: sizes as Exprs
+    (heads_q is Dim('H'), or Hkv * G in terms of Dims).
     """
 
     name: str
@@ -100,6 +100,7 @@ class Attention:
     segment: Expr | None = None
     k_scale: Expr | None = None
     scored: Span | None = field(default=None, compare=False, repr=False)
+    ordered: Span | None = field(default=None, compare=False, repr=False)
     span: Span | None = field(default=None, compare=False, repr=False)
 
     def tensor(self, name: str) -> Tensor:

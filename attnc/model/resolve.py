@@ -162,6 +162,7 @@ class _Resolver:
             f32_grads=f32_grads,
             epilogue=epilogue,
             segment=segment,
+            ordered=None if order is None else order.value.span,
             k_scale=next(iter(self.scope.k_scales), None),
             scored=None if weight is score else score.span,
             span=self.tree.span,

@@ -44,7 +44,7 @@ def check_order(variant: Variant, schedule: Schedule, target: Target) -> Iterato
     if not target.keeps_order:
         label = "its kernels join sums as they come"
         message = f"'order = absolute' is not lowered to {target.name}"
-        yield unsupported(message, attention.segment.span, label, _TRITON)
+        yield unsupported(message, attention.ordered, label, _TRITON)
         return
     if lists_blocks(attention):
         label = "a list has no order of its own"
@@ -115,8 +115,7 @@ def promise_of(module: Module) -> tuple[str, ...]:
     if attention.segment is None:
         return ()
     said = (attention.score, attention.mask, attention.segment, *attention.softmax.expressions)
-    if attention.epilogue is not None:
-        said = (*said, attention.epilogue)
+    said = (*said, *(expr for expr in (attention.k_scale, attention.epilogue) if expr is not None))
     tensors = (attention.q, attention.k, attention.v, attention.o)
     columns = (f"{tensor.name}: {tensor.dtype}[{show(tensor.shape[-1])}]" for tensor in tensors)
     where = set(_places(attention))
