@@ -46,18 +46,9 @@ ROWS, COLUMNS, DEPTH = 16, 64, 32
 # --- kernels of one shape -----------------------------------------------------------------------------------
 
 
+# Kernels have no annotations of types: Triton looks names in them up.
 @triton.jit(do_not_specialize=["M"])  # type: ignore[untyped-decorator]  # of triton
-def _multiply(
-    x: Any,
-    w: Any,
-    y: Any,
-    M: Any,
-    N: Any,
-    K: Any,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-) -> None:
+def _multiply(x, w, y, M, N, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):  # type: ignore[no-untyped-def]  # as said
     """y = x w^T: [M, K], [N, K] -> [M, N], all contiguous, of float32."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -75,7 +66,7 @@ def _multiply(
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # of triton
-def _normalise(x: Any, y: Any, N: Any, BLOCK: tl.constexpr) -> None:
+def _normalise(x, y, N, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # as said
     """Divides a row by the root of its mean square."""
     at = tl.program_id(0) * N + tl.arange(0, BLOCK)
     values = tl.load(x + at, mask=tl.arange(0, BLOCK) < N, other=0.0)
@@ -83,7 +74,7 @@ def _normalise(x: Any, y: Any, N: Any, BLOCK: tl.constexpr) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # of triton
-def _log_softmax(x: Any, y: Any, N: Any, BLOCK: tl.constexpr) -> None:
+def _log_softmax(x, y, N, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # as said
     """The logarithm of the softmax of a row."""
     at = tl.program_id(0) * N + tl.arange(0, BLOCK)
     values = tl.load(x + at, mask=tl.arange(0, BLOCK) < N, other=-float("inf"))

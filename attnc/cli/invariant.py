@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from attnc.plan import ir
 
 #: Corpora of each group of modules, with a GPU and without.
-_CORPORA, _CORPORA_WITHOUT_GPU = 8, 1
+_CORPORA, _CORPORA_WITHOUT_GPU = 2, 1
 #: Rows with other bits that are printed.
 _SHOWN = 5
 

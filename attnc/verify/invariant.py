@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from attnc.expr.affine import Q_HI, at_least
 from attnc.expr.construct import add, sub
@@ -24,11 +25,12 @@ from attnc.model.tensors import Role, Tensor
 from attnc.plan import ir
 from attnc.plan.order import promise_of
 from attnc.reference import Array
+from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
-from attnc.verify.data import DenseSizes, draw_qkv, generator
+from attnc.verify.data import DenseSizes, draw_qkv
 from attnc.verify.problem import Value, draw_extras
-from attnc.verify.storage import Lengths, convert, draw_table, fill_pool, pack, unused_value
+from attnc.verify.storage import Lengths, convert, unused_value
 from attnc.verify.strategies import all_dims, free_dims, size
 from attnc.verify.subject import Subject
 
@@ -73,13 +75,13 @@ class Call:
 @dataclass(slots=True)
 class Corpus:
     """Sequences, and the bits that their rows were given first. lengths: keys of each; data: every input of
-    the spec as a dense array of all sequences, rows and keys; most: rows of a prompt, where whole ones would
+    the spec as a dense tensor of all sequences, rows and keys; most: rows of a prompt, where whole ones would
     take too long; None: all.
     """
 
     attention: Attention
     lengths: tuple[int, ...]
-    data: Mapping[str, Array]
+    data: Mapping[str, torch.Tensor]
     most: int | None
     known: dict[tuple[int, str], Known] = field(default_factory=dict)
 
@@ -187,10 +189,14 @@ def make_corpus(attention: Attention, seed: int, *, varies: bool, most: int | No
     own = {attention.k.storage.table, *_length_inputs(attention).values()}
     own |= {tensor.storage.ends for tensor in (attention.q, attention.k)}
     names = [tensor.name for tensor in attention.extras if tensor.name not in own]
-    data: dict[str, Array] = dict(
+    drawn: dict[str, Array] = dict(
         draw_extras(attention, case, dims, Lengths(rows={}, tail=0), at, names) if names else {}
     )
-    data |= draw_qkv(at, dtype=attention.element, seed=seed, logits=logits, values=values)
+    drawn |= draw_qkv(at, dtype=attention.element, seed=seed, logits=logits, values=values)
+    data = {
+        name: convert(torch.from_numpy(np.array(value)), DType(attention.tensor(name).dtype))
+        for name, value in drawn.items()
+    }
     return Corpus(attention, lengths, data, most)
 
 
@@ -245,59 +251,87 @@ def inputs_of(attention: Attention, corpus: Corpus, call: Call, device: str) -> 
     keys = max(part.keys for part in call.parts)
     if has_lengths(attention) and not attention.k.storage.is_packed:
         keys += call.room
-    values = {name: _cut(attention.tensor(name), corpus, call, rows, keys) for name in corpus.data}
     counts = {
-        "M": np.array([part.rows for part in call.parts]), "N": np.array([part.keys for part in call.parts])
-    }  # fmt: skip
-    values |= {name: counts[axis] for axis, name in _length_inputs(attention).items()}
+        "M": torch.tensor([part.rows for part in call.parts]),
+        "N": torch.tensor([part.keys for part in call.parts]),
+    }
+    values = {name: counts[axis] for axis, name in _length_inputs(attention).items()}
     for tensor, axis in ((attention.q, "M"), (attention.k, "N")):
         if tensor.storage.ends:
-            values[tensor.storage.ends] = np.concatenate([[0], np.cumsum(counts[axis])])
-    if (page := attention.k.storage.rows_of_page) and attention.k.storage.is_paged:
-        table, pages = draw_table(-(-keys // page), page, counts["N"], generator(call.seed, 7), "nan")
-        _share_nothing(table, counts["N"], page)
+            values[tensor.storage.ends] = F.pad(counts[axis].cumsum(0), (1, 0))
+    table = None
+    if attention.k.storage.is_paged:
+        table = draw_pages(keys, attention.k.storage.rows_of_page, counts["N"].tolist(), call.seed)
         values[attention.k.storage.table] = table
-        for tensor in (attention.k, attention.v):
-            if not tensor.storage.is_part:
-                pool = fill_pool(
-                    values[tensor.name], table, counts["N"], page, len(table) * table.shape[1] + pages,
-                    unused_value(tensor, "nan"),
-                )  # fmt: skip
-                values[tensor.name] = pool
+    for tensor in attention.inputs:
+        if tensor.name in corpus.data and not tensor.storage.is_part:
+            values[tensor.name] = _cut(tensor, corpus, call, rows, keys, table)
     return {
-        tensor.name: _as_tensor(attention, tensor, values[tensor.name], counts, device)
+        tensor.name: values[tensor.name].to(DTYPES[DType(tensor.dtype)]).contiguous().to(device)
         for tensor in attention.inputs
         if not tensor.storage.is_part
     }
 
 
-def _share_nothing(table: Array, keys: Array, page: int) -> None:
-    """Gives every sequence pages of its own: those of a corpus have no beginning in common."""
-    used: set[int] = set()
-    spare = iter(range(int(table.max(initial=0)) + 1, int(table.max(initial=0)) + 1 + table.size))
-    for b, count in enumerate(-(-keys // page)):
-        for column in range(count):
-            if int(table[b, column]) in used:
-                table[b, column] = next(spare)
-            used.add(int(table[b, column]))
+def draw_pages(keys: int, page: int, counts: Sequence[int], seed: int) -> torch.Tensor:
+    """Returns a block table with room for so many keys: pages anywhere, and of one sequence each. Entries
+    that no sequence needs are no pages.
+    """
+    columns = -(-keys // page)
+    order = torch.randperm(len(counts) * columns + 2, generator=torch.Generator().manual_seed(seed))
+    table = order[: len(counts) * columns].view(len(counts), columns)
+    needed = torch.tensor([[-(-count // page)] for count in counts])
+    return torch.where(torch.arange(columns) < needed, table, -(2**31))
 
 
-def _cut(tensor: Tensor, corpus: Corpus, call: Call, rows: int, keys: int) -> Array:
-    """Returns an input of the sequences, rows and keys of a call; q, k and v as [B, rows, heads, columns]."""
+def _cut(
+    tensor: Tensor, corpus: Corpus, call: Call, rows: int, keys: int, table: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns an input of the sequences, rows and keys of a call, as it is stored."""
     data = corpus.data[tensor.name]
-    if tensor.name in ("q", "k", "v"):
-        length = rows if tensor.name == "q" else keys
-        made = np.zeros((len(call.parts), length, *data.shape[2:]))
-        for b, part in enumerate(call.parts):
-            first, last = (part.first, part.last) if tensor.name == "q" else (0, part.keys)
-            made[b, : last - first] = data[part.sequence, first:last]
-        return made
+    if tensor.name not in ("q", "k", "v"):
+        return _cut_extra(tensor, data, call, rows, keys)
+    is_q = tensor.name == "q"
+    parts = [
+        data[part.sequence, part.first : part.last] if is_q else data[part.sequence, : part.keys]
+        for part in call.parts
+    ]
+    if table is not None and not is_q:
+        return _in_pages(tensor, parts, table)
+    order = (Role.BATCH, Role.QUERY if is_q else Role.KEY, Role.HEAD, Role.FEATURE)
+    if tensor.storage.ends:
+        value = torch.cat(parts)[None]
+    else:
+        length = rows if is_q else keys
+        value = torch.stack([F.pad(part, (0, 0, 0, 0, 0, length - len(part))) for part in parts])
+    missing = [axis for axis, role in enumerate(order) if role not in tensor.roles]
+    for axis in reversed(missing):
+        value = value.squeeze(axis)
+    left = [role for role in order if role in tensor.roles]
+    return value.permute([left.index(role) for role in tensor.roles])
+
+
+def _in_pages(tensor: Tensor, parts: Sequence[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
+    """Returns a pool with the rows of each sequence where the table says, [pages, page, heads, columns]; NaN
+    elsewhere.
+    """
+    page = tensor.storage.rows_of_page
+    shape = (table.numel() + 2, page, *parts[0].shape[1:])
+    pool = convert(torch.full(shape, unused_value(tensor, "nan")), DType(tensor.dtype))
+    for row, part in zip(table, parts, strict=True):
+        for first in range(0, len(part), page):
+            own = part[first : first + page]
+            pool[int(row[first // page]), : len(own)] = own
+    return pool
+
+
+def _cut_extra(tensor: Tensor, data: torch.Tensor, call: Call, rows: int, keys: int) -> torch.Tensor:
     axes = [show(expr) for expr in tensor.shape]
     sizes = {"B": len(call.parts), "M": rows, "N": keys}
     shape = [sizes.get(name, n) for name, n in zip(axes, data.shape, strict=True)]
-    if not {"B", "M", "N"} & set(axes):
+    if not sizes.keys() & set(axes):
         return data
-    result = np.zeros(shape, data.dtype)
+    result = torch.zeros(shape, dtype=data.dtype)
     for b, part in enumerate(call.parts):
         to, of = [], []
         for name in axes:
@@ -309,21 +343,6 @@ def _cut(tensor: Tensor, corpus: Corpus, call: Call, rows: int, keys: int) -> Ar
         if "B" not in axes:
             break
     return result
-
-
-def _as_tensor(
-    attention: Attention, tensor: Tensor, value: Array, counts: Mapping[str, Array], device: str
-) -> torch.Tensor:
-    if tensor.name in ("q", "k", "v"):
-        is_q = tensor.name == "q"
-        if tensor.storage.ends:
-            value = pack(value, counts["M" if is_q else "N"], 0, 0.0)[None]
-        order = (Role.BATCH, Role.QUERY if is_q else Role.KEY, Role.HEAD, Role.FEATURE)
-        source = [order.index(role) for role in tensor.roles]
-        missing = tuple({0, 1, 2, 3} - set(source))
-        value = value.squeeze(axis=missing) if missing else value
-        value = value.transpose(np.argsort(np.argsort(source)))
-    return convert(torch.from_numpy(np.array(value)), DType(tensor.dtype)).contiguous().to(device)
 
 
 def _length_inputs(attention: Attention) -> dict[str, str]:
@@ -351,8 +370,9 @@ def compare(subjects: Sequence[Subject], seeds: Sequence[int]) -> Agreement:
         for call in list_calls(corpus):
             for subject in subjects:
                 if fits(subject.variant.attention, call):
+                    inputs = inputs_of(subject.variant.attention, corpus, call, subject.device)
                     for config in _list_configs(subject):
-                        _run(corpus, call, subject, config, found)
+                        _run(corpus, call, subject, config, inputs, found)
         if found.broken:
             break
     return found
@@ -368,9 +388,15 @@ def _own(subject: Subject) -> set[int]:
     return {number for number, config in enumerate(subject.configs) if config in own}
 
 
-def _run(corpus: Corpus, call: Call, subject: Subject, config: int, found: Agreement) -> None:
+def _run(
+    corpus: Corpus,
+    call: Call,
+    subject: Subject,
+    config: int,
+    inputs: Mapping[str, Value],
+    found: Agreement,
+) -> None:
     attention = subject.variant.attention
-    inputs = inputs_of(attention, corpus, call, subject.device)
     outputs = subject.blank(inputs)
     with torch.no_grad():
         subject.run(inputs, outputs, config)
