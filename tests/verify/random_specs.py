@@ -44,7 +44,7 @@ _WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 72, 96
 _HOPPER_WIDTHS = (16, 16, 32, 64, 80, 128, 192, 256, 8, 24, 40, 72, 72, 88, 136, 200, 248)
 _HOPPER_VALUES = (16, 32, 64, 128, 208, 256, 8, 40, 72, 72, 120, 136, 200)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
-_OF_A_HEAD = frozenset({"b", "h"})
+_OF_A_HEAD, _OF_A_KEY = frozenset({"b", "h"}), frozenset({"b", "h", "kv_idx"})
 _OF_A_ROW = frozenset({"b", "h", "q_idx"})
 #: Forms of `normalize =` without arguments; those whose schedules say how maxima are found.
 FORMS = ("softpick", "stick_breaking")
@@ -161,10 +161,12 @@ def specs(
     if may_be_narrow and dtype != "f32" and draw(st.integers(0, 5)) == 0:
         of_k, of_v = (draw(st.sampled_from(("e4m3", "e5m2", "i8", dtype))) for _ in "kv")
         of_v = of_k if storage.prefix else of_v
+    scales_keys = False
     if draw(st.integers(0, 9)) == 0:
         softmax = draw(st.sampled_from(FORMS))
     elif may_be_narrow and draw(st.integers(0, 7)) == 0:
-        softmax = _scaled(softmax, words.float_expr(1, _OF_A_HEAD, dot=False))
+        scales_keys = draw(st.booleans())
+        softmax = _scaled(softmax, words.float_expr(1, _OF_A_KEY if scales_keys else _OF_A_HEAD, dot=False))
     o_axes = _drawn(draw, storage.q_axes(heads))
     weight, epilogue = _forms(words, decodes=decodes)
     softmax = "none" if weight else softmax
@@ -217,6 +219,7 @@ def specs(
             wide=wide,
             sums_dq="q" in grads and not storage.prefix,
             joins_bools=joins_bools,
+            unifies=not scales_keys,
             form=form,
         )
         schedules[target] = f"schedule spec for {target} {{\n  {draw_schedule(draw, shape)}\n}}\n"
@@ -310,6 +313,7 @@ class Shape:
     wide: bool
     sums_dq: bool
     joins_bools: bool
+    unifies: bool = True
     form: str = "softmax"
 
 
@@ -322,7 +326,7 @@ def draw_schedule(draw: st.DrawFn, shape: Shape) -> str:
     if shape.decodes:
         pack = draw(st.sampled_from(("gqa", "none")))
         splits = draw(st.sampled_from(("1", "3", "auto", "fixed(64)")))
-        softmaxes = ["online", "online", _UNIFIED if shape.form == "softmax" else "online"]
+        softmaxes = ["online", "online", _UNIFIED if shape.unifies and shape.form == "softmax" else "online"]
         softmax = f", softmax = {draw(st.sampled_from(softmaxes))}" if shape.form in _WITH_SOFTMAX else ""
         return f"loops = [kv], pack = {pack}\n  {tiles}\n  split.kv = {splits}{softmax}"
     lines = [tiles]
