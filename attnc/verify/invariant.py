@@ -397,7 +397,7 @@ def _run(
     found: Agreement,
 ) -> None:
     attention = subject.variant.attention
-    outputs = subject.blank(inputs)
+    outputs = _blank(attention, corpus, call, subject.device)
     with torch.no_grad():
         subject.run(inputs, outputs, config)
     label = f" as {subject.plan.label}" if subject.plan is not None and subject.plan.label else ""
@@ -419,6 +419,26 @@ def _run(
                 shape = (length, *own.shape[1:])
                 corpus.known[key] = Known(torch.zeros(shape, dtype=own.dtype), torch.full((length,), -1))
             found.broken += _compare(corpus.known[key], part, own, where, tensor.name)
+
+
+def _blank(attention: Attention, corpus: Corpus, call: Call, device: str) -> dict[str, torch.Tensor]:
+    """Returns outputs of a call, full of NaN."""
+    rows = [part.rows for part in call.parts]
+    sizes = {
+        Role.BATCH: len(call.parts),
+        Role.QUERY: sum(rows) if attention.q.storage.is_packed else max(rows),
+        Role.HEAD: corpus.data["q"].shape[2],
+        Role.FEATURE: corpus.data["v"].shape[3],
+    }
+    return {
+        tensor.name: torch.full(
+            [sizes[role] for role in tensor.roles],
+            torch.nan,
+            dtype=DTYPES[DType(tensor.dtype)],
+            device=device,
+        )
+        for tensor in attention.outputs
+    }
 
 
 def _compare(known: Known, part: Stretch, own: torch.Tensor, where: str, name: str) -> Iterator[str]:
