@@ -45,8 +45,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_wide",
         file="backward_dq",
         story="boxes became half as high as tiles, and a loop did not",
-        anchor="        for (int first = 0; first < TILE; first += BOX)",
-        patch="        for (int first = 0; first < TILE; first += 2 * BOX)",
+        anchor="first < TILE; first += BOX",
+        patch="first < TILE; first += 2 * BOX",
     ),
     HopperBug(
         name="arrivals of one warpgroup for K",

@@ -127,9 +127,9 @@ def projection_of(name: str) -> ProjectionModule:
 
 @cache
 def _files() -> dict[str, Path]:
-    return {
-        name: path
-        for folder in _SPECS
-        for path in sorted(folder.glob("*.attn"))
-        for name in _DEFINED.findall(path.read_text(encoding="utf-8"))
-    }
+    found: dict[str, Path] = {}
+    for path in (path for folder in _SPECS for path in sorted(folder.glob("*.attn"))):
+        for name in _DEFINED.findall(path.read_text(encoding="utf-8")):
+            if found.setdefault(name, path) != path:
+                raise ValueError(f"both {found[name].name} and {path.name} define '{name}'")
+    return found
