@@ -51,6 +51,8 @@ class Judged:
             f" {self.judge.title}: {count_noun(report.examples, 'case')}{again} in {report.seconds:.1f} s"
             f" on {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}",
         )
+        if report.left_out:
+            say(f"      {count_noun(report.left_out, 'case')} left out: they take more memory than there is")
         if covered and report.coverage is not None:
             for line in coverage_lines(report.coverage):
                 say(line)
@@ -68,6 +70,7 @@ class Judged:
             "ok": report.ok,
             "cases": report.examples,
             "replayed": report.replayed,
+            "left_out": report.left_out,
             "seconds": round(report.seconds, 3),
             "worst": report.worst,
             "where": report.where,

@@ -171,7 +171,7 @@ def verify(
             )
             if not as_json:
                 results[-1].show(covered=coverage)
-            if record and results[-1].report.ok:
+            if record and results[-1].report.ok and not results[-1].report.left_out:
                 _note(results[-1], hashes, large=is_large)
                 noted += 1
         if record:

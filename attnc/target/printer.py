@@ -175,13 +175,10 @@ class Printer:
         return f"(({shifted} >> {self._place(place)}) & 1) != 0"
 
     def _place(self, place: Expr) -> str:
-        """Returns the place of a bit; a remainder by a power of two is the last bits of any integer."""
-        match place:
-            case Binary(op="%", left=left, right=Const(value=int() as size)) if (
-                size > 0 and size.bit_count() == 1
-            ):
-                return f"({self._within(left, ATOM)} & {size - 1})"
-        return self._within(place, ATOM)
+        if (masked := masked_place(place)) is None:
+            return self._within(place, ATOM)
+        whole, mask = masked
+        return f"({self._within(whole, ATOM)} & {mask})"
 
     def _real(self, expr: Expr) -> str:
         if isinstance(expr, Const):
@@ -297,3 +294,15 @@ class AdjointText:
                 sign, value = "-", Const(1.0)
         term = "ds" if value == Const(1.0) else f"ds * {self.factor(value)}"
         return sign, term if adjoint.is_finite else self.kept.format(term)
+
+
+def masked_place(place: Expr) -> tuple[Expr, int] | None:
+    """Returns the integer and the mask that give the place of a bit; None where it is no remainder by a power
+    of two, which is the last bits of any integer.
+    """
+    match place:
+        case Binary(op="%", left=left, right=Const(value=int() as size)) if (
+            size > 0 and size.bit_count() == 1
+        ):
+            return left, size - 1
+    return None

@@ -139,9 +139,23 @@ def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> V
     """
     try:
         return _check_one_by_one(subject, case, fills)
+    except Exception as error:
+        if not lacks_memory(case, error):
+            raise
+        return _left_out(error)
     finally:
         if subject.device != "cpu" and any(is_far(layout) for layout in case.layouts.values()):
             torch.cuda.empty_cache()  # gigabytes, which other processes want too
+
+
+def lacks_memory(case: Case, error: Exception) -> bool:
+    """Returns whether a case ended for want of memory that its tensors take by themselves, gigabytes each."""
+    ran_out = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return ran_out and any(is_far(layout) for layout in case.layouts.values())
+
+
+def _left_out(error: Exception) -> Verdict:
+    return Verdict(ok=True, message=f"takes more memory than there is: {error}", is_left_out=True)
 
 
 def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Verdict:
@@ -155,6 +169,8 @@ def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Ver
             with shuffle_programs(number):
                 subject.run(problem.inputs, problem.outputs, case.config, case.call)
         except Exception as error:
+            if lacks_memory(case, error):
+                raise
             return report_broken(f"{type(error).__name__}: {error}")
         disturbed = problem.find_disturbed()
         if disturbed is not None:
@@ -181,6 +197,8 @@ def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verd
     try:
         both = _join_verdicts(verdict, _gradients(subject, subject.gradients, problem, case))
     except Exception as error:
+        if lacks_memory(case, error):
+            raise
         return report_broken(f"backward: {type(error).__name__}: {error}")
     if problem.find_disturbed() is not None:
         return report_broken("the backward wrote to an input, or around one")
@@ -225,6 +243,8 @@ def keeps(subject: Subject, case: Case, rules: Rules, verdict: Verdict) -> Verdi
     try:
         found = next(iter(rules(subject, case)), None)
     except Exception as error:
+        if lacks_memory(case, error):
+            return _left_out(error)
         found = f"{type(error).__name__}: {error}"
     return verdict if found is None else replace(report_broken(found), rule=found.partition(": ")[0])
 

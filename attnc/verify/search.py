@@ -49,7 +49,8 @@ class Failure:
 class Report:
     """How a module did. `worst`, `eager_ratio`: the largest seen; `examples`: how many cases were run;
     `open`: elements of which nothing is promised; `coverage`: what the cases have met; `replayed`: how many
-    kept failures were run in addition; only `failures` has details of them.
+    kept failures were run in addition; only `failures` has details of them; left_out: cases besides that took
+    more memory than there is.
     """
 
     examples: int
@@ -61,6 +62,7 @@ class Report:
     failures: tuple[Failure, ...] = ()
     coverage: Summary | None = None
     replayed: int = 0
+    left_out: int = 0
 
     @property
     def ok(self) -> bool:
@@ -231,6 +233,7 @@ class _Tally:
     worst: tuple[float, str] = (0.0, "")
     eager_ratio: float = 0.0
     open: int = 0
+    left_out: int = 0
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -239,13 +242,14 @@ class _Tally:
 
     def judge(self, step: Step) -> Verdict:
         verdict = step.take(self.trial)
-        self.examples += 1
+        self.examples += not verdict.is_left_out
+        self.left_out += verdict.is_left_out
         self.eager_ratio = max(self.eager_ratio, verdict.eager_ratio)
         self.open += verdict.open
         if verdict.worst > self.worst[0]:
             self.worst = (verdict.worst, verdict.where)
         if self.progress is not None:
-            self.progress(self.examples, step.case, verdict)
+            self.progress(self.examples + self.left_out, step.case, verdict)
         return verdict
 
     def fail(self, case: Case, verdict: Verdict) -> None:
@@ -261,6 +265,7 @@ class _Tally:
             eager_ratio=self.eager_ratio,
             open=self.open,
             failures=tuple(self.failures),
+            left_out=self.left_out,
         )
 
 
@@ -288,7 +293,8 @@ def run(
     tally = _Tally(trial, progress)
     for step in list_steps(trial, count, fills):
         verdict = tally.judge(step)
-        trial.note(step.case)
+        if not verdict.is_left_out:
+            trial.note(step.case)
         if not verdict.ok:
             tally.fail(step.case, verdict)
         is_late = tally.seconds > (seconds if tally.examples >= least else _LONGER * seconds)

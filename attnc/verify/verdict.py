@@ -21,7 +21,8 @@ class Verdict:
 
     worst: the largest error / bound, and where; ratios: the same per output; eager_ratio: largest error of o
     relative to that of an eager evaluation, which is the yardstick of flash-attention's tests; open: elements
-    of which nothing is promised, and so nothing was asked; rule: what is broken besides the bound (`Kept`).
+    of which nothing is promised, and so nothing was asked; rule: what is broken besides the bound (`Kept`);
+    is_left_out: the case takes more memory than there is, and says nothing.
     """
 
     ok: bool
@@ -32,6 +33,7 @@ class Verdict:
     open: int = 0
     ratios: Mapping[str, float] = field(default_factory=dict)
     rule: str = ""
+    is_left_out: bool = False
 
 
 def judge(attention: Attention, expected: Mapping[str, Expected], outputs: Mapping[str, Input]) -> Verdict:

@@ -1,6 +1,7 @@
-// Products of a warp with rows of K and V as they lie in memory, of 8 bits or of 16: 16 rows of queries, WARP_N = 32 keys.
-// Tiles are panels of 128 bytes a row, swizzled by TMA's 128 bytes; a warp reads rows of its own, and numbers of 8 bits
-// become elements on the way to mma, in registers. Each is one of f16, and of bf16, so nothing is rounded.
+// Products of a warp with rows of K and V as they lie in memory, of 8 bits or of 16: 16 rows of queries, and
+// WARP_N = 32 keys. Tiles are panels of 128 bytes a row, swizzled by TMA's 128 bytes; a warp reads rows of its own, and
+// numbers of 8 bits become elements on the way to mma, in registers. Each is one of f16, and of bf16, so nothing is
+// rounded.
 
 #ifndef ATTNC_SHIM
 
@@ -40,8 +41,9 @@ __device__ __forceinline__ void to_neighbours(bf16, const u32 (&pairs)[2], u32& 
     second = permute_bytes(word_of(x[0][1]), word_of(x[1][1]), 0x7632);
 }
 
-// s = q k^T. q: fragments of 16 columns, of which lane t of four has columns 4 t to 4 t + 3 in the place of 2 t, 2 t + 1,
-// 2 t + 8 and 2 t + 9, as it has them of a row of K; rows: where those of the warp begin, panels lie `pitch` bytes apart.
+// s = q k^T. q: fragments of 16 columns, of which lane t of four has columns 4 t to 4 t + 3 in the place of 2 t,
+// 2 t + 1, 2 t + 8 and 2 t + 9, as it has them of a row of K; rows: where those of the warp begin, panels lie
+// `pitch` bytes apart.
 template <class Stored, int STEPS>
 __device__ __forceinline__ void multiply_keys(float (&s)[4][4], const u32 (&q)[STEPS][4], u32 rows, int pitch)
 {

@@ -4,16 +4,20 @@ bits fail them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from attnc.build import digest
 from attnc.target.files import render_files
+from attnc.verify import search
 from attnc.verify.check import check
 from attnc.verify.cover import Coverage
 from attnc.verify.far import AXES
 from attnc.verify.problem import Arena, build
-from attnc.verify.subject import subject_of
+from attnc.verify.search import Step
+from attnc.verify.subject import Subject, subject_of
 from tests.plans import module_of
 
 #: Tensors that are stretched along each axis.
@@ -118,3 +122,23 @@ def places(tensor: torch.Tensor) -> set[int]:
         found = found[..., None] + torch.arange(length) * stride
     starts = (found.reshape(-1, 1) * tensor.element_size() + torch.arange(tensor.element_size())).reshape(-1)
     return set(starts.tolist())
+
+
+def test_a_far_case_without_room_is_left_out_and_another_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small or full GPU says nothing of a kernel; one that asks for too much in other cases is wrong."""
+    subject = replace(subject_of(module_of("full")), gradients=None)
+
+    def run_out(*given: object) -> None:
+        raise torch.OutOfMemoryError("no room for 8 GiB")
+
+    monkeypatch.setattr(Subject, "run", run_out)
+    far = subject.space.far_cases["heads"]
+    verdict = check(subject, far)
+    assert verdict.ok
+    assert verdict.is_left_out
+    assert "8 GiB" in verdict.message
+    assert not check(subject, replace(far, layouts={})).ok
+    steps = [Step(case=case, fills=("nan",), is_held=False) for case in (far, replace(far, layouts={}))]
+    monkeypatch.setattr(search, "list_steps", lambda trial, count, fills: steps)
+    report = search.run(search.AttentionTrial(subject))
+    assert (report.examples, report.left_out, len(report.failures)) == (1, 1, 1)

@@ -34,6 +34,11 @@ class EpilogueText:
         self.tensors = TritonTensors(module)
         self.block_dv = block(self.tensors.columns_of_o)
         self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in planned.expressions)
+        self.uses_d = (
+            self.tensors.dv != self.block_dv
+            or any(COLUMN in adjoint.along for adjoint in planned.adjoints)
+            or any(Index(COLUMN) in walk(expr) for expr in planned.expressions)
+        )
 
     # -- which tile is a program's
 

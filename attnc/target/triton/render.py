@@ -9,7 +9,7 @@ from functools import cache
 
 import jinja2
 
-from attnc.expr.nodes import Binary, Call, Expr, Index, Search, show, walk
+from attnc.expr.nodes import Binary, Call, Expr, Index, Search, children, show
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role
 from attnc.plan.decode import has_fixed_splits
@@ -33,7 +33,7 @@ from attnc.target.declaration import (
     width_of_split,
 )
 from attnc.target.header import GLOSSARIES, header, module_numbers
-from attnc.target.printer import REVERSED
+from attnc.target.printer import REVERSED, masked_place
 from attnc.target.quote import without_comments
 from attnc.target.support import imports
 from attnc.target.templates import python_environment, tidy
@@ -199,7 +199,7 @@ def _moves_rows(kernel: Kernel) -> Iterator[str]:
 
 def _called_by(expr: Expr) -> Iterator[str]:
     own = {*SYNTAX.functions.values()} - {"tl.minimum", "tl.maximum"}
-    for node in walk(expr):
+    for node in _list_computed(expr):
         match node:
             case Call(function=function) if SYNTAX.named(function) in own:
                 yield SYNTAX.named(function)
@@ -207,6 +207,19 @@ def _called_by(expr: Expr) -> Iterator[str]:
                 yield function
             case Search(side=side, descends=descends):
                 yield f"_{REVERSED[side] if descends else side}_bound"
+
+
+def _list_computed(expr: Expr) -> Iterator[Expr]:
+    """Yields the nodes of an expression but remainders that are printed as a mask."""
+    found = [expr]
+    while found:
+        node = found.pop()
+        yield node
+        match node:
+            case Call(function="bit", args=(word, place)) if (masked := masked_place(place)) is not None:
+                found += (word, masked[0])
+            case _:
+                found += children(node)
 
 
 #: Of the second axis of a grid, along which the splits of a sequence lie.

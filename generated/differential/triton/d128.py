@@ -245,7 +245,6 @@ def differential_backward_epilogue(
     DRESULT += b.to(tl.int64) * stride_dresultb + h.to(tl.int64) * stride_dresulth
     DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
     q_idx = q_lo + tl.arange(0, BLOCK_M)
-    d = tl.arange(0, 128)
     o = _load_rows(O, b, h, q_lo, M, stride_om, BLOCK_M, 128, TMA=False).to(tl.float32)
     dresult = _load_rows(DRESULT, b, h, q_lo, M, stride_dresultm, BLOCK_M, 128, TMA=False).to(tl.float32)
     inside = (q_idx < M)[:, None]
@@ -457,7 +456,7 @@ def differential_backward_dkdv(
 
 CALL = TritonAttention(
     name="differential",
-    operator="differential_d128_eee77a05",
+    operator="differential_d128_b86fe41a",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -71,12 +71,6 @@ def _floor_div(x, size):
 
 
 @triton.jit
-def _floor_mod(x, size):
-    """The non-negative remainder of floor division by a positive size."""
-    return x - _floor_div(x, size) * size
-
-
-@triton.jit
 def _load_tile(x, start, stop, stride, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
     """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile; x points to row 0.
 
