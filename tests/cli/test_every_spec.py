@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.attn"))
 PROJECTIONS = ("projections", "no attention")
 #: What is said of pages, lists of blocks, prefixes of keys, epilogues and weights.
-ALONE = ("shared out over ranks", *PROJECTIONS)
+ALONE = ("shared out over ranks", "not kept over ranks", *PROJECTIONS)
 #: Arguments, and what is said where a spec has nothing of that.
 COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "check": ("check SPEC", ()),
@@ -52,7 +52,10 @@ RUNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "verify --count 1 --seconds 1 --target cuda.sm_90a SPEC",
         ("there is no target", *PROJECTIONS),
     ),
-    "verify_ranks": ("verify --ranks 2 --count 1 --seconds 1 SPEC", ALONE),
+    "verify_ranks": (  # or the first variant is of an attention that ranks do not share
+        "verify --ranks 2 --count 1 --seconds 1 SPEC",
+        (*ALONE, "there is no variant"),
+    ),
     "verify_large": ("verify --large SPEC", ("need a GPU", "has no large cases")),
     "fuzz": ("fuzz --examples 1 --seconds 1 SPEC", ()),
 }

@@ -143,7 +143,6 @@ def test_pages_that_hold_no_boxes_come_row_by_row(page: int, copies: str) -> Non
         ),
         ("tile.d = 256", {"d": 512}, "the head dimension stays whole in this CUDA kernel"),
         ("", {"d": 576, "dv": 320}, "320 columns of o are not lowered to cuda.sm_90a: two warpgroups share"),
-        ("warp_split = kv", {}, "'warp_split = kv' is not lowered"),
         ("overlap = false", {}, "a decode kernel has no overlap to choose"),
         ("cluster = 2", {}, "a decode kernel has no clusters"),
         ("tile.d = 64", {}, "the head dimension stays whole in this CUDA kernel"),

@@ -14,10 +14,12 @@ from attnc.verify.case import Case
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES
 from attnc.verify.properties import PROPERTIES, violations
 from attnc.verify.strategies import free_dims
-from tests.plans import SPECS
+from tests.plans import SPECS, plans_of
 from tests.verify.judging import committed
 
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "attention " in path.read_text(encoding="utf-8"))
+#: A spec with a scale of v for each key, in no table.
+SCALED = SPECS.parent / "tests" / "planted" / "specs" / "hopper_narrow.attn"
 SIZES = {"B": 2, "M": 70, "N": 75, "H": 2, "Hkv": 2, "G": 2}
 #: One of each kind, see `_kind`; the others are held to the rules every night.
 BY_DAY = (
@@ -68,6 +70,7 @@ def _kind(name: str) -> tuple[object, ...]:
 
 def test_each_property_applies_somewhere() -> None:
     attentions = [committed(name).variant.attention for name in NAMES]
+    attentions += [module.variant.attention for module in plans_of(SCALED).modules]
     for rule in PROPERTIES:
         assert any(rule.applies(attention) for attention in attentions), rule.name
     applied = {rule.name for rule in PROPERTIES if rule.applies(committed("dropout").variant.attention)}

@@ -78,8 +78,12 @@ class Loads:
                 yield self._statement(fetch)
         for let in self._kernel.chain.shared:
             yield f"const float {let.name} = {self._show(let.value)};"
-        if self._kernel.step.score is not None:
+        if self._kernel.step.score is not None and self._reads_score:
             yield f"const float score = {self._show(self._kernel.step.score)};"
+
+    @property
+    def _reads_score(self) -> bool:
+        return True
 
     @property
     def element_mask_values(self) -> Iterator[str]:

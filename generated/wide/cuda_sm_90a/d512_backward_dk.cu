@@ -47,8 +47,7 @@ constexpr float SCALE = 0.06375871541229934f;  // factor of the raw score in bas
 // Tiles in shared memory lie in panels of 64 columns: 128 bytes a row, swizzled.
 constexpr int QK_PANELS = D / 64, V_PANELS = DV / 64, FIRST_PANELS = 4;  // those of the first consumer's sums
 constexpr int Q_BOX = 32, K_BOX = 32;  // rows of a box of queries, and of keys
-constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, DO_BYTES = V_PANELS * BLOCK_M * 128,
-    K_BYTES = QK_PANELS * BLOCK_N * 128;
+constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N * 128;
 // p in f32, in the order of the fragments of four warps; then ds rounded, in its place
 constexpr int P_BYTES = BLOCK_M * BLOCK_N * 4;
 constexpr int PIECES = 6, PIECE_BYTES = COLUMNS * 128;  // panels of dO, of which each is given back by itself
@@ -238,7 +237,6 @@ __device__ __forceinline__ void run_producer_kq(const Args& args, u32 base, cons
     PipelineState<K_TILES> k = {0, 1};
     PipelineState<1> v = {0, 1};
     PipelineState<STAGES> q = {0, 1};
-    PipelineState<DO_TILES> o = {0, 1};
     for (;; slot.advance()) {
         mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
         const WorkTile work = work_tiles[slot.index];
