@@ -28,11 +28,6 @@ class TensorLayout:
     step: int = 1
 
 
-def is_far(layout: TensorLayout) -> bool:
-    """Returns whether it makes a tensor span gigabytes."""
-    return any(gap > 1 << 20 for gap in (*layout.gaps, layout.step))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One problem. dims: the value of every free size; layouts: of the tensors that are not contiguous, and
@@ -52,6 +47,11 @@ class Case:
     lengths: str = "drawn"
     extras: str = "drawn"
     call: str = "out"
+
+    @property
+    def is_far(self) -> bool:
+        """Whether a tensor spans gigabytes."""
+        return any(gap > 1 << 20 for layout in self.layouts.values() for gap in (*layout.gaps, layout.step))
 
     def backward_config(self, count: int) -> int:
         """Returns the number of the config of a kernel of the backward, of so many: any together with any."""

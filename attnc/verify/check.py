@@ -19,7 +19,7 @@ from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Floats
 from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
-from attnc.verify.case import Case, is_far
+from attnc.verify.case import Case
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.memory import guarding, shuffle_programs
 from attnc.verify.problem import Problem, build, place_tensor
@@ -144,14 +144,14 @@ def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> V
             raise
         return _left_out(error)
     finally:
-        if subject.device != "cpu" and any(is_far(layout) for layout in case.layouts.values()):
+        if subject.device != "cpu" and case.is_far:
             torch.cuda.empty_cache()  # gigabytes, which other processes want too
 
 
 def lacks_memory(case: Case, error: Exception) -> bool:
     """Returns whether a case ended for want of memory that its tensors take by themselves, gigabytes each."""
     ran_out = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return ran_out and any(is_far(layout) for layout in case.layouts.values())
+    return ran_out and case.is_far
 
 
 def _left_out(error: Exception) -> Verdict:

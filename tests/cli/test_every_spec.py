@@ -52,7 +52,7 @@ RUNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "verify --count 1 --seconds 1 --target cuda.sm_90a SPEC",
         ("there is no target", *PROJECTIONS),
     ),
-    "verify_ranks": (  # or the first variant is of an attention that ranks do not share
+    "verify_ranks": (  # or the first variant is one of several schedules: ranks have kernels of their own
         "verify --ranks 2 --count 1 --seconds 1 SPEC",
         (*ALONE, "there is no variant"),
     ),

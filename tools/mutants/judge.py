@@ -24,7 +24,7 @@ from attnc.runtime.cubin import list_differences
 from attnc.runtime.loader import program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.support.devices import gpu_of
-from attnc.verify.case import Case, is_far
+from attnc.verify.case import Case
 from attnc.verify.check import report_broken
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Step, list_steps
@@ -186,7 +186,7 @@ def _is_taken(lock: IO[str]) -> bool:
 
 def is_large(case: Case) -> bool:
     """Returns whether a tensor of the case spans gigabytes."""
-    return any(is_far(layout) for layout in case.layouts.values())
+    return case.is_far
 
 
 def _compile(program: Any, name: str, config: Any, aligned: bool, subject: Subject) -> bytes:
