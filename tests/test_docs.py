@@ -65,7 +65,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("README.md", "speed"): lambda page: documented_speed.triton(),
     ("docs/flex.md", "speeds"): lambda page: documented_flex.speeds(),
     ("docs/flex.md", "waits"): lambda page: documented_flex.waits(),
-    ("docs/architecture.md", "mutants"): lambda page: documented_mutants.campaigns(),
+    ("docs/verification.md", "mutants"): lambda page: documented_mutants.campaigns(),
     ("docs/language.md", "prelude"): lambda page: documented.definitions(),
     ("docs/language.md", "keys"): documented.keys,
     ("docs/language.md", "status"): lambda page: documented.status(),
