@@ -17,7 +17,7 @@ which no GPU is needed, and a spec is wrong if one of them refuses; `--compile w
 
 With `--foreign` the specs are those of `tests.verify.foreign_specs`, what papers and model code add to
 scores, and each case is held to the rules of `attnc verify` too, on every target. `--targets triton` leaves
-the others out.
+the others out. With `--everywhere` all specs have gradients, and kernels for every target.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 CHUNK = 24
 #: Of so many specs one may be of what has no gradients: decoding, and keys in pages.
 _WITHOUT_GRADIENTS = 12
+#: Of so many specs one may have a case without rows, keys or sequences, which shows little.
+_EMPTY = 12
 #: Rows of a case, and its scores: few on a GPU too, since the reference is computed on the host.
 LONGEST, AREA = 300, 1 << 16
 #: The same where a case is held to rules, which run it some twenty times.
@@ -152,19 +154,22 @@ def _describe(result: Result, modules: Iterable[Module]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """What is done with specs. compiling: `front` or `whole`, in place of a run; is_foreign: which specs;
-    targets: for which kernels are made.
+    """What is done with specs. compiling: `front` or `whole`, in place of a run; is_foreign, everywhere:
+    which specs; targets: for which kernels are made.
     """
 
     compiling: str | None = None
     is_foreign: bool = False
+    everywhere: bool = False
     targets: tuple[str, ...] = ("triton", "cuda.sm_80", "cuda.sm_90a")
 
     @property
     def options(self) -> list[str]:
         """How a command line says so."""
         found = ["--compile", self.compiling] if self.compiling else []
-        return [*found, *(["--foreign"] if self.is_foreign else []), "--targets", *self.targets]
+        found += ["--foreign"] if self.is_foreign else []
+        found += ["--everywhere"] if self.everywhere else []
+        return [*found, "--targets", *self.targets]
 
 
 def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
@@ -195,6 +200,8 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
     case = data.draw(cases(shaping.variant, replace(limits, longest=longest, work=max(area // largest, 1))))
     if any(max(layout.gaps, default=0) > 100 for layout in case.layouts.values()):
         case = replace(case, layouts={})  # rows gigabytes apart have tests of their own
+    if number % _EMPTY:
+        case = replace(case, dims={name: max(size, 1) for name, size in case.dims.items()})
     _describe(result, modules)
     result.case, result.features = case.to_json(), features_of(text, case)
     result.wrong = wrong_on(made, case, mode)
@@ -238,6 +245,8 @@ def draw(chunk: int, skip: int, mode: Mode) -> Iterator[Result]:
         wide = number % 2 == 0
         if mode.is_foreign:
             return foreign_specs(targets=mode.targets, wide=wide)
+        if mode.everywhere:  # large tiles take compilers thrice as long
+            return specs(targets=mode.targets, wide=number % 4 == 0, with_gradients=True, everywhere=True)
         with_gradients = number < _WITHOUT_GRADIENTS
         return specs(targets=mode.targets, widest=256, wide=wide, with_gradients=with_gradients)
 
@@ -525,12 +534,18 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run what was wrong once more")
     parser.add_argument("--compile", nargs="?", const="front", choices=("front", "whole"), help="and not run")
     parser.add_argument("--foreign", action="store_true", help="draw what other people's code adds to scores")
+    parser.add_argument("--everywhere", action="store_true", help="draw what every target has kernels for")
     parser.add_argument("--targets", nargs="+", default=Mode().targets, choices=Mode().targets)
     parser.add_argument("--seeds", type=int, nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--these", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    mode = Mode(compiling=given.compile, is_foreign=given.foreign, targets=tuple(given.targets))
+    mode = Mode(
+        compiling=given.compile,
+        is_foreign=given.foreign,
+        everywhere=given.everywhere,
+        targets=tuple(given.targets),
+    )
     if given.seeds is not None:
         first, step, last = given.seeds
         worker(first, step, last, given.skip, mode)

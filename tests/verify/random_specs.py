@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from attnc.build import plan_program
@@ -130,15 +131,17 @@ def specs(
     wide: bool = False,
     widest: int = 128,
     with_gradients: bool = False,
+    everywhere: bool = False,
 ) -> str:
     """The text of a file with one attention and its schedule for each of the targets; for `HOPPER` where it
     lowers the attention, and of what has keys or values of 8 bits, or a scale of v, for Triton alone.
 
     wide: heads and tiles as large as those of models, for a GPU; widest: columns of a head of Hopper's;
-    with_gradients: of whatever has some.
+    with_gradients: of whatever has some; everywhere: only what each of the targets lowers, under a plain
+    schedule where it does not under the drawn one.
     """
     on_cuda = any(target != "triton" for target in targets)
-    hopper = HOPPER in targets and draw(st.integers(0, 4)) > 0
+    hopper = HOPPER in targets and (everywhere or draw(st.integers(0, 4)) > 0)
     dtype = draw(st.sampled_from(("bf16", "f16") if hopper else ("bf16", "f16", "f32")))
     heads, kv_heads = draw(st.sampled_from(HEADS))
     storages = [x for x in _STORAGES if x.has_gradients(on_cuda=on_cuda) or not with_gradients]
@@ -162,7 +165,7 @@ def specs(
         of_k, of_v = (draw(st.sampled_from(("e4m3", "e5m2", "i8", dtype))) for _ in "kv")
         of_v = of_k if storage.prefix else of_v
     scales_keys = False
-    if draw(st.integers(0, 9)) == 0:
+    if not everywhere and draw(st.integers(0, 9)) == 0:
         softmax = draw(st.sampled_from(FORMS))
     elif may_be_narrow and draw(st.integers(0, 7)) == 0:
         scales_keys = draw(st.booleans())
@@ -223,6 +226,9 @@ def specs(
             form=form,
         )
         schedules[target] = f"schedule spec for {target} {{\n  {draw_schedule(draw, shape)}\n}}\n"
+        if everywhere and not is_lowered(text + schedules[target]):
+            schedules[target] = f"schedule spec for {target} {{ loops = [q, kv] }}\n"
+            assume(is_lowered(text + schedules[target]))
     if HOPPER in schedules and not is_lowered(text + schedules[HOPPER]):
         del schedules[HOPPER]
     if (
