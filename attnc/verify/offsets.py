@@ -41,43 +41,52 @@ class _JitFunctions:
     def __init__(self, text: str) -> None:
         found = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
         self._functions = {f.name: f for f in found if any(map(_is_jit, f.decorator_list))}
+        self._nodes = {name: tuple(ast.walk(function)) for name, function in self._functions.items()}
+        self._calls = self._find_calls()
         self._wide: dict[str, set[str]] = {name: set() for name in self._functions}
         self._wide_results: set[str] = set()
         for _ in range(_ROUNDS):
-            for function in self._functions.values():
-                self._read(function)
+            for name in self._functions:
+                self._read(name)
             for name, function in self._functions.items():
-                self._wide[name] |= self._wide_parameters(name, function)
+                self._wide[name] |= self._wide_parameters(function)
 
     def narrow_products(self) -> Iterator[ast.BinOp]:
-        for name, function in self._functions.items():
-            for node in ast.walk(function):
+        for name, nodes in self._nodes.items():
+            for node in nodes:
                 if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
                     sides = (node.left, node.right)
                     is_safe = any(_is_zero_or_one(side) or self._is_wide(side, name) for side in sides)
                     if any(map(_is_stride, sides)) and not is_safe:
                         yield node
 
-    def _read(self, function: ast.FunctionDef) -> None:
+    def _find_calls(self) -> dict[str, list[tuple[str, ast.Call]]]:
+        """Returns the calls of each function, with the name of the caller."""
+        found: dict[str, list[tuple[str, ast.Call]]] = {name: [] for name in self._functions}
+        for caller, nodes in self._nodes.items():
+            for node in nodes:
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in found:
+                    found[node.func.id].append((caller, node))
+        return found
+
+    def _read(self, function: str) -> None:
         """Notes names that are given 64 bits, and whether the result is."""
-        for node in ast.walk(function):
+        for node in self._nodes[function]:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    if self._is_wide(value, function.name):
-                        self._wide[function.name].add(name)
+                    if self._is_wide(value, function):
+                        self._wide[function].add(name)
                 case ast.Return(value=ast.expr() as value):
-                    if self._is_wide(value, function.name):
-                        self._wide_results.add(function.name)
+                    if self._is_wide(value, function):
+                        self._wide_results.add(function)
 
-    def _wide_parameters(self, name: str, function: ast.FunctionDef) -> set[str]:
+    def _wide_parameters(self, function: ast.FunctionDef) -> set[str]:
         """Returns parameters that have 64 bits in every call."""
         names, given = [argument.arg for argument in function.args.args], []
-        for caller, around in self._functions.items():
-            for node in ast.walk(around):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
-                    named = [(keyword.arg or "", keyword.value) for keyword in node.keywords]
-                    values = [*zip(names, node.args, strict=False), *named]
-                    given.append({arg for arg, value in values if self._is_wide(value, caller)})
+        for caller, node in self._calls[function.name]:
+            named = [(keyword.arg or "", keyword.value) for keyword in node.keywords]
+            values = [*zip(names, node.args, strict=False), *named]
+            given.append({arg for arg, value in values if self._is_wide(value, caller)})
         return set.intersection(*given) if given else set()
 
     def _is_wide(self, node: ast.expr, function: str) -> bool:
