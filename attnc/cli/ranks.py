@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -15,6 +15,7 @@ from attnc.diagnostics import DiagnosticError, did_you_mean
 if TYPE_CHECKING:
     from attnc.distributed.estimate import Strategy
     from attnc.model.attention import Attention, Variant
+    from attnc.model.program import Program
 
 
 def explain_ranks(
@@ -38,7 +39,7 @@ def explain_ranks(
 
     target = target or "triton"
     check_target(target)
-    chosen = _attention(path, attention, variant)
+    chosen = _attention(path, attention, variant, target)
     check_covered(chosen)
     visibility = Visibility(chosen)
     dims = sizes_of(size)
@@ -62,17 +63,34 @@ def explain_ranks(
         say_lines(as_text(plan, visibility, remarks))
 
 
-def _attention(path: Path, name: str | None, variant: str | None) -> Attention:
+class _Named(NamedTuple):
+    """A variant under a name that commands give it. schedule: the label in the name, None without one."""
+
+    name: str
+    variant: Variant
+    schedule: str | None
+
+
+def _names(program: Program, attention: Attention, target: str) -> list[_Named]:
+    """Lists what `--variant` may name: variants, and variants under each schedule with a label."""
+    from attnc.model.variants import add_label, variants
+
+    found = variants(program, attention)
+    of = [s.label for s in program.schedules if (s.name, s.target) == (attention.name, target)]
+    labelled = [_Named(add_label(v, label).name, v, label) for v in found for label in filter(None, of)]
+    return [*(_Named(v.name, v, None) for v in found), *labelled]
+
+
+def _attention(path: Path, name: str | None, variant: str | None, target: str) -> Attention:
     """Picks a variant of an attention of a spec: the first ones where nothing is said."""
     from attnc.build import front
     from attnc.cli.judge import only
-    from attnc.model.variants import variants
 
     program = front(path)
     if not program.attentions:
         raise Mistake(f"'{path}' declares no attention", "projections are not shared out over ranks")
     found = only(program.attentions, "attention", name, lambda a: a.name)[0]
-    return only(variants(program, found), "variant", variant, lambda v: v.name)[0].attention
+    return only(_names(program, found, target), "variant", variant, lambda v: v.name)[0].variant.attention
 
 
 def verify_ranks(
@@ -88,7 +106,6 @@ def verify_ranks(
     """Runs the attentions of the specs that ranks can share on so many processes. Exit(1) if one is wrong."""
     from attnc.build import front
     from attnc.cli.judge import only
-    from attnc.model.variants import variants
 
     data, is_right, found_any = [], True, False
     for path in paths:
@@ -97,7 +114,7 @@ def verify_ranks(
             if attention not in (None, spec.name):
                 continue
             found_any = True
-            chosen = only(variants(program, spec), "variant", variant, lambda v: v.name)[0]
+            chosen = only(_names(program, spec, target), "variant", variant, lambda v: v.name)[0]
             row = _verify_one(path, chosen, target, ranks, count, quiet=as_json)
             data.append(row)
             is_right &= row["ok"] is not False
@@ -112,14 +129,14 @@ def verify_ranks(
 
 
 def _verify_one(
-    path: Path, variant: Variant, target: str, ranks: int, count: int, *, quiet: bool
+    path: Path, chosen: _Named, target: str, ranks: int, count: int, *, quiet: bool
 ) -> dict[str, Any]:
     """Verifies a variant of an attention, and says so; `ok` is None where ranks cannot share it."""
     from attnc.distributed.kernels import check_covered
     from attnc.distributed.verify import verify_on_ranks
 
-    name = variant.attention.name
-    row: dict[str, Any] = {"spec": str(path), "attention": name, "ranks": ranks}
+    variant, name = chosen.variant, chosen.variant.attention.name
+    row: dict[str, Any] = {"spec": str(path), "attention": name, "variant": chosen.name, "ranks": ranks}
     try:
         check_covered(variant.attention)
     except DiagnosticError as failure:
@@ -127,7 +144,7 @@ def _verify_one(
         if not quiet:
             say(f"-     {name}: {reason}")
         return {**row, "ok": None, "reason": reason}
-    found = verify_on_ranks(str(path), name, target, ranks, count, variant.name)
+    found = verify_on_ranks(str(path), name, target, ranks, count, variant.name, chosen.schedule)
     if not quiet:
         state = paint("ok   ", "32") if found.ok else paint("WRONG", "1;31")
         text = f" {name} on {ranks} ranks: {count_noun(len(found.verdicts), 'case')} on {found.place};"

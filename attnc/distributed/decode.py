@@ -38,8 +38,9 @@ class SpreadKeys:
     Sequences are dealt out to the ranks in turns of `block` keys; each computes o and lse over its own, and
     all join them (Flash-Decoding, over ranks).
 
-    source, group, attention, target, params: as of `ContextParallel`. The spec has `length N = lengths[b]`,
-    an input that holds the whole length of each sequence on every rank. A sink counts on rank 0 alone.
+    source, group, attention, target, schedule, params: as of `ContextParallel`. The spec has
+    `length N = lengths[b]`, an input that holds the whole length of each sequence on every rank. A sink
+    counts on rank 0 alone.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class SpreadKeys:
         block: int = 16,
         attention: str | None = None,
         target: str | None = None,
+        schedule: str | None = None,
         **params: object,
     ) -> None:
-        self.spec: RankSpec = spec_of(source, attention, target)
+        self.spec: RankSpec = spec_of(source, attention, target, schedule)
         self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
         self.spread, self.params = Spread(self.group.size, block), params
         self._lengths = _check(self.spec.attention, block)

@@ -95,16 +95,18 @@ def derive(
     point: Mapping[str, ParamValue],
     target: str,
     form: Form = "rows",
+    label: str | None = None,
 ) -> Derived:
     """Returns the spec of what a rank computes.
 
     attention: of the program, its params not yet fixed; point: a value for each of them. With the form
     "rows" o has its own type and the gradients of k and v are f32, since they are sums over ranks; with
     "keys" o is f32, and no sink is above `sink_most`, which is minus infinity where it does not count.
-    Raises DiagnosticError.
+    label: of the schedule, where the target has several; None for the first that suits the form. Raises
+    DiagnosticError.
     """
     maker = _Maker(attention, form)
-    schedule = _schedule(program, attention, target, form)
+    schedule = _schedule(program, attention, target, form, label)
     return maker.make(point, schedule, target)
 
 
@@ -372,7 +374,7 @@ class _Maker:
         return any(isinstance(node, Load) and node.tensor == view.name for node in nodes)
 
 
-def _schedule(program: Program, attention: Attention, target: str, form: Form) -> Schedule:
+def _schedule(program: Program, attention: Attention, target: str, form: Form, label: str | None) -> Schedule:
     """Returns the schedule of the spec whose kernels a rank runs. DiagnosticError where there is none, and
     where k or v have scales of their columns, which no derived spec says.
     """
@@ -383,12 +385,14 @@ def _schedule(program: Program, attention: Attention, target: str, form: Form) -
             [error("E0602", f"a scale of columns of {of} is not shared out over ranks", place)]
         )
     found = [s for s in program.schedules if (s.name, s.target) == (name, target)]
+    found = [s for s in found if label in (None, s.label)]
     suited = [s for s in found if s.is_decode == (form == "keys")] or found
     if not suited:
         place = attention.span or program.source.span(0, 0)
-        message = f"'{name}' has no schedule for {target}, which ranks would run"
+        wanted = f"{target} as {label}" if label else target
+        message = f"'{name}' has no schedule for {wanted}, which ranks would run"
         raise DiagnosticError(
-            [error("E0602", message, place, hints=(f"write 'schedule {name} for {target}'",))]
+            [error("E0602", message, place, hints=(f"write 'schedule {name} for {wanted}'",))]
         )
     return suited[0]
 

@@ -42,13 +42,13 @@ class ContextParallel:
 
     source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a DeviceMesh
     of one axis, a process group, or None for all ranks. target: whose kernels, by default those of a
-    generated function, or "triton". strategy: "need", "gather", "heads" or "mixed" (`estimate.Strategy`) in
-    place of the estimate's choice; groups: parts that the heads of a rank are computed in. rows: "planned"
-    where the plan says who has which, "slices" where those of a rank follow those of the one before, as many
-    on each, as DTensors lie. rates: of the machine and its kernels, for the estimate. sums: whether gradients
-    of inputs that are whole on every rank are added up over the ranks; False if DDP or FSDP does so.
-    symmetric: keys move by copy engines, out of symmetric memory. params: of the spec, where its types and
-    sizes do not say (`cap = 30.0`).
+    generated function, or "triton"; schedule: the label of one, where the target has several. strategy:
+    "need", "gather", "heads" or "mixed" (`estimate.Strategy`) in place of the estimate's choice; groups:
+    parts that the heads of a rank are computed in. rows: "planned" where the plan says who has which,
+    "slices" where those of a rank follow those of the one before, as many on each, as DTensors lie. rates: of
+    the machine and its kernels, for the estimate. sums: whether gradients of inputs that are whole on every
+    rank are added up over the ranks; False if DDP or FSDP does so. symmetric: keys move by copy engines, out
+    of symmetric memory. params: of the spec, where its types and sizes do not say (`cap = 30.0`).
 
     Every rank makes it, and calls it, alike.
     """
@@ -60,6 +60,7 @@ class ContextParallel:
         *,
         attention: str | None = None,
         target: str | None = None,
+        schedule: str | None = None,
         strategy: Strategy | None = None,
         groups: int | None = None,
         rows: Literal["planned", "slices"] = "planned",
@@ -68,7 +69,7 @@ class ContextParallel:
         symmetric: bool = False,
         **params: object,
     ) -> None:
-        self.spec: RankSpec = spec_of(source, attention, target)
+        self.spec: RankSpec = spec_of(source, attention, target, schedule)
         known = [param.name for param in self.spec.attention.params]
         if unknown := [name for name in params if name not in known]:
             raise TypeError(f"{unknown[0]}: no param of the spec, which has {', '.join(known) or 'none'}")

@@ -35,12 +35,15 @@ from attnc.syntax.parser import load, parse, prelude
 
 @dataclass(frozen=True)
 class RankSpec:
-    """The attention that is meant, and what its kernels are for. tuned: what was measured for its file."""
+    """The attention that is meant, and what its kernels are for. tuned: what was measured for its file;
+    schedule: the label of one, None for the first that suits.
+    """
 
     program: Program
     attention: Attention
     target: str
     tuned: Source | None = None
+    schedule: str | None = None
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -62,9 +65,13 @@ class RankSpec:
         )
 
 
-def spec_of(source: Any, attention: str | None = None, target: str | None = None) -> RankSpec:
+def spec_of(
+    source: Any, attention: str | None = None, target: str | None = None, schedule: str | None = None
+) -> RankSpec:
     """Makes the spec of a function of `generated/`, of what `attnc.compile` returned, a spec's text or its
     path.
+
+    schedule: the label of one, where the target has several. TypeError or ValueError, by argument.
     """
     tuned = None
     if isinstance(source, Family):
@@ -90,7 +97,12 @@ def spec_of(source: Any, attention: str | None = None, target: str | None = None
         attention = names[0]
     if attention not in names:
         raise ValueError(f"attention: expected one of {', '.join(names) or 'none'}, got {attention!r}")
-    return RankSpec(program, program.attention(attention), target or "triton", tuned)
+    target = target or "triton"
+    labels = [s.label for s in program.schedules if (s.name, s.target) == (attention, target)]
+    if schedule is not None and schedule not in labels:
+        known = ", ".join(filter(None, labels)) or "none with a label"
+        raise ValueError(f"schedule: expected one of those for {target} ({known}), got {schedule!r}")
+    return RankSpec(program, program.attention(attention), target, tuned, schedule)
 
 
 def _is_in_file(function: Callable[..., Any]) -> bool:
@@ -147,7 +159,7 @@ class RankKernels:
         self.attention = variant.attention
         self.visibility = Visibility(variant.attention)
         point: dict[str, ParamValue] = dict(variant.params)
-        self.derived: Derived = derive(spec.program, spec.attention, point, spec.target, form)
+        self.derived: Derived = derive(spec.program, spec.attention, point, spec.target, form, spec.schedule)
         text = Source(f"{variant.attention.name}.attn", self.derived.text)
         self.family = family_of(text, spec.tuned, target=spec.target, attention=self.derived.name)
         name = next(file for file in self.family.files if file.endswith(".py") and file != "__init__.py")

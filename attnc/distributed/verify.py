@@ -158,14 +158,21 @@ class RankReport:
 
 
 def verify_on_ranks(
-    source: str, attention: str, target: str, ranks: int, count: int, variant: str | None = None
+    source: str,
+    attention: str,
+    target: str,
+    ranks: int,
+    count: int,
+    variant: str | None = None,
+    schedule: str | None = None,
 ) -> RankReport:
     """Runs cases of a variant (the first, if none is named) on as many processes: with NCCL where there are
-    as many GPUs, else gloo and kernels on the CPU. Raises what a rank raises.
+    as many GPUs, else gloo and kernels on the CPU. schedule: as of `ContextParallel`. Raises what a rank
+    raises.
     """
     with tempfile.TemporaryDirectory(prefix="verdicts-", dir=own_folder()) as folder:
         path = Path(folder) / "verdicts.json"
-        on_processes(ranks, _verify_rank, source, attention, target, variant, count, str(path))
+        on_processes(ranks, _verify_rank, source, attention, target, variant, schedule, count, str(path))
         data = json.loads(path.read_text(encoding="utf-8"))
     verdicts = tuple(
         (
@@ -178,9 +185,16 @@ def verify_on_ranks(
 
 
 def _verify_rank(
-    rank: int, source: str, attention: str, target: str, wanted: str | None, count: int, path: str
+    rank: int,
+    source: str,
+    attention: str,
+    target: str,
+    wanted: str | None,
+    schedule: str | None,
+    count: int,
+    path: str,
 ) -> None:
-    found = verify_here(rank, source, attention, target, count, wanted)
+    found = verify_here(rank, source, attention, target, count, wanted, schedule=schedule)
     if rank == 0:
         rows = [
             {"case": json.loads(made.case.to_json()), "strategy": made.strategy, "ok": verdict.ok,
@@ -198,17 +212,21 @@ def verify_here(
     count: int,
     wanted: str | None = None,
     *,
+    schedule: str | None = None,
     symmetric: bool = False,
 ) -> RankReport:
     """Returns the verdicts on cases of a variant (the first, if none is named) in a process that is this rank
-    of the default group; the same on every rank, all of which call it. symmetric: as of `ContextParallel`.
+    of the default group; the same on every rank, all of which call it. schedule, symmetric: as of
+    `ContextParallel`.
     """
     gpus = torch.cuda.is_available() and torch.cuda.device_count() > rank
     device = f"cuda:{rank}" if gpus else "cpu"
     variants = spec_of(source, attention, target).variants
     variant = next(variant for variant in variants if wanted in (None, variant.name))
     params: dict[str, Any] = dict(variant.params)
-    cp = ContextParallel(source, attention=attention, target=target, symmetric=symmetric, **params)
+    cp = ContextParallel(
+        source, attention=attention, target=target, schedule=schedule, symmetric=symmetric, **params
+    )
     verdicts = tuple(
         (made, run_case(cp, variant, made, device))
         for made in cases(variant.attention, count, _GPU_SCALE if gpus else 1)

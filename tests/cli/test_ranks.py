@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import ROOT, Run
 
 
 def test_explain_shows_the_plan(run: Run) -> None:
@@ -36,6 +36,18 @@ def test_mistakes_are_named(run: Run, options: tuple[str, ...], message: str) ->
     done = run("explain", "specs/tiny.attn", "--ranks", "4", *options)
     assert done.code == 2
     assert message in done.err
+
+
+@pytest.mark.parametrize("variant", ["d128", "d128_split", "d128_rows"])
+def test_a_variant_is_named_with_the_label_of_its_schedule_or_without(run: Run, variant: str) -> None:
+    done = run("explain", str(ROOT / "specs/extend.attn"), "--ranks", "2", "--variant", variant)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_variants_are_listed_under_each_label(run: Run) -> None:
+    done = run("verify", str(ROOT / "specs/extend.attn"), "--ranks", "2", "--variant", "nothing")
+    assert done.code == 2
+    assert "variants are d128, d128_split, d128_drafts, d128_rows" in done.err
 
 
 @pytest.mark.parametrize("option", [("--size", "M=64"), ("--strategy", "need")])

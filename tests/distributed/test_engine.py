@@ -53,6 +53,27 @@ def dims_of(name: str) -> dict[str, int]:
     return {key: sizes[key] for key in named.split()}
 
 
+LABELLED = (
+    text().partition("schedule")[0]
+    + """
+schedule small for triton as wide { tile.q = 32, tile.kv = 32 }
+schedule small for triton as narrow { tile.q = 16, tile.kv = 16 }
+"""
+)
+
+
+@pytest.mark.parametrize(("schedule", "rows"), [(None, 32), ("wide", 32), ("narrow", 16)])
+def test_ranks_run_the_schedule_of_a_label(schedule: str | None, rows: int) -> None:
+    cp = ContextParallel(LABELLED, Alone(), schedule=schedule)
+    q = torch.empty(1, 40, 2, 16, device="meta")
+    assert cp.kernels_for(q)[0].module.kernel.configs[0].tile_q == rows
+
+
+def test_a_label_that_no_schedule_has_is_named() -> None:
+    with pytest.raises(ValueError, match=r"schedule: expected one .* \(wide, narrow\), got 'tall'"):
+        ContextParallel(LABELLED, Alone(), schedule="tall")
+
+
 #: Seeds for which no packed sequence has more queries than keys.
 SEEDS = {"packed": 26}
 
