@@ -169,8 +169,13 @@ def _run(argv: Sequence[str] | None) -> int:
             return USAGE + 1
         complain(missing.message, missing.hint)
         return USAGE
-    except Exception as failure:  # whatever is left is ours
-        _report_bug(failure)
+    except Exception as failure:
+        from attnc.runtime.memory import describe_lack, ran_out_of_memory
+
+        if ran_out_of_memory(failure):
+            complain(describe_lack(failure), _ROOM)
+            return USAGE
+        _report_bug(failure)  # whatever is left is ours
         return USAGE + 1
     return 0
 
@@ -180,6 +185,8 @@ def _reason(failure: OSError) -> str:
     return f"{failure.filename}: {what}" if failure.filename else what
 
 
+#: What to do where memory ran out, of a GPU as a rule.
+_ROOM = "end what else uses the memory, or choose another GPU with CUDA_VISIBLE_DEVICES"
 #: What to do about a bug. The project has no address of its own: whoever gave you attnc has.
 REPORT = (
     "keep the command line and the spec, and send both to where you have attnc from; CONTRIBUTING.md of its"

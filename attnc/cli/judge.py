@@ -190,8 +190,10 @@ class Judge:
         try:
             return trial.verdict(case)
         except (MemoryError, RuntimeError) as failure:
-            if isinstance(failure, MemoryError) or type(failure).__name__ == "OutOfMemoryError":
-                raise Mistake("the case takes more memory than there is", f"{failure}") from None
+            from attnc.runtime.memory import describe_lack, ran_out_of_memory
+
+            if ran_out_of_memory(failure):
+                raise Mistake("the case takes more memory than there is", describe_lack(failure)) from None
             raise
 
     def _trial(self, text: str | None = None, **wanted: Any) -> Trial:

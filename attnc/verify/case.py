@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass, field, fields
 
 from attnc.model.attention import Variant
 
+#: Elements, at most, between two of a layout that is not `far`.
+_NEAR = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLayout:
@@ -26,6 +29,11 @@ class TensorLayout:
     expanded: tuple[int, ...] = ()
     offset: int = 0
     step: int = 1
+
+    @property
+    def is_far(self) -> bool:
+        """Whether elements lie gigabytes apart; in any other layout a few elements are left between two."""
+        return max((*self.gaps, self.step)) > _NEAR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +59,7 @@ class Case:
     @property
     def is_far(self) -> bool:
         """Whether a tensor spans gigabytes."""
-        return any(gap > 1 << 20 for layout in self.layouts.values() for gap in (*layout.gaps, layout.step))
+        return any(layout.is_far for layout in self.layouts.values())
 
     def backward_config(self, count: int) -> int:
         """Returns the number of the config of a kernel of the backward, of so many: any together with any."""

@@ -17,6 +17,7 @@ import torch
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Floats
+from attnc.runtime.memory import describe_lack, is_crowded, ran_out_of_memory
 from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case
@@ -135,27 +136,30 @@ Rules: TypeAlias = Callable[[Subject, Case], Iterable[str]]
 
 def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> Verdict:
     """Runs one case, with each of the fills around its tensors, the programs in another order each time; of
-    every third case the gradients too. Nothing that the kernel does makes this raise.
+    every third case the gradients too. Nothing that the kernel does makes this raise; what does is a GPU
+    whose memory others have.
     """
     try:
         return _check_one_by_one(subject, case, fills)
     except Exception as error:
-        if not lacks_memory(case, error):
+        if not ran_out_of_memory(error):
             raise
-        return _left_out(error)
+        return _judge_lack(subject, case, error)
     finally:
         if subject.device != "cpu" and case.is_far:
             torch.cuda.empty_cache()  # gigabytes, which other processes want too
 
 
-def lacks_memory(case: Case, error: Exception) -> bool:
-    """Returns whether a case ended for want of memory that its tensors take by themselves, gigabytes each."""
-    ran_out = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return ran_out and case.is_far
-
-
-def _left_out(error: Exception) -> Verdict:
-    return Verdict(ok=True, message=f"takes more memory than there is: {error}", is_left_out=True)
+def _judge_lack(subject: Subject, case: Case, error: Exception) -> Verdict:
+    """Returns the verdict on a case that ended for want of memory: one of gigabytes is left out, any other
+    has asked for too much. Raises the error where others have the memory of the GPU.
+    """
+    if case.is_far:
+        what = f"takes more memory than there is: {describe_lack(error)}"
+        return Verdict(ok=True, message=what, is_left_out=True)
+    if is_crowded(subject.device):
+        raise error
+    return report_broken(f"{type(error).__name__}: {error}")
 
 
 def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Verdict:
@@ -169,7 +173,7 @@ def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Ver
             with shuffle_programs(number):
                 subject.run(problem.inputs, problem.outputs, case.config, case.call)
         except Exception as error:
-            if lacks_memory(case, error):
+            if ran_out_of_memory(error):
                 raise
             return report_broken(f"{type(error).__name__}: {error}")
         disturbed = problem.find_disturbed()
@@ -197,7 +201,7 @@ def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verd
     try:
         both = _join_verdicts(verdict, _gradients(subject, subject.gradients, problem, case))
     except Exception as error:
-        if lacks_memory(case, error):
+        if ran_out_of_memory(error):
             raise
         return report_broken(f"backward: {type(error).__name__}: {error}")
     if problem.find_disturbed() is not None:
@@ -239,12 +243,12 @@ def _join_verdicts(outputs: Verdict, gradients: Verdict) -> Verdict:
 
 
 def keeps(subject: Subject, case: Case, rules: Rules, verdict: Verdict) -> Verdict:
-    """Returns the verdict, unless the case breaks a rule. Nothing that the kernel does makes this raise."""
+    """Returns the verdict, unless the case breaks a rule. Raises as `check` does."""
     try:
         found = next(iter(rules(subject, case)), None)
     except Exception as error:
-        if lacks_memory(case, error):
-            return _left_out(error)
+        if ran_out_of_memory(error):
+            return _judge_lack(subject, case, error)
         found = f"{type(error).__name__}: {error}"
     return verdict if found is None else replace(report_broken(found), rule=found.partition(": ")[0])
 

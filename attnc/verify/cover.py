@@ -163,7 +163,7 @@ class Space:
         if layout is None:
             return "plain"
         axes = tuple(range(len(layout.order)))
-        if any(gap > 4096 for gap in (*layout.gaps, layout.step)):
+        if layout.is_far:
             return "far"
         if layout.expanded:
             return "expanded"

@@ -279,6 +279,22 @@ def test_a_bug_says_so(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_memory_that_others_have_is_no_bug(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OutOfMemoryError(RuntimeError):
+        """As PyTorch's is called."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 4 GiB. Process 1 has 12 GiB")
+
+    monkeypatch.setattr("attnc.build.compile_spec", full)
+    assert main(["compile"]) == 2
+    err = capsys.readouterr().err
+    assert "error: CUDA out of memory. Tried to allocate 4 GiB\n" in err
+    assert "CUDA_VISIBLE_DEVICES" in err
+
+
 def test_a_reader_that_goes_away(folder: Path) -> None:
     writer = f"{sys.executable} -m attnc explain specs/tiny.attn --no-compile --json"
     command = f"{writer} | head -c 1"

@@ -12,6 +12,7 @@ import torch
 from attnc.build import digest
 from attnc.target.files import render_files
 from attnc.verify import search
+from attnc.verify.case import Case, TensorLayout
 from attnc.verify.check import check
 from attnc.verify.cover import Coverage
 from attnc.verify.far import AXES
@@ -55,6 +56,16 @@ def test_every_tensor_is_stretched_along_every_axis(spec: str) -> None:
             assert isinstance(tensor, torch.Tensor)
             last = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
             assert max(last) >= 2**31 > max(tensor.stride()), (axes, name)
+
+
+@pytest.mark.parametrize("spec", ["causal_gqa", "bias", "gated", "wide"])
+def test_a_case_knows_that_it_takes_gigabytes(spec: str) -> None:
+    """Also where many elements lie between two rows already, so that gaps are small."""
+    space = subject_of(module_of(spec)).space
+    for axes, case in space.far_cases.items():
+        for name, layout in case.layouts.items():
+            assert replace(case, layouts={name: layout}).is_far, (axes, name)
+    assert not Case(dims={}, layouts={"q": TensorLayout(order=(0, 1), gaps=(20, 8), step=2)}).is_far
 
 
 def test_coverage_has_them() -> None:
@@ -138,6 +149,12 @@ def test_a_far_case_without_room_is_left_out_and_another_fails(monkeypatch: pyte
     assert verdict.is_left_out
     assert "8 GiB" in verdict.message
     assert not check(subject, replace(far, layouts={})).ok
+    monkeypatch.setattr("attnc.verify.check.is_crowded", lambda device: True)
+    assert check(subject, far).is_left_out
+    with pytest.raises(torch.OutOfMemoryError):
+        check(subject, replace(far, layouts={}))
+    monkeypatch.undo()
+    monkeypatch.setattr(Subject, "run", run_out)
     steps = [Step(case=case, fills=("nan",), is_held=False) for case in (far, replace(far, layouts={}))]
     monkeypatch.setattr(search, "list_steps", lambda trial, count, fills: steps)
     report = search.run(search.AttentionTrial(subject))
