@@ -60,6 +60,7 @@ PROBES: Mapping[str, Mapping[str, str]] = {
     "blocks": {"2": "blocks = 2, overlap = false, tile.kv = 64"},
     "pingpong": {"true": "pingpong = true", "false": "pingpong = false"},
     "registers": {"224": "registers = 224"},
+    "convert": {"before": "convert = before", "tiles": "convert = tiles"},
     "persistent": {"true": "persistent = true"},
     "order": {"longest_first": "order = longest_first"},
     "maxnreg": {"168": "backward {\nmaxnreg = 168\n}"},

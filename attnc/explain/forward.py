@@ -32,6 +32,7 @@ from attnc.plan import ir
 from attnc.plan.device import Device
 from attnc.plan.ir import Decode
 from attnc.plan.ir.kernel import UnifiedMax
+from attnc.plan.ir.module import Conversion
 from attnc.plan.layout import DeviceMemory, Estimate, Traffic
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.order import explain_order
@@ -279,7 +280,18 @@ def _structure(e: Explanation) -> Iterator[str]:
         yield f"  persistent: {programs} ({blocks * e.device.sms} here) walks over the tiles"
     if grid.longest_first:
         yield "  longest first: the last rows, which see most keys, start first"
+    if (conversion := e.module.conversion) is not None:
+        yield from conversion_lines(conversion)
     yield from loop_lines(e.kernel, tile_q, tile_kv)
+
+
+def conversion_lines(conversion: Conversion) -> Iterator[str]:
+    """Yields what a kernel makes of k and v first, and how much memory the results take."""
+    for made in conversion.tensors:
+        stored, seen = made.stored.tensor, made.made.tensor
+        scaled = ", times its scale and rounded once," if made.scale is not None else ""
+        to = f"{seen.dtype}: {feature(seen) * DType(seen.dtype).bytes} B of memory a row"
+        yield f"  before it, a kernel converts {stored.name} of {stored.dtype}{scaled} to {to}"
 
 
 def _order(e: Explanation) -> Iterator[str]:

@@ -249,7 +249,8 @@ class HopperConfig(ForwardConfig):
 
     consumers: warpgroups that multiply; registers: of a thread of theirs; overlap: q k^T of the next tile
     runs during the softmax of this one; cluster: blocks that share tiles of K and V; blocks: that share a
-    multiprocessor; pingpong: warpgroups take turns at issuing their products.
+    multiprocessor; pingpong: warpgroups take turns at issuing their products; convert: when k and v of 8 bits
+    become 16, "before" the kernel, in its "tiles" or, "auto", as the planner chooses.
     """
 
     consumers: int
@@ -258,6 +259,7 @@ class HopperConfig(ForwardConfig):
     blocks: int
     pingpong: bool
     registers: int
+    convert: str
 
     @property
     def rows_together(self) -> int:

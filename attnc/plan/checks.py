@@ -14,6 +14,7 @@ from attnc.model.dtypes import DType
 from attnc.model.knobs import KEYS
 from attnc.model.schedule import Choice, Knob, Schedule
 from attnc.plan.columns import refuse_column_scales
+from attnc.plan.conversion import convert_variant
 from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
 from attnc.plan.fitting import unsupported
 from attnc.plan.lists import lists_blocks, refuse_lists
@@ -36,6 +37,8 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     knobs = schedule.forward
     yield from refuse_sizes(variant)
     yield from refuse_foreign_keys(schedule, knobs)
+    if target.converts_before(variant, schedule):
+        variant = convert_variant(variant)
     yield from refuse_narrow_types(variant, schedule, target)
     yield from refuse_column_scales(variant, schedule, target)
     yield from refuse_epilogue(variant, schedule)

@@ -12,6 +12,7 @@ from attnc.model.attention import Variant
 from attnc.model.schedule import Schedule
 from attnc.plan.backward import plan_backward
 from attnc.plan.checks import check_lowerable
+from attnc.plan.conversion import plan_conversion
 from attnc.plan.decay import decay_of, margin_of
 from attnc.plan.decode import plan_decode
 from attnc.plan.differentiable import has_backward
@@ -19,7 +20,7 @@ from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Module
 from attnc.plan.lists import list_making, list_sizes, listing_of
 from attnc.plan.signature import arguments, capacity, kept_for_gradients, normalise, results
-from attnc.plan.targets import complete_schedule
+from attnc.plan.targets import complete_schedule, target_of
 from attnc.plan.verify import verify_module
 
 
@@ -32,6 +33,10 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     problems = tuple(check_lowerable(variant, schedule))
     if problems:
         raise DiagnosticError(problems)
+    declared, conversion = variant, None
+    if target_of(schedule.target).converts_before(variant, schedule):
+        conversion = plan_conversion(variant)
+        variant = conversion.variant
     attention = normalise(variant.attention)
     listing = listing_of(attention)
     sizes = (*capacity(attention), *list_sizes(attention, listing))
@@ -42,15 +47,16 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     kernel = plan_kernel(variant, attention, schedule, listing)
     decay = decay_of(attention, "kv") if kernel.bound.left_out else None
     module = Module(
-        variant=variant,
+        variant=declared,
         target=schedule.target,
-        args=arguments(variant.attention),
+        args=arguments(declared.attention),
         sizes=sizes,
         outputs=results(attention),
         kernel=kernel,
         kept=kept_for_gradients(attention) if differentiable else (),
         label=schedule.label,
         margin=None if decay is None else margin_of(decay),
+        conversion=conversion,
         backward=plan_backward(variant, attention, schedule, kernel, listing) if differentiable else None,
         lists=None
         if listing is None

@@ -99,6 +99,12 @@ class Target(ABC):
         """Returns whether kernels of the schedule take k and v of 8 bits, and a scale of v."""
         return False
 
+    def converts_before(self, variant: Variant, schedule: Schedule) -> bool:
+        """Returns whether k and v that are not as q is (`conversion.list_convertible`) are converted by a
+        kernel of its own, before the one that multiplies them.
+        """
+        return False
+
     @abstractmethod
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
         """Returns what the kernels cannot honour of a key of the backward's phases."""

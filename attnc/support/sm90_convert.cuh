@@ -58,6 +58,30 @@ __device__ __forceinline__ u32 to_elements(bf16, u32 pair)
     return permute_bytes(word_of(low), word_of(high), 0x7632);
 }
 
+// Eight numbers of 8 bits in memory, as floats, which hold them exactly.
+template <class Stored>
+__device__ __forceinline__ void load_eight(const Stored* from, float (&x)[8])
+{
+    const u64 eight = *(const u64*)from;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        u32 pairs[2];
+        to_halves(Stored{}, (u32)(eight >> 32 * i), pairs);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            x[4 * i + j] = to_float(f16{(unsigned short)(pairs[j / 2] >> 16 * (j % 2))});
+    }
+}
+
+// Eight elements in memory, as floats.
+__device__ __forceinline__ void load_eight(const element* from, float (&x)[8])
+{
+    const Chunk eight = *(const Chunk*)from;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+        x[j] = to_float(element{(unsigned short)(eight.words[j / 2] >> 16 * (j % 2))});
+}
+
 // Converts ROWS rows of a tile, by one warp: `panels` of 64 columns, which begin at columns `column_of(panel)` of the
 // rows in memory. from: rows of 8 bits, in panels of 128 columns; to: rows of elements, in panels of 64; both are
 // swizzled by TMA's 128 bytes, and panels lie `pitch` bytes apart. ROWS and the number of the first row are multiples
@@ -75,9 +99,12 @@ __device__ __forceinline__ void convert_rows(u32 from, u32 to, int pitch, Column
         const u32 source = from + half / 2 * pitch + at_row + ((half % 2 * 4 + chunk) ^ row) * 16;
         const u32 first = to + panel * pitch + at_row + (2 * chunk ^ row) * 16;
         const u32 second = to + panel * pitch + at_row + ((2 * chunk + 1) ^ row) * 16;
+        Chunk next = load_shared<Chunk>(source);  // one ahead: a warp waits for a load while it converts another
 #pragma unroll
         for (int r = 0; r < ROWS; r += 8) {
-            const Chunk stored = load_shared<Chunk>(source + r * 128);
+            const Chunk stored = next;
+            if (r + 8 < ROWS)
+                next = load_shared<Chunk>(source + (r + 8) * 128);
             Chunk made[2];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {

@@ -9,7 +9,7 @@ from attnc.expr.nodes import TRUE, show
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
-from attnc.plan.ir import Arg, Module, unified_of
+from attnc.plan.ir import Arg, Bind, Module, unified_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,7 @@ class Signature:
         ]
         notes += storage_notes(self.module.variant.attention)
         notes += narrow_notes(self.module.variant.attention)
+        notes += conversion_notes(self.module)
         if self.has_scalars:
             notes.append("Scalars may be Python numbers or 0-d tensors.")
         return notes
@@ -192,6 +193,22 @@ def narrow_notes(attention: Attention) -> list[str]:
         for dtype, first in capabilities.items()
         if first
     ]
+
+
+def conversion_notes(module: Module) -> list[str]:
+    """Returns what memory a call takes for keys and values that are converted first."""
+    if module.conversion is None:
+        return []
+    args = [made.made for made in module.conversion.tensors]
+    names = " and ".join(arg.tensor.name for arg in args)
+    sizes = dict.fromkeys(" * ".join(map(_size, arg.axes)) for arg in args)
+    each = " each" if len(args) > len(sizes) else ""
+    taken = f"{names} in {args[0].tensor.dtype}, {' and '.join(sizes)} elements{each}"
+    return [f"Before they are multiplied, a call makes {taken}."]
+
+
+def _size(bind: Bind) -> str:
+    return bind.name or ("?" if bind.expected is None else show(bind.expected))
 
 
 def storage_notes(attention: Attention) -> list[str]:

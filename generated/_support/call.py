@@ -85,8 +85,8 @@ class Attention(ABC):
     the attention before an epilogue, that kernels write if wanted; counters: to add to, if given. sizes:
     those that follow from others; group: query heads of a K/V head, 0 for any number. longest: keys that
     configs are chosen by; costs: of each config, by the sizes of a call: the least is taken where nothing was
-    measured; work: 0 where there is nothing to compute. scratch: f32 memory for the kernels.
-    clears: results of rows that no sequence has are 0. probability: a scalar that is one.
+    measured; work: 0 where there is nothing to compute. scratch: f32 memory for the kernels; made: what the
+    first writes for the others. clears: rows of results that no sequence has are 0. probability: a scalar.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Attention(ABC):
     costs: tuple[str, ...] = ()
     work: str = "B * H * M"
     scratch: Mapping[str, str] = field(default_factory=dict)
+    made: tuple[Tensor, ...] = ()
     split: Split | None = None
     clears: bool = False
     probability: str = ""
@@ -486,6 +487,7 @@ class Attention(ABC):
             for name, text in self.scratch.items()
             if name != "splits" or names["SPLITS"] > 1
         }
+        scratch |= {tensor.name: contiguous(sizes.shape_of(tensor), tensor.dtype) for tensor in self.made}
         optional = zip((tensor.name for tensor in self.extras), extras, strict=True)
         memories = {
             **dict(zip(self.input_names, map(memory_of, inputs), strict=True)),
@@ -495,6 +497,7 @@ class Attention(ABC):
         }
         declared = {tensor.name: tensor for tensor in (*self.inputs, *self.outputs, *self.extras)}
         order = (*declared, *scratch)
+        declared |= {tensor.name: tensor for tensor in self.made}
         written = (*self.output_names, *(tensor.name for tensor in self.extras))
         place = Place(names, {}, declared, order, written, gpu, first.device).with_memories(memories)
         return _plain(results), _plain(scratch.values()), self.made_ready(self.launches, place)

@@ -135,7 +135,7 @@ def prompt_of(
         *(["input q_ends: i32[B + 1]"] if packed else []),
         *(["input k_ends: i32[B + 1]"] if packed and not page else []),
         *(["input table: i32[B, P]", "input lens: i32[B]", "length N = lens[b]"] if page else []),
-        "input vs: f32[B, X, H]" if "kv_idx" in scale else "input vs: f32[H]",
+        *(["input vs: f32[B, X, H]" if "kv_idx" in scale else "input vs: f32[H]"] if "vs[" in scale else []),
         *more,
         f"score = {score}",
         f"mask = {mask}",
@@ -147,32 +147,35 @@ def prompt_of(
 
 
 LAZY = "softmax = online(maximum = lazy(20)), order = longest_first"
+IN_TILES = "tile.kv = 32, convert = tiles"
 PROMPTS: Mapping[str, Mapping[str, Any]] = {
-    "prompt": {},
+    "prompt": {"knobs": IN_TILES},
     "prompt in pages": {"page": 16, "packed": True, "knobs": f"tile.kv = 64, {LAZY}"},
     "prompt in small pages": {"page": 4, "packed": True, "k": "i8", "v": "e5m2", "q": "f16"},
-    "packed prompt": {"packed": True, "k": "e5m2", "v": "e5m2"},
+    "packed prompt": {"packed": True, "k": "e5m2", "v": "e5m2", "knobs": IN_TILES},
     "prompt, keys alone": {"v": "bf16", "page": 16},
-    "prompt, values alone": {"k": "bf16", "v": "i8"},
+    "prompt, values alone": {"k": "bf16", "v": "i8", "knobs": IN_TILES},
     "prompt, keys alone in small pages": {"k": "i8", "v": "bf16", "page": 4},
-    "prompt, window": {"mask": "window(100, 0)", "knobs": f"tile.kv = 32, {LAZY}"},
+    "prompt, window": {"mask": "window(100, 0)", "knobs": f"{IN_TILES}, {LAZY}"},
     "prompt, documents": {"mask": "causal and q_pos // 64 == kv_idx // 64", "page": 16},
-    "prompt, odd rows": {"d": 72, "dv": 40, "scale": "vs[h] * 2"},
-    "prompt, o through V": {"d": 128, "dv": 128, "knobs": LAZY},
-    "prompt, wide rows": {"d": 256, "dv": 256, "knobs": ""},
+    "prompt, odd rows": {"d": 72, "dv": 40, "scale": "vs[h] * 2", "knobs": IN_TILES},
+    "prompt, o through V": {"d": 128, "dv": 128, "knobs": f"convert = tiles, {LAZY}"},
+    "prompt, wide rows": {"d": 256, "dv": 256, "knobs": "convert = tiles"},
     "prompt, a scale of each key": {
         "score": "dot(q, k) * ks[b, kv_idx, h] / 8",
         "more": ("input ks: f32[B, N, H]",),
+        "knobs": IN_TILES,
     },
-    "prompt, values in the keys": {"prefix": True, "dv": 48, "knobs": "tile.kv = 64"},
+    "prompt, values in the keys": {"prefix": True, "dv": 48, "knobs": "tile.kv = 64, convert = tiles"},
     "prompt, bias of pairs": {
         "score": "dot(q, k) / 8 + bias[b, h, q_idx, kv_idx]",
         "more": ("input bias: bf16[B, H, M, N]",),
+        "knobs": IN_TILES,
     },
-    "prompt, scale of a query": {"scale": "vs[h] / (1 + q_idx)"},
+    "prompt, scale of a query": {"scale": "vs[h] / (1 + q_idx)", "knobs": IN_TILES},
     "prompt, scale of v of each key": {
         "scale": "vs[b, kv_idx, h]",
-        "knobs": f"tile.kv = 64, {LAZY}",
+        "knobs": f"tile.kv = 64, convert = tiles, {LAZY}",
         "q": "f16",
     },
     "prompt in pages, scales of each key": {
@@ -186,11 +189,49 @@ PROMPTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+#: Where K and V are converted before the kernel; scales of columns are of the sequence, head, key and block.
+BEFORE: Mapping[str, Mapping[str, Any]] = {
+    "before": {"knobs": f"tile.kv = 64, {LAZY}"},
+    "before, packed": {"packed": True, "k": "e5m2", "v": "i8", "q": "f16"},
+    "before, values alone": {"k": "bf16", "v": "i8", "d": 72, "dv": 40},
+    "before, values in the keys": {"prefix": True, "dv": 48},
+    "before, dropout": {"scale": "vs[h], dropout = 0.25, seed = seed", "more": ("input seed: i64[]",)},
+    "before, blocks of columns": {
+        "score": "dot(q, k * ks[b, kv_idx, h, d // 32]) / 8",
+        "scale": "exp2(es[b, kv_idx, h, d // 16] - 127)",
+        "more": ("input ks: f32[B, N, H, 2]", "input es: u8[B, N, H, 4]"),
+    },
+    "before, packed blocks of columns": {
+        "packed": True,
+        "score": "dot(q, k * ks[b, kv_idx, h, d // 12]) / 8",
+        "more": ("input ks: f32[B, X, H, 6]",),
+        "q": "f16",
+        "k": "i8",
+    },
+    "before, blocks of values in the keys": {
+        "prefix": True,
+        "dv": 32,
+        "score": "dot(q, k * ks[k_first[b] + kv_idx, d // 8]) / 8",
+        "scale": "ks[k_first[b] + kv_idx, d // 8]",
+        "more": ("input ks: bf16[X, 8]", "input k_first: i32[B]"),
+    },
+    "before, columns of 16 bits": {
+        "k": "bf16",
+        "v": "bf16",
+        "scale": "ws[d]",
+        "more": ("input ws: f32[64]",),
+    },
+}
+
+
 @cache
 def subject(kind: str) -> Subject:
-    text = text_of(**KINDS[kind]) if kind in KINDS else prompt_of(**PROMPTS[kind])
+    text = text_of(**KINDS[kind]) if kind in KINDS else prompt_of(**{**PROMPTS, **BEFORE}[kind])
     (module,) = modules_of(text)
     return subject_of(module)
+
+
+SIZES_OF_PROMPTS = ({"B": 1, "M": 140, "H": 2, "N": 300}, {"B": 3, "M": 37, "H": 1, "N": 75})
 
 
 @pytest.mark.parametrize(
@@ -198,8 +239,22 @@ def subject(kind: str) -> Subject:
 )
 def test_prompts_are_within_the_bound_and_have_the_bits_of_16(kind: str) -> None:
     made = subject(kind)
-    for dims in ({"B": 1, "M": 140, "H": 2, "N": 300}, {"B": 3, "M": 37, "H": 1, "N": 75}):
+    for dims in SIZES_OF_PROMPTS:
         given = Case(dims={**dims, "X": dims["N"]}, logits="rising", seed=3)
+        found = check(made, given, fills=("nan",))
+        assert found.ok, found.message
+        assert list(violations(made, given, only="8 bits equal 16")) == []
+
+
+@pytest.mark.parametrize(
+    "kind", [x if n % 3 == 2 else pytest.param(x, marks=pytest.mark.nightly) for n, x in enumerate(BEFORE)]
+)
+def test_prompts_of_what_was_converted_before_have_the_bits_of_16(kind: str) -> None:
+    made = subject(kind)
+    assert made.plan is not None
+    assert made.plan.conversion is not None
+    for dims in SIZES_OF_PROMPTS:
+        given = Case(dims={**dims, "X": dims["B"] * dims["N"]}, logits="rising", seed=3)
         found = check(made, given, fills=("nan",))
         assert found.ok, found.message
         assert list(violations(made, given, only="8 bits equal 16")) == []

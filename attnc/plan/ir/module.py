@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from attnc.expr.nodes import Expr
 from attnc.model.attention import Variant
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import Backward, BackwardKernel
-from attnc.plan.ir.kernel import Decode, Forward, Let, Pack, Split, UnifiedMax
+from attnc.plan.ir.kernel import ColumnScale, Decode, Forward, Let, Pack, Split, UnifiedMax
 from attnc.plan.ir.lists import ListMaking
 from attnc.plan.layout import KernelName, Which
 
@@ -66,6 +66,29 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """A tensor that is converted to q's type before the kernel that multiplies it. stored: as callers pass
+    it; made: as the kernel takes it, contiguous, in the same place among its arguments; scale: of its
+    columns.
+    """
+
+    stored: Arg
+    made: Arg
+    scale: ColumnScale | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """What is converted before the kernel. variant, args: as the kernel sees them, with k and v of q's type
+    and without scales of columns.
+    """
+
+    variant: Variant
+    args: tuple[Arg, ...]
+    tensors: tuple[Converted, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
     """One file of generated/: a variant, for a target, with its kernels and its callable's signature.
 
@@ -73,7 +96,8 @@ class Module:
     kept: what the kernels can also write, and do when gradients are wanted: lse, where the spec does not ask
     for it, and the attention before an epilogue. label: of the schedule, where an attention has several for
     this target. lists: what is made of the lists of a mask before kernels walk over them. margin: what is
-    made of q and k, where kernels leave keys out by it.
+    made of q and k, where kernels leave keys out by it. conversion: what of k and v is converted before
+    `kernel` runs.
     """
 
     variant: Variant
@@ -87,6 +111,13 @@ class Module:
     backward: Backward | None = None
     lists: ListMaking | None = None
     margin: Margin | None = None
+    conversion: Conversion | None = None
+
+    @property
+    def converted(self) -> Module:
+        """The module as its kernel sees it: behind what is converted before."""
+        made = self.conversion
+        return self if made is None else replace(self, variant=made.variant, args=made.args)
 
     @property
     def taken(self) -> tuple[Arg, ...]:

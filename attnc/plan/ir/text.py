@@ -59,7 +59,7 @@ from attnc.plan.ir.backward import (
     Preprocess,
     Prologue,
 )
-from attnc.plan.ir.kernel import PARTIAL_TRIPS
+from attnc.plan.ir.kernel import PARTIAL_TRIPS, ColumnScale
 from attnc.plan.layout import BackwardLayout
 from attnc.source import Span
 
@@ -80,6 +80,9 @@ def _module(module: Module) -> Iterator[str]:
     yield from (f"size {line}" for let in module.sizes for line in _statement(let))
     if (margin := module.margin) is not None:
         yield f"margin {_argument(margin.arg)}: slope {margin.slope!r}, share {margin.share!r}"
+    for converted in () if module.conversion is None else module.conversion.tensors:
+        yield f"convert {_argument(converted.stored)}: {_argument(converted.made)}"
+        yield from () if converted.scale is None else _column_scale(converted.scale)
     if (made := module.lists) is not None:
         yield from _block(
             "lists", (f"{one.name} = {_value(getattr(made, one.name))}" for one in fields(made))
@@ -246,8 +249,12 @@ def _step(step: Step) -> Iterator[str]:
     if step.v_scale is not None:
         yield f"p = p * {show(step.v_scale)}"
     for scale in step.scales:
-        yield from _block(f"{scale.tensor}, of each key and column", _statements(scale.fetches))
-        yield f"{scale.tensor} = {scale.tensor} * {show(scale.value)}"
+        yield from _column_scale(scale)
+
+
+def _column_scale(scale: ColumnScale) -> Iterator[str]:
+    yield from _block(f"{scale.tensor}, of each key and column", _statements(scale.fetches))
+    yield f"{scale.tensor} = {scale.tensor} * {show(scale.value)}"
 
 
 def _statements(statements: Iterable[Statement]) -> Iterator[str]:

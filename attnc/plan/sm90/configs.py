@@ -36,7 +36,13 @@ from attnc.plan.sm90.layout import (
     row_copies,
     widest_product,
 )
-from attnc.plan.sm90.narrow import CONVERTING_REGISTERS, PIECE_OF_BYTES, narrow_misfit, narrow_of
+from attnc.plan.sm90.narrow import (
+    CONVERTING_REGISTERS,
+    PIECE_OF_BYTES,
+    check_conversion,
+    narrow_misfit,
+    narrow_of,
+)
 from attnc.plan.sm90.scores import COLUMN_BYTES, PAIR_STAGES, columns_of, pair_of
 from attnc.plan.sm90.softcap import cap_of
 from attnc.plan.sm90.warps import check_warps, has_keys_of_warps
@@ -82,6 +88,7 @@ _REMEDIES: Mapping[str, Sequence[Value]] = {
 def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields every reason why the Hopper target cannot compile this variant under this schedule."""
     attention, knobs = variant.attention, schedule.forward
+    yield from check_conversion(attention, schedule)
     portable = "a schedule for 'cuda.sm_80' runs on this architecture too"
     if attention.q.dtype is DType.F32:
         label = "wgmma multiplies f16 and bf16"

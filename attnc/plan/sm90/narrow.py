@@ -9,11 +9,15 @@ that they may be overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
+from attnc.model.schedule import Schedule
+from attnc.plan.conversion import list_convertible
+from attnc.plan.fitting import several_values, unsupported
 from attnc.plan.signature import feature
 
 #: Warps that copy and convert; columns of a piece of a tile of 8 bits, which are as many bytes.
@@ -56,6 +60,32 @@ class Narrow:
 
 #: Where k and v have 16 bits.
 NOTHING_NARROW = Narrow()
+
+
+def converts_before(attention: Attention, schedule: Schedule) -> bool:
+    """Returns whether K and V are converted before the kernel of a prompt. Those in pages are not: of a cache
+    a call uses a part, and what it uses may be shared.
+    """
+    knob = schedule.forward.get("convert")
+    in_tiles = knob is not None and knob.choices[0] == "tiles"
+    if schedule.is_decode or in_tiles or attention.k.storage.is_paged:
+        return False
+    return bool(list_convertible(attention))
+
+
+def check_conversion(attention: Attention, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields why K and V cannot be converted when a schedule says."""
+    knob = schedule.forward.get("convert")
+    if knob is None:
+        return
+    if len(knob.choices) > 1:
+        yield several_values(knob)
+    elif schedule.is_decode:
+        label = "it reads each key once"
+        yield unsupported("a decode kernel converts tiles as they come", knob.span, label, "remove it")
+    elif knob.choices[0] == "before" and attention.k.storage.is_paged:
+        label = "a call uses a part of them, which others may share"
+        yield unsupported("keys in pages are not converted before the kernel", knob.span, label, "remove it")
 
 
 def narrow_of(attention: Attention, *, apart: bool = False) -> Narrow:

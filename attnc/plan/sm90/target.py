@@ -58,7 +58,7 @@ from attnc.plan.sm90.latent import (
     refuse_wide_gradients,
 )
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
-from attnc.plan.sm90.narrow import CONVERTING_WARPS
+from attnc.plan.sm90.narrow import CONVERTING_WARPS, converts_before
 from attnc.plan.sm90.roles import Sm90Roles, plan_roles
 from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.sm90.warps import (
@@ -98,6 +98,9 @@ class Sm90a(Target):
 
     def reads_narrow(self, schedule: Schedule) -> bool:
         return True
+
+    def converts_before(self, variant: Variant, schedule: Schedule) -> bool:
+        return converts_before(variant.attention, schedule)
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90(variant, schedule)

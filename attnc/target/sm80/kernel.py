@@ -210,10 +210,9 @@ class CudaText:
         if self.kernel.grid.over == "head":
             yield "float *acc_ptr, *l_ptr, *m_ptr;"
         yield from self.more_pointers
-        for arg in self.arguments:
-            names = ", ".join(self.view.strides(arg))
+        for names in (*map(self.view.strides, self.arguments), *self.more_strides):
             if names:
-                yield f"long long {names};"
+                yield f"long long {', '.join(names)};"
         yield f"int {', '.join(self.size_names)};"
 
     @property
@@ -227,6 +226,11 @@ class CudaText:
 
     @property
     def more_pointers(self) -> list[str]:
+        return []
+
+    @property
+    def more_strides(self) -> list[list[str]]:
+        """Strides, tensor by tensor, besides those of `arguments`."""
         return []
 
     @property

@@ -84,6 +84,13 @@ def hopper_declaration(
         if text.lists is not None:
             fields["scratch"] = Table({"_list_bits": quote_word(text.lists.memory)})
             kernels, names = [text.lists.launch, *kernels], [*names, "_list_bits"]
+        if text.conversion is not None:
+            fields["made"] = Items([part.declared for part in text.conversion.parts])
+            kernels = [text.conversion.launch, *kernels]
+            names += (name for part in text.conversion.parts for name in (part.name, part.made))
+            strides += (part.declared_strides for part in text.conversion.parts)
+            seen = {part.name: part.made for part in text.conversion.parts}
+            boxes = {seen.get(name, name): rows for name, rows in boxes.items()}
         if text.clusters:
             more = {"CLUSTER": "config.CLUSTER"}
         launch = cuda_kernels(kernels, names, strides, text.size_names, more, boxes)

@@ -27,6 +27,7 @@ from attnc.target.sm80.printer import (
     scalar,
     stored_type,
 )
+from attnc.target.sm90.conversion import ConversionText
 from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.places import Places, lay_out
 from attnc.target.sm90.score import Scores
@@ -60,7 +61,7 @@ class Sm90Text(CudaText):
     is_backward = is_decode = ascends = False
 
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
-        super().__init__(module, kernel, layout)
+        super().__init__(module.converted, kernel, layout)
         self.shape: Shape = layout.shape(self.default)
         self.stores = Stores(kernel, layout, self.stored)
         self.score = Scores(kernel, layout, self)
@@ -85,6 +86,7 @@ class Sm90Text(CudaText):
             more_wgmma=(f"WGMMA_RS_BF16({keys})" for keys in key_tiles if self.score.columns),
         )
         self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
+        self.conversion = None if module.conversion is None else ConversionText(module, self.dtypes)
         self.draws = kernel.softmax.dropout is not None
         self.clusters = layout.clusters
         self.roles = roles_of(kernel)
@@ -120,7 +122,8 @@ class Sm90Text(CudaText):
         """As the view says, without sections of heads: blocks are at different tiles of a head, which stays
         in the L2 cache, and not all of them begin a tile at once.
         """
-        return list(self.kernel.dims)
+        made = [] if self.conversion is None else self.conversion.dims
+        return list(dict.fromkeys((*self.kernel.dims, *made)))
 
     @cached_property
     def walk(self) -> CudaWalk:
@@ -288,7 +291,12 @@ class Sm90Text(CudaText):
 
     @property
     def more_pointers(self) -> list[str]:
-        return [*(["int* _list_bits_ptr;"] if self.lists else []), "int* counter_ptr;"]
+        lists = ["int* _list_bits_ptr;"] if self.lists else []
+        return [*lists, *(self.conversion.pointers if self.conversion else []), "int* counter_ptr;"]
+
+    @property
+    def more_strides(self) -> list[list[str]]:
+        return self.conversion.strides if self.conversion else []
 
     # -- what is said of a tile ----------------------------------------------------------------------------
 

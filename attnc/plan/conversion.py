@@ -1,0 +1,82 @@
+"""Keys and values that are converted to q's type before a kernel multiplies them, into memory of their own.
+
+A prompt multiplies every key by thousands of rows, tile after tile of queries. Inside of the kernel, a key
+is converted once for each of those tiles; before it, once, in one pass over K and V. The kernel that follows
+is the one for 16 bits, to the last letter, and so are its bits. Where columns have scales, what is stored
+times its scale is rounded once on the way, as `model.columns` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+from math import gcd
+
+from attnc.expr.nodes import Binary, Const, Expr, children
+from attnc.model.attention import Attention, Variant
+from attnc.model.dtypes import DType
+from attnc.model.tensors import Tensor
+from attnc.plan.columns import plan_column_scales
+from attnc.plan.ir.kernel import TILE_COLUMN, ColumnScale
+from attnc.plan.ir.module import Conversion, Converted
+from attnc.plan.loads import LoadNames
+from attnc.plan.signature import arguments, normalise
+
+
+def list_convertible(attention: Attention) -> list[Tensor]:
+    """Lists what of k and v has another type than q, or scales of its columns; values that are columns of the
+    keys are converted with these.
+    """
+    stored = [tensor for tensor in (attention.k, attention.v) if not tensor.storage.is_part]
+    scales = attention.column_scales
+    return [tensor for tensor in stored if DType(tensor.dtype).is_narrow or tensor.name in scales]
+
+
+def convert_variant(variant: Variant) -> Variant:
+    """Returns the variant with k and v as a kernel sees them that comes behind the conversion."""
+    attention = variant.attention
+
+    def convert(tensor: Tensor) -> Tensor:
+        is_narrow = DType(tensor.dtype).is_narrow
+        return replace(tensor, dtype=attention.element) if is_narrow else tensor
+
+    softmax = attention.softmax
+    made = replace(
+        attention,
+        inputs=tuple(map(convert, attention.inputs)),
+        k_scale=None,
+        softmax=replace(softmax, v_scale=None) if softmax.scales_columns else softmax,
+    )
+    return replace(variant, attention=made)
+
+
+def plan_conversion(variant: Variant) -> Conversion:
+    """Returns what becomes of k and v of a variant before its kernel runs."""
+    made = convert_variant(variant)
+    stored, seen = ({arg.tensor.name: arg for arg in arguments(x.attention)} for x in (variant, made))
+    attention = normalise(variant.attention)
+    scales = {
+        scale.tensor: scale for scale in plan_column_scales(attention, LoadNames.of(attention), packs=True)
+    }
+    tensors = [
+        Converted(stored=stored[x.name], made=seen[x.name], scale=scales.get(x.name))
+        for x in list_convertible(variant.attention)
+    ]
+    return Conversion(variant=made, args=tuple(seen.values()), tensors=tuple(tensors))
+
+
+def count_alike(scale: ColumnScale) -> int:
+    """Returns how many columns, from a multiple of so many on, surely have the same scale."""
+    read = [*(index for fetch in scale.fetches for index in (*fetch.load.indices, fetch.guard)), scale.value]
+    return reduce(gcd, (_count_alike(expr) for expr in read), 0)
+
+
+def _count_alike(expr: Expr) -> int:
+    """Returns the same of an expression; 0: of all."""
+    match expr:
+        case Binary(op="//", left=left, right=Const(value=int() as size)) if left == TILE_COLUMN:
+            return size
+        case _ if expr == TILE_COLUMN:
+            return 1
+        case _:
+            return reduce(gcd, map(_count_alike, children(expr)), 0)

@@ -1,0 +1,84 @@
+"""What of K and V is converted before a kernel, and when: as schedules say, or the rule of the target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnc.expr.nodes import Binary, Const
+from attnc.model.dtypes import DType
+from attnc.plan.conversion import count_alike
+from attnc.plan.ir import Module
+from attnc.plan.ir.kernel import TILE_COLUMN
+from tests.verify.judging import modules_of, spec
+
+
+def planned(
+    schedule: str = "",
+    *,
+    k: str = "e4m3",
+    v: str = "e4m3",
+    storage: str = "",
+    target: str = "cuda.sm_90a",
+    block: str = "",
+) -> Module:
+    lines = [
+        "input q: bf16[B, M, H, 64]",
+        f"input k: {k}[B, N, H, 64]{storage}",
+        f"input v: {v}[B, N, H, 64]{storage}",
+        *(["input table: i32[B, P]", "input lens: i32[B]", "length N = lens[b]"] if storage else []),
+        *(["input ks: f32[B, N, H, 64]"] if block else []),
+        f"score = dot(q, k{f' * ks[b, kv_idx, h, {block}]' if block else ''}) / 8",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 64]",
+    ]
+    (module,) = modules_of(spec(lines, schedule, target=target))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (planned(), ["k", "v"]),
+        (planned(k="bf16"), ["v"]),
+        (planned(k="bf16", v="bf16"), []),
+        (planned("convert = before", k="bf16", v="bf16"), []),
+        (planned(k="bf16", v="bf16", block="d // 16"), ["k"]),
+        (planned("convert = tiles"), []),
+        (planned("loops = [kv], split.kv = auto"), []),
+        (planned(storage=" via paged(table, page = 16)"), []),
+        (planned(target="triton"), []),
+    ],
+)
+def test_what_is_converted_before_the_kernel(module: Module, expected: list[str]) -> None:
+    found = [] if module.conversion is None else [x.stored.tensor.name for x in module.conversion.tensors]
+    assert found == expected
+
+
+def test_the_kernel_is_that_of_16_bits() -> None:
+    module = planned(block="d // 16")
+    same = planned(k="bf16", v="bf16")
+    assert replace(module.kernel, dims=()) == replace(same.kernel, dims=())
+    assert module.converted.variant.attention.k.dtype is DType.BF16
+    assert module.variant.attention.k.dtype is DType.E4M3
+    assert same.converted is same
+
+
+@pytest.mark.parametrize(("block", "columns"), [("d", 1), ("d // 32", 32), ("d // 16 + d // 24", 8)])
+def test_how_many_columns_have_one_scale(block: str, columns: int) -> None:
+    conversion = planned(block=block).conversion
+    assert conversion is not None
+    scale = conversion.tensors[0].scale
+    assert scale is not None
+    assert count_alike(scale) == columns
+    assert conversion.tensors[1].scale is None
+
+
+def test_a_scale_that_computes_with_columns_is_seen() -> None:
+    conversion = planned(block="d // 16").conversion
+    assert conversion is not None
+    scale = conversion.tensors[0].scale
+    assert scale is not None
+    of_two = Binary("*", Binary("//", TILE_COLUMN, Const(8)), scale.value)
+    assert count_alike(replace(scale, value=of_two)) == 8
