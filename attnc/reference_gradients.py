@@ -6,6 +6,8 @@
     dq_i = sum_j dS_ij (d s_ij / d dot) k_j          dk_j  = sum_i dS_ij (d s_ij / d dot) q_i
     dx[at] = sum of dS_ij (d s_ij / d x[at])         dsink = sum_i exp(sink - lse_i) (dlse_i - delta_i)
 
+Of other forms P and dS come from automatic differentiation of their definition.
+
 With an epilogue o = f(a, x), do above is that of the attention, do_id (d o_id / d a_id), and
 dx[at] = sum of do_id (d o_id / d x[at]) is added. Without a normalization P_ij is the score itself, and
 dS_ij = dP_ij.
@@ -42,7 +44,7 @@ from attnc.expr.nodes import (
     Not,
     Or,
 )
-from attnc.model.attention import EPSILON, Attention
+from attnc.model.attention import EPSILON, Attention, Form
 from attnc.reference import Array, Floats, Head, Input, heads, rows, softmax, to_arrays, value_rows
 
 Values = torch.Tensor
@@ -109,8 +111,8 @@ class _Pieces:
         dp = factor * (self.do @ head.v.T)[i, j]
         lse, delta = self._lse(s, i), np.zeros(head.shape[0])
         ds: Floats = dp
-        if attention.softmax.form == "softpick":
-            p, ds = self._differentiate(_pick, s, dp, i, j)
+        if attention.softmax.form in _FORMS:
+            p, ds = self._differentiate(_FORMS[attention.softmax.form], s, dp, i, j)
         elif attention.normalises:
             p = np.exp(s - lse[i], where=~np.isneginf(s), out=np.zeros_like(s))
             delta = np.asarray(np.bincount(i, p * dp, minlength=head.shape[0]), np.float64)
@@ -169,6 +171,21 @@ def _pick(scores: Values, visible: Values) -> tuple[Values, Values]:
     terms = torch.where(visible, torch.exp(scores - m) - torch.exp(-m), torch.zeros_like(scores))
     total = terms.abs().sum(dim=1, keepdim=True) + EPSILON * torch.exp(-m)
     return torch.relu(terms) / total, (total.log() + m)[:, 0]
+
+
+def _break(scores: Values, visible: Values) -> tuple[Values, Values]:
+    """Stick-breaking: see `reference`."""
+    left = torch.where(visible, torch.logaddexp(scores, torch.zeros_like(scores)), torch.zeros_like(scores))
+    behind = left.flip(1).cumsum(1).flip(1)
+    weights = torch.where(visible, torch.exp(scores - behind), torch.zeros_like(scores))
+    return weights, -left.sum(dim=1)
+
+
+#: Weights and lse of scores, and of which of them are visible, where derivatives are those of PyTorch.
+_FORMS: Mapping[Form, Callable[[Values, Values], tuple[Values, Values]]] = {
+    "softpick": _pick,
+    "stick_breaking": _break,
+}
 
 
 def _add_rows(into: Floats, to: Array, weights: Floats, of: Array, given: Floats) -> None:

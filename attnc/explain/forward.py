@@ -201,6 +201,8 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
 
 
 def _scale(kernel: ir.Kernel) -> str:
+    if kernel.softmax.breaks_sticks:
+        return "exp2, log2 and a running sum for each score, over the keys of a tile; no maximum"
     if not kernel.softmax.normalises:
         return "the weight is evaluated element by element; no maximum, no sum, no lse"
     if kernel.softmax.scale is None:
@@ -346,8 +348,9 @@ def _accuracy(e: Explanation) -> Iterator[str]:
     name = "o" if e.kernel.epilogue is None else "attention"
     if not e.kernel.softmax.normalises:
         rounded = " + u_o |o|" if name == "o" else ""
+        of_weight = "" if not e.kernel.softmax.breaks_sticks else ", of those behind it too"
         yield f"  |{name} - exact| <= sum_j (e_ij + |w_ij| (sums + u_p)) |v_j|{rounded}"
-        yield f"  e_ij: the running error of the weight w_ij; sums = {sums:.2g} at N = 4096"
+        yield f"  e_ij: the running error of the weight w_ij{of_weight}; sums = {sums:.2g} at N = 4096"
         return
     rounded = " + u_o |o|" if name == "o" else ""
     of_key = "" if e.kernel.step.v_scale is None else "|v_scale_j| "

@@ -124,7 +124,8 @@ class KernelMaker:
         places = rows_of(attention, names)
         # lse is +inf for rows past the end, and what keys past the end get is not stored: only sums over keys
         # have to know where they end.
-        over_keys = adds_dq is not None or any(entry.along == ("q",) for entry, _ in wanted)
+        is_ordered = attention.softmax.form == "stick_breaking"  # what a key gets depends on those behind it
+        over_keys = adds_dq is not None or is_ordered or any(entry.along == ("q",) for entry, _ in wanted)
         leaves_out = self.leaves_out and adds_dq in (None, "atomic")  # others count on the mask's tiles alone
         decay = decay_of(attention, inner) if leaves_out else None
         loops, inside = self._loops(inner, names, over_keys=over_keys, outruns=cut, decay=decay)
@@ -268,6 +269,7 @@ def plan_backward(
     over_q = own_dq or bool(rows) or (bool(others or in_sink) and not over_kv)
     over_q = over_q or not (is_plain(attention) or apart or not attention.normalises)
     over_q = over_q or not over_kv  # gradients that are 0 everywhere, of what conditions alone read
+    over_q = over_q or attention.softmax.form == "stick_breaking"  # it sums over keys for kernels of keys
     maker = KernelMaker(
         variant=variant,
         attention=attention,

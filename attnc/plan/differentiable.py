@@ -32,8 +32,8 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
 def can_differentiate(attention: Attention, target: Target) -> bool:
     """Returns whether the target has kernels for gradients of tensors that are stored like these."""
     lacks = attention.v.storage.is_part and target.refuse_latent_gradients(normalise(attention))
-    is_ordered = attention.softmax.form == "stick_breaking"
-    return has_rows(attention) and target.has_backward and not (lacks or is_ordered)
+    has_form = attention.softmax.form in target.forms
+    return has_rows(attention) and target.has_backward and has_form and not lacks
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -41,6 +41,8 @@ def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagn
     attention = variant.attention
     if not attention.grads or has_backward(attention, schedule):
         return
+    if attention.softmax.form not in target_of(schedule.target).forms:
+        return  # an error, which its softmax is refused with
     span, reason, instead = _without_backward(attention, schedule)
     if span is not None:
         yield Diagnostic(
@@ -62,9 +64,6 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
                 "keys and values in pages: there are no gradients of such memory",
                 rows,
             )
-    if attention.softmax.form == "stick_breaking":
-        label = "these gradients sum over keys in their order, which no kernel does yet"
-        return attention.softmax.span, label, "to train, differentiate the formula with PyTorch"
     target = target_of(schedule.target)
     if target.has_backward and attention.v.storage.is_part:
         lacks = target.refuse_latent_gradients(normalise(attention))
@@ -126,6 +125,8 @@ def _makes_dq_apart(attention: Attention, schedule: Schedule) -> str:
     """Returns what no kernel over keys adds the dq of; "" where one can."""
     if attention.v.storage.is_part:
         return "keys whose columns are values"
+    if attention.softmax.form == "stick_breaking":
+        return "stick-breaking"
     if schedule.is_decode:
         return "heads that two warpgroups share"
     return "" if is_plain(attention) else "packed sequences"

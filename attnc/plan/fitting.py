@@ -162,6 +162,7 @@ class TileShape:
     listed: queries and keys of the blocks that the mask lists, if it does: tiles divide them. segment: keys
     that tiles divide under `order = absolute(...)`, of which all schedules have the same; 0: there are none.
     shares_sums: there are gradients beside a forward that decodes (`Target.refuse_wide_gradients`).
+    is_ordered: keys come in an order, and kernels of a backward have the same tiles of them.
     """
 
     dtype: str
@@ -174,6 +175,7 @@ class TileShape:
     listed: tuple[int, int] | None = None
     segment: int = 0
     shares_sums: bool = False
+    is_ordered: bool = False
 
     def divide(self, tiles: Tiles) -> Tiles:
         if self.segment and tiles.tile_kv is not None:
@@ -195,6 +197,7 @@ def shape_of(attention: Attention) -> TileShape:
         masked=attention.mask != TRUE,
         latent=attention.v.storage.is_part,
         normalises=attention.normalises,
+        is_ordered=attention.softmax.form == "stick_breaking",
         segment=_count_segment(attention),
     )
 

@@ -114,7 +114,7 @@ def _natural(attention: Attention) -> Expr:
     """Returns the score in natural units, its subexpressions spelled as those of the score in base 2 are; of
     a weight, what kernels compute of it.
     """
-    if not attention.normalises:
+    if attention.softmax.form == "none":
         return split_weight(attention, at_end=False).rest
     return scale_by(attention.score, 1.0)
 
@@ -148,7 +148,7 @@ def chain_rule(
     """
     raw_scale: float | None = None
     factor: Expr | None = None
-    if attention.normalises:
+    if attention.softmax.form != "none":
         raw_scale, raw = split_scale(attention.score)
         natural = _natural(attention)
     else:

@@ -330,6 +330,10 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
             yield from _refuse_tokens(variant, listing, schedule)
         yield from _refuse_decoding(listing, schedule, splits=target.lists_are_bits)
     yield from _refuse_tiles(listing, schedule)
+    if listing.gathers and attention.softmax.form == "stick_breaking":
+        label = "keys of small blocks come in the order of the list"
+        hint = "list blocks of a multiple of 16 keys, which are brought into order"
+        yield unsupported("stick_breaking over listed keys needs them in order", span, label, hint)
 
 
 #: Queries, or keys, of a warpgroup; columns of which wgmma makes all gradients; keys one of whose multiples

@@ -166,7 +166,7 @@ def forward_numbers(module: Module) -> Iterator[Number]:
 def module_numbers(module: Module) -> Iterator[Number]:
     """Yields all of a module whose kernels are in one file."""
     yield from forward_numbers(module)
-    if module.backward is not None:
+    if module.backward is not None and not module.kernel.softmax.breaks_sticks:
         yield from ROW_NUMBERS
     attention = module.variant.attention
     exprs = [attention.score, attention.mask, *attention.softmax.expressions]

@@ -90,7 +90,8 @@ class BackwardView(KernelView):
         kernel = self._backward
         read = (kernel.step.score, kernel.chain.slope)
         exprs = [substitute(kernel.chain.inline(x), {Dot(): Const(0.0)}) for x in read if x is not None]
-        return not (kernel.softmax.normalises or kernel.over_q or all(map(is_finite, exprs)))
+        is_alone = kernel.over_q and not kernel.softmax.breaks_sticks  # nothing of other rows follows from it
+        return not (kernel.softmax.normalises or is_alone or all(map(is_finite, exprs)))
 
     @property
     def program(self) -> tuple[Statement, ...]:

@@ -16,7 +16,7 @@ NaN: nothing is promised either of what dS of the row reaches, keys that it does
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,14 +41,15 @@ from attnc.reference import (
 )
 from attnc.reference_gradients import gradients
 from attnc.verify.epilogue_bound import EpilogueErrors
-from attnc.verify.running_error import FLUSHED, Approx, RunningError, U
+from attnc.verify.running_error import FLUSHED, Approx, RunningError, U, exponential_error
+from attnc.verify.stick_errors import StickErrors
 from attnc.verify.tolerance import (
     LARGEST_EXPONENT,
     SLACK,
     chain_error,
     dot_products,
     expected_rows,
-    exponential_error,
+    leaves_sticks_open,
     negligible,
     to_float64,
 )
@@ -83,8 +84,7 @@ def expect_gradients(
             if attention.lse is not None and "lse" in given:
                 dlse = head.place(attention.lse, given)[:, 0]
             epilogue = EpilogueErrors.of(head, do, bound)
-            errors_of = HeadErrors.of if attention.normalises else HeadErrors.of_weights
-            errors_of(head, epilogue, dlse, bound).add_to(sums)
+            _errors_of(attention)(head, epilogue, dlse, bound).add_to(sums)
             epilogue.add_to(sums.rest)
         errors = {name: sums.total(name) for name in attention.grads}
     values = gradients(attention, tensors, cotangents)
@@ -338,6 +338,37 @@ class HeadErrors:
             (0.0, 0.0, 0.0),
         )
 
+    @staticmethod
+    def of_sticks(head: Head, epilogue: EpilogueErrors, dlse: Floats, bound: GradientBound) -> HeadErrors:
+        """The same of stick-breaking, where no delta comes from o."""
+        do, do_error, forward = epilogue.do, epilogue.do_error, bound.forward
+        size, dot = dot_products(head, forward)
+        score = RunningError.of(head, dot, forward).analyse(head.attention.score)
+        open_row = leaves_sticks_open(head, score, size, dot) | np.isinf(do_error).any(axis=1, keepdims=True)
+        do_error = np.where(np.isinf(do_error), 0.0, do_error)
+        many = U * (bound.tile + 2 * -(-head.shape[1] // bound.min_tile) + 8)
+        sticks = StickErrors.of(score, head.visible, forward, many, int(forward.exp_ulps) + 1)
+        dp = do @ head.v.T
+        dp_error = _product_error(do, do_error, head.v, forward) + 2 * U * np.abs(dp)
+        ds, ds_error = sticks.differentiate(dp, dp_error, dlse)
+        nothing = np.zeros(head.shape[0])
+        return HeadErrors(
+            head,
+            bound,
+            do,
+            do_error,
+            dot,
+            head.visible | open_row,
+            sticks.p,
+            np.where(open_row, np.inf, np.where(sticks.seen, sticks.p_error + FLUSHED, 0.0)),
+            np.where(open_row, 0.0, ds),
+            np.where(open_row, np.inf, ds_error),
+            nothing,
+            nothing,
+            np.zeros(head.shape),
+            (0.0, 0.0, 0.0),
+        )
+
     def add_to(self, sums: GradientErrors) -> None:
         """Adds what these rows contribute to the error of every gradient."""
         head, bound, attention = self.head, self.bound, self.head.attention
@@ -460,3 +491,9 @@ class HeadErrors:
         for index, length in zip(indices, target.shape, strict=True):
             inside = inside & (index >= 0) & (index < length)
         np.add.at(target, tuple(index[inside] for index in indices), terms[inside])
+
+
+def _errors_of(attention: Attention) -> Callable[[Head, EpilogueErrors, Floats, GradientBound], HeadErrors]:
+    if attention.softmax.form == "stick_breaking":
+        return HeadErrors.of_sticks
+    return HeadErrors.of if attention.normalises else HeadErrors.of_weights

@@ -298,3 +298,10 @@ def _smallest_loss(size: Floats) -> Floats:
 def _share(error: Floats, slope: Floats) -> Floats:
     """Returns error / slope; an exact value stays exact where the slope is infinite."""
     return np.asarray(np.where(error == 0, 0.0, error / slope))
+
+
+def exponential_error(p: Floats, exponent: Floats, error: Floats) -> Floats:
+    """Returns how far exp(exponent +- error) may be from p = exp(exponent), also where p underflows and
+    expm1(error) does not.
+    """
+    return np.where(error < 1, p * np.expm1(error), np.exp(exponent + error) - p)

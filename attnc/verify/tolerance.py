@@ -64,7 +64,8 @@ from attnc.reference import (
     to_arrays,
     weigh,
 )
-from attnc.verify.running_error import FLUSHED, HUGE, Approx, RunningError, U
+from attnc.verify.running_error import FLUSHED, HUGE, Approx, RunningError, U, exponential_error
+from attnc.verify.stick_errors import StickErrors
 
 # --- the bound ----------------------------------------------------------------------------------------------
 
@@ -254,51 +255,28 @@ def negligible(p: Floats, bound: ErrorBound) -> Floats:
 
 
 def _broken_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
-    """Returns `expected_rows` of stick-breaking, whose weights are exp(s_j - sum_{k >= j} r_k), with
-    r = log(1 + exp(s)), of which the derivative is a sigmoid.
-
-        R_j = sigmoid(s_j) e_j + 2u (1 + r_j) + log2's own error        of r_j
-        E_j = e_j + 2u |s_j| + sum_{k >= j} (R_k + u (tile_kv + 2 T + splits + 8) r_k) + 2u T exp_ulps
-
-    Nothing is promised of a row with a visible score that is NaN or infinite.
+    """Returns `expected_rows` of stick-breaking: see `stick_errors`. Nothing is promised of a row with a
+    visible score that is NaN or infinite.
     """
     o, lse = compute_unscaled(head)
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
         score = RunningError.of(head, dot, bound).analyse(head.attention.score)
-        visible = head.visible
-        s = np.where(visible, score.value.astype(np.float64), -np.inf)
-        unknown = ~np.isfinite(s) & ~np.isneginf(s)
-        too_large = visible & (
-            score.overflows | np.isinf(score.error) | unknown | ((size > HUGE) & np.isfinite(dot.value))
-        )
-        row_open: Bools = np.asarray(np.broadcast_to(too_large, head.shape).any(axis=1, keepdims=True))
-        seen = visible & ~np.isneginf(s)
+        row_open = leaves_sticks_open(head, score, size, dot)
         tiles = -(-head.shape[1] // bound.min_tile_kv)
-        error = np.where(seen, np.broadcast_to(score.error, head.shape), 0.0)
-        left = np.where(seen, np.logaddexp(0.0, s), 0.0)
-        relative, absolute = next(
-            (relative, absolute) for name, relative, absolute in bound.intrinsics if name == "log2"
-        )
-        of_left = error * np.where(seen, np.exp(s - left), 0.0) + 2 * U * (1 + bound.exp_ulps) * seen
-        of_left = of_left + np.where(seen, (2 * U + relative) * left + absolute, 0.0)
         many = U * (bound.tile_kv + 2 * tiles + bound.splits + 8)
-        behind = np.cumsum((of_left + many * left)[:, ::-1], axis=1)[:, ::-1]
-        size_of = np.where(seen, np.abs(s), 0.0)
-        exponent_error = (
-            error + 4 * U * size_of + behind + 2 * U * (tiles + bound.splits) * (bound.exp_ulps + 1)
-        )
-        exponents = s - np.cumsum(left[:, ::-1], axis=1)[:, ::-1]
-        p = np.where(seen, np.exp(exponents), 0.0)
-        off = np.where(seen, exponential_error(p, exponents, exponent_error), 0.0).clip(max=1.0)
+        exponentials = int((tiles + bound.splits) * (bound.exp_ulps + 1))
+        sticks = StickErrors.of(score, head.visible, bound, many, exponentials)
         sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8)
-        cut_off = (chain_error(bound, seen) - U * bound.tile_kv).clip(0)
+        cut_off = (chain_error(bound, sticks.seen) - U * bound.tile_kv).clip(0)
         judged = ~row_open
         p_max = np.ones_like(lse)[:, None]
-        weights = _Weights(head, bound, p, off, sums + cut_off[:, None], p_max, seen, judged)
+        weights = _Weights(
+            head, bound, sticks.p, sticks.p_error, sums + cut_off[:, None], p_max, sticks.seen, judged
+        )
         attended = weights.attend(o, Approx(head.v_scale, np.zeros(())), row_open)
         eager = _eager(head, DType(bound.input_dtype))
-        lse_allowed = (of_left + many * left).sum(axis=1, keepdims=True) + 4 * U * np.abs(lse[:, None])
+        lse_allowed = sticks.left_error.sum(axis=1, keepdims=True) + 4 * U * np.abs(lse[:, None])
         return {
             "o": _leave(head, bound, _finish(head, bound, attended), eager),
             "attention": _leave(head, bound, attended, eager),
@@ -310,6 +288,17 @@ def _broken_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
                 eager=lse[:, None],
             ),
         }
+
+
+def leaves_sticks_open(head: Head, score: Approx, size: Floats, dot: Approx) -> Bools:
+    """Returns the rows [M, 1] of stick-breaking of which nothing is promised, from scores and products."""
+    s = np.where(head.visible, score.value.astype(np.float64), -np.inf)
+    unknown = ~np.isfinite(s) & ~np.isneginf(s)
+    too_large = head.visible & (
+        score.overflows | np.isinf(score.error) | unknown | ((size > HUGE) & np.isfinite(dot.value))
+    )
+    found: Bools = np.asarray(np.broadcast_to(too_large, head.shape).any(axis=1, keepdims=True))
+    return found
 
 
 def _weighed_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
@@ -370,13 +359,6 @@ def _key_scales(head: Head, dot: Approx, bound: ErrorBound, factor: Expr) -> App
     most = p_dtype.largest * (1 - p_dtype.unit_roundoff) / bound.most_probability
     leaves = ~(np.abs(value) + error < most) | np.broadcast_to(found.overflows, head.shape)
     return Approx(value, error + U * np.abs(value) + FLUSHED, leaves)
-
-
-def exponential_error(p: Floats, exponent: Floats, error: Floats) -> Floats:
-    """Returns how far exp(exponent +- error) may be from p = exp(exponent), also where p underflows and
-    expm1(error) does not.
-    """
-    return np.where(error < 1, p * np.expm1(error), np.exp(exponent + error) - p)
 
 
 def _log_sum_exp(exponents: Floats) -> Floats:

@@ -59,7 +59,7 @@ def stick_breaking(
             q.shape[1],
             k.shape[1],
             q.shape[0] * q.shape[2],
-            False,
+            torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         )
         function = CHOICE.fastest(q.device, key, sizes)
     return function(q, k, v, out=out, **options)

@@ -1,4 +1,4 @@
-"""Stick-breaking: forward, splits of keys, lengths, packed rows and pages; against a formula in torch."""
+"""Stick-breaking: forward, gradients, splits of keys, lengths, packed rows, pages; formulas in torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnc.verify.case import Case
-from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
+from tests.verify.judging import assert_within_bound, modules_of, right_by_day, spec, subject_of_text
 
 PLAIN = (
     "input q: bf16[B, M, Hkv * G, 16]",
@@ -89,8 +89,55 @@ def test_formula() -> None:
     assert not lse[:, :, 0].any()  # without a key all of the stick is left
 
 
-def test_gradients_are_refused() -> None:
-    made = subject_of_text(spec((*PLAIN, "grad q"), TILES))
-    x = torch.randn(1, 20, 1, 16).bfloat16()
-    with pytest.raises(RuntimeError, match="has no backward"):
-        made.function(x.clone().requires_grad_(), x, x, torch.zeros(1, 64))
+BACKWARD = f"{TILES}, backward {{ {TILES} }}".replace(", backward", "\n  backward").replace(" }", "\n  }")
+
+
+@pytest.mark.parametrize(
+    ("lines", "grads"),
+    [(PLAIN, "q, k, v, table"), (LENGTHS, "q, k, v, gate")],
+    ids=["table", "lengths"],
+)
+def test_gradients(lines: tuple[str, ...], grads: str) -> None:
+    right_by_day(subject_of_text(spec((*lines, f"grad {grads}"), BACKWARD)), count=2)
+
+
+@pytest.mark.parametrize(
+    "lines", [PACKED, (*PACKED[:-1], "output o: bf16[T, H, 16]", "output lse: f32[H, T]")]
+)
+def test_gradients_of_packed_rows(lines: tuple[str, ...]) -> None:
+    made = subject_of_text(spec((*lines, "grad q, k, v"), BACKWARD))
+    assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "table", "v, table", "q, v"])
+def test_gradients_one_by_one(wanted: str) -> None:
+    made = subject_of_text(spec((*PLAIN, f"grad {wanted}"), BACKWARD))
+    assert_within_bound(made, Case(dims={"B": 1, "M": 33, "N": 40, "Hkv": 1, "G": 2}))
+
+
+def test_gradients_by_autograd() -> None:
+    made = subject_of_text(spec((*PLAIN, "grad q, k, v"), BACKWARD))
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(1, 70, 2, 16, generator=generator).bfloat16().requires_grad_()
+    k, v = (torch.randn(1, 70, 1, 16, generator=generator).bfloat16().requires_grad_() for _ in "kv")
+    o, lse = made.function(q, k, v, torch.zeros(2, 64))
+    d_o, d_lse = (torch.randn(x.shape, generator=generator).to(x.dtype) for x in (o, lse))
+    found = torch.autograd.grad((o, lse), (q, k, v), (d_o, d_lse))
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    score = torch.einsum("bmhd,bnd->bhmn", exact[0], exact[1][:, :, 0]) / 4
+    seen = torch.ones(70, 70, dtype=torch.bool).tril(-1)
+    kept = torch.nn.functional.logsigmoid(-score).masked_fill(~seen, 0)
+    behind = kept.flip(-1).cumsum(-1).flip(-1)
+    weights = (score + behind).exp().masked_fill(~seen, 0)
+    outputs = (torch.einsum("bhmn,bnd->bmhd", weights, exact[2][:, :, 0]), kept.sum(-1))
+    expected = torch.autograd.grad(outputs, exact, (d_o.double(), d_lse.double()))
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=2**-5, atol=2**-5)
+
+
+def test_tiles_of_keys_are_those_of_all_kernels() -> None:
+    dq, dkdv = ("tile.kv in {64, 32}", "tile.kv in {16, 32}")
+    schedule = f"backward {{\n    dq {{\n {dq}\n }}\n    dkdv {{\n {dkdv}\n }}\n }}"
+    (module,) = modules_of(spec((*PLAIN, "grad q, k"), schedule))
+    sizes = {config.tile_kv for kernel in module.backward_kernels.values() for config in kernel.configs}
+    assert sizes == {32}

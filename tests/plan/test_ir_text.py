@@ -45,7 +45,8 @@ TOLD = (
     ("forgetting", "d64", "triton"),  # keys that are left out, and where a tile begins
     ("t5_bias", "d64_r128", "triton"),  # an index that is loaded, and sums that are scattered
     ("softpick", "d64", "triton"),  # a rectified softmax
-    ("stick_breaking", "d64_decode", "triton"),  # an ordered scan over split keys
+    ("stick_breaking", "d64", "triton"),  # sums of keys behind and before a tile, from kernel to kernel
+    ("stick_breaking_decode", "d64", "triton"),  # an ordered scan over split keys
     ("mla_training", "d576_dv512", "triton"),  # one gradient of keys and of values that are columns of them
 )
 

@@ -205,7 +205,7 @@ def specs(
     may_grad = (
         storage.has_gradients(on_cuda=on_cuda) and not decodes and (with_gradients or draw(st.booleans()))
     )
-    may_grad = may_grad and not has_narrow and form != "stick_breaking"
+    may_grad = may_grad and not has_narrow
     own = ("q", "k") if storage.prefix else ("q", "k", "v")
     grads = _grads(draw, words, score + weight + epilogue + softmax, own) if may_grad else []
     if grads:

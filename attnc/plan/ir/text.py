@@ -337,6 +337,9 @@ def _epilogue(epilogue: Epilogue | None) -> Iterator[str]:
 
 
 def _probabilities(softmax: Probabilities) -> Iterator[str]:
+    if softmax.breaks_sticks:
+        yield _list(softmax.form, ["p = exp2(s - left - what is left behind)", _scale(softmax)])
+        return
     form = "" if softmax.form in ("softmax", "none") else f"{softmax.form}: "
     yield f"{form}p = exp2(s - lse2), {_scale(softmax)}" if softmax.normalises else "p = s"
     yield from _dropout(softmax)

@@ -99,13 +99,60 @@ def triton_backward_configs(
     """Returns the configs of a kernel of a backward that run on some device, in their order. Raises
     DiagnosticError (E0601) when there is none.
     """
+    found = _list_backward_configs(variant, schedule, kernel)
+    if variant.attention.softmax.form == "stick_breaking":
+        found = _with_common_keys(found, variant, schedule, kernel)
+    return portable(
+        fit_blocks(found, variant, schedule, backward_phase_of(kernel)), variant, schedule, kernel
+    )
+
+
+def _list_backward_configs(
+    variant: Variant, schedule: Schedule, kernel: KernelName
+) -> tuple[BackwardConfig, ...]:
     phase = backward_phase_of(kernel)
     found = configs(schedule, phase, variant)
     if not _SMALLER_KEYS & schedule.phases[phase].keys():
         first = (*_f32_tiles(variant.attention, phase), *_wide_tiles(variant.attention, phase))
         groups = (*first, *((tiles,) for tiles in _SMALLER))
         found = first_fitting(found, groups, lambda config: _misfit(config, variant, kernel))
-    return portable(fit_blocks(found, variant, schedule, phase), variant, schedule, kernel)
+    return found
+
+
+#: The kernels of a backward, by the phase that its schedule says their tiles in.
+_BY_PHASE: Mapping[Phase, KernelName] = {"dq": "dq", "dkdv": "dkdv"}
+
+
+def _with_common_keys(
+    found: tuple[BackwardConfig, ...], variant: Variant, schedule: Schedule, kernel: KernelName
+) -> tuple[BackwardConfig, ...]:
+    """Selects the configs whose tiles of keys all kernels can have: one leaves the others a sum for each such
+    tile. Raises DiagnosticError (E0602) where a schedule asks for tiles that have none in common.
+    """
+    sizes = {
+        phase: [
+            config.tile_kv
+            for config in _list_backward_configs(variant, schedule, of)
+            if _misfit(config, variant, of) is None
+        ]
+        for phase, of in _BY_PHASE.items()
+    }
+    common = next((size for size in sizes["dq"] if size in sizes["dkdv"]), None)
+    if common is not None:
+        return tuple(config for config in found if config.tile_kv == common)
+    knobs = [schedule.phases[phase].get("tile.kv") for phase in _BY_PHASE]
+    named = next((knob for knob in reversed(knobs) if knob is not None), None)
+    if named is None:
+        return tuple(Tiles(16, 16, stages=1).of(config) for config in found[:1])
+    message = "gradients of stick_breaking need the same tiles of keys in all kernels"
+    label = f"dq has {_list_sizes(sizes['dq'])} keys, dkdv {_list_sizes(sizes['dkdv'])}"
+    raise DiagnosticError(
+        [unsupported(message, named.span, label, "write one 'tile.kv' in 'backward { }', for both")]
+    )
+
+
+def _list_sizes(sizes: Iterable[int]) -> str:
+    return " or ".join(map(str, sorted(set(sizes)))) or "no"
 
 
 def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]]:
@@ -222,7 +269,8 @@ class Triton(Target):
         return True
 
     def refuse_latent_gradients(self, attention: Attention) -> str:
-        return "" if attention.normalises else "the factor of these weights is left to the end of a sum"
+        is_sum = attention.softmax.form == "none"
+        return "" if not is_sum else "the factor of these weights is left to the end of a sum"
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         for knob in schedule.forward.values():
@@ -329,6 +377,8 @@ def _default_backward(shape: TileShape, width: int, wide: bool) -> list[str]:
         dkdv = Tiles(32, 128, 8, 3)
     else:
         dq = dkdv = Tiles(32, 32, 4, 2)
+    if shape.is_ordered and dkdv.tile_kv != dq.tile_kv:
+        dkdv = replace(dkdv, tile_q=64, tile_kv=dq.tile_kv)
     return [
         "dq {",
         "  order = longest_first",

@@ -9,16 +9,18 @@ from typing import ClassVar
 from attnc.expr.construct import conj
 from attnc.expr.nodes import FALSE, TRUE, Const, Dot, Expr, Index, walk
 from attnc.model.dtypes import DType
+from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Loop, Module
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
 from attnc.plan.ir.kernel import DotPart
-from attnc.plan.signature import block
+from attnc.plan.signature import block, stride_name
 from attnc.plan.steps import kept_fetches
 from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.triton.kernel import ProgramText, list_types, unique
 from attnc.target.triton.parameters import Parameters, PrologueText, TritonTensors
 from attnc.target.triton.printer import TL_DTYPES, address, load, scalar, score, tiled, transposed
+from attnc.target.triton.sticks import SticksText
 
 # --- sums of gradients
 
@@ -174,6 +176,7 @@ class BackwardText(ProgramText):
         self.normalises = planned.softmax.normalises
         self.step_function = f"_backward_{''.join(self.makes) or 'rows'}_step"
         self.by_row = "[:, None]" if self.over_q else "[None, :]"
+        self.keys_axis = 1 if self.over_q else 0
         self.show = tiled if self.over_q else transposed
         self._shortened = frozenset(attention.lengths)
         sums = Sums if self.normalises else SumsOfWeights
@@ -190,7 +193,12 @@ class BackwardText(ProgramText):
             if self.prologue is None
             else PrologueText(module=module, prologue=self.prologue, tensors=self.tensors)
         )
-        self.parameters = Parameters(module, planned, self.tensors, self.first)
+        self.sticks = (
+            SticksText(module, planned, self.needs_dp, self.packs_queries)
+            if planned.softmax.breaks_sticks
+            else None
+        )
+        self.parameters = Parameters(module, planned, self.tensors, self.first, self.sticks)
         self.dp_order = self.parameters.dp_order
         self.is_sequential = self.kernel.grid.over == "head"
         self.view = BackwardView(
@@ -272,13 +280,14 @@ class BackwardText(ProgramText):
     def step_names(self) -> list[str]:
         step, vectors = self.kernel.step, self.sums.vectors
         if self.over_q:
-            own = [*self.sums_of_tile, *vectors, *(part.q for part in self.parts)]
+            own = [*self.sums_of_tile, *vectors, *self._carried, *(part.q for part in self.parts)]
             keys = ["k"] if self.kernel.v_in_k else ["k", "v"]
             own += [*map(str.upper, keys), "do", *(["lse2", "delta"] if self.normalises else [])]
             own += ["b", self.kv_name] if self.kernel.tma else []
             own += ["kv_lo", "N", *(f"stride_{name}n" for name in keys)]
             if any(adjoint.along == ("q", "kv") for adjoint in self.chain.adjoints):
                 own += ["q_idx", "M"]
+            own += [] if self.sticks is None else self.sticks.step_names
             return unique((*own, *step.names, *self.sums.step_names))
         own = [
             *self.sums_of_tile,
@@ -288,6 +297,7 @@ class BackwardText(ProgramText):
             "q_head",
             "do_head",
             *(f"{name}_head" for name in self.parameters.vectors),
+            *([] if self.sticks is None else self.sticks.step_names),
         ]
         own += [*(["b", "h", "row"] if self.kernel.tma else []), "q_lo", "M"]
         if self.uses_q_pos:
@@ -307,6 +317,7 @@ class BackwardText(ProgramText):
         return (
             self.uses_q_pos
             or self.packs_queries
+            or self.sticks is not None
             or self.view.clears_rows
             or self.chain.adds_dq is not None
             or self.kernel.softmax.dropout is not None
@@ -330,10 +341,12 @@ class BackwardText(ProgramText):
         return ", ".join(list_types((*self.step_names, *self._constants)))
 
     def step_arguments(self, loop: Loop) -> str:
+        return ", ".join((*self.step_names, *self._constant_values(loop)))
+
+    def _constant_values(self, loop: Loop) -> list[str]:
         partial = str(loop.masked) if isinstance(loop.masked, bool) else scalar(loop.masked)
         known = {self.masked: partial, "ZERO_FILL": str(loop.zero_fill)}
-        values = (f"{name}={known.get(name, name)}" for name in self._constants)
-        return ", ".join((*self.step_names, *values))
+        return [f"{name}={known.get(name, name)}" for name in self._constants]
 
     @property
     def clears_ds(self) -> bool:
@@ -372,7 +385,25 @@ class BackwardText(ProgramText):
 
     @property
     def step_result(self) -> str:
-        return ", ".join((*self.sums_of_tile, *self.sums.vectors))
+        return ", ".join((*self.sums_of_tile, *self.sums.vectors, *self._carried))
+
+    @property
+    def _carried(self) -> list[str]:
+        return [] if self.sticks is None else self.sticks.carried
+
+    @property
+    def left_names(self) -> list[str]:
+        """What the step takes that walks from the last key to the first (`sticks`)."""
+        assert self.sticks is not None
+        fixed = ["b", self.kv_name] if self.kernel.tma else []
+        return self.sticks.left_names([part.q for part in self.parts], fixed)
+
+    @property
+    def left_parameters(self) -> str:
+        return ", ".join(list_types((*self.left_names, *self._constants)))
+
+    def left_arguments(self, loop: Loop) -> str:
+        return ", ".join((*self.left_names, *self._constant_values(loop)))
 
     @property
     def step_assignment(self) -> str:
@@ -395,7 +426,8 @@ class BackwardText(ProgramText):
 
     @property
     def reads_first_row(self) -> bool:
-        return self.sums.stores_pairs or (self.packs_queries and bool(self.parameters.vectors))
+        packed = self.packs_queries and bool(self.parameters.vectors)
+        return self.sums.stores_pairs or packed or self.sticks is not None
 
     @property
     def advance(self) -> Iterator[str]:
@@ -424,7 +456,7 @@ class BackwardText(ProgramText):
     # -- tiles -----------------------------------------------------------------------------------------------
 
     def offset(self, name: str) -> str:
-        in_head = name in ("q", "do", "dq", "o")
+        in_head = name in ("q", "do", "dq", "o", "dlse")
         return self.tensors.offset(name, "h" if in_head else self.kv_name)
 
     def _tile(self, text: str, name: str, part: DotPart | None = None) -> str:
@@ -461,6 +493,14 @@ class BackwardText(ProgramText):
     @property
     def load_o(self) -> str:
         return self._tile("O", "o")
+
+    @property
+    def dlse_row(self) -> str:
+        """Where the gradients of lse of a tile of queries lie."""
+        tensor = self.tensors.by_name["dlse"]
+        axis = tensor.axis(Role.QUERY)
+        at = "" if axis is None else f" + q_idx.to(tl.int64) * {stride_name(tensor, axis)}"
+        return f"dlse_head{at}"
 
     def load_vector(self, name: str) -> str:
         """Returns lse2 or delta of the q tile at hand."""

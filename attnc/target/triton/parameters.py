@@ -19,6 +19,7 @@ from attnc.target.declaration import CallText, section
 from attnc.target.kernel_view import Tensors, parts_of
 from attnc.target.triton.kernel import is_padded, list_types, triton_kernel
 from attnc.target.triton.printer import address, offset, scalar
+from attnc.target.triton.sticks import SticksText
 
 #: A kernel's parameter and the tensor that is passed for it.
 Pair: TypeAlias = tuple[str, str]
@@ -178,16 +179,23 @@ class PreprocessText:
 
 
 class Parameters:
-    """Parameters and arguments of one kernel. first: the text of its prologue, where it has one."""
+    """Parameters and arguments of one kernel. first: the text of its prologue, where it has one; sticks: of
+    sums at edges of tiles.
+    """
 
     def __init__(
-        self, module: Module, planned: BackwardKernel, tensors: TritonTensors, first: PrologueText | None
+        self,
+        module: Module,
+        planned: BackwardKernel,
+        tensors: TritonTensors,
+        first: PrologueText | None,
+        sticks: SticksText | None,
     ) -> None:
         self.module, self.kernel, self.chain = module, planned, planned.chain
         self.makes, self.prologue = planned.makes, planned.prologue
         self.config = planned.config
         self.dp_order = planned.dp_order
-        self.tensors, self.first = tensors, first
+        self.tensors, self.first, self.sticks = tensors, first, sticks
         self.over_q = self.kernel.grid.over == "q"
         self.needs_dp = self.makes != ("dv",)
         self.kv_heads = planned.walk.heads
@@ -221,6 +229,9 @@ class Parameters:
             pointers += [(f"{name}_ptr", name) for name in self.vectors]
         if self.chain.adds_dq is not None:
             pointers.append(("dq_ptr", "dq"))
+        if self.sticks is not None:
+            pointers += [("dlse_ptr", "dlse")] if self._reads_dlse else []
+            pointers += [(f"{name}_ptr", name) for name in self.sticks.edges]
         pointers += [(f"{name}_ptr", name) for name in self._extras]
         walks = (loop.listed.memory for loop in self.kernel.regions.loops if loop.listed is not None)
         pointers += [(f"_{memory}_ptr", f"_{memory}") for memory in walks]
@@ -239,6 +250,7 @@ class Parameters:
         strided = [*self.matrices, *([] if self.chain.adds_dq is None else ["dq"])]
         strides = [self.tensors.strides(name) for name in strided]
         strides += [] if self.first is None else self.first.strides
+        strides += [self.tensors.strides("dlse")] if self._reads_dlse else []
         strides += [self.tensors.extra_strides(name, name) for name in self._extras]
         strides += [
             self.tensors.extra_strides(adjoint.name, adjoint.load.tensor)
@@ -251,7 +263,18 @@ class Parameters:
     def sizes(self) -> list[str]:
         row = self.tensors.packed_queries if self.tensors.packs(Role.QUERY) else "M_padded"
         section = [] if self.kernel.grid.over == "head" else ["SECTION"]
-        return [*dict.fromkeys((*self.kernel.dims, row)), *section]
+        edges = [] if self.sticks is None else ["EDGES"]
+        return [*dict.fromkeys((*self.kernel.dims, row)), *edges, *section]
+
+    @property
+    def _reads_dlse(self) -> bool:
+        return self.sticks is not None and self.over_q and self.sticks.has_dlse
+
+    @property
+    def _launch_sizes(self) -> dict[str, str]:
+        keys = show(longest(self.module.variant.attention, Role.KEY))
+        known = {"EDGES": f"cdiv({keys}, BLOCK_N)", "SECTION": self._section}
+        return {name: text for name, text in known.items() if name in self.sizes}
 
     @property
     def _section(self) -> str:
@@ -281,7 +304,7 @@ class Parameters:
             tiles=[tensor for _, tensor in self._own],
             pointers=[tensor for _, tensor in self._pointers],
             config=self.config,
-            sizes={"SECTION": self._section} if "SECTION" in self.sizes else {},
+            sizes=self._launch_sizes,
         )
 
     def _usual_length(self, role: Role) -> str:

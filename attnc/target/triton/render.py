@@ -44,6 +44,7 @@ from attnc.target.triton.kernel import KernelText, triton_kernel
 from attnc.target.triton.lists import ListsText
 from attnc.target.triton.parameters import PreprocessText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
+from attnc.target.triton.sticks import shape_of_edges
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 _OF_THE_BACKWARD = """\
@@ -51,8 +52,16 @@ In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp
 delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2."""
 
 
+_OF_STICKS = """\
+In the backward dx is the gradient of x: dp = do v^T, given = p * dp is what a key gives to the loss, and
+ds = given - sigmoid(score) * (dlse + given of the keys up to it). behind is what keys behind a tile leave, as
+-log2, before dlse and the given of keys before it: the first kernel writes both, for each query and tile."""
+
+
 _OF_WEIGHTS = """\
 In the backward dx is the gradient of x: dp = do v^T, and ds = dp, times the weight's derivative."""
+
+_BACKWARDS = {"stick_breaking": _OF_STICKS, "none": _OF_WEIGHTS}
 
 
 def render_triton(
@@ -133,10 +142,10 @@ def _backward_kernels(
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
-    normalises = module.variant.attention.normalises
-    glossary = GLOSSARIES[module.variant.attention.softmax.form]
+    form = module.variant.attention.softmax.form
+    glossary = GLOSSARIES[form]
     if module.backward is not None:
-        glossary += f"\n{_OF_THE_BACKWARD if normalises else _OF_WEIGHTS}"
+        glossary += f"\n{_BACKWARDS.get(form, _OF_THE_BACKWARD)}"
     return {**header(module, "Triton", _and_back(module), path, sha256), "glossary": glossary}
 
 
@@ -179,7 +188,10 @@ def device_functions(module: Module) -> frozenset[str]:
     if backward is not None:
         called |= {"_load_rows", "_store_rows"}
         packed = module.variant.attention.q.storage.is_packed
-        if not packed and any(not planned.over_q for planned in backward.kernels):
+        reads_rows = any(
+            not kernel.over_q and not kernel.softmax.breaks_sticks for kernel in backward.kernels
+        )
+        if not packed and reads_rows:
             called.add("_load_vector")  # of lse2 and delta
     if attention.segment is not None:
         called.add("_join_segment")
@@ -313,6 +325,11 @@ class TritonBackward(BackwardDeclaration):
 
     def list_allocations(self) -> Iterator[CallText]:
         yield from super().list_allocations()
+        for text in self._texts[:1]:
+            rows = self.row_sizes
+            for name in () if text.sticks is None else text.sticks.edges:
+                shape = shape_of_edges(self.module, rows, text.parameters.config)
+                yield CallText("Made", [quote_word(name)], {"type": quote_word(shape)})
         for name, size in ({} if self._lists is None else self._lists.memory).items():
             yield CallText("Made", [quote_word(name)], {"type": quote_word(f"f32[{size}]")})
 

@@ -1,36 +1,20 @@
-"""stick_breaking for triton: calls the module made for D, by the schedule for the sizes.
+"""stick_breaking for triton: calls the module made for D.
 
 Made from specs/stick_breaking.attn; `attnc compile specs/stick_breaking.attn` makes it again.
 """
 
 import torch
 
-from . import d128_prefill
-from . import d128_decode
-from . import d64_prefill
-from . import d64_decode
+from . import d128
+from . import d64
 
 #: What the modules' CONFIGS hold.
-Config = d128_prefill.Config | d128_decode.Config | d64_prefill.Config | d64_decode.Config
+Config = d128.Config | d64.Config
 PARAMS = ("D",)
-#: By D, and by schedule.
 VARIANTS = {
-    (128,): {
-        "prefill": d128_prefill.stick_breaking,
-        "decode": d128_decode.stick_breaking,
-    },
-    (64,): {
-        "prefill": d64_prefill.stick_breaking,
-        "decode": d64_decode.stick_breaking,
-    },
+    (128,): d128.stick_breaking,
+    (64,): d64.stick_breaking,
 }
-#: Measured: device and variant -> (largest M, N and batch times heads; schedule); the first row that admits them decides.
-TUNED = {}
-#: The same for devices that were not measured.
-GUESS = (
-    ((16, None, None), "decode"),
-    ((None, None, None), "prefill"),
-)
 
 
 def stick_breaking(
@@ -38,9 +22,9 @@ def stick_breaking(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    schedule: str | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     config: Config | None = None,
+    backward_config: dict[str, Config] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of the spec's score, masked: o = stick_breaking(score) v.
 
@@ -51,33 +35,20 @@ def stick_breaking(
         o: bf16[B, M, Hkv * G, D]
         lse: f32[B, Hkv * G, M]
     The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
-    schedule: which one, instead of the table's choice.
     out: (o, lse) to write to.
     config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
+    backward_config: by kernel, one of the module's BACKWARD_CONFIGS; for the gradients of q, k, v.
 
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    # any module says which is no such tensor, and what it expected
-    if not (isinstance(q, torch.Tensor) and q.dim() == 4 and isinstance(k, torch.Tensor) and k.dim() == 4):
-        return next(iter(next(iter(VARIANTS.values())).values()))(q, k, v, out=out, config=config)
-    key = (q.shape[3],)
-    sizes = (q.shape[1], k.shape[1], q.shape[0] * q.shape[2])
+    if isinstance(q, torch.Tensor) and q.dim() == 4:
+        key = (q.shape[3],)
+    else:  # any variant says which argument is no such tensor, and what it expected
+        key = next(iter(VARIANTS))
     if key not in VARIANTS:
         raise _unknown(key)
-    if schedule is None:
-        schedule = _choose(q.device, key, sizes)
-    elif schedule not in VARIANTS[key]:
-        raise ValueError(f"schedule: expected one of {list(VARIANTS[key])}, got {schedule!r}")
-    return VARIANTS[key][schedule](q, k, v, out=out, config=config)
-
-
-def _choose(device, key, sizes):
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    for limits, schedule in TUNED.get((name, key), GUESS):
-        if all(limit is None or size <= limit for size, limit in zip(sizes, limits)):
-            return schedule
-    raise AssertionError("the last row admits all sizes")
+    return VARIANTS[key](q, k, v, out=out, config=config, backward_config=backward_config)
 
 
 def _unknown(values):

@@ -1,0 +1,129 @@
+"""Text of the gradients of stick-breaking, whose tiles of keys need what those behind and before them sum to.
+
+With r_k = -log2(1 - sigmoid(s_k)), w_j = exp2(s_j - sum_{k >= j} r_k) and dp_j = do . v_j:
+
+    ds_j = w_j dp_j - sigmoid(s_j) (dlse + sum_{k <= j} w_k dp_k)
+
+A kernel over queries walks over the keys from the last to the first and writes the r of the keys behind each
+tile (`behind`), then from the first to the last and writes the sum of w dp of those before it (`before`).
+Both are f32, a number for each query and tile of keys; kernels over keys read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnc.expr.nodes import show
+from attnc.model.tensors import Role
+from attnc.plan.ir import Loop, Module
+from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.signature import longest
+from attnc.target.triton.printer import scalar
+
+#: Sums at the edges of tiles, by query: -log2 of what keys behind a tile leave; w dp of the keys before it.
+BEHIND, BEFORE = "behind", "before"
+
+
+@dataclass(frozen=True, slots=True)
+class SticksText:
+    """What one kernel of such a backward has besides those of others. needs_dp: it makes more than dv;
+    packs_queries: rows of sequences follow each other.
+    """
+
+    module: Module
+    kernel: BackwardKernel
+    needs_dp: bool
+    packs_queries: bool
+
+    @property
+    def _over_q(self) -> bool:
+        return self.kernel.over_q
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether a kernel over keys reads the sums before tiles."""
+        kernels = self.module.backward_kernels.values()
+        return any(not planned.over_q and planned.makes != ("dv",) for planned in kernels)
+
+    @property
+    def has_dlse(self) -> bool:
+        return self.module.variant.attention.lse is not None
+
+    @property
+    def edges(self) -> list[str]:
+        """Names of the sums at edges that the kernel reads or writes."""
+        uses_before = self.hands_on if self._over_q else self.needs_dp
+        return [BEHIND, *([BEFORE] if uses_before else [])]
+
+    @property
+    def rows(self) -> str:
+        """Rows that lie between the sums of two tiles."""
+        return "M" if self.packs_queries else "M_padded"
+
+    @property
+    def starts(self) -> Iterator[str]:
+        """Statements that find the sums of a head: of a tile of queries, or at a tile of keys."""
+        for name in self.edges:
+            at = f"{name}_ptr + first_row * EDGES"
+            if self._over_q:
+                yield f"{name}_rows = {at} + q_idx"
+            else:
+                yield f"{name}_tile = {at} + tl.cast(kv_lo // BLOCK_N, tl.int64) * {self.rows}"
+
+    @property
+    def carried(self) -> list[str]:
+        """What a step hands on to the next, besides sums."""
+        return [BEFORE] if self._over_q else []
+
+    @property
+    def step_names(self) -> list[str]:
+        if not self._over_q:
+            return [f"{name}_tile" for name in self.edges]
+        return [*(f"{name}_rows" for name in self.edges), "q_idx", "M", *self._padded]
+
+    @property
+    def _padded(self) -> list[str]:
+        return [] if self.packs_queries else ["M_padded"]
+
+    def at(self, name: str) -> str:
+        """Returns where the sums of the tile at hand lie."""
+        if not self._over_q:
+            return f"{name}_tile + q_idx"
+        return f"{name}_rows + tl.cast(kv_lo // BLOCK_N, tl.int64) * {self.rows}"
+
+    def left_names(self, parts: list[str], fixed: list[str]) -> list[str]:
+        """Returns what the step that walks backwards takes. parts: of q; fixed: what tiles of k are loaded
+        with.
+        """
+        names = ["rest", f"{BEHIND}_rows", *parts, "K", *fixed, "kv_lo", "N", "stride_kn", "q_idx", "M"]
+        return [*dict.fromkeys((*names, *self._padded, *self.kernel.step.names))]
+
+    @property
+    def backwards(self) -> Iterator[tuple[Loop, str, str, str]]:
+        """Yields the loops from the last to the first: each with how many tiles it has, what counts them, and
+        where the tile at hand lies.
+        """
+        for loop in reversed(self.kernel.regions.loops):
+            if loop.listed is not None:
+                block = loop.listed.block
+                yield loop, f"listed * ({block} // BLOCK_N)", "list_item", "tiles - 1 - done"
+                continue
+            start, stop = scalar(loop.start), scalar(loop.stop)
+            count = f"tl.cdiv(tl.maximum({stop} - {_enclosed(start)}, 0), BLOCK_N)"
+            if start == "0":
+                count = f"tl.cdiv(tl.maximum({stop}, 0), BLOCK_N)"
+            first = "" if start == "0" else f"{start} + "
+            yield loop, count, "kv_lo", f"{first}(tiles - 1 - done) * BLOCK_N"
+
+
+def _enclosed(text: str) -> str:
+    return text if text.isidentifier() else f"({text})"
+
+
+def shape_of_edges(module: Module, rows: str, config: str) -> str:
+    """Returns the shape of sums at edges, as text: for each query, of each tile of keys. rows: those of lse;
+    config: of a kernel with such tiles.
+    """
+    keys = show(longest(module.variant.attention, Role.KEY))
+    return f"f32[{rows}, max(cdiv({keys}, {config}.BLOCK_N), 1)]"
