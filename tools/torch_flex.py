@@ -8,10 +8,11 @@ behind torch's own import, runs under pytest: on the GPU, or without one on the 
 `tools/torch_flex.toml` excludes, each for a reason, run as well. The exit status is 1 if a test fails that is
 not excluded, or if all those of a method pass that is.
 
-outcomes.json: torch's version; of each file its name, SHA-256 and the outcomes of its tests by name
-("passed", "failed", "skipped", "excluded"); reasons of those that are excluded, and what those that failed
-say. A run that is cut short, by `--seconds` or by hand, keeps the outcomes it has and ends with status 1;
-`--resume` reads `--out` and runs only the tests without an outcome and those that failed.
+outcomes.json: torch's version and the device; of each file its name, SHA-256 and tests by outcome: names of
+those that passed, and by reason those that failed, were skipped or are excluded. What ran on a GPU is kept in
+tests/flex/torch_outcomes.json. A run that is cut short, by `--seconds` or by hand, keeps the outcomes it has
+and ends with status 1; `--resume` reads `--out` and runs only the tests without an outcome and those that
+failed.
 
 The module is a plugin of the pytest that it starts, too: every outcome is written when it is there.
 """
@@ -66,12 +67,18 @@ def use_attnc(text: str) -> str:
     raise ValueError(f"expected an import of {_FUNCTION} from {_MODULE}")
 
 
-def judge(found: Mapping[str, tuple[str, str]], exclusions: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Returns the outcome of each test, with its reason. found: (outcome, what the failure says) by name. A
-    method is excluded for nothing if all its tests pass.
+def judge(
+    found: Mapping[str, tuple[str, str]],
+    exclusions: Mapping[str, str],
+    earlier: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, dict[str, str]]:
+    """Returns the outcome of each test, with its reason. found: (outcome, what the failure says) by name;
+    earlier: outcomes of tests that ran before. A method is excluded for nothing if all its tests pass.
     """
     methods = {name: next((method for method in exclusions if _is_of(name, method)), "") for name in found}
     failing = {methods[name] for name, (outcome, _) in found.items() if outcome == "failed"}
+    excluded = [name for name, test in (earlier or {}).items() if test["outcome"] == "excluded"]
+    failing |= {method for method in exclusions if any(_is_of(name, method) for name in excluded)}
     judged = {}
     for name, (outcome, said) in sorted(found.items()):
         method = methods[name]
@@ -82,6 +89,32 @@ def judge(found: Mapping[str, tuple[str, str]], exclusions: Mapping[str, str]) -
         else:
             judged[name] = {"outcome": outcome, **({"reason": said} if said else {})}
     return judged
+
+
+def group(tests: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Returns tests by outcome, as a record has them: names of those that passed, for no reason, and names by
+    the reason of the others. `ungroup` is its inverse.
+    """
+    grouped: dict[str, Any] = {}
+    for name, test in tests.items():
+        if test == {"outcome": "passed"}:
+            grouped.setdefault("passed", []).append(name)
+        else:
+            reasons = grouped.setdefault("left" if test["outcome"] == "passed" else test["outcome"], {})
+            reasons.setdefault(test.get("reason", ""), []).append(name)
+    return grouped
+
+
+def ungroup(grouped: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Returns the outcome of each test of a record, with its reason."""
+    tests = {name: {"outcome": "passed"} for name in grouped.get("passed", ())}
+    for outcome, reasons in grouped.items():
+        if outcome == "passed":
+            continue
+        said = "passed" if outcome == "left" else outcome
+        for reason, names in reasons.items():
+            tests |= {name: {"outcome": said, **({"reason": reason} if reason else {})} for name in names}
+    return tests
 
 
 def _is_of(name: str, method: str) -> bool:
@@ -125,7 +158,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     crash = getattr(report.longrepr, "reprcrash", None)
     said = "" if report.passed else str(crash.message) if crash is not None else report.longreprtext
     if isinstance(report.longrepr, tuple):
-        said = report.longrepr[2]
+        said = report.longrepr[2].removeprefix("Skipped: ").removeprefix("TODO: ")
     line = json.dumps([_name(report.nodeid), report.outcome, said.strip().partition("\n")[0][:300]])
     with Path(os.environ[_FOLDER], "outcomes").open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
@@ -197,20 +230,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     exclusions = read_exclusions(EXCLUDED.read_text(encoding="utf-8"))
     earlier = _earlier(options.out) if options.resume else {}
-    record: dict[str, Any] = {"torch": torch.__version__, "files": []}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    record: dict[str, Any] = {"torch": torch.__version__, "device": device, "files": []}
+    tests: dict[str, dict[str, str]] = {}
     whole = True
     for path in options.files:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         done = {name: test for name, test in earlier.get(digest, {}).items() if test["outcome"] != "failed"}
         found, is_whole = run(path, options.processes, options.chosen, done, options.seconds)
-        tests = dict(sorted({**done, **judge(found, exclusions)}.items()))
-        record["files"].append({"name": path.name, "sha256": digest, "tests": tests})
+        of_file = dict(sorted({**done, **judge(found, exclusions, done)}.items()))
+        record["files"].append({"name": path.name, "sha256": digest, "tests": group(of_file)})
+        tests |= of_file
         whole = whole and is_whole
         if not is_whole:
             print(f"{path.name}: cut short: tests without an outcome are left")
     if options.out:
         options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    tests = {name: test for file in record["files"] for name, test in file["tests"].items()}
     counts = Counter(test["outcome"] for test in tests.values())
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
     wrong = {
@@ -228,7 +263,7 @@ def _earlier(out: Path) -> dict[str, dict[str, dict[str, str]]]:
     if not out.exists():
         return {}
     record = json.loads(out.read_text(encoding="utf-8"))
-    return {file["sha256"]: file["tests"] for file in record["files"]}
+    return {file["sha256"]: ungroup(file["tests"]) for file in record["files"]}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.torch_flex import EXCLUDED, judge, main, read_exclusions, use_attnc
+from tools.torch_flex import EXCLUDED, group, judge, main, read_exclusions, ungroup, use_attnc
+
+#: What ran on a GPU.
+KEPT = Path(__file__).parents[1] / "flex" / "torch_outcomes.json"
 
 #: A file of the kind of PyTorch's, whose classes are made for each device.
 FILE = """import unittest  # whose classes are those of instantiate_device_type_tests
@@ -71,6 +74,32 @@ def test_what_is_excluded_and_passes_is_told() -> None:
     assert "reason" in judged["TestA::test_stale_cpu"]
     assert "reason" not in judged["TestA::test_known_mode_eager_cuda_float32"]
     assert judged["TestA::test_new_cuda"]["reason"] == "what went wrong"
+    earlier = {"TestA::test_stale_cuda": {"outcome": "excluded", "reason": "another"}}
+    judged = judge({"TestA::test_stale_cpu": ("passed", "")}, {"test_stale": "another"}, earlier)
+    assert judged == {"TestA::test_stale_cpu": {"outcome": "passed"}}
+
+
+def test_a_record_has_tests_by_outcome_and_reason() -> None:
+    tests = {
+        "TestA::test_a": {"outcome": "passed"},
+        "TestA::test_b": {"outcome": "passed", "reason": "passes, and is excluded"},
+        "TestA::test_c": {"outcome": "excluded", "reason": "a limit"},
+        "TestA::test_d": {"outcome": "excluded", "reason": "a limit"},
+        "TestA::test_e": {"outcome": "failed"},
+    }
+    grouped = group(tests)
+    assert grouped["passed"] == ["TestA::test_a"]
+    assert grouped["excluded"] == {"a limit": ["TestA::test_c", "TestA::test_d"]}
+    assert ungroup(grouped) == tests
+
+
+def test_what_was_kept_of_a_gpu_has_no_failure_and_todays_exclusions() -> None:
+    record = json.loads(KEPT.read_text(encoding="utf-8"))
+    assert record["device"] != "cpu"
+    reasons = set(read_exclusions(EXCLUDED.read_text(encoding="utf-8")).values())
+    for file in record["files"]:
+        assert set(file["tests"]) <= {"passed", "skipped", "excluded"}, file["name"]
+        assert set(file["tests"].get("excluded", {})) <= reasons, file["name"]
 
 
 @pytest.mark.slow
@@ -79,7 +108,11 @@ def test_a_file_of_torchs_kind_runs(tmp_path: Path, capfd: pytest.CaptureFixture
     file.write_text(FILE, encoding="utf-8")
     assert main([str(file), "--out", str(out)]) == 0
     (record,) = json.loads(out.read_text(encoding="utf-8"))["files"]
-    assert sorted(test["outcome"] for test in record["tests"].values()) == ["excluded", "passed", "skipped"]
+    assert sorted(test["outcome"] for test in ungroup(record["tests"]).values()) == [
+        "excluded",
+        "passed",
+        "skipped",
+    ]
     file.write_text(FILE.replace("assert torch.equal", "assert not torch.equal"), encoding="utf-8")
     assert main([str(file)]) == 1
     assert "test_identity" in capfd.readouterr().out
@@ -107,7 +140,7 @@ def test_a_run_that_is_cut_short_goes_on_later(tmp_path: Path, capfd: pytest.Cap
     assert "cut short" in capfd.readouterr().out
     assert main([str(file), "--out", str(out), "--resume"]) == 0
     (record,) = json.loads(out.read_text(encoding="utf-8"))["files"]
-    assert len(record["tests"]) == 4
-    assert record["tests"]["TestFlexAttentionCPU::test_identity"] == {"outcome": "passed"}
+    assert len(ungroup(record["tests"])) == 4
+    assert "TestFlexAttentionCPU::test_identity" in record["tests"]["passed"]
     assert (tmp_path / "runs").read_text(encoding="utf-8") == "identity zero zero "
     assert main([str(file), "--out", str(out), "--resume"]) == 0  # nothing is left
