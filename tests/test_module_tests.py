@@ -37,7 +37,6 @@ TESTED_ELSEWHERE = {
     "target/sm90/score": "kernels/test_sm90",
     "target/sm90/stores": "kernels/test_sm90_widths",
     "target/sm90/tiles": "kernels/test_sm90_pages",
-    "target/sm90/warps": "kernels/test_sm90_narrow",
     "target/sm90/work": "kernels/test_sm90",
     "target/triton/backward": "kernels/test_backward",
     "target/triton/kernel": "plan/test_access",

@@ -58,7 +58,7 @@ def _rows_of(module: Module, kernel: Decode, sizes: dict[str, int]) -> list[list
     """Batch entry, head and query of every row, tile by tile, as the text of a target says it."""
     triton = module.target == "triton"
     text = DecodeText(module, kernel) if triton else CudaDecodeText(module, kernel, layout_of(kernel))
-    rows = text.all_rows if isinstance(text, DecodeText) else text.all_rows("M")
+    rows = text.all_rows if isinstance(text, DecodeText) else text.pack.all_rows("M")
     tl = SimpleNamespace(minimum=min)
     count = eval(rows, dict(sizes))
     row_tiles = -(-count // sizes["BLOCK_M"])
@@ -70,7 +70,7 @@ def _rows_of(module: Module, kernel: Decode, sizes: dict[str, int]) -> list[list
         if isinstance(text, DecodeText):
             lines = text.heads
         else:
-            block = [*text.heads, *text.last_row, "use(b, h, h_kv, q_lo, q_hi);"]
+            block = [*text.pack.place, text.pack.last_query, "use(b, h, h_kv, q_lo, q_hi);"]
             printed = settle("{\n" + "\n".join(block) + "\n}").splitlines()[1:-2]
             lines = [as_python(line) for line in printed]
         values: dict[str, Any] = dict(names)
@@ -82,8 +82,8 @@ def _rows_of(module: Module, kernel: Decode, sizes: dict[str, int]) -> list[list
                 exec("\n".join(line for line in text.rows_of_tile if "exists" not in line), values)
             else:
                 values["row"] = row
-                values["q_idx"] = eval(text.query_of("row").replace("/", "//"), values)
-                values["h"] = eval(text.head_of("row").replace("/", "//"), values)
+                values["q_idx"] = eval(text.pack.query_of("row").replace("/", "//"), values)
+                values["h"] = eval(text.pack.head_of("row").replace("/", "//"), values)
             own.append((values["b"], values["h"], values["q_idx"]))
         found.append(own)
     return found

@@ -29,14 +29,17 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from attnc.diagnostics import Diagnostic
+from attnc.expr.construct import ZERO
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
+from attnc.plan.ir import Decode, Let
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.lists import lists_blocks
+from attnc.plan.regions import guard_of
 from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swizzle, chunk_of
 from attnc.plan.sm90.layout import (
@@ -108,6 +111,39 @@ class Sm90DecodeLayout(CudaLayout):
     @property
     def v_panels(self) -> int:
         return self.v.width // PIECE
+
+    @property
+    def by_warps(self) -> bool:
+        """Whether each warp has keys of its own."""
+        return False
+
+    @property
+    def copies_rows(self) -> bool:
+        return self.copies == "rows"
+
+    @property
+    def shares_columns(self) -> bool:
+        """Whether warpgroups share the columns of o."""
+        return self.consumers == 2
+
+    @property
+    def stores_half(self) -> bool:
+        """Whether rows of o have fewer columns than tiles of v."""
+        return self.dv < self.dv_multiplied
+
+    @property
+    def keeps_rest(self) -> bool:
+        """Whether columns of q that multiply no values stay in registers."""
+        return self.shares_columns and self.rest > 0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks on a multiprocessor."""
+        return BLOCKS[self.consumers]
+
+    @property
+    def role_registers(self) -> tuple[int, int]:
+        return self.registers_of(self.consumers)
 
     def sharers(self, config: TileConfig) -> int:
         return self.dv // config.tile_d if self.shares else 1
@@ -397,6 +433,24 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
         starts = f"a thread starts with {layout.entry_registers} registers"
         return f"tile.kv = {tile_kv}: one product has {widest} columns at most, for {starts}"
     return beyond_shared_memory(layout.shared_memory(config), layout.room)
+
+
+def knows_first_tile(kernel: Decode) -> bool:
+    """Returns whether the first tile of a block depends on no length or condition, so that it is copied, or
+    the pages of its rows are looked up, before any is known.
+    """
+    split, rows = kernel.split, kernel.rows.get("k")
+    first = kernel.regions.loops[0].start if split is None else split.lo
+    is_packed = rows is not None and rows.first is not None
+    return first == ZERO and guard_of(kernel.regions) is None and not is_packed and "N" in kernel.dims
+
+
+def shows_unseen_values(kernel: Decode, layout: Sm90DecodeLayout) -> bool:
+    """Returns whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone,
+    and copies of single rows behind the last key.
+    """
+    shortened = any(isinstance(item, Let) and item.name == "N" for item in kernel.program)
+    return kernel.step.kept is not None or (shortened and not layout.copies_rows)
 
 
 def sm90_decode_registers(layout: Sm90DecodeLayout, config: TileConfig) -> dict[str, int]:

@@ -171,6 +171,22 @@ class Sm90Layout(CudaLayout):
         return _RECORDS
 
     @property
+    def turn_threads(self) -> int:
+        return TURN_THREADS
+
+    @property
+    def copies_rows(self) -> bool:
+        return self.copies == "rows"
+
+    @property
+    def qk_panels(self) -> int:
+        return self.qk.width // PIECE
+
+    @property
+    def v_panels(self) -> int:
+        return self.v.width // PIECE
+
+    @property
     def other_warpgroups(self) -> int:
         return 1 + self.draws + bool(self.narrow)
 

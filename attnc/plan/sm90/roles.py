@@ -6,10 +6,10 @@ All of it follows from the planned kernel. Templates print it, and decide nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from attnc.expr.nodes import TRUE, Binary, Call, Dim, Expr, Index, Ref, Search, walk
+from attnc.expr.nodes import COLUMN, TRUE, Binary, Call, Dim, Expr, Index, Load, Ref, Search, uses, walk
 from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Forward, Let, Statement, statement_expressions
@@ -59,13 +59,15 @@ class Claims:
 class WorkTile:
     """The integers that the scheduler publishes of a tile. own: those of them with a value for each consumer;
     sizes: sizes of the call that it replaces by those of a sequence; all_see: the key before which every row
-    sees all, None where partial tiles do not end the range.
+    sees all, None where partial tiles do not end the range; readers: warps that read it besides the
+    consumers.
     """
 
     published: tuple[str, ...]
     own: tuple[str, ...]
     sizes: tuple[str, ...]
     all_see: Expr | None
+    readers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +88,36 @@ class ScoreRoles:
     loaded: tuple[Fetch, ...]
     pair: Fetch | None
 
+    @property
+    def loads_keys(self) -> bool:
+        """Whether a warp loads values of each key."""
+        columns = () if self.score is None else self.score.columns
+        return bool(self.vectors) or any(column.of_key is not None for column in columns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Roles(Roles):
     """The roles of one kernel. own_ranges: each consumer walks over the key tiles that its own rows see, and
-    a share of the scheduler's lanes searches for the bounds of each; clears_values: rows of v in a partial
-    tile are made zero; lazy_may_be_partial: tiles without a maximum of their own may be partial.
+    a share of the scheduler's lanes searches for the bounds of each; searches_together: all its lanes search
+    for what is searched; clears_values: rows of v in a partial tile are made zero;
+    partial_tiles_end_the_range: they are the last ones; lazy_may_be_partial: tiles without a maximum of their
+    own may be partial; values_come_late: v is waited for where it is multiplied, and not before: what comes
+    of pairs holds it up. boxes: tensors that TMA copies; boxes_alone: those of them that nothing else reads;
+    paired: rows that the epilogue loads two columns at a time.
     """
 
     claims: Claims
     work: WorkTile
     softmax: ScoreRoles
     own_ranges: bool
+    searches_together: bool
     clears_values: bool
+    partial_tiles_end_the_range: bool
     lazy_may_be_partial: bool
+    values_come_late: bool
+    boxes: tuple[str, ...]
+    boxes_alone: tuple[str, ...]
+    paired: tuple[Fetch, ...]
 
 
 def plan_roles(kernel: Forward, layout: Sm90Layout, variant: Variant) -> Sm90Roles:
@@ -123,20 +141,53 @@ class _RolePlanner:
         self._verify_room(softmax)
         own_ranges = self._has_own_ranges(softmax)
         late = kernel.grid.longest_first and kernel.grid.sequences is None
+        boxes, end = self._list_boxes(softmax), partial_tiles_end_the_range(kernel)
         return Sm90Roles(
             claims=Claims(
                 late=late,
                 ahead=SEARCHED_AHEAD if self._searches() else CLAIMED_AHEAD,
                 last_rounds=LAST_ROUNDS if late else 0,
             ),
-            work=self._plan_work(own_ranges=own_ranges),
+            work=self._plan_work(softmax, own_ranges=own_ranges),
             softmax=softmax,
             own_ranges=own_ranges,
+            searches_together=self._searches() and not self._searches_in_tiles(),
             clears_values=self._clears_values,
+            partial_tiles_end_the_range=end,
             lazy_may_be_partial=kernel.softmax.headroom > 0
             and partial_test(kernel.regions) != TRUE
-            and not partial_tiles_end_the_range(kernel),
+            and not end,
+            values_come_late=softmax.pair is not None and not self._clears_values,
+            boxes=boxes,
+            boxes_alone=tuple(name for name in boxes if not self._is_read_elsewhere(name, softmax)),
+            paired=self._list_paired(),
         )
+
+    # -- what TMA copies -------------------------------------------------------------------------------------
+
+    def _list_boxes(self, softmax: ScoreRoles) -> tuple[str, ...]:
+        rows = self.kernel.rows
+        matrices = ("q",) if self.layout.copies_rows else ("q", "k", "v")
+        pairs = () if softmax.pair is None else (softmax.pair.load.tensor,)
+        return (*dict.fromkeys(rows[name].tensor if name in rows else name for name in matrices), *pairs)
+
+    def _is_read_elsewhere(self, tensor: str, softmax: ScoreRoles) -> bool:
+        """Returns whether a load of one element reads a tensor, besides that of pairs."""
+        return softmax.pair is not None and any(
+            isinstance(node, Load) and node.tensor == tensor and node != softmax.pair.load
+            for expr in self._expressions()
+            for node in walk(expr)
+        )
+
+    def _list_paired(self) -> tuple[Fetch, ...]:
+        epilogue = self.kernel.epilogue
+        return () if epilogue is None else tuple(filter(self._has_pairs, epilogue.fetches))
+
+    def _has_pairs(self, fetch: Fetch) -> bool:
+        """Returns whether it loads the columns of a row in their order, of 16 bits."""
+        *others, last = fetch.load.indices
+        is_alone = last == Index(COLUMN) and not any(COLUMN in uses(x) for x in (*others, fetch.guard))
+        return is_alone and self.dtypes[fetch.load.tensor] in (DType.F16, DType.BF16)
 
     # -- the scheduler --------------------------------------------------------------------------------------
 
@@ -149,10 +200,17 @@ class _RolePlanner:
     def _clears_values(self) -> bool:
         return self.kernel.step.kept is not None or ("N" in self._sizes and self.layout.copies != "rows")
 
-    def _searches(self) -> bool:
+    def _expressions(self) -> Iterator[Expr]:
         kernel = self.kernel
-        parts = (kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax)
-        return any(isinstance(node, Search) for expr in expressions_within(parts) for node in walk(expr))
+        return expressions_within((kernel.program, kernel.outer, kernel.regions, kernel.step, kernel.softmax))
+
+    def _searches(self) -> bool:
+        return any(isinstance(node, Search) for expr in self._expressions() for node in walk(expr))
+
+    def _searches_in_tiles(self) -> bool:
+        """Returns whether the test of a tile searches, which a producer does, that is one lane."""
+        exprs = (expr for x in self.kernel.regions.tests for expr in statement_expressions(x))
+        return any(isinstance(node, Search) for expr in exprs for node in walk(expr))
 
     def _has_own_ranges(self, softmax: ScoreRoles) -> bool:
         kernel, layout = self.kernel, self.layout
@@ -171,7 +229,7 @@ class _RolePlanner:
         of_rows = any({"q_lo", "q_hi"} & names_in(item) for item in kernel.regions.bounds)
         return bool(others and of_rows and not together)
 
-    def _plan_work(self, *, own_ranges: bool) -> WorkTile:
+    def _plan_work(self, softmax: ScoreRoles, *, own_ranges: bool) -> WorkTile:
         kernel, sequences = self.kernel, self.kernel.grid.sequences
         all_see = find_key_that_all_see(kernel)
         place = ("h", "b", *(("q_first", "q_rows") if sequences is not None else ()))
@@ -190,6 +248,7 @@ class _RolePlanner:
             own=tuple(name for name in published if name in bounds) if own_ranges else (),
             sizes=self._sizes,
             all_see=all_see,
+            readers=1 + softmax.loads_keys + (softmax.pair is not None) + 4 * self.layout.draws,
         )
 
     def _wanted(self) -> frozenset[str]:

@@ -51,6 +51,14 @@ _REMEDIES: Mapping[str, Sequence[Value]] = {
 class Sm90WarpsLayout(Sm90DecodeLayout):
     """As for `Sm90DecodeLayout`. narrow: what is copied as it lies in memory: k and v, of 8 bits or 16."""
 
+    @property
+    def by_warps(self) -> bool:
+        return True
+
+    @property
+    def blocks(self) -> int:
+        return BLOCKS
+
     def chosen(self, config: TileConfig) -> dict[str, int]:
         return {"RAW_TILES": config.stages}
 

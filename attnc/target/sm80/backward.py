@@ -21,11 +21,10 @@ from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.printer import IN_ROWS
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.dropout import Drawing
-from attnc.target.sm80.elements import FRAGMENT, Elements
+from attnc.target.sm80.elements import FRAGMENT, Elements, only_element
 from attnc.target.sm80.loads import Loads
 from attnc.target.sm80.loop import TileLoop
 from attnc.target.sm80.printer import (
-    STORED,
     CudaSums,
     CudaSumsOfWeights,
     CudaWalk,
@@ -82,16 +81,15 @@ class CudaFileText:
         self.module, self.arguments, self.name, self.launch = module, arguments, name, default
         self.plan = backward_layout_of(module.backward)
         self.layout = self.plan.layout
-        self.element, self.element_param = STORED[self.layout.element], module.variant.element_param
-        self.padded = self.layout.is_padded
-        self.elements = Elements(is_f32=self.layout.is_f32, products_of="backward_", fragment=self._fragment)
+        self.elements = Elements(
+            is_f32=self.layout.is_f32,
+            products_of="backward_",
+            fragment=self._fragment,
+            only=only_element(self.layout.element, module.variant),
+        )
         self.tiles = SharedTiles(layout=self.layout)
         self.dtypes = arguments.dtypes
         self.places = BackwardPlaces(arguments)
-
-    @property
-    def fields(self) -> Iterator[str]:
-        return self.arguments.fields
 
     @property
     def constants(self) -> Iterator[str]:
@@ -151,7 +149,6 @@ class CudaBackwardText(CudaFileText):
         self.over_q, self.groups = planned.over_q, planned.sums_heads
         self.show = at_row if self.over_q else at_key
         self.kv_name = "h" if self.kernel.kv_head == Index("h") else "h_kv"
-        self.h_kv = scalar(self.kernel.kv_head)
         starts = self.kv_name == "h" or planned.fills_keys
         self.view = BackwardView(module, planned, starts_with_program=starts)
         self.is_sequential = self.kernel.grid.over == "head"
@@ -405,6 +402,6 @@ class FinishText(CudaFileText):
         assert module.backward is not None
         last = default_of(module.backward.kernels[-1])
         super().__init__(module, arguments, finish_name(module), last)
-        padded = f", D_TILE = {self.layout.qk.width}" if self.padded else ""
+        padded = f", D_TILE = {self.layout.qk.width}" if self.layout.is_padded else ""
         self.width = f"D = {self.layout.d}{padded}"
         self.scale = scalar(Const(module.backward.kernels[0].chain.scale))

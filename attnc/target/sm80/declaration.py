@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attnc.expr.nodes import show
 from attnc.model.tensors import Role
@@ -29,6 +29,7 @@ from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import ROWS_WARPS, finish_name
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 from attnc.target.sm80.printer import STORED
+from attnc.target.sm80.split import Split
 
 #: What blocks take tiles from; the support package adds its address to the others.
 COUNTER = "counter"
@@ -45,16 +46,16 @@ def cuda_declaration(
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     if text.layout.chunk != 8:
         fields["chunk"] = str(text.layout.chunk)
-    names = [arg.tensor.name for arg in text.arguments]
+    names = text.arguments.names
     dv = text.layout.dv
     kernels = []
     if isinstance(text, CudaDecodeText):
-        blocks = "tiles * SPLITS" if text.is_split else tiles(module, text.kernel)
+        blocks = "tiles * SPLITS" if text.split else tiles(module, text.kernel)
         kernels.append(cuda_kernel(kernel.name, blocks))
-        if text.is_split:
-            fields |= parts_fields(module, text)
-            names += parts_addresses(text)
-            kernels.append(join_kernel(text, 4 * (dv + 1)))
+        if text.split:
+            fields |= parts_fields(module, text.kernel, text.split)
+            names += parts_addresses(text.split)
+            kernels.append(join_kernel(text.split, 4 * (dv + 1)))
         if text.finds_top:
             names.append("fallbacks")
     else:
@@ -65,11 +66,11 @@ def cuda_declaration(
             names += scratch
     sizes = (
         {"SECTION": _section(module, kernel, text)}
-        if "SECTION" in text.size_names
-        else fixed_split_size(text)
+        if "SECTION" in text.arguments.sizes
+        else fixed_split_size(text.arguments.sizes)
     )
-    strides = [text.view.strides(arg) for arg in text.arguments]
-    fields["launches"] = Items([cuda_kernels(kernels, names, strides, text.size_names, sizes)])
+    passed = text.arguments
+    fields["launches"] = Items([cuda_kernels(kernels, names, passed.strides, passed.sizes, sizes)])
     if back is not None:
         fields["backward"] = back.declared
     return CallText("CudaAttention", fields=fields)
@@ -86,37 +87,35 @@ def cuda_files(module: Module) -> dict[str, Value]:
     return found
 
 
-def parts_fields(module: Module, text: CudaDecodeText) -> dict[str, Value]:
+def parts_fields(module: Module, kernel: Decode, split: Split) -> dict[str, Value]:
     """Returns how the keys of a sequence are split, and the memory for what comes of its splits."""
-    size = quote_word(f"SPLIT_ROWS * {text.split_columns + 1}")
-    kernel = text.kernel
-    assert kernel.split is not None
-    return {"split": split_record(module, kernel, kernel.split, None), "scratch": Table({"splits": size})}
+    size = quote_word(f"SPLIT_ROWS * {split.columns + 1}")
+    return {"split": split_record(module, kernel, split.planned, None), "scratch": Table({"splits": size})}
 
 
-def parts_addresses(text: CudaDecodeText) -> list[str]:
+def parts_addresses(split: Split) -> list[str]:
     """Returns where o of the splits is kept, and behind it lse."""
-    return ["splits", f"splits+SPLIT_ROWS*{4 * text.split_columns}"]
+    return ["splits", f"splits+SPLIT_ROWS*{4 * split.columns}"]
 
 
-def fixed_split_size(text: CudaText) -> dict[str, str]:
+def fixed_split_size(sizes: Sequence[str]) -> dict[str, str]:
     """Returns keys of a split, where some config fixes them; 0: they are counted."""
-    return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in text.size_names else {}
+    return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in sizes else {}
 
 
-def join_kernel(text: CudaDecodeText, warp_bytes: int) -> CallText:
+def join_kernel(split: Split, warp_bytes: int) -> CallText:
     """Returns what joins the splits, with its own shared memory, so much of each warp, not a tile's, which
     few blocks fit.
     """
     shared = {"shared": f"config.WARPS * {warp_bytes}"}
-    return cuda_kernel(text.combine_name, "rows", changes=shared, joins=True)
+    return cuda_kernel(split.joined_by, "rows", changes=shared, joins=True)
 
 
 def cuda_kernels(
     kernels: list[CallText],
     addresses: list[str],
-    strides: Iterable[list[str]],
-    numbers: list[str],
+    strides: Iterable[Sequence[str]],
+    numbers: Sequence[str],
     sizes: Mapping[str, str],
     maps: Mapping[str, str] | None = None,
     *,
@@ -135,7 +134,7 @@ def cuda_kernels(
     return CallText("TmaKernels" if maps or decodes else "Kernels", fields=fields)
 
 
-def _by_axes(strides: Iterable[list[str]]) -> list[str]:
+def _by_axes(strides: Iterable[Sequence[str]]) -> list[str]:
     """Returns `q:bmh` for stride_qb, stride_qm and stride_qh; `bias:01` for stride_bias_0 and
     stride_bias_1.
     """

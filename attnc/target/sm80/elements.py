@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attnc.model.attention import Variant
+from attnc.model.dtypes import DType
+from attnc.target.sm80.printer import STORED
+
 #: Where an accumulator has the element of row r of a thread in column c of its group j.
 FRAGMENT = "[r / 2][j][r % 2 * 2 + c]"
 
@@ -11,12 +15,14 @@ FRAGMENT = "[r / 2][j][r % 2 * 2 + c]"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
     """Elements of 16 bits, or f32. products_of: which products of tiles are printed, "" or "backward_";
-    fragment: where an accumulator has an element.
+    fragment: where an accumulator has an element; only: the type of a kernel that is compiled for one alone,
+    else "".
     """
 
     is_f32: bool
     products_of: str = ""
     fragment: str = FRAGMENT
+    only: str = ""
 
     @property
     def products(self) -> str:
@@ -63,3 +69,8 @@ class Elements:
         if self.is_f32:
             return "WIDTH % 32 == 0 ? 8 : 4"
         return "WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2"
+
+
+def only_element(element: DType, variant: Variant) -> str:
+    """Returns the type that the kernels of a variant are compiled for, "" where there are several."""
+    return "" if variant.element_param else STORED[element]

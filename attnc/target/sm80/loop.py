@@ -16,7 +16,8 @@ from attnc.target.sm80.printer import scalar, statement
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileLoop:
     """One `for` over the tiles of all regions. end: of the tiles that the block visits; step: from one to the
-    next; fills: whether copied tiles hold zeros where no query keeps a key.
+    next; fills: whether copied tiles hold zeros where no query keeps a key; ascends: whether the first tile
+    comes first, where tiles are those of listed blocks.
     """
 
     kernel: Kernel
@@ -24,6 +25,7 @@ class TileLoop:
     end: str = "hi"
     step: str = "BLOCK_N"
     fills: bool = True
+    ascends: bool = False
 
     @property
     def lo(self) -> str:

@@ -106,6 +106,8 @@ class Sm90BackwardText(CudaBackwardText):
         self.cuts_walks = not self.over_q
         self.gives_p = self.plan.gives_p and not self.over_q
         self.turns: Turns | None = None if self.chain.adds_dq is None or self.over_q else self.plan.turns
+        from_last = self.turns is not None and self.turns.from_last
+        self.loop = replace(self.loop, ascends=self.over_q or from_last)
         self.edge = ""
         if self.turns is not None and self.turns.first_varies:
             self.edge = self.loop.lo if self.turns.from_last else self.loop.hi
@@ -121,7 +123,6 @@ class Sm90BackwardText(CudaBackwardText):
                 self.plan, planned, fetches=self.loads.row_fetches, late=self.late_program, is_cut=is_cut
             )
 
-    searching_lanes = "32"
     _fragment = FRAGMENT
 
     @property
@@ -153,11 +154,11 @@ class Sm90BackwardText(CudaBackwardText):
         return "(N + BLOCK_N - 1) / BLOCK_N" if self.kernel.grid.sequences is not None else self.walk.tiles
 
     @property
-    def ascends(self) -> bool:
-        return self.over_q or (self.turns is not None and self.turns.from_last)
+    def search_lanes(self) -> str:
+        return "32" if self._searches_together else ""
 
     @property
-    def searches_together(self) -> bool:
+    def _searches_together(self) -> bool:
         def searches(exprs: Iterable[Expr]) -> bool:
             return any(isinstance(node, Search) for expr in exprs for node in walk(expr))
 

@@ -56,44 +56,43 @@ def hopper_declaration(
 ) -> CallText:
     """Returns the value of `CALL`: `HopperAttention(...)`."""
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
-    names = [arg.tensor.name for arg in text.arguments]
-    strides = [text.view.strides(arg) for arg in text.arguments]
+    passed, names = text.arguments, text.arguments.names
     if isinstance(text, Sm90DecodeText):
-        blocks = "tiles * SPLITS" if text.is_split else tiles(module, text.kernel)
-        blocks += f" * ({text.layout.dv} // config.BLOCK_D)" if text.blocks_share else ""
+        blocks = "tiles * SPLITS" if text.split else tiles(module, text.kernel)
+        blocks += f" * ({text.layout.dv} // config.BLOCK_D)" if text.layout.shares else ""
         kernels = [cuda_kernel(kernel.name, blocks)]
-        if text.is_split:
-            fields |= parts_fields(module, text)
-            names += parts_addresses(text)
-            kernels.append(join_kernel(text, 32 * 16))
+        if text.split:
+            fields |= parts_fields(module, text.kernel, text.split)
+            names += parts_addresses(text.split)
+            kernels.append(join_kernel(text.split, 32 * 16))
         if text.lists is not None:
             made = {**_scratch(fields), "_lists": quote_word(text.lists.memory)}
             fields["scratch"] = Table(made)
             kernels, names = [text.lists.launch, *kernels], [*names, "_lists"]
-        boxes = dict.fromkeys(text.maps, text.wgmma.box_rows)
-        split_size = fixed_split_size(text)
-        launch = cuda_kernels(kernels, names, strides, text.size_names, split_size, boxes, decodes=True)
+        boxes, size = dict.fromkeys(passed.maps, text.wgmma.box_rows), fixed_split_size(passed.sizes)
+        launch = cuda_kernels(kernels, names, passed.strides, passed.sizes, size, boxes, decodes=True)
     else:
         configs = [hopper(config) for config in kernel.configs]
         if costs := costs_of(module.variant.attention, text.layout, configs):
             fields["costs"] = Items(list(map(quote_word, costs)))
         sizes = {"q": "BLOCK_M", "o": str(STORED_ROWS)}
         sizes |= {text.score.pair.load.tensor: "BLOCK_M"} if text.score.pair else {}
-        boxes = {name: sizes.get(name, text.box_rows) for name in text.maps}
+        boxes = {name: sizes.get(name, text.box_rows) for name in passed.maps}
         kernels, more = [cuda_kernel(kernel.name, _blocks(text))], {}
         if text.lists is not None:
             fields["scratch"] = Table({"_list_bits": quote_word(text.lists.memory)})
             kernels, names = [text.lists.launch, *kernels], [*names, "_list_bits"]
-        if text.conversion is not None:
-            fields["made"] = Items([part.declared for part in text.conversion.parts])
-            kernels = [text.conversion.launch, *kernels]
-            names += (name for part in text.conversion.parts for name in (part.name, part.made))
-            strides += (part.declared_strides for part in text.conversion.parts)
-            seen = {part.name: part.made for part in text.conversion.parts}
+        strides = list(passed.strides)
+        if (converts := text.conversion) is not None:
+            fields["made"] = Items([part.declared for part in converts.parts])
+            kernels = [converts.launch, *kernels]
+            names += (name for part in converts.parts for name in (part.name, part.made))
+            strides += (part.declared_strides for part in converts.parts)
+            seen = {part.name: part.made for part in converts.parts}
             boxes = {seen.get(name, name): rows for name, rows in boxes.items()}
-        if text.clusters:
+        if text.layout.clusters:
             more = {"CLUSTER": "config.CLUSTER"}
-        launch = cuda_kernels(kernels, names, strides, text.size_names, more, boxes)
+        launch = cuda_kernels(kernels, names, strides, passed.sizes, more, boxes)
     fields["launches"] = Items([launch])
     if back is not None:
         fields["backward"] = back.declared
@@ -107,7 +106,7 @@ def _scratch(fields: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def _blocks(text: Sm90Text) -> str:
-    if text.clusters:  # whole ones, and one at least: where there is no room for it, the driver says so
+    if text.layout.clusters:  # whole ones, and one at least: the driver says where there is no room for it
         return "CLUSTER * min(cdiv(M, CLUSTER * BLOCK_M) * B * H, max(multiprocessors() // CLUSTER, 1))"
     tiles, sequences = "cdiv(M, BLOCK_M) * B * H", text.kernel.grid.sequences
     if sequences is not None:

@@ -30,6 +30,10 @@ class NarrowPart:
     def letter(self) -> str:
         return self.name.upper()
 
+    @property
+    def is_converted(self) -> bool:
+        return self.stored != "element"
+
 
 class NarrowTiles:
     """Tiles of 8 bits of a kernel. parts: the tensors that are converted; wide: the one of k and v that comes
@@ -42,14 +46,15 @@ class NarrowTiles:
         self._text = text
         self.parts = narrow_parts(tensors, text.layout, text.module.variant.attention)
         converted = [part.name for part in self.parts]
-        self.wide = "" if text.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
+        self.wide = "" if text.layout.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
+        self.converts = any(part.is_converted for part in self.parts)
         self.places = _list_places(self.parts, first)
 
     def byte_pool(self, name: str) -> str:
         """Returns where rows of K or V of the head at hand lie, in bytes."""
         text, tensor = self._text, self._text.view.rows(name).tensor
         strides = f"args.stride_{tensor}p, args.stride_{tensor}n"
-        return f"byte_pool(args.{tensor}_ptr + {text.offset(name)}, {strides})"
+        return f"byte_pool(args.{tensor}_ptr + {text.rows.offset(name)}, {strides})"
 
 
 def _list_places(parts: Iterable[NarrowPart], at: str) -> str:

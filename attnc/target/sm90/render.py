@@ -8,7 +8,6 @@ from functools import partial
 from attnc.plan.ir import Decode, Module
 from attnc.plan.sm90 import decode_layout_of, layout_of
 from attnc.plan.sm90.backward import Sm90Backward
-from attnc.plan.sm90.warps import Sm90WarpsLayout
 from attnc.target.header import forward_numbers, header
 from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
 from attnc.target.sm80.declaration import CudaBackward
@@ -29,7 +28,6 @@ from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90BackwardText
 from attnc.target.sm90.declaration import HopperBackward, hopper_declaration
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
-from attnc.target.sm90.warps import Sm90WarpsText
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
@@ -38,7 +36,7 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     kernel = module.kernel
     text: Sm90Text | Sm90DecodeText
     if isinstance(kernel, Decode):
-        text = decode_text(module, kernel)
+        text = Sm90DecodeText(module, kernel, decode_layout_of(kernel))
     else:
         text = Sm90Text(module, kernel, layout_of(kernel))
     fields = partial(header, target=module.target, what=", TMA and wgmma", path=path, sha256=sha256)
@@ -59,14 +57,6 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
         module, fields(module), source, files, declaration, tuned, back, target="hopper", constants=constants
     )
     return {f"{module.variant.name}.py": host, f"{module.variant.kernels}.cu": source, **files}
-
-
-def decode_text(module: Module, kernel: Decode) -> Sm90DecodeText:
-    """Returns the text of a decode kernel."""
-    layout = decode_layout_of(kernel)
-    if isinstance(layout, Sm90WarpsLayout):
-        return Sm90WarpsText(module, kernel, layout)
-    return Sm90DecodeText(module, kernel, layout)
 
 
 def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward | None, dict[str, str]]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from attnc.expr.nodes import Ref
+from attnc.model.attention import Variant
+from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Forward, Let, Statement
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90 import roles_of
 from attnc.plan.sm90.layout import Sm90Layout
 from attnc.plan.steps import fetches_for
-from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.printer import at_row, local, scalar, statement, stored_type, value_type
+from attnc.target.sm80.step import Step
 
 
 class Scores:
@@ -26,20 +28,22 @@ class Scores:
     bytes a key; pair: what comes there for each query and key; fetches: loads of an element.
     """
 
-    def __init__(self, kernel: Forward, layout: Sm90Layout, view: CudaText) -> None:
+    def __init__(
+        self, kernel: Forward, layout: Sm90Layout, step: Step, dtypes: dict[str, DType], variant: Variant
+    ) -> None:
         planned = roles_of(kernel).softmax
         self.parts, self.exponent, self.near = planned.score, planned.exponent, planned.near
         self.cap, self.ends = planned.cap, planned.ends
         self.vectors, self.loaded, self.pair = planned.vectors, planned.loaded, planned.pair
         self.columns = () if self.parts is None else self.parts.columns
-        self.fetches = view.fetches_along_keys(
+        self.fetches = step.fetches_along_keys(
             kernel.step.fetches, None if self.parts is None else self.parts.value
         )
-        of_score = view.fetches_along_keys(kernel.step.fetches, kernel.step.score)
-        self._of_mask, self._of_values = view.mask_fetches, view.value_fetches
+        of_score = step.score_fetches
+        self._of_mask, self._of_values = step.mask_fetches, step.value_fetches
         self._asked = (*of_score, *self._of_mask, *self._of_values)
-        self._dtypes, self._dims, self._layout = view.dtypes, kernel.dims, layout
-        self._variant = view.module.variant
+        self._dtypes, self._dims, self._layout, self._variant = dtypes, kernel.dims, layout, variant
+        self.loads_keys = planned.loads_keys
 
     # -- what is loaded of each key --------------------------------------------------------------------------
 
@@ -76,10 +80,6 @@ class Scores:
     @property
     def number_columns(self) -> list[tuple[int, str]]:
         return [(3 * i, at_row(x.factor)) for i, x in enumerate(self.columns) if x.of_key is None]
-
-    @property
-    def loads_keys(self) -> bool:
-        return bool(self.vectors or self.key_columns)
 
     @property
     def is_loaded(self) -> bool:
@@ -150,3 +150,18 @@ class Scores:
             return f"half_of<{stored}>(values[j % 2 * 2 + r], c)"
         chunk = "(2 * j % 8 + t / 2 ^ g) * 16 + t % 2 * 8"
         return f"of_pair<float>(load_shared<u64>(pair_at + (j / 4 * BLOCK_M + 8 * r) * 128 + {chunk}), c)"
+
+
+class Sm90Step(Step):
+    """As for `cuda.sm_80`, where values of keys and pairs come through shared memory."""
+
+    def __init__(self, kernel: Forward, dtypes: dict[str, DType], scores: Scores) -> None:
+        super().__init__(kernel, dtypes)
+        self._scores = scores
+
+    def statement(self, item: Statement) -> str:
+        if isinstance(item, Fetch) and item in self._scores.loaded:
+            return self._scores.vector_statement(item)
+        if isinstance(item, Fetch) and item == self._scores.pair:
+            return local("const float", {item.name: self._scores.pair_value})
+        return super().statement(item)

@@ -13,7 +13,7 @@ from attnc.plan.ir import Decode, Forward
 from attnc.plan.signature import RowZero
 from attnc.plan.sm80.layout import MMA, CudaLayout
 from attnc.plan.sm90.layout import PIECE
-from attnc.target.sm80.kernel import CudaText
+from attnc.target.sm80.rows import GlobalRows
 
 #: Columns before those of a product, and its own.
 Parts: TypeAlias = tuple[tuple[int, int], ...]
@@ -53,7 +53,8 @@ class WgmmaTiles:
     d_stored, dv_stored: columns of rows of q and k, of v and o, as C++, where D and DV are those of products;
     box: keys that are copied at once, which lie in one page; box_rows: the same as declarations say it, or
     all keys of a tile, of one of the `warps` that have rows of their own; functions: macros of
-    `support/sm90_wgmma.cuh` that define the products.
+    `support/sm90_wgmma.cuh` that define the products; v_at, v_bytes: where tiles of v begin, which may be
+    those of k, and the size of one; rest_steps: steps of q k^T whose columns multiply no values.
     """
 
     def __init__(
@@ -71,6 +72,9 @@ class WgmmaTiles:
         self.d_stored = str(layout.d) if padded_d else "D"
         self.dv_stored = str(layout.dv) if padded_dv else "DV"
         self._is_padded, self._parts = padded_d or padded_dv, parts
+        v = "K" if layout.v_in_k else "V"
+        self.v_at, self.v_bytes = f"{v}_AT", f"{v}_BYTES"
+        self.rest_steps = "(D - DV) / 16" if layout.d % PIECE else "4 * REST"
         last, *others = key_tiles
         boxes = [f"BLOCK_N == {tile} ? {gcd(page, tile // warps)} : " for tile in others]
         self.box = f"{''.join(boxes)}{gcd(page, last // warps)}"
@@ -100,18 +104,23 @@ FRAGMENT = "[j][2 * r + c]"
 
 
 class Boxes:
-    """Where TMA finds boxes of rows."""
+    """Where boxes of rows are found."""
 
-    def __init__(self, text: CudaText) -> None:
-        self._text = text
+    def __init__(self, rows: GlobalRows) -> None:
+        self._rows = rows
 
     def pool(self, name: str) -> str:
-        """Returns where rows of K or V of the head at hand lie: in page 0, and what follows."""
-        text, tensor = self._text, self._text.view.rows(name).tensor
-        return f"{{args.{tensor}_ptr + {text.offset(name)}, args.stride_{tensor}p, args.stride_{tensor}n}}"
+        """Returns where rows of K or V of the head at hand lie: in page 0, and what follows; or, of a list,
+        where each key is a page.
+        """
+        tensor = self._rows.view.rows(name).tensor
+        steps = f"args.stride_{tensor}p, args.stride_{tensor}n"
+        if self._rows.by_entry:
+            steps = f"args.stride_{tensor}n, 0"
+        return f"{{args.{tensor}_ptr + {self._rows.offset(name)}, {steps}}}"
 
     def coordinates(self, name: str, row: str, page: str = "") -> str:
-        return coordinates(self._text.view.row_zero(name), row, page)
+        return coordinates(self._rows.view.row_zero(name), row, page)
 
 
 def list_key_tiles(kernel: Forward | Decode) -> list[int]:

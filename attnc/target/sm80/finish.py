@@ -1,0 +1,26 @@
+"""What a kernel that computes o does with it in the end: its epilogue, and what a backward keeps."""
+
+from __future__ import annotations
+
+from attnc.model.dtypes import DType
+from attnc.plan.ir import Decode, Forward, Module, Statement
+from attnc.target.sm80.printer import scalar, statement
+
+
+class Finish:
+    """Of one kernel. if_wants_lse: a condition for lse to be stored, with `&&` behind it, "" for none;
+    keeps_attention: whether a backward reads o before the epilogue; kept_columns: its columns as C++, where
+    they are stored 16 bytes at a time, else "". paired: loads of an epilogue that read two columns at a time.
+    """
+
+    paired: tuple[object, ...] = ()
+    kept_columns = ""
+
+    def __init__(self, module: Module, kernel: Forward | Decode, dtypes: dict[str, DType]) -> None:
+        kept = {arg.tensor.name for arg in module.kept}
+        self.if_wants_lse = "args.lse_ptr != nullptr && " if "lse" in kept else ""
+        self.keeps_attention = "attention" in kept
+        self._kernel, self._dtypes = kernel, dtypes
+
+    def statement(self, item: Statement) -> str:
+        return statement(item, self._dtypes, self._kernel.dims, scalar)

@@ -1,0 +1,69 @@
+"""How the rows of a q tile stand for queries and heads: query heads that share keys fill a tile together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnc.plan.ir import Decode, Forward
+from attnc.target.sm80.printer import local, scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPack:
+    """The rows of a tile. group: query heads of a KV head, "" where rows are of one head; alone: the same
+    where a tile has rows of one query, so that some rows have no head; head, heads: the index of the KV head,
+    and their number.
+    """
+
+    group: str
+    alone: str
+    head: str
+    heads: str
+    h_kv: str
+
+    @property
+    def rows(self) -> str:
+        """Rows of a query, "" for one."""
+        return "query_rows" if self.alone else self.group
+
+    @property
+    def first_head(self) -> str:
+        return f"{self.head} * {self.alone or self.group} + " if self.group and self.head else ""
+
+    def all_rows(self, queries: str) -> str:
+        return f"{queries} * {self.rows}" if self.rows else queries
+
+    def query_of(self, row: str) -> str:
+        return f"{row} / {self.rows}" if self.rows else row
+
+    def head_of(self, row: str) -> str:
+        return f"{self.first_head}{row} % {self.rows}" if self.rows else "h"
+
+    def if_head(self, row: str) -> str:
+        """Returns a further condition for a row to have a head, "" where all have one."""
+        return f" && {row} % {self.rows} < {self.alone}" if self.alone else ""
+
+    @property
+    def place(self) -> list[str]:
+        """What the number of a tile means: batch entry, head and first query."""
+        q_lo = local("const int", q_lo=self.query_of("row_lo"))
+        if not self.head:
+            return ["const int b = tile / row_tiles;", q_lo]
+        place = {"b": f"tile / row_tiles / {self.heads}", self.head: f"tile / row_tiles % {self.heads}"}
+        if self.rows:
+            return [f"const int {', '.join(f'{name} = {value}' for name, value in place.items())};", q_lo]
+        return [local("const int", place, q_lo="row_lo"), local("const int", h_kv=self.h_kv)]
+
+    @property
+    def last_query(self) -> str:
+        last = f"min(row_lo + BLOCK_M, {self.all_rows('M')}) - 1"
+        return local("const int", q_hi=f"({last}) / {self.rows}" if self.rows else last)
+
+
+def pack_of(kernel: Forward | Decode) -> HeadPack:
+    """Returns how the rows of a kernel's tiles stand for queries and heads."""
+    walk, alone = kernel.walk, ""
+    if isinstance(kernel, Decode) and kernel.pack is not None and kernel.pack.alone:
+        alone = scalar(kernel.pack.group)
+    group = "" if walk.group is None else scalar(walk.group)
+    return HeadPack(group=group, alone=alone, head=walk.head, heads=walk.heads, h_kv=scalar(kernel.kv_head))

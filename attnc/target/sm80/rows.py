@@ -1,0 +1,103 @@
+"""Where rows of q, k, v, o and lse lie in global memory, and which of them exist."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnc.model.dtypes import DType
+from attnc.plan.ir import Decode, Forward
+from attnc.target.kernel_view import OutputView
+from attnc.target.sm80.pack import HeadPack
+from attnc.target.sm80.printer import STORED, offset, scalar
+
+#: Matrices whose rows are copied or stored in tiles, and what their places are called in a kernel.
+PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalRows:
+    """Rows of one kernel. page: keys of a page, 0 without pages; by_entry: keys are those that a list names,
+    of which each is a page; v_in_k: v is columns of k.
+    """
+
+    kernel: Forward | Decode
+    view: OutputView
+    dtypes: dict[str, DType]
+    pack: HeadPack
+    page: int
+    v_in_k: bool
+    by_entry: bool = False
+
+    @property
+    def page_entry(self) -> str:
+        """What the table says of key `kv_idx`."""
+        if self.by_entry:
+            return "list_row[kv_idx]"
+        rows = self.view.rows("k")
+        return f"(int){rows.table}[(long long)(kv_idx / PAGE) * args.{rows.table_stride}]"
+
+    @property
+    def run(self) -> int:
+        """Rows of a tile that surely lie in one page: tiles and shares start at multiples of 16."""
+        return math.gcd(self.page, 16)
+
+    @property
+    def table_type(self) -> str:
+        name = self.view.rows("k").table_stride.removeprefix("stride_").rsplit("_", 1)[0]
+        return STORED[self.dtypes[name]]
+
+    def offset(self, name: str) -> str:
+        """Returns the offset from the first element to row 0 of the sequence and head at hand; in pages, to
+        the head.
+        """
+        return offset(self.view.row_zero(name))
+
+    @property
+    def places(self) -> Iterator[str]:
+        yield from (self.place(name) for name in "qkv" if name != "v" or not self.v_in_k)
+
+    def place(self, name: str) -> str:
+        """Returns where the rows of a matrix lie, as a declaration."""
+        if self.pack.group and name in ("q", "o"):
+            return self._place_of_heads(name)
+        rows = self.view.rows(name)
+        of, letter = rows.tensor, "n" if name in ("k", "v") else "m"
+        first = f"args.{of}_ptr + {self.offset(name)}"
+        if rows.page:
+            strides = f"args.stride_{of}p, args.stride_{of}n"
+            table = f"{rows.table}, args.{rows.table_stride}"
+            return f"const Pages {PLACES[name]} = {{{first}, {strides}, {table}}};"
+        element = "element" if name == "o" else "const element"
+        return f"const Rows<{element}> {PLACES[name]} = {{{first}, args.stride_{of}{letter}}};"
+
+    def _place_of_heads(self, name: str) -> str:
+        first = f"args.{name}_ptr + b * args.stride_{name}b"
+        if head := self.pack.head:
+            first += f" + {head} * {self.pack.group} * args.stride_{name}h"
+        kind = "Heads<element>" if name == "o" else "Heads<const element>"
+        strides = f"args.stride_{name}m, args.stride_{name}h"
+        return f"const {kind} {PLACES[name]} = {{{first}, {strides}, {self.pack.group}}};"
+
+    def row_at(self, name: str) -> str:
+        """Returns where row `row` of q or o begins, where a tile may have rows of several heads."""
+        first = f"args.{name}_ptr + b * args.stride_{name}b"
+        query, head = self.pack.query_of("row"), self.pack.head_of("row")
+        return f"{first} + ({query}) * args.stride_{name}m + ({head}) * args.stride_{name}h"
+
+    # -- rows that do not exist ----------------------------------------------------------------------------
+
+    @property
+    def stored(self) -> str:
+        """Rows of a head that are stored."""
+        return scalar(self.kernel.stored)
+
+    @property
+    def all_stored(self) -> str:
+        """The same of all heads of a tile."""
+        return self.pack.all_rows(self.stored)
+
+    def if_exists(self, value: str, otherwise: str) -> str:
+        query = "q" if isinstance(self.kernel, Decode) else "row"
+        return f"{query} < M ? {value} : {otherwise}" if self.view.clears else value

@@ -1,0 +1,41 @@
+"""The split of the keys that a block of a decode kernel has, and the kernel that joins what comes of them."""
+
+from __future__ import annotations
+
+from attnc.expr.construct import ZERO
+from attnc.plan.decode import has_fixed_splits
+from attnc.plan.ir import Decode, Module
+from attnc.target.sm80.printer import scalar
+
+
+class Split:
+    """Of a kernel whose keys are split. columns: of o of a split; joined_by: the name of the kernel that
+    joins splits; has_fixed_size: whether some config fixes how many keys a split has; row: where the results
+    of a row begin, among those of all splits; stored: rows of a head that are.
+    """
+
+    def __init__(self, module: Module, kernel: Decode, *, columns: int, stored: str) -> None:
+        assert kernel.split is not None
+        self.planned, self.columns = kernel.split, columns
+        self.joined_by = f"{module.variant.attention.name}_combine"
+        self.has_fixed_size = has_fixed_splits(kernel)
+        self.row = f"((long long)(b * H + head) * {stored} + q) * args.SPLITS + split"
+
+    @property
+    def size_names(self) -> list[str]:
+        return ["SPLITS", *(["SPLIT_SIZE"] if self.has_fixed_size else [])]
+
+    @property
+    def bounds(self) -> list[str]:
+        """The keys of a block: whole tiles, one behind the other."""
+        lo, hi = scalar(self.planned.lo), scalar(self.planned.hi)
+        starts_at_0 = self.planned.lo == ZERO
+        visited = f"max({hi if starts_at_0 else f'{hi} - {lo}'}, 0)"
+        tiles = f"({visited} + BLOCK_N - 1) / BLOCK_N"
+        fixed = "args.SPLIT_SIZE > 0 ? args.SPLIT_SIZE : " if self.has_fixed_size else ""
+        first = "split * split_size" if starts_at_0 else f"{lo} + split * split_size"
+        return [
+            "// this block's split: whole tiles, as many as the others have, or what is left of them",
+            f"const int split_size = {fixed}({tiles} + args.SPLITS - 1) / args.SPLITS * BLOCK_N;",
+            f"const int split_lo = {first}, split_hi = min(split_lo + split_size, {hi});",
+        ]

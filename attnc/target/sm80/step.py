@@ -1,0 +1,57 @@
+"""What a step of a kernel that computes o loads and computes of a tile of keys, statement by statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from attnc.expr.nodes import Expr
+from attnc.model.dtypes import DType
+from attnc.plan.ir import Decode, Fetch, Forward, Statement
+from attnc.plan.steps import fetches_for
+from attnc.target.sm80.printer import at_row, statement
+
+
+class Step:
+    """The step of one kernel. times_scale: a factor of scores, "" for 1; excluded: the score of a key that a
+    row does not see, or its weight where nothing normalises; v_scale: what row r of o is multiplied by, ""
+    for nothing.
+    """
+
+    def __init__(self, kernel: Forward | Decode, dtypes: dict[str, DType]) -> None:
+        self._kernel, self._dtypes, softmax = kernel, dtypes, kernel.softmax
+        self.times_scale = "" if softmax.scale is None else " * SCALE"
+        self.excluded = "-INF" if softmax.normalises else "0.0f"
+        self.v_scale = "" if softmax.v_scale is None else at_row(softmax.v_scale)
+
+    def statement(self, item: Statement) -> str:
+        return statement(item, self._dtypes, self._kernel.dims)
+
+    def key_statements(self, items: Iterable[Fetch]) -> Iterator[str]:
+        """Yields loads of a key, which are the same for all rows of a thread."""
+        return (self.statement(item) for item in items if "q" not in item.axes)
+
+    def element_statements(self, items: Iterable[Fetch]) -> Iterator[str]:
+        return (self.statement(item) for item in items if "q" in item.axes)
+
+    @property
+    def score_fetches(self) -> tuple[Fetch, ...]:
+        return self.fetches_along_keys(self._kernel.step.fetches, self._kernel.step.score)
+
+    @property
+    def mask_fetches(self) -> tuple[Fetch, ...]:
+        step = self._kernel.step
+        return self.fetches_along_keys((*step.fetches, *step.masked_fetches), step.keep)
+
+    @property
+    def value_fetches(self) -> tuple[Fetch, ...]:
+        return self.fetches_along_keys(self._kernel.step.fetches, self._kernel.step.v_scale)
+
+    def fetches_along_keys(self, fetches: tuple[Fetch, ...], expr: Expr | None) -> tuple[Fetch, ...]:
+        candidates = [fetch for fetch in (*self._kernel.outer, *fetches) if "kv" in fetch.axes]
+        return () if expr is None else fetches_for(candidates, expr)
+
+    @property
+    def split_keep(self) -> bool:
+        """Whether the condition of the mask gets a line of its own."""
+        keep = self._kernel.step.keep
+        return keep is not None and len(at_row(keep)) > 40
