@@ -9,7 +9,20 @@ from typing import NamedTuple
 
 import torch
 
-from attnc.adapters.specs import NARROW, Kernel, Wanted, dtype_of, expand_scales, kernel
+from attnc.adapters.specs import (
+    NARROW,
+    Change,
+    Changes,
+    Kernel,
+    Wanted,
+    dtype_of,
+    expand_scales,
+    find_function,
+    kernel,
+    kernel_name,
+    plan_of,
+)
+from attnc.api.repeats import keep, repeat, without_gradients
 from attnc.paging.trees import WORDS
 
 
@@ -38,7 +51,7 @@ class _PageForm(NamedTuple):
     order: int
 
 
-@torch.no_grad()
+@without_gradients
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -84,21 +97,31 @@ def attend(
     scale, left and softcap are part of the kernel, so a new value of one compiles once. ValueError or
     TypeError names the argument, what was expected and what came. Never waits for the device.
     """
+    scales = (k_descale, v_descale)
+    numbers = [None if isinstance(x, torch.Tensor) else x for x in scales]
+    given = {
+        "q": q, "k": k, "v": v, "block_table": block_table, "seqused_k": seqused_k,
+        "cu_seqlens_q": None if tokens else cu_seqlens_q, "tree": tree, "qq_bias": qq_bias,
+        "k_descale": None if numbers[0] is not None else k_descale,
+        "v_descale": None if numbers[1] is not None else v_descale,
+        **by_head, "out": out,
+    }  # fmt: skip
+    facts = ("attend", scale, left, softcap, tokens, causal, order, *numbers, *by_head)
+    key, found = repeat(facts, (*given.values(),))
+    if found is not None:
+        return
     dtype, cache = _dtypes(q, k, v)
     sequences, heads = len(seqused_k), k.shape[2]
-    given = {name: x.float() for name, x in (by_head | {"qq_bias": qq_bias}).items() if x is not None}
-    if cache is not None:
-        scales = {"k_descale": k_descale, "v_descale": v_descale}
-        shape = (sequences, heads)
-        given |= {
-            name: expand_scales(name, x, shape, q.device) for name, x in scales.items() if x is not None
-        }
     if tree is not None:
         _check_tree(tree, sequences, tokens)
-        given["tree"] = tree
     if qq_bias is not None and qq_bias.shape[:-2] not in ((), (sequences,)):
         raise ValueError(f"qq_bias: expected shape [X, X] or [{sequences}, X, X], got {list(qq_bias.shape)}")
-    made = _kernel(
+    changes: Changes = {name: torch.Tensor.float for name in (*by_head, "qq_bias") if given[name] is not None}
+    if cache is not None:
+        for name, x in zip(("k_descale", "v_descale"), scales, strict=True):
+            if x is not None:
+                changes[name] = _expand(name, x, (sequences, heads))
+    name = _kernel_name(
         _PageForm(
             dtype=dtype,
             cache=cache,
@@ -110,7 +133,7 @@ def attend(
             left=left,
             softcap=float(softcap),
             causal=causal,
-            inputs=frozenset(given),
+            inputs=frozenset((*changes, *(["tree"] if tree is not None else []))),
             tree=None if tree is None else tree.dtype,
             biased_apart=qq_bias is not None and qq_bias.dim() > 2,
             split=tokens > 0,
@@ -119,11 +142,22 @@ def attend(
         )
     )
     if tokens:
-        q, out = (x.view(-1, tokens, *x.shape[1:]) for x in (q, out))
-    else:
-        given["cu_seqlens_q"] = cu_seqlens_q
-    values = {} if v is None else {"v": v}
-    made(q=q, k=k, **values, block_table=block_table, seqused_k=seqused_k, **given, out=out)
+        for name_of, x in (("q", q), ("out", out)):
+            changes[name_of] = _view((x.shape[0] // tokens, tokens, *x.shape[1:]))
+    plan = plan_of(find_function(name, q, k, v), [n for n, x in given.items() if x is not None], changes)
+    plan.run([x for x in given.values() if x is not None])
+    keep(key, plan)
+
+
+def _expand(name: str, x: torch.Tensor | float, shape: tuple[int, int]) -> Change:
+    """Returns what makes the scales of each sequence and head of a tensor, or of q if x is a number."""
+    if isinstance(x, torch.Tensor):
+        return lambda x: expand_scales(name, x, shape, x.device)
+    return lambda q: expand_scales(name, x, shape, q.device)
+
+
+def _view(shape: tuple[int, ...]) -> Change:
+    return lambda x: x.view(shape)
 
 
 def uniform(tokens: int, most: int, sequences: int) -> int:
@@ -159,9 +193,9 @@ def _dtypes(
 
 
 @lru_cache(maxsize=256)
-def _kernel(form: _PageForm) -> Kernel:
-    """Returns the kernel of a form. Its inputs are named like the arguments: what a kernel refuses, the
-    caller knows by that name.
+def _kernel_name(form: _PageForm) -> str:
+    """Returns the name of the kernel of a form. Its inputs are named like the arguments: what a kernel
+    refuses, the caller knows by that name.
     """
     tokens = "B, M" if form.split else "T"
     packed = "" if form.split else " via ragged(cu_seqlens_q)"
@@ -171,7 +205,7 @@ def _kernel(form: _PageForm) -> Kernel:
         value, value_dim = "[B, N, Hkv, Dv] via prefix(k)", form.value_dim
     elif form.value_dim != form.head_dim:
         value, value_dim = f"[B, N, Hkv, Dv] {paged}", form.value_dim
-    return kernel(
+    return kernel_name(
         Wanted(
             name="latent_attention" if form.latent else "unified_attention",
             dtype=form.dtype,
@@ -239,7 +273,7 @@ def _mask(left: int, causal: bool, tree: torch.dtype | None) -> str:
 # --- packed tokens against packed keys ----------------------------------------------------------------------
 
 
-@torch.no_grad()
+@without_gradients
 def attend_packed(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import isfinite
@@ -13,7 +13,9 @@ import torch
 
 from attnc.api.compile import compile_family, first_made, making, need_of
 from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, TRITON, targets_of_call, warn_of_loss
+from attnc.api.repeats import Plan
 from attnc.model.dtypes import DType
+from attnc.support.memory import make_picker
 
 Kernel: TypeAlias = Callable[..., Any]
 
@@ -219,6 +221,8 @@ def kernel(wanted: Wanted) -> Kernel:
 #: Functions of this process, by names that `_function_name` returns: attributes, which torch.compile follows.
 FUNCTIONS = ModuleType("attnc.adapters.functions")
 _WANTED: dict[str, Wanted] = {}
+#: What the functions among them call, by function.
+_CALLS: dict[Kernel, Any] = {}
 _NAMES: dict[tuple[str, tuple[str, ...]], str] = {}
 
 
@@ -235,13 +239,53 @@ def kernel_name(wanted: Wanted) -> str:
 
 def run_kernel(name: str, *inputs: Any, **named: Any) -> Any:
     """Calls the callable of a spec by its name: what torch.compile can follow."""
+    q, k = inputs[:2] if inputs else (named["q"], named["k"])
+    v = inputs[2] if len(inputs) > 2 else named.get("v")
+    return getattr(FUNCTIONS, find_function(name, q, k, v))(*inputs, **named)
+
+
+def find_function(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> str:
+    """Returns the name in FUNCTIONS of the callable of a spec that these tensors take."""
     title, has_choice, has_values, has_gradients = _facts(name)
     targets: tuple[str, ...] = (TRITON,)
     if has_choice:
-        q, k = inputs[:2] if inputs else (named["q"], named["k"])
-        v = (inputs[2] if inputs else named["v"]) if has_values else None
-        targets = targets_of_call(title, q, k, v, gradients=has_gradients)
-    return getattr(FUNCTIONS, _function_name(name, targets))(*inputs, **named)
+        targets = targets_of_call(title, q, k, v if has_values else None, gradients=has_gradients)
+    return _function_name(name, targets)
+
+
+#: Makes an input of a kernel of a tensor that a call is given, or of the first, where it is given none.
+Change: TypeAlias = Callable[[Any], Any]
+Changes: TypeAlias = dict[str, Change]
+
+
+def plan_of(
+    function: str,
+    names: Sequence[str],
+    changes: Changes | None = None,
+    finish: Callable[[Any, Sequence[Any]], Any] | None = None,
+) -> Plan:
+    """Returns the plan of calls of a function by its name in FUNCTIONS.
+
+    names: what it calls the tensors that a call is given, and last "out" where that is one. changes: by name,
+    what it takes in place of a tensor.
+    """
+    made = getattr(FUNCTIONS, function)
+    call = _CALLS[made]
+    wanted = call.input_names
+    if not changes:
+        pick = make_picker([names.index(name) for name in wanted])
+        at_out = names.index("out") if "out" in names else None
+        return Plan(
+            made, call, lambda given: (pick(given), None if at_out is None else given[at_out]), finish
+        )
+    steps = [(names.index(name) if name in names else 0, changes.get(name)) for name in (*wanted, "out")]
+    has_out = "out" in names
+
+    def arrange(given: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+        taken = [given[at] if change is None else change(given[at]) for at, change in steps]
+        return taken[:-1], taken[-1] if has_out else None
+
+    return Plan(made, call, arrange, finish)
 
 
 def _facts(name: str) -> tuple[str, bool, bool, bool]:
@@ -286,6 +330,10 @@ def _make(wanted: Wanted, target: str) -> Kernel:
     if target != TRITON:
         text = wanted.hopper_text if target == HOPPER else wanted.attention
         family = compile_family(text, target=target, warn=False)
+        (variant,) = (
+            x for x in vars(family.module).values() if isinstance(x, ModuleType) and "CALL" in vars(x)
+        )
+        _CALLS[family.function] = variant.CALL
         return family.function
     from attnc.build import plan_program
     from attnc.model.resolve import resolve
@@ -295,7 +343,9 @@ def _make(wanted: Wanted, target: str) -> Kernel:
 
     program = resolve(parse(Source(f"{wanted.name}.attn", wanted.text)), prelude())
     (module,) = plan_program(program).modules
-    made: Kernel = getattr(load_module(module), wanted.name)
+    loaded = load_module(module)
+    made: Kernel = getattr(loaded, wanted.name)
+    _CALLS[made] = loaded.CALL
     return made
 
 

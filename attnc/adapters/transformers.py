@@ -16,13 +16,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import torch
 
-from attnc.adapters.specs import DTYPES, Wanted, dtype_of, kernel_name, number_of, refuse, run_kernel
+from attnc.adapters.specs import (
+    DTYPES,
+    Changes,
+    Wanted,
+    dtype_of,
+    find_function,
+    kernel_name,
+    number_of,
+    plan_of,
+    refuse,
+    run_kernel,
+)
+from attnc.api.repeats import keep, repeat
 
+is_compiling = torch.compiler.is_compiling
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
 
 _BAND = "attnc_band"
@@ -139,9 +152,24 @@ def attention(
     what was expected and what came: no mask for a causal module, dropout, weights to return, unknown
     arguments.
     """
+    band = getattr(attention_mask, _BAND, None)
+    own = attention_mask if band is None else None
+    bounds = (None, None, None) if band is None else (band.first, band.last, band.stop)
+    plan_key = None
+    if not is_compiling() and rest.keys() <= _WITHOUT_EFFECT:
+        ends = None if band is None else (band.left, band.right)
+        causal = attention_mask is None and _is_causal(module, rest.get("is_causal"))
+        facts = ("attention", scaling, softcap, ends, causal, dropout, rest.get("output_attentions"))
+        plan_key, found = repeat(facts, (query, key, value, *bounds, own, position_bias, s_aux))
+        if found is not None:
+            return found[0], None
     refuse("attention", dropout=dropout, output_attentions=rest.get("output_attentions"))
     refuse("attention", **{name: rest[name] for name in rest if name not in _WITHOUT_EFFECT})
-    band, own = _read_mask(module, attention_mask, rest.get("is_causal"))
+    if attention_mask is None and _is_causal(module, rest.get("is_causal")):
+        raise ValueError(
+            "attention_mask: expected what the mask function of this name returned, got None for a module"
+            " that is causal"
+        )
     lengths = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     tables = {
         name: _table(name, x, lengths)
@@ -163,30 +191,31 @@ def attention(
         ("q", "k", "v", *wanted) if gradients else (),
         query.shape[2] == 1 and not gradients,
     )
-    bounds = () if band is None else (band.first, band.last, band.stop)
     sinks = () if s_aux is None else (s_aux.float(),)
-    o: torch.Tensor = run_kernel(form, query, key, value, *bounds, *tables.values(), *sinks)
+    given = () if band is None else bounds
+    o: torch.Tensor = run_kernel(form, query, key, value, *given, *tables.values(), *sinks)
+    if plan_key is not None:
+        cut = {name: partial(_cut, keys=key.shape[2]) for name in tables}
+        changes: Changes = {**cut, **({} if s_aux is None else {"s_aux": torch.Tensor.float})}
+        names = (
+            "q",
+            "k",
+            "v",
+            *(("first", "last", "stop") if given else ()),
+            *tables,
+            *(["s_aux"] if sinks else []),
+        )
+        keep(plan_key, plan_of(find_function(form, query, key, value), names, changes))
     return o, None
 
 
-def _read_mask(
-    module: torch.nn.Module, attention_mask: torch.Tensor | None, is_causal: object
-) -> tuple[Band | None, torch.Tensor | None]:
-    """Returns the band of a call, or its mask with a value for each query and key; neither where all keys are
-    seen. ValueError where nothing says so.
-    """
-    band = getattr(attention_mask, _BAND, None)
-    if isinstance(band, Band):
-        return band, None
-    if attention_mask is not None:
-        return None, attention_mask
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if causal is not False:
-        raise ValueError(
-            "attention_mask: expected what the mask function of this name returned, got None for a module"
-            " that is causal"
-        )
-    return None, None
+def _is_causal(module: torch.nn.Module, is_causal: object) -> bool:
+    """Returns whether a call without a mask is to be refused."""
+    return (getattr(module, "is_causal", True) if is_causal is None else is_causal) is not False
+
+
+def _cut(x: torch.Tensor, keys: int) -> torch.Tensor:
+    return x[..., :keys]
 
 
 def _table(name: str, x: torch.Tensor, lengths: tuple[int, int, int, int]) -> torch.Tensor:
@@ -197,7 +226,7 @@ def _table(name: str, x: torch.Tensor, lengths: tuple[int, int, int, int]) -> to
     fits = x.dim() == 4 and x.shape[0] in (1, B) and x.shape[1] in (1, H) and x.shape[2] == M
     if not fits or x.shape[3] < N:
         raise ValueError(f"{name}: expected shape [{B} or 1, {H} or 1, {M}, {N}], got {list(x.shape)}")
-    return x[..., :N]
+    return _cut(x, N)
 
 
 def _element(name: str, x: torch.Tensor) -> str:

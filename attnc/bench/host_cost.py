@@ -88,9 +88,10 @@ def functions() -> dict[HostCall, Launch]:
     """Returns the functions that programs call, on whichever kernels they take here."""
     tensors = draw_trained(SIZES, "cuda")
     calls: dict[HostCall, Launch] = {}
-    for name, function in trained_functions(SIZES, "cuda").items():
-        inputs = [x.clone().requires_grad_() for x in tensors]
-        calls[HostCall(name, _OURS)] = partial(function, *tensors)
+    for name, (function, lay) in trained_functions(SIZES, "cuda").items():
+        laid = [lay(x) for x in tensors]
+        inputs = [x.detach().requires_grad_() for x in laid]
+        calls[HostCall(name, _OURS)] = partial(function, *laid)
         calls |= _make_backward_calls(name, _OURS, function, inputs)
     served = served_functions(SIZES, "cuda")
     return calls | {HostCall(name, _OURS): call for name, call in served.items()}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,10 +33,15 @@ attention compiled {
 """
 
 
-def trained_functions(sizes: Mapping[str, int], device: str) -> dict[str, Callable[..., Any]]:
-    """Returns functions of q [B, M, H, D], k and v [B, N, Hkv, D] that have gradients, by name. sizes: B, H,
-    Hkv and N of what they are called with.
-    """
+class Trained(NamedTuple):
+    """A function of q, k and v that has gradients. lay: how tensors [B, N, H, D] lie in what it takes."""
+
+    function: Callable[..., Any]
+    lay: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+
+
+def trained_functions(sizes: Mapping[str, int], device: str) -> dict[str, Trained]:
+    """Returns functions that have gradients, by name. sizes: B, H, Hkv and N of what they are called with."""
     batch, length = sizes["B"], sizes["N"]
     ends = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
     packed = partial(
@@ -45,25 +50,24 @@ def trained_functions(sizes: Mapping[str, int], device: str) -> dict[str, Callab
     )  # fmt: skip
     module = torch.nn.Module()
 
-    def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return flex_attention(q, k, v, mask_mod=_causal, enable_gqa=True)
-
     def encode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return attention(module, q, k, v, None, is_causal=False)[0]
 
     return {
-        "attnc.compile": attnc.compile(_SPEC),
-        "flex_attention": flex,
-        "flash_attn_func": partial(flash_attn_func, causal=True),
-        "flash_attn_varlen_func": lambda q, k, v: packed(*(x.flatten(0, 1) for x in (q, k, v))),
-        "attention of transformers": encode,
+        "attnc.compile": Trained(attnc.compile(_SPEC)),
+        "flex_attention": Trained(partial(flex_attention, mask_mod=_causal, enable_gqa=True), _heads_first),
+        "flash_attn_func": Trained(partial(flash_attn_func, causal=True)),
+        "flash_attn_varlen_func": Trained(packed, lambda x: x.flatten(0, 1)),
+        "attention of transformers": Trained(encode, _heads_first),
     }
 
 
+def _heads_first(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2)
+
+
 def draw_trained(sizes: Mapping[str, int], device: str) -> Sequence[torch.Tensor]:
-    """Returns q, k and v for `trained_functions`."""
+    """Returns q, k and v for `trained_functions`, [B, N, H, D]."""
     batch, length = sizes["B"], sizes["N"]
     heads = (sizes["H"], sizes["Hkv"], sizes["Hkv"])
     return [torch.randn(batch, length, count, _WIDTH, device=device).bfloat16() for count in heads]
@@ -84,18 +88,18 @@ def served_functions(sizes: Mapping[str, int], device: str) -> dict[str, Callabl
         "by_head": {},
     }  # fmt: skip
 
-    def serve(new: torch.Tensor, tokens: int) -> None:
-        flat = new.flatten(0, 1)
-        starts = ends * new.shape[1]
-        attend(flat, k, v, torch.empty_like(flat), cu_seqlens_q=starts, tokens=tokens, **common)
+    def serve(new: torch.Tensor, tokens: int) -> Callable[[], Any]:
+        flat, starts = new.flatten(0, 1), ends * new.shape[1]
+        out = torch.empty_like(flat)  # engines have it
+        return partial(attend, flat, k, v, out, cu_seqlens_q=starts, tokens=tokens, **common)
 
     decode = partial(
         flash_attn_with_kvcache, token, k, v, cache_seqlens=lengths, block_table=table, causal=True
     )
     return {
         "flash_attn_with_kvcache, one token": decode,
-        "vLLM and SGLang, one token": partial(serve, token, 1),
-        "vLLM and SGLang, a prompt": partial(serve, q, 0),
+        "vLLM and SGLang, one token": serve(token, 1),
+        "vLLM and SGLang, a prompt": serve(q, 0),
         **{f"PagedCache.append, a token of {count}": _make_steps(count, device) for count in _SEQUENCES},
     }
 

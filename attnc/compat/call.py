@@ -4,7 +4,7 @@ that form (found once for all its calls), and the tensors in its order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias
@@ -12,10 +12,11 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import NARROW_ROWS, TILE_ROWS, chosen_target, targets_of_call
+from attnc.api.fastest import NARROW_ROWS, TILE_ROWS, targets_of_call
+from attnc.api.repeats import Arrange, Plan, keep
 from attnc.compat.compiled import load_form, making
 from attnc.compat.form import Facts, Form, Layout
-from attnc.support.memory import Repeated, made_apart
+from attnc.support.memory import made_apart, make_picker
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
 _FAR = 1 << 30
@@ -147,8 +148,8 @@ _PREPARED: dict[Facts, tuple[str, ...]] = {}
 def prepare_form(facts: Facts) -> tuple[str, ...]:
     """Returns (name in FUNCTIONS, names of the arguments) of a form, whose fields come sorted.
 
-    `NAME_gradients` there is the backward of a form with gradients: (do, dlse, inputs, o, lse, configs).
-    It is compiled, kept on disk, and found again in this process.
+    `NAME_call` there is what its module calls, and `NAME_gradients` the backward of a form with gradients:
+    (do, dlse, inputs, o, lse, configs). It is compiled, kept on disk, and found again in this process.
     """
     found = _PREPARED.get(facts)
     if found is None:
@@ -162,6 +163,7 @@ def _prepare_form(facts: Facts) -> tuple[str, ...]:
     name = f"form_{len(vars(FUNCTIONS))}"
     module = load_form(form)
     setattr(FUNCTIONS, name, module.flash_attention)
+    setattr(FUNCTIONS, f"{name}_call", module.CALL)
     if form.grads:
         setattr(FUNCTIONS, f"{name}_gradients", module.CALL.gradients)
     found = _PREPARED[facts] = name, *(name for name, _ in form.inputs)
@@ -172,72 +174,24 @@ def _prepare_form(facts: Facts) -> tuple[str, ...]:
 prepare_form._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
-#: A function, and its inputs: positions among the tensors of a call, and numbers on the device.
-Plan: TypeAlias = tuple[Callable[..., Any], tuple[int | torch.Tensor, ...]]
-_PLANS: dict[Any, Plan] = {}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-#: Plans that are kept.
-_MOST_PLANS = 4096
-
-
-def are_left_out(*options: object) -> bool:
-    """Returns whether none of the options is given."""
-    for option in options:  # noqa: SIM110  # a generator takes longer than all else that a call does
-        if option is not None:
-            return False
-    return True
-
-
-#: Plans of calls that follow themselves, by what a guard does not see of them.
-_LATEST: dict[Any, Repeated[Plan]] = {}
-
-
-def repeat(facts: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns what calls have in common that a plan is made for, facts and all but the data of the tensors
-    that are given; and (o, lse), without a look at the arguments, of a call like one before it, else None.
-
-    Neither where nothing may be remembered: while torch.compile traces, under a mode of torch's, and for
-    what is no tensor.
-    """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return None, None
-    modes = torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), chosen_target()
-    tensors, key = (*given.values(),), None
-    try:
-        wants = tuple([None if x is None else x.requires_grad for x in tensors])
-        kind = facts, modes, wants
-        latest = _LATEST.get(kind)
-        seen = tensors if None not in wants else [x for x in tensors if x is not None]
-        plan = None if latest is None else latest.call(seen)
-        if plan is None:
-            key = kind, tuple([(x.dtype, x.get_device(), x.shape, x.stride()) for x in seen])
-            plan = _PLANS.get(key)
-            if plan is not None:
-                _note(kind, plan, seen)
-    except (AttributeError, TypeError):  # no tensor; a window may be a list
-        return None, None
-    if plan is None:
-        return key, None
-    function, order = plan
-    o, lse = function(*[tensors[x] if isinstance(x, int) else x for x in order])
-    return key, (o, lse)
-
-
-def _note(kind: Any, plan: Plan, seen: Sequence[Any]) -> None:
-    latest = _LATEST.get(kind)
-    if latest is None:
-        if len(_LATEST) >= _MOST_PLANS:
-            _LATEST.clear()
-        latest = _LATEST[kind] = Repeated(gradients=True)
-    latest.note(plan, seen)
-
-
 Window: TypeAlias = tuple[int | None, int | None]
 
 #: The target of a form that names none.
 _USUAL = "triton"
 #: Up to so many query rows of a sequence its keys are shared out among programs.
 _FEW = 16
+
+
+def _arrange(order: Sequence[int | torch.Tensor]) -> Arrange:
+    """Returns what takes the inputs of a kernel out of the tensors of a call. order: positions there, or
+    numbers on the device.
+    """
+    places = [x for x in order if isinstance(x, int)]
+    if len(places) == len(order):
+        pick = make_picker(places)
+        return lambda tensors: (pick(tensors), None)
+    return lambda tensors: ([tensors[x] if isinstance(x, int) else x for x in order], None)
 
 
 class Call:
@@ -362,16 +316,17 @@ class Call:
         given: Mapping[str, Any] = _NOTHING,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (o, lse) of the call; o is `out` if there is one. key: of these arguments, by the
-        names that forms have for them, so that `repeat` does the same again; or None.
+        names that forms have for them, None where left out, so that `repeat` finds them again; or None.
         """
         is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
         if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
             self._form["splits"] = max(0, splits)
         if "splits" not in self._form or self._shares_much():
             self._choose()
-        function, inputs = self._prepare_function()
+        name, inputs = self._prepare_function()
+        function = getattr(FUNCTIONS, name)
         if key is not None:
-            self._remember(key, given, function)
+            self._remember(key, given, name)
         if out is None:
             o, lse = function(*inputs)
             return o, lse
@@ -386,15 +341,12 @@ class Call:
         function(*inputs, out=(out, lse))
         return out, lse
 
-    def _remember(self, key: Any, given: Mapping[str, Any], function: Callable[..., Any]) -> None:
-        at = {name: position for position, name in enumerate(given)}
-        order = tuple(
-            at[name] if name in given and x is given[name] else x for name, x in self._inputs.items()
-        )
+    def _remember(self, key: Any, given: Mapping[str, Any], function: str) -> None:
+        names = [name for name, x in given.items() if x is not None]
+        order = tuple(names.index(name) if x is given.get(name) else x for name, x in self._inputs.items())
         if all(isinstance(x, int) or id(x) in _KEPT_NUMBERS for x in order):
-            if len(_PLANS) >= _MOST_PLANS:
-                _PLANS.clear()
-            _PLANS[key] = function, order
+            call = getattr(FUNCTIONS, f"{function}_call")
+            keep(key, Plan(getattr(FUNCTIONS, function), call, _arrange(order)))
 
     def gradients(
         self, do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor
@@ -402,8 +354,10 @@ class Call:
         """Returns (dq, dk, dv) of what `run` gave for the same arguments."""
         self._grads = ["q", "k", "v"]
         self._choose()
-        function, inputs = self._prepare_function("_gradients")
-        dq, dk, dv = function(do, None, *inputs, rows(o), lse.contiguous(), None)
+        name, inputs = self._prepare_function()
+        dq, dk, dv = getattr(FUNCTIONS, f"{name}_gradients")(
+            do, None, *inputs, rows(o), lse.contiguous(), None
+        )
         return dq, dk, dv
 
     def _choose(self) -> None:
@@ -423,12 +377,13 @@ class Call:
         width = max(self._form["size"], self._form["size_v"])
         return rows > TILE_ROWS or (self._form.get("kv") == "paged" and width <= NARROW_ROWS)
 
-    def _prepare_function(self, which: str = "") -> tuple[Callable[..., Any], list[Any]]:
+    def _prepare_function(self) -> tuple[str, list[Any]]:
+        """Returns the name in FUNCTIONS of the form that the call has, and what it takes."""
         if self._grads:
             self._form["grads"] = tuple(self._grads)
         function, *names = prepare_form(tuple(sorted(self._form.items())))
         self._inputs = {name: self._tensors[name] for name in names}
-        return getattr(FUNCTIONS, function + which), list(self._inputs.values())
+        return function, list(self._inputs.values())
 
     def _lay(self, which: str, layout: Layout, **tensors: Any) -> None:
         self._form[which] = layout

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.compat.call import Call, Window, are_left_out, one_of, refuse, repeat, unpack
+from attnc.api.repeats import are_left_out, repeat
+from attnc.compat.call import Call, Window, one_of, refuse, unpack
 from attnc.compat.kvcache import flash_attn_with_kvcache
 
 __all__ = [
@@ -27,6 +28,10 @@ __all__ = [
 
 #: A tensor, or a tuple of them if asked for.
 Result: TypeAlias = Any
+
+
+#: Tensors of a packed call that its kernel may take, by its names for them.
+_PACKED = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table")
 
 
 def flash_attn_func(
@@ -72,13 +77,12 @@ def flash_attn_func(
     of an argument.
     """
     name = "flash_attn_func"
-    given = {"q": q, "k": k, "v": v}
     key = None
     others = (alibi_slopes, s_aux, learnable_sink, sinks, qv, q_descale, k_descale, v_descale, out)
     if dropout_p == 0 and not attention_chunk and are_left_out(*others):
-        key, found = repeat((name, softmax_scale, causal, window_size, softcap, deterministic), given)
+        key, found = repeat((name, softmax_scale, causal, window_size, softcap, deterministic), (q, k, v))
         if found is not None:
-            o, lse = found
+            ((o, lse),) = found
             return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk)
@@ -88,7 +92,7 @@ def flash_attn_func(
     call.mask(causal, window_size)
     call.drop(dropout_p)
     call.hurry(deterministic)
-    o, lse = call.run(out=out, key=key, given=given)
+    o, lse = call.run(out=out, key=key, given={"q": q, "k": k, "v": v})
     return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
 
 
@@ -141,16 +145,8 @@ def flash_attn_varlen_func(
     needed.
     """
     name = "flash_attn_varlen_func"
-    given = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "block_table": block_table if page_table is None else page_table,
-    }
+    known = block_table if page_table is None else page_table
+    given = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, known)
     key = None
     others = (alibi_slopes, s_aux, learnable_sink, sinks, qv, q_descale, k_descale, v_descale, out)
     is_one_table = block_table is None or page_table is None
@@ -163,7 +159,7 @@ def flash_attn_varlen_func(
     ):
         key, found = repeat((name, softmax_scale, causal, window_size, softcap), given)
         if found is not None:
-            o, lse = found
+            ((o, lse),) = found
             return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk)
@@ -190,7 +186,11 @@ def flash_attn_varlen_func(
             f"{name}: deterministic: expected False, as gradients of s_aux and alibi_slopes of packed"
             " sequences are added in any order, got True"
         )
-    o, lse = call.run(out=out.unsqueeze(1) if single and out is not None else out, key=key, given=given)
+    o, lse = call.run(
+        out=out.unsqueeze(1) if single and out is not None else out,
+        key=key,
+        given=dict(zip(_PACKED, given, strict=True)),
+    )
     if single:
         o, lse = o.squeeze(1), lse.squeeze(2).mT.contiguous()
     return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)

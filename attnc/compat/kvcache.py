@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 
-from attnc.compat.call import Call, Window, are_left_out, check, one_of, refuse, repeat, window
+from attnc.api.repeats import are_left_out, repeat
+from attnc.compat.call import Call, Window, check, one_of, refuse, window
 from attnc.compat.rotary import find_rows, rotate_new
+
+#: Tensors of a call that its kernel may take, by its names for them.
+_CACHED = ("q", "k", "v", "cu_seqlens_q", "block_table", "cache_seqlens", "cache_leftpad")
 
 
 def flash_attn_with_kvcache(
@@ -71,6 +75,19 @@ def flash_attn_with_kvcache(
     that are not needed. Raises TypeError or ValueError with the name of an argument.
     """
     name = "flash_attn_with_kvcache"
+    key = None
+    others = (
+        k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_batch_idx, alibi_slopes, s_aux, learnable_sink,
+        sinks, qv, q_descale, k_descale, v_descale, cu_seqlens_k_new, out,
+    )  # fmt: skip
+    known = block_table if page_table is None else page_table
+    given = (q, k_cache, v_cache, cu_seqlens_q, known, cache_seqlens, cache_leftpad)
+    is_one_table = block_table is None or page_table is None
+    if not attention_chunk and is_one_table and are_left_out(*others):
+        key, found = repeat((name, softmax_scale, causal, window_size, softcap, num_splits), given)
+        if found is not None:
+            (results,) = found
+            return results if return_softmax_lse or return_lse else results[0]
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk)
     table = one_of(name, block_table=block_table, page_table=page_table)
@@ -94,20 +111,6 @@ def flash_attn_with_kvcache(
     if lengths is None and (k is not None or table is not None):
         why = "as k is written behind them" if k is not None else "beside block_table"
         raise ValueError(f"{name}: cache_seqlens: expected lengths, {why}, got None")
-    given = {
-        "q": q,
-        "k": k_cache,
-        "v": v_cache,
-        "cu_seqlens_q": cu_seqlens_q,
-        "block_table": table,
-        "cache_seqlens": lengths,
-        "cache_leftpad": cache_leftpad,
-    }
-    key = None
-    if are_left_out(k, cache_batch_idx, alibi_slopes, sink, out):
-        key, found = repeat((name, softmax_scale, causal, window_size, softcap, num_splits), given)
-        if found is not None:
-            return found if return_softmax_lse or return_lse else found[0]
     call = Call(name, q, k_cache, v_cache, is_inference=True)
     call.score(softmax_scale, softcap, alibi_slopes, sink)
     call.mask(causal, window_size)
@@ -148,7 +151,7 @@ def flash_attn_with_kvcache(
         call.length("cache_seqlens", lengths)
     if cache_leftpad is not None:
         call.pad(cache_leftpad)
-    o, lse = call.run(num_splits, out, key=key, given=given)
+    o, lse = call.run(num_splits, out, key=key, given=dict(zip(_CACHED, given, strict=True)))
     return (o, lse) if return_softmax_lse or return_lse else o
 
 

@@ -6,7 +6,7 @@ tensors, allocates the results and launches. Nothing in it loops over declaratio
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -20,6 +20,7 @@ from .arguments import (
     check_outputs,
     check_probability,
     check_tensor,
+    clear,
     refuse_gradients,
     refuse_transforms,
     reject_overlapping_output,
@@ -37,22 +38,30 @@ from .configs import (
     encode_configs,
 )
 from .devices import Gpu, gpu_of
-from .gradients import Backward, Differentiable, Operators, PreparedGradients, apply_again
+from .gradients import (
+    Backward,
+    Differentiable,
+    Operators,
+    PreparedGradients,
+    apply_again,
+    group_zeros,
+    resume,
+)
 from .memory import (
     Key,
     Layout,
     Memory,
-    Repeated,
     allocate,
     contiguous,
     layout,
     layouts_of,
     layouts_of_3,
-    make_picker,
     memory_of,
+    plain,
 )
 from .place import Place, join_workspaces
-from .sizes import evaluate
+from .repeat import Again, Repeated, make_again
+from .sizes import as_tuple, evaluate
 from .splits import Split
 
 is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -109,7 +118,7 @@ class Attention(ABC):
     probability: str = ""
     backward: Backward | None = None
     joins_workspaces: ClassVar[bool] = False
-    prepared: dict[Key, Prepared] = field(default_factory=dict, init=False, repr=False)
+    prepared: dict[Key, Any] = field(default_factory=dict, init=False, repr=False)
     prepared_gradients: dict[Key, PreparedGradients] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -135,8 +144,8 @@ class Attention(ABC):
         self.decoded_configs: dict[str, tuple[KernelConfig | None, dict[str, KernelConfig]]] = {}
         #: Of what is kept, by the shape of q.
         self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
-        self.repeated: Repeated[Prepared] = Repeated()
-        self.repeated_keeping = Repeated[Prepared](gradients=True)
+        self.repeated = Repeated[Again](lambda call, _: make_again(self, call, ()))
+        self.repeated_keeping = Repeated[Again](self.settle_keeping, gradients=True)
         #: By how many tensors there are: the gradient of lse may be none.
         self.repeated_gradients = defaultdict[int, Repeated[PreparedGradients]](
             lambda: Repeated(gradients=True)
@@ -151,7 +160,7 @@ class Attention(ABC):
         whether it is an operator while torch compiles something, which may be another thread's, and of
         tensors without memory.
         """
-        layouts, prepared = self.layouts, self.prepared
+        prepared = self.prepared
         repeated, keeping = self.repeated, self.repeated_keeping
         has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
         count, name = len(self.outputs), self.name
@@ -169,7 +178,6 @@ class Attention(ABC):
             """
             if traces and is_compiling():
                 return self.trace(inputs, out, config, backward_config, extras)
-            call: Prepared | None = None
             is_plain = out is None and config is None and backward_config is None and not has_scalars
             if forward_ad._current_level >= 0:
                 is_plain = False  # tensors that look alike may have tangents
@@ -177,53 +185,50 @@ class Attention(ABC):
                 for x in extras:
                     if x is not None:
                         is_plain = False
-            wants = keeping.guard is not None and is_grad_enabled()
-            if is_plain and wants and getattr(inputs[0], "requires_grad", False):
-                known = keeping.call(inputs)
-                if known is not None:
-                    return apply_again(self, None, None, known, *inputs)
-            elif is_plain and repeated.guard is not None:
-                call = repeated.call(inputs)
-            if call is None:
-                if traces and inputs and isinstance(inputs[0], FakeTensor):
-                    return self.trace(inputs, out, config, backward_config, extras)
-                refuse_transforms(name, inputs)
-                if has_backward:
-                    if is_grad_enabled():
-                        for x in inputs:
-                            if isinstance(x, torch.Tensor) and x.requires_grad:
-                                return self._call_with_gradients(inputs, out, config, backward_config, extras)
-                    if backward_config is not None:
-                        self._check_backward_configs(backward_config)
-                if has_scalars:
-                    inputs = self.tensors_of(inputs)
-                if config is not None:
-                    check_config(config, self.config_type)
-                try:
-                    if any(map(is_negated, inputs)):
-                        inputs = tuple([x.resolve_neg() for x in inputs])
-                    key: Key | None = (layouts(inputs), config)
-                    if out is not None:
-                        key = (key, layout(out) if is_single else tuple(map(layout, out)))
-                    for x in extras:
-                        if x is not None:
-                            key = (key, "extras", *map(layout, extras))  # not `out`, which may look alike
-                            break
-                    call = prepared.get(key)  # type: ignore[arg-type]  # a key by now
-                except (AttributeError, TypeError):  # what is no tensor is refused by name
-                    key = call = None
-                if call is None:
-                    call = self._prepare(inputs, out, config, extras)
-                    if key is not None:
-                        prepared[key] = call
-                elif keeps:
-                    keeping.note(call, inputs)
-                elif is_plain:
-                    repeated.note(call, inputs)
-                if not has_backward and is_grad_enabled():
+            if is_plain:
+                wants = keeping.guard is not None and is_grad_enabled()
+                if wants and getattr(inputs[0], "requires_grad", False):
+                    again = keeping.call(inputs)
+                    if again is not None:
+                        return apply_again(self, None, None, again, *inputs)
+                elif repeated.guard is not None:
+                    again = repeated.call(inputs)
+                    if again is not None:
+                        return again(inputs)
+            if traces and inputs and isinstance(inputs[0], FakeTensor):
+                return self.trace(inputs, out, config, backward_config, extras)
+            refuse_transforms(name, inputs)
+            if has_backward:
+                if is_grad_enabled():
                     for x in inputs:
-                        if x.requires_grad:
-                            refuse_gradients(self.name, inputs)
+                        if isinstance(x, torch.Tensor) and x.requires_grad:
+                            return self._call_with_gradients(inputs, out, config, backward_config, extras)
+                if backward_config is not None:
+                    self._check_backward_configs(backward_config)
+            if has_scalars:
+                inputs = self.tensors_of(inputs)
+            if config is not None:
+                check_config(config, self.config_type)
+            key: Key | None
+            try:
+                if any(map(is_negated, inputs)):
+                    inputs = tuple([x.resolve_neg() for x in inputs])
+                key = self.key_of(inputs, out, config, extras)
+                call = prepared.get(key)
+            except (AttributeError, TypeError):  # what is no tensor is refused by name
+                key = call = None
+            if call is None:
+                call = self._prepare(inputs, out, config, extras)
+                if key is not None:
+                    prepared[key] = call
+            elif keeps:
+                keeping.note(call, inputs)
+            elif is_plain:
+                repeated.note(call, inputs)
+            if not has_backward and is_grad_enabled():
+                for x in inputs:
+                    if x.requires_grad:
+                        refuse_gradients(self.name, inputs)
             memories, scratch, launches = call
             if out is None:
                 made = self.allocate(memories + scratch if scratch else memories, inputs[0])
@@ -236,10 +241,31 @@ class Attention(ABC):
                 for launch in launches:
                     launch.run(tensors)
             elif self.clears:
-                self._clear(results, extras)
+                clear((*self.outputs, *self.kept), (*results, *extras))
             return results[0] if is_single else tuple(results)
 
         return run
+
+    def key_of(
+        self, inputs: Sequence[Any], out: Any, config: KernelConfig | None, extras: Sequence[Any]
+    ) -> Key:
+        """Returns what a prepared call is found by. AttributeError or TypeError for what is no tensor."""
+        key: Key = (self.layouts(inputs), config)
+        if out is not None:
+            key = (key, layout(out) if self.is_single else tuple(map(layout, out)))
+        for x in extras:
+            if x is not None:
+                return key, "extras", *map(layout, extras)  # not `out`, which may look alike
+        return key
+
+    def resume(self, inputs: Sequence[Any], out: Any = None) -> Again | None:
+        """Returns the call of tensors that look like these, (inputs, out) -> results, for those who compare
+        tensors themselves, in the same mode of autograd. None where none was prepared.
+        """
+        return resume(self, inputs, out)
+
+    def settle_keeping(self, call: Prepared, inputs: Sequence[Any]) -> Again | None:
+        return make_again(self, call, self.kept_layouts[inputs[0].shape] if self.kept else (), self.needed)
 
     def gradients(self, *given: Any) -> tuple[torch.Tensor, ...]:
         """Gradients of the inputs that have one. given: the gradients of o and of lse (None: 0; of lse only
@@ -251,8 +277,8 @@ class Attention(ABC):
         call = call or self._find_gradients(tensors, configs)
         inputs = tensors[self.first_input : -2]
         made = self.allocate(call.made, inputs[0])
-        for at in call.zeroed:
-            made[at].zero_()
+        for places in call.zeroed:
+            torch._foreach_zero_([made[at] for at in places])
         tensors += [*made, None]
         for launch in call.launches:
             launch.run(tensors)
@@ -383,15 +409,8 @@ class Attention(ABC):
                 self.kept_layouts.clear()
             sizes = self._sizes_of_first(inputs)
             made = [contiguous(sizes.shape_of(tensor), tensor.dtype) for tensor in self.kept]
-            found = self.kept_layouts[first.shape] = _plain(made)
+            found = self.kept_layouts[first.shape] = plain(made)
         return tuple(self.allocate(found, first))
-
-    def by_input(self, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        """Returns a gradient or None for each input."""
-        by_input: list[torch.Tensor | None] = [None] * len(self.inputs)
-        for at, x in zip(self.wanted, found, strict=True):
-            by_input[at] = x
-        return tuple(by_input)
 
     def bind_sizes(self, inputs: Sequence[torch.Tensor]) -> Sizes:
         """Returns the sizes of inputs that are known to fit each other."""
@@ -439,12 +458,6 @@ class Attention(ABC):
                     "detach it, or add it to 'grad'"
                 )
 
-    def _clear(self, results: Sequence[torch.Tensor], extras: tuple[torch.Tensor | None, ...]) -> None:
-        """Rows without a sequence, where there is none at all."""
-        for tensor, x in zip((*self.outputs, *self.kept), (*results, *extras), strict=False):
-            if x is not None:
-                x.fill_(float("-inf") if tensor.name == "lse" else 0.0)
-
     # --- preparation
 
     def _prepare(
@@ -467,7 +480,7 @@ class Attention(ABC):
                 sizes.check_one(tensor, x, first)
                 reject_overlapping_output(tensor.name, x)
         if evaluate(self.work, sizes) == 0:
-            return _plain(results), (), ()
+            return plain(results), (), ()
         gpu = self.gpu_of(first.get_device())
         config = choose_config(
             config,
@@ -482,7 +495,7 @@ class Attention(ABC):
         if self.split is not None:
             names |= self.split.sizes(names, config, gpu)
         scratch = {
-            name: contiguous(_shape(evaluate(text, names)), torch.float32)
+            name: contiguous(as_tuple(evaluate(text, names)), torch.float32)
             for name, text in self.scratch.items()
             if name != "splits" or names["SPLITS"] > 1
         }
@@ -499,7 +512,7 @@ class Attention(ABC):
         declared |= {tensor.name: tensor for tensor in self.made}
         written = (*self.output_names, *(tensor.name for tensor in self.extras))
         place = Place(names, {}, declared, order, written, gpu, first.device).with_memories(memories)
-        return _plain(results), _plain(scratch.values()), self.made_ready(self.launches, place)
+        return plain(results), plain(scratch.values()), self.made_ready(self.launches, place)
 
     def _order_configs(self, sizes: Sizes, gpu: Gpu) -> Sequence[KernelConfig]:
         """Returns the configs, that which takes least for the sizes of a call first."""
@@ -570,16 +583,9 @@ class Attention(ABC):
         memories |= workspace
         place = Place(names, {}, declared, (*given, *written), written, gpu, first.device, behind)
         launches = self.made_ready(backward.launches, place.with_memories(memories))
-        made_now = _plain(memories[name] for name in written)
-        zeroed = tuple(i for i, made in enumerate(allocated) if made.zero)
-        at = {name: i for i, name in enumerate(written)}
-        if all(gradient.is_plain for gradient in backward.gradients):
-            finish = make_picker([at[f"d{gradient.name}"] for gradient in backward.gradients])
-            return PreparedGradients(made_now, zeroed, launches, finish)
-        last = [gradient.finish(at, x, first.device, names) for gradient, x in wanted]
-        return PreparedGradients(
-            made_now, zeroed, launches, lambda made: tuple([done(made) for done in last])
-        )
+        made_now = plain(memories[name] for name in written)
+        finish = backward.finish({name: i for i, name in enumerate(written)}, wanted, first.device, names)
+        return PreparedGradients(made_now, group_zeros(allocated, made_now), launches, finish)
 
     # --- targets
 
@@ -590,11 +596,3 @@ class Attention(ABC):
     def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
         """Functions that declared sizes may call on this device."""
         return {"l2()": lambda: gpu.l2, "multiprocessors()": lambda: gpu.multiprocessors}
-
-
-def _plain(memories: Iterable[Memory]) -> tuple[Layout, ...]:
-    return tuple((memory.shape, memory.strides, memory.dtype) for memory in memories)
-
-
-def _shape(size: int | tuple[int, ...]) -> tuple[int, ...]:
-    return size if isinstance(size, tuple) else (size,)

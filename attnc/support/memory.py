@@ -1,15 +1,12 @@
-"""Layouts of tensors: what prepared calls are found by, and what is allocated at every call. A call that
-follows itself is found without its key.
-"""
+"""Layouts of tensors: what prepared calls are found by, and what is allocated at every call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from operator import itemgetter
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch._C._dynamo import guards
 
 try:
     # What Inductor's code calls: half the time of torch.empty.
@@ -46,6 +43,11 @@ def contiguous(shape: Sequence[int], dtype: torch.dtype) -> Memory:
     """Returns what torch.empty makes of a shape."""
     strides = tuple(prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
     return Memory(tuple(shape), strides, dtype)
+
+
+def plain(memories: Iterable[Memory]) -> tuple[Layout, ...]:
+    """Returns layouts as `allocate` takes them."""
+    return tuple((memory.shape, memory.strides, memory.dtype) for memory in memories)
 
 
 def allocate(layouts: Sequence[Layout], like: torch.Tensor) -> list[torch.Tensor]:
@@ -157,70 +159,3 @@ def make_picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda given: tuple([given[at] for at in positions])
-
-
-#: What Dynamo's guards ask types, shapes, strides and devices of all tensors by, in C++.
-_GUARDS: Any = getattr(guards, "TensorGuards", None)
-Found = TypeVar("Found")
-#: Calls in a row, after which a guard is made.
-_ROW = 4
-#: After how many it is tried again: where gradients are wanted there is none, and asking costs little so.
-_AGAIN = 64
-
-
-class Repeated(Generic[Found]):
-    """An inline cache of one entry: what was prepared for the last call, if all tensors look alike.
-
-    A guard asks for what the key of a prepared call holds, and that no tensor requires a gradient, or with
-    `gradients` that those do which did; it fails for anything else, subclasses and modes of torch included.
-    Calls that take turns never have one.
-    """
-
-    def __init__(self, *, gradients: bool = False) -> None:
-        self._gradients = gradients
-        #: Whether tensors look like those of the last call, and what was prepared for these.
-        self.guard: tuple[Callable[..., bool], Found] | None = None
-        self._latest: Found | None = None
-        self._row = 0
-
-    def call(self, inputs: Sequence[Any]) -> Found | None:
-        """Returns what was prepared for such tensors, or None."""
-        guard = self.guard
-        if guard is not None:
-            if guard[0](*inputs):
-                return guard[1]
-            self.guard = None
-        return None
-
-    def note(self, call: Found, inputs: Sequence[Any]) -> None:
-        """Remembers what was found for these by its key."""
-        if call is not self._latest:
-            self._latest, self._row = call, 0
-        self._row += 1
-        if self._row % _AGAIN == _ROW:
-            check = _check_of(inputs, gradients=self._gradients)
-            self.guard = None if check is None else (check, call)
-
-    def forget(self) -> None:
-        """Drops it."""
-        self.guard = self._latest = None
-
-
-def _check_of(tensors: Sequence[Any], *, gradients: bool) -> Callable[..., bool] | None:
-    """Returns whether other tensors look like these; None where that cannot be asked. gradients: whether they
-    may require some. Those that are given twice have to be the same again, as guards take each once.
-    """
-    if _GUARDS is None:
-        return None
-    if not all(isinstance(x, torch.Tensor) and (gradients or not x.requires_grad) for x in tensors):
-        return None
-    first: dict[int, int] = {}
-    again = [(at, first[id(x)]) for at, x in enumerate(tensors) if first.setdefault(id(x), at) != at]
-    places = [*first.values()]
-    given = [tensors[at] for at in places]
-    sizes, strides = [list(x.shape) for x in given], [list(x.stride()) for x in given]
-    check: Callable[..., bool] = _GUARDS(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    if not again:
-        return check
-    pick = make_picker(places)
-    return lambda *others: all(others[x] is others[y] for x, y in again) and check(*pick(others))

@@ -117,3 +117,8 @@ def _value(node: ast.expr, names: Names) -> Any:
             function = _FUNCTIONS.get(name) or names[f"{name}()"]
             return function(*(_value(arg, names) for arg in args))
     raise ValueError(f"not a size: {ast.unparse(node)}")
+
+
+def as_tuple(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the sizes of a shape or a grid, of which one may stand alone."""
+    return size if isinstance(size, tuple) else (size,)

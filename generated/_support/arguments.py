@@ -299,3 +299,12 @@ def refuse_gradients(function: str, inputs: Sequence[object]) -> None:
             f"{function} has no backward: call it under torch.no_grad(), or add 'grad q, k, v' to its"
             " attention (projections and decode schedules have none)"
         )
+
+
+def clear(tensors: Sequence[Tensor], given: Sequence[torch.Tensor | None]) -> None:
+    """Writes what rows have that no sequence is of, where there is none at all: 0, and an lse of minus
+    infinity.
+    """
+    for tensor, x in zip(tensors, given, strict=False):
+        if x is not None:
+            x.fill_(float("-inf") if tensor.name == "lse" else 0.0)

@@ -13,7 +13,8 @@ from torch.autograd import forward_ad
 
 from .arguments import DTYPES, Sizes, Tensor
 from .configs import KernelConfig, Measured
-from .memory import Layout, Memory, Repeated
+from .memory import Key, Layout, Memory, make_picker
+from .repeat import Again, Repeated, make_again
 from .sizes import Names
 
 
@@ -152,6 +153,21 @@ class Backward:
         """Returns whether kernels alone write and read it."""
         return not (made.like or made.zero or self._is_part(made))
 
+    def finish(
+        self,
+        at: Mapping[str, int],
+        wanted: Sequence[tuple[Gradient, Memory]],
+        device: torch.device,
+        names: Names,
+    ) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
+        """Returns what makes the gradients of all that is made. at: positions there; wanted: gradients, and
+        the inputs that they are of.
+        """
+        if all(gradient.is_plain for gradient in self.gradients):
+            return make_picker([at[f"d{gradient.name}"] for gradient in self.gradients])
+        last = [gradient.finish(at, x, device, names) for gradient, x in wanted]
+        return lambda made: tuple([done(made) for done in last])
+
     def _is_part(self, made: Made) -> bool:
         return any(part.made == made.name for gradient in self.gradients for part in gradient.parts)
 
@@ -173,36 +189,56 @@ class Backward:
 class PreparedGradients(NamedTuple):
     """What the gradients of all such tensors have in common.
 
-    made: layouts of what is allocated; zeroed: the positions of what starts from 0; finish: the gradients,
-    from what is made once the kernels are done.
+    made: layouts of what is allocated; zeroed: the positions of what starts from 0, those of a type together;
+    finish: the gradients, from what is made once the kernels are done.
     """
 
     made: tuple[Layout, ...]
-    zeroed: tuple[int, ...]
+    zeroed: tuple[tuple[int, ...], ...]
     launches: tuple[Any, ...]
     finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+
+
+def group_zeros(made: Sequence[Made], layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
+    """Returns the positions of what starts from 0, those of a type together, which one kernel of torch's
+    fills.
+    """
+    by_type: dict[torch.dtype, list[int]] = {}
+    for at, (one, (_, _, dtype)) in enumerate(zip(made, layouts, strict=False)):
+        if one.zero:
+            by_type.setdefault(dtype, []).append(at)
+    return tuple(tuple(places) for places in by_type.values())
 
 
 class DifferentiableCall(Protocol):
     """What autograd asks of a call (`call.Attention`).
 
-    execute: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1
-    where it is none; needed: where the o and lse that a backward reads are, among results and what is `kept`;
-    no_extras: None for each optional tensor; gradients: as `Attention.gradients`. repeated_keeping: what was
-    prepared for the last call; kept_layouts: of what is kept, by the shape of q.
+    wanted: positions of the inputs that have gradients; execute: the results of (inputs, out, config,
+    backward_config, extras); lse: its place among them, -1 where it is none; needed: where the o and lse that
+    a backward reads are, among results and what is `kept`; extras: optional tensors; no_extras: None for
+    each; gradients: as `Attention.gradients`. prepared: by `key_of` a call; settle_keeping: what repeats one
+    for gradients; repeated_keeping: what repeats the last.
     """
 
     name: str
+    inputs: tuple[Tensor, ...]
+    wanted: tuple[int, ...]
     has_scalars: bool
     is_single: bool
+    backward: Backward | None
     kept: tuple[Tensor, ...]
     needed: tuple[int, ...]
     lse: int
     no_extras: tuple[None, ...]
     execute: Callable[..., Any]
-    repeated_keeping: Repeated[Any]
-    kept_layouts: dict[Any, tuple[Layout, ...]]
-    allocate: Callable[..., Any]
+    extras: tuple[Tensor, ...]
+    prepared: dict[Key, Any]
+    repeated_keeping: Repeated[Again]
+    allocate: Callable[..., list[torch.Tensor]]
+
+    def key_of(self, inputs: Sequence[Any], out: Any, config: Any, extras: Sequence[Any]) -> Key: ...
+
+    def settle_keeping(self, call: Any, inputs: Sequence[Any]) -> Again | None: ...
 
     def tensors_of(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
@@ -210,33 +246,49 @@ class DifferentiableCall(Protocol):
 
     def gradients(self, *given: Any) -> tuple[torch.Tensor, ...]: ...
 
-    def by_input(self, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]: ...
-
 
 def run_keeping(
-    call: DifferentiableCall, inputs: tuple[Any, ...], config: KernelConfig, prepared: Any
+    call: DifferentiableCall, inputs: tuple[Any, ...], config: KernelConfig, again: Again | None
 ) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """Returns the results, and the o and lse that gradients need. prepared: of a call like the one before,
-    None where that is not known.
+    """Returns the results, and the o and lse that gradients need. again: of a call like the one before, None
+    where that is not known.
     """
     repeats = config is None and forward_ad._current_level < 0
-    if prepared is None and repeats:
-        prepared = call.repeated_keeping.call(inputs)
-    if prepared is None or not prepared[2]:
-        kept = call.empty_kept(inputs)
-        extras = (*kept, *call.no_extras[len(kept) :])
-        made = call.execute(inputs, None, config, None, extras, keeps=repeats)
-        written = (*((made,) if call.is_single else made), *kept)
-        return made, tuple([written[at] for at in call.needed])
-    memories, scratch, launches = prepared
-    of_kept = call.kept_layouts[inputs[0].shape] if call.kept else ()
-    found = call.allocate(memories + of_kept + scratch, inputs[0])
-    count, end = len(memories), len(memories) + len(of_kept)
-    tensors = [*inputs, *found[:end], *call.no_extras[len(of_kept) :], *found[end:], None]
-    for launch in launches:
-        launch.run(tensors)
-    needed = tuple([found[at] for at in call.needed])
-    return found[0] if call.is_single else tuple(found[:count]), needed
+    if again is None and repeats:
+        again = call.repeated_keeping.call(inputs)
+    if again is not None:
+        found: tuple[Any, tuple[torch.Tensor, ...]] = again(inputs)
+        return found
+    kept = call.empty_kept(inputs)
+    extras = (*kept, *call.no_extras[len(kept) :])
+    made = call.execute(inputs, None, config, None, extras, keeps=repeats)
+    written = (*((made,) if call.is_single else made), *kept)
+    return made, tuple([written[at] for at in call.needed])
+
+
+def resume(call: DifferentiableCall, inputs: Sequence[Any], out: Any) -> Again | None:
+    """Computes `Attention.resume`."""
+    if call.has_scalars or any(x.is_neg() for x in inputs):
+        return None
+    wants = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    if not wants:
+        prepared = call.prepared.get(call.key_of(inputs, out, None, ()))
+        return None if prepared is None else make_again(call, prepared, ())
+    if call.backward is None or out is not None:
+        return None
+    kept = call.empty_kept(tuple(inputs))
+    extras = (*kept, *call.no_extras[len(kept) :])
+    prepared = call.prepared.get(call.key_of(inputs, None, None, extras))
+    again = None if prepared is None else call.settle_keeping(prepared, inputs)
+    return None if again is None else lambda inputs, out=None: apply_again(call, None, None, again, *inputs)
+
+
+def by_input(call: DifferentiableCall, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """Returns a gradient or None for each input."""
+    each: list[torch.Tensor | None] = [None] * len(call.inputs)
+    for at, x in zip(call.wanted, found, strict=True):
+        each[at] = x
+    return tuple(each)
 
 
 class Differentiable(torch.autograd.Function):
@@ -248,12 +300,12 @@ class Differentiable(torch.autograd.Function):
         call: DifferentiableCall,
         config: KernelConfig,
         backward_config: Any,
-        prepared: Any,
+        again: Again | None,
         *inputs: Any,
     ) -> Any:
         if call.has_scalars:
             inputs = call.tensors_of(inputs)
-        made, needed = run_keeping(call, inputs, config, prepared)
+        made, needed = run_keeping(call, inputs, config, again)
         ctx.save_for_backward(*inputs, *needed)
         ctx.call, ctx.config = call, backward_config
         ctx.set_materialize_grads(False)
@@ -267,7 +319,7 @@ class Differentiable(torch.autograd.Function):
                 f"{call.name} has no second derivative: it was differentiated with create_graph=True"
             )
         found = call.gradients(*cotangents, *ctx.saved_tensors, ctx.config)
-        return None, None, None, None, *call.by_input(found)
+        return None, None, None, None, *by_input(call, found)
 
 
 #: `Differentiable.apply` but for a look for transforms of torch.func, which takes as long as the rest: where
@@ -286,11 +338,9 @@ class TracedCall(DifferentiableCall, Protocol):
     """
 
     operator: str
-    inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     counters: tuple[Tensor, ...]
     input_names: tuple[str, ...]
-    backward: Backward | None
 
     def decode(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]: ...
 
@@ -392,4 +442,4 @@ class Operators:
         operator = getattr(torch.ops.attnc, f"{self.call.operator}_backward")
         wanted = cotangents[: 2 if self.call.lse >= 0 else 1]
         found = operator(*wanted, *ctx.saved_tensors, ctx.chosen)
-        return (*self.call.by_input(found), None)
+        return (*by_input(self.call, found), None)

@@ -15,7 +15,7 @@ from .call import Attention, Launch
 from .devices import Gpu
 from .memory import Memory, make_picker
 from .place import Place
-from .sizes import evaluate, next_power_of_2
+from .sizes import as_tuple, evaluate, next_power_of_2
 
 #: Shape, strides and tile of a tensor that the copy engine moves.
 Box = tuple[list[int], list[int], list[int]]
@@ -193,7 +193,7 @@ class TritonAttention(Attention):
             options["launch_pdl"] = True
         return self.launch_type(
             kernel.function,
-            _axes(evaluate(kernel.grid, names)),
+            as_tuple(evaluate(kernel.grid, names)),
             place.positions(tensors),
             [names[name] for name in parameters if name not in _CONSTANTS and name != "TMA"],
             constants,
@@ -201,10 +201,6 @@ class TritonAttention(Attention):
             boxes,
             options,
         )
-
-
-def _axes(grid: int | tuple[int, ...]) -> tuple[int, ...]:
-    return grid if isinstance(grid, tuple) else (grid,)
 
 
 def _boxes(tensors: Sequence[tuple[Tensor, Memory]], config: Any, gpu: Gpu) -> tuple[Box, ...]:

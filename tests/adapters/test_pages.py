@@ -154,10 +154,10 @@ def test_when_all_have_as_many(tokens: int, most: int, sequences: int, found: in
 
 def test_one_kernel_for_any_number_of_drafts_that_fill_a_tile_as_well() -> None:
     """How many drafts there are is no part of the kernel, but for the rows of a tile."""
-    pages_module._kernel.cache_clear()
+    pages_module._kernel_name.cache_clear()
     for tokens in (6, 7, 8):
         check(tokens, [20])
-    assert pages_module._kernel.cache_info().currsize == 1
+    assert pages_module._kernel_name.cache_info().currsize == 1
 
 
 @given(

@@ -70,8 +70,8 @@ def test_functions_of_programs_take_the_same_inputs() -> None:
     """Causal ones compute the same; all have gradients."""
     tensors = draw_trained(SMALL, "cpu")
     found = {}
-    for name, function in trained_functions(SMALL, "cpu").items():
-        inputs = [x.clone().requires_grad_() for x in tensors]
+    for name, (function, lay) in trained_functions(SMALL, "cpu").items():
+        inputs = [lay(x).detach().requires_grad_() for x in tensors]
         o = function(*inputs)
         assert all(x is not None for x in torch.autograd.grad(o.float().sum(), inputs))
         found[name] = o.transpose(1, 2) if name == "flex_attention" else o

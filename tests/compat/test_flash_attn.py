@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnc.api import compile as api
+from attnc.api import repeats
 from attnc.compat import call, flash_attn, kvcache, run_on
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from attnc.diagnostics import error
@@ -428,7 +429,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(flash_attn, "Call", Noted)
     monkeypatch.setattr(kvcache, "Call", Noted)
-    monkeypatch.setattr(call, "_PLANS", {})
+    repeats.forget()
     return found
 
 
@@ -439,7 +440,7 @@ def test_a_call_like_one_before_is_not_looked_at(made: list[str]) -> None:
     made.clear()
     o = flash_attn_func(q.clone(), k, v, **options)
     assert made == []
-    call._PLANS.clear()
+    repeats.forget()
     assert torch.equal(o, flash_attn_func(q, k, v, **options))
 
 
@@ -505,7 +506,7 @@ def test_packed_sequences_are_remembered_by_their_shapes(made: list[str]) -> Non
     first, second = (torch.tensor([0, cut, count], dtype=torch.int32) for cut in (3, 5))
     found = [flash_attn_varlen_func(q, k, v, ends, ends, causal=True) for ends in (first, second, first)]
     assert len(made) == 1
-    call._PLANS.clear()
+    repeats.forget()
     assert torch.equal(found[1], flash_attn_varlen_func(q, k, v, second, second, causal=True))
     assert torch.equal(found[0], found[2])
 
@@ -515,7 +516,7 @@ def test_decoding_is_remembered_but_for_what_it_writes(made: list[str]) -> None:
     first, second = (torch.tensor(lengths, dtype=torch.int32) for lengths in ([3, 5], [8, 1]))
     found = [flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths) for lengths in (first, second)]
     assert len(made) == 1
-    call._PLANS.clear()
+    repeats.forget()
     assert torch.equal(found[1], flash_attn_with_kvcache(q, k, v, cache_seqlens=second))
     made.clear()
     token = torch.ones(2, 1, 2, 16).half()

@@ -1,119 +1,14 @@
-"""The guard that stands for a key where a call repeats itself."""
+"""Layouts of tensors, and memory that is made apart."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from attnc.support.memory import (
-    Repeated,
-    allocate,
-    contiguous,
-    layouts_of,
-    made_apart,
-    make_picker,
-    memory_of,
-)
-
-
-def tensors() -> tuple[torch.Tensor, ...]:
-    return torch.zeros(2, 3, 4, 8), torch.zeros(2, 5, 4, 8), torch.zeros(2, dtype=torch.int32)
-
-
-class Own(torch.Tensor):
-    """A subclass, whose functions could do anything."""
-
-
-@pytest.fixture
-def repeated() -> Repeated[str]:
-    made: Repeated[str] = Repeated()
-    for _ in range(4):
-        made.note("found", tensors())
-    assert made.call(tensors()) == "found"
-    return made
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda q: q[:, :2],
-        lambda q: q.transpose(1, 2).contiguous().transpose(1, 2),
-        lambda q: q[0],
-        lambda q: q.half(),
-        lambda q: q.to("meta"),
-        lambda q: q.clone().requires_grad_(),
-        lambda q: q.as_subclass(Own),
-        lambda q: torch.nn.Parameter(q),
-        lambda q: None,
-        lambda q: 1.0,
-    ],
-    ids=[
-        "size",
-        "strides",
-        "rank",
-        "type",
-        "device",
-        "gradient",
-        "subclass",
-        "parameter",
-        "nothing",
-        "number",
-    ],
-)
-@pytest.mark.parametrize("at", [0, 1])
-def test_what_looks_different_is_looked_up(
-    repeated: Repeated[str], change: Callable[[torch.Tensor], object], at: int
-) -> None:
-    given: list[object] = list(tensors())
-    given[at] = change(tensors()[at])
-    assert repeated.call(given) is None
-    assert repeated.call(tensors()) is None  # until it is noted again
-
-
-def test_the_same_tensors_again_and_others_like_them_are_the_same(repeated: Repeated[str]) -> None:
-    given = tensors()
-    assert repeated.call(given) == repeated.call(given) == repeated.call(tensors()) == "found"
-
-
-def test_a_tensor_that_requires_a_gradient_is_never_guarded() -> None:
-    """No gradient is wanted where none is recorded, but the next call may record one."""
-    repeated: Repeated[str] = Repeated()
-    q, *others = tensors()
-    q.requires_grad_()
-    with torch.no_grad():
-        for _ in range(9):
-            repeated.note("found", (q, *others))
-        assert repeated.call((q, *others)) is None
-
-
-def test_calls_that_take_turns_have_no_guard() -> None:
-    repeated: Repeated[str] = Repeated()
-    given, (k, _, n) = tensors(), tensors()
-    for _ in range(9):
-        repeated.note("one", given)
-        repeated.note("other", (k, k, n))
-        assert repeated.call(given) is None
-
-
-@pytest.mark.parametrize("given", [(0, 1, 0), (0, 1, 1), (0, 0, 0)])
-def test_tensors_that_are_given_twice_have_to_be_so_again(given: tuple[int, ...]) -> None:
-    """As the ends of packed queries and keys are."""
-    repeated: Repeated[str] = Repeated()
-    made = [torch.zeros(3, 4) for _ in range(2)]
-    for _ in range(4):
-        repeated.note("found", [made[at] for at in given])
-    others = [x.clone() for x in made]
-    assert repeated.call([others[at] for at in given]) == "found"
-    assert repeated.call([others[at].clone() for at in given]) is None
-
-
-def test_nothing_is_known_after_forgetting(repeated: Repeated[str]) -> None:
-    repeated.forget()
-    assert repeated.call(tensors()) is None
+from attnc.support.memory import allocate, contiguous, layouts_of, made_apart, make_picker, memory_of
 
 
 def test_layouts_are_those_of_torch() -> None:

@@ -78,7 +78,7 @@ class PagedWrapper(Wrapper):
         plan = self._plan_of_run()
         refuse("run", **unsupported)
         k, v = self._pools(paged_kv_cache)
-        check_call(plan, q, k, v, 2 if self._layout == "NHD" else 1, "paged_kv_cache")
+        heads_at = 2 if self._layout == "NHD" else 1
         return launch(
             plan,
             {"q": q, "k": k, "v": v},
@@ -90,6 +90,7 @@ class PagedWrapper(Wrapper):
             out=out,
             lse=lse,
             return_lse=return_lse,
+            check=lambda: check_call(plan, q, k, v, heads_at, "paged_kv_cache"),
         )
 
     def run_return_lse(self, q: torch.Tensor, paged_kv_cache: Cache, **options: Any) -> Result:

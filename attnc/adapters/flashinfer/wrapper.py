@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -18,7 +19,9 @@ from attnc.adapters.flashinfer.arguments import (
     write_mask,
 )
 from attnc.adapters.flashinfer.masks import flatten_mask
-from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel
+from attnc.adapters.specs import Changes, Wanted, dtype_of, find_function, kernel_name, plan_of
+from attnc.api.repeats import Plan as CallPlan
+from attnc.api.repeats import are_left_out, keep, repeat
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -48,16 +51,17 @@ def count_uniform(starts: list[int]) -> int:
     return counts.pop() if len(counts) == 1 and 0 < max(counts) <= _FEW else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What `run` calls. wanted: what its kernel computes, without scales and sinks; mask: (causal, custom),
-    beside which a window may be another one; tokens: queries of every request, 0 where `qo_indptr` says them;
-    rows: queries in all, None where a graph's later plans may have others; heads: of q, and of K and V.
+    """What `run` calls. wanted: what its kernel computes, without scales and sinks; made: the name of that
+    kernel; mask: (causal, custom), beside which a window may be another one; tokens: queries of every
+    request, 0 where `qo_indptr` says them; rows: queries in all, None where a graph's later plans may have
+    others; heads: of q, and of K and V.
     tables: by name, those that the kernel reads among them; one: the scale that is none.
     """
 
     wanted: Wanted
-    made: Kernel
+    made: str
     mask: tuple[bool, bool]
     window_left: int
     heads: tuple[int, int]
@@ -68,12 +72,17 @@ class Plan:
     read: frozenset[str]
     one: torch.Tensor
 
-    def variant(self, window_left: int, scales: Mapping[str, Any], sinks: bool) -> Kernel:
-        """Returns the kernel of a call: compiled once for each form that calls have."""
+    @cached_property
+    def facts(self) -> tuple[Any, ...]:
+        """What a call depends on besides its tensors."""
+        return self.made, self.mask, self.window_left, self.heads, self.sequences, self.tokens, self.rows
+
+    def variant(self, window_left: int, scales: Mapping[str, Any], sinks: bool) -> str:
+        """Returns the name of the kernel of a call: compiled once for each form that calls have."""
         changed: dict[str, Any] = {name: name for name in scales} | ({"sink": "sinks"} if sinks else {})
         if window_left != self.window_left:
             changed["mask"] = write_mask(*self.mask, window_left)
-        return kernel(replace(self.wanted, **changed)) if changed else self.made
+        return kernel_name(replace(self.wanted, **changed)) if changed else self.made
 
 
 class Wrapper:
@@ -115,7 +124,7 @@ class Wrapper:
     ) -> None:
         """Plans the calls that follow; what a captured graph reads changes only if nothing is refused."""
         wanted = replace(wanted, mask=write_mask(*mask, window_left))
-        made = kernel(wanted)
+        made = kernel_name(wanted)
         if any("alibi_slopes" in term for term in wanted.terms):
             tables = tables | {"alibi_slopes": compute_alibi_slopes(heads[0], self.device)}
         known = self._planned
@@ -192,11 +201,21 @@ def launch(
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     return_lse: bool = False,
+    check: Callable[[], None] | None = None,
 ) -> Result:
     """Runs the kernel of a call and returns o: [T, Hq, Dv], and with return_lse lse: f32[T, Hq] in base 2.
 
-    tensors: q: [T, Hq, D], k and v as the kernel takes them, by name
+    tensors: q: [T, Hq, D], k and v as the kernel takes them, by name; check: holds them to the plan
     """
+    named = {**{name: x for name, x in plan.tables.items() if name in plan.read}, **tensors}
+    key = None
+    if plan.wanted.cache is None and are_left_out(q_scale, k_scale, v_scale, sinks):
+        key, found = repeat(("FlashInfer", plan.facts, window_left, return_lse), (*named.values(), out, lse))
+        if found is not None:
+            known: Result = found[0]
+            return known
+    if check is not None:
+        check()
     q = tensors["q"]
     shape = (plan.sequences, plan.heads[1])
     scales = combine_scales(
@@ -208,21 +227,55 @@ def launch(
         v_scale=v_scale,
         always=plan.wanted.cache is not None,
     )
-    named = {**{name: x for name, x in plan.tables.items() if name in plan.read}, **tensors, **scales}
+    named |= scales
     if sinks is not None:
         named["sinks"] = check_shape("sinks", sinks, [plan.heads[0]], torch.float32)
     left = plan.window_left if window_left is None else window_left
     o_shape = [*q.shape[:2], plan.wanted.value_dim or plan.wanted.head_dim]
-    o = q.new_empty(o_shape) if out is None else check_shape("out", out, o_shape, q.dtype)
+    if out is not None:
+        check_shape("out", out, o_shape, q.dtype)
     if lse is not None:
         check_shape("lse", lse, q.shape[:2], torch.float32)
-    found = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    outputs = o, found
-    if plan.tokens:
-        named["q"], *outputs_ = (x.view(-1, plan.tokens, *x.shape[1:]) for x in (q, o, found))
-        outputs = (outputs_[0], outputs_[1])
-    plan.variant(left, scales, sinks is not None)(**named, out=outputs)
-    return (o, torch.mul(found, LOG2E, out=lse)) if return_lse else o
+    made = plan.variant(left, scales, sinks is not None)
+    call = _plan_call(plan, made, named, o_shape, has_out=out is not None, return_lse=return_lse)
+    keep(key, call)
+    result: Result = call.run([x for x in (*named.values(), out, lse) if x is not None])
+    return result
+
+
+def _plan_call(
+    plan: Plan,
+    made: str,
+    named: Mapping[str, torch.Tensor],
+    shape: list[int],
+    *,
+    has_out: bool,
+    return_lse: bool,
+) -> CallPlan:
+    """Returns the plan of calls like one, of the tensors that its kernel reads, by name, and then where o and
+    lse go, if they are given. shape: of o.
+    """
+    by_request = (plan.sequences, plan.tokens) if plan.tokens else tuple(shape[:1])
+    whole, count = (*by_request, *shape[1:]), len(named)
+    changes: Changes = {"q": lambda q: q.view(*by_request, *q.shape[1:])} if plan.tokens else {}
+    call = plan_of(find_function(made, named["q"], named["k"], named.get("v")), [*named], changes)
+    inputs_of = call.arrange
+
+    def arrange(given: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+        inputs, _ = inputs_of(given)
+        if not has_out:
+            return inputs, None
+        lse = torch.empty(whole[:-1], dtype=torch.float32, device=given[0].device)
+        return inputs, (given[count].view(whole), lse)
+
+    def finish(found: Any, given: Sequence[Any]) -> Result:
+        o: torch.Tensor = given[count] if has_out else found[0].view(shape)
+        if not return_lse:
+            return o
+        lse = found[1].view(shape[:-1])
+        return o, torch.mul(lse, LOG2E, out=given[-1] if len(given) > count + has_out else None)
+
+    return CallPlan(call.function, call.call, arrange, finish)
 
 
 def _write_kept(known: Plan, tables: dict[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:

@@ -21,9 +21,9 @@ class Bug:
 BUGS = (
     Bug(
         name="lse is in base e",
-        place="paged.launch",
-        old="torch.mul(found, LOG2E,",
-        new="torch.mul(found, 1,",
+        place="wrapper._plan_call",
+        old="torch.mul(lse, LOG2E,",
+        new="torch.mul(lse, 1,",
     ),
     Bug(
         name="masks of all requests begin at the first",

@@ -1,0 +1,149 @@
+"""Calls of public functions that are like one before: they go to their kernels without another look at their
+arguments.
+
+A function says what its kernel depends on besides the layouts of its tensors (facts). The first call makes a
+plan, and the next ones find it by facts and layouts; a call that follows itself finds it by one question in
+C++, and launches what was prepared for the kernel.
+
+`attnc export` copies this file beside kernels that run without the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+from attnc.api.fastest import chosen_target
+from attnc.support.repeat import Again, Repeated
+
+#: The tensors of a call -> what its kernel takes: inputs, and where its results go, or None.
+Arrange: TypeAlias = Callable[[Sequence[Any]], tuple[Sequence[Any], Any]]
+is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+#: Plans that are kept.
+_MOST_PLANS = 4096
+
+
+class Plan:
+    """A call but for its tensors.
+
+    function: of the kernel; call: its `CALL`, None where the function picks one at each call. arrange: what
+    the kernel takes, of the tensors that are given; finish: what the call returns, of the kernel's results
+    and those tensors; None where these are the results.
+    """
+
+    __slots__ = ("arrange", "call", "finish", "function")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        call: Any,
+        arrange: Arrange,
+        finish: Callable[[Any, Sequence[Any]], Any] | None = None,
+    ) -> None:
+        self.function, self.call, self.arrange, self.finish = function, call, arrange, finish
+
+    def run(self, tensors: Sequence[Any]) -> Any:
+        """Returns the results of a call with these tensors."""
+        inputs, out = self.arrange(tensors)
+        found = self.function(*inputs) if out is None else self.function(*inputs, out=out)
+        return found if self.finish is None else self.finish(found, tensors)
+
+    def settle(self, tensors: Sequence[Any]) -> Again:
+        """Returns `run`, of tensors that look like these."""
+        arrange, finish = self.arrange, self.finish
+        again = None if self.call is None else self.call.resume(*arrange(tensors))
+        if again is None:
+            return self.run
+        if finish is None:
+            return lambda tensors: again(*arrange(tensors))
+        return lambda tensors: finish(again(*arrange(tensors)), tensors)
+
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+_PLANS: dict[Any, Plan] = {}
+#: Of calls that follow themselves, by what a guard does not see of them.
+_LATEST: dict[Any, Repeated[Again]] = {}
+
+
+def repeat(facts: tuple[Any, ...], tensors: Sequence[Any]) -> tuple[Any, Any]:
+    """Returns what `keep` keeps the plan of a call by; and its results in a tuple of one, where a plan is
+    known, else None.
+
+    facts: hashable, the function among them; tensors: those of the call, None for what is left out. Neither
+    where nothing may be remembered: while torch.compile traces, under a mode of torch's or with tangents, and
+    for what is no tensor.
+    """
+    if is_compiling() or torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
+        return None, None
+    given = [x for x in tensors if x is not None]
+    absent = () if len(given) == len(tensors) else tuple([x is None for x in tensors])
+    try:
+        modes = is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), chosen_target()
+        kind = facts, absent, modes, given[0].requires_grad
+        latest = _LATEST.get(kind)
+        again = None if latest is None else latest.call(given)
+    except (AttributeError, TypeError, IndexError):  # no tensor; a window may be a list
+        return None, None
+    if again is not None:
+        return kind, (again(given),)
+    if any(isinstance(x, torch.Tensor) for x in facts):  # a number that may change in place
+        return None, None
+    try:
+        looks = [(x.dtype, x.get_device(), x.shape, x.stride(), x.requires_grad) for x in given]
+    except AttributeError:
+        return None, None
+    key = kind, tuple(looks)
+    plan = _PLANS.get(key)
+    if plan is None:
+        return key, None
+    _note(kind, plan, given)
+    return key, (plan.run(given),)
+
+
+def keep(key: Any, plan: Plan) -> None:
+    """Keeps the plan of a call for those like it. key: what `repeat` returned for it."""
+    if key is not None:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        _PLANS[key] = plan
+
+
+def are_left_out(*options: object) -> bool:
+    """Returns whether none of the options is given."""
+    for option in options:  # noqa: SIM110  # a generator takes longer than all else that a call does
+        if option is not None:
+            return False
+    return True
+
+
+def without_gradients(function: Callable[Given, Found]) -> Callable[Given, Found]:
+    """`torch.no_grad()` of a function, which costs nothing where no gradient is recorded anyway."""
+
+    @wraps(function)
+    def called(*given: Given.args, **named: Given.kwargs) -> Found:
+        if not is_grad_enabled():
+            return function(*given, **named)
+        with torch.no_grad():
+            return function(*given, **named)
+
+    return called
+
+
+def forget() -> None:
+    """Drops all plans."""
+    _PLANS.clear()
+    _LATEST.clear()
+
+
+def _note(kind: Any, plan: Plan, tensors: Sequence[Any]) -> None:
+    latest = _LATEST.get(kind)
+    if latest is None:
+        if len(_LATEST) >= _MOST_PLANS:
+            _LATEST.clear()
+        latest = _LATEST[kind] = Repeated(lambda plan, tensors: plan.settle(tensors), gradients=True)
+    latest.note(plan, tensors)

@@ -1,0 +1,259 @@
+"""Calls of public functions that are like one before: the same results without another look at their
+arguments, and a look where anything differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnc.adapters.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+from attnc.adapters.pages import attend
+from attnc.adapters.transformers import _BAND, Band, attention
+from attnc.api import repeats
+from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from attnc.verify.interpreter import ensure_interpreter
+
+ensure_interpreter()
+
+#: Tensors of a call by name -> its results.
+Door = Callable[[dict[str, Any]], Any]
+B, M, N, H, HKV, D, PAGE = 2, 1, 32, 4, 2, 16, 16
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known() -> Iterator[None]:
+    repeats.forget()
+    yield
+    repeats.forget()
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).half()
+
+
+def dense() -> dict[str, Any]:
+    return {"q": draw(B, 5, H, D), "k": draw(B, N, HKV, D, seed=1), "v": draw(B, N, HKV, D, seed=2)}
+
+
+def packed() -> dict[str, Any]:
+    ends = torch.tensor([0, 3, 10], dtype=torch.int32)
+    return {
+        "q": draw(10, H, D), "k": draw(10, HKV, D, seed=1), "v": draw(10, HKV, D, seed=2), "starts": ends,
+        "starts_k": ends,
+    }  # fmt: skip
+
+
+def paged() -> dict[str, Any]:
+    pages = B * N // PAGE
+    return {
+        "q": draw(B, H, D), "k": draw(pages, PAGE, HKV, D, seed=1), "v": draw(pages, PAGE, HKV, D, seed=2),
+        "table": torch.arange(pages, dtype=torch.int32).view(B, -1).flip(0).contiguous(),
+        "lengths": torch.tensor([17, 30], dtype=torch.int32), "sinks": torch.ones(H),
+    }  # fmt: skip
+
+
+def banded() -> dict[str, Any]:
+    """For transformers, heads before rows."""
+    turned = {name: x.transpose(1, 2) for name, x in dense().items()}
+    ends = [torch.tensor(x, dtype=torch.int32) for x in ([0, 3], [N, N - 1], [N, N])]
+    return turned | dict(zip(("first", "last", "stop"), ends, strict=True))
+
+
+def call_transformers(x: dict[str, Any]) -> Any:
+    carrier = torch.full((B, 1, 1, 1), torch.nan)
+    setattr(carrier, _BAND, Band(x["first"], x["last"], x["stop"], None, 0))
+    return attention(torch.nn.Module(), x["q"], x["k"], x["v"], carrier)[0]
+
+
+def call_engine(x: dict[str, Any], tokens: int) -> torch.Tensor:
+    out = torch.full_like(x["q"], torch.nan)
+    attend(
+        x["q"], x["k"], x["v"], out, cu_seqlens_q=torch.arange(B + 1, dtype=torch.int32),
+        seqused_k=x["lengths"], block_table=x["table"], scale=0.2, left=-1, softcap=0.0,
+        by_head={"alibi_slopes": None, "sinks": x["sinks"]}, tokens=tokens,
+    )  # fmt: skip
+    return out
+
+
+WRAPPERS: list[Any] = []
+
+
+def call_flashinfer(x: dict[str, Any]) -> Any:
+    if not WRAPPERS:
+        WRAPPERS.append(BatchDecodeWithPagedKVCacheWrapper(torch.empty(0), "NHD"))
+        ends, last = torch.tensor([0, 2, 4], dtype=torch.int32), torch.tensor([1, 14], dtype=torch.int32)
+        pages = torch.tensor([2, 3, 0, 1], dtype=torch.int32)
+        WRAPPERS[0].plan(ends, pages, last, H, HKV, D, PAGE, q_data_type=torch.float16)
+    out = torch.full_like(x["q"], torch.nan) if x["sinks"] is None else None
+    return WRAPPERS[0].run(x["q"], (x["k"], x["v"]), return_lse=True, out=out)
+
+
+DOORS: dict[str, tuple[Callable[[], dict[str, Any]], Door]] = {
+    "flash_attn_func": (
+        dense,
+        lambda x: flash_attn_func(x["q"], x["k"], x["v"], causal=True, return_lse=True),
+    ),
+    "softmax_scale": (dense, lambda x: flash_attn_func(x["q"], x["k"], x["v"], softmax_scale=0.3)),
+    "flash_attn_varlen_func": (
+        packed,
+        lambda x: flash_attn_varlen_func(x["q"], x["k"], x["v"], x["starts"], x["starts_k"], causal=True),
+    ),
+    "flash_attn_with_kvcache": (
+        paged,
+        lambda x: flash_attn_with_kvcache(
+            x["q"][:, None], x["k"], x["v"], cache_seqlens=x["lengths"], block_table=x["table"]
+        ),
+    ),
+    "transformers": (banded, call_transformers),
+    "engines, one token": (paged, partial(call_engine, tokens=1)),
+    "engines, a prompt": (paged, partial(call_engine, tokens=0)),
+    "FlashInfer": (paged, call_flashinfer),
+}
+
+
+def spread(x: torch.Tensor) -> torch.Tensor:
+    """The same rows further apart."""
+    return torch.cat([x, x], -1)[..., : x.shape[-1]]
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """The same elements at an address that is no multiple of 16."""
+    return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+
+
+#: What differs from the calls before: names of tensors that it is done to, and what is done.
+CHANGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "other data": ("qkv", lambda x: x * 0.5),
+    "strides of q": ("q", spread),
+    "strides of k": ("k", spread),
+    "strides of v": ("v", spread),
+    "addresses": ("qkv", shifted),
+    "a negative view": ("q", lambda x: torch._neg_view(x)),
+    "the last axis": ("k", lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2)),
+    "the type": ("qkv", torch.Tensor.float),
+    "other lengths": ("lengths", lambda x: x - 3),
+    "no sinks": ("sinks", lambda x: None),
+    "sinks of another type": ("sinks", torch.Tensor.double),
+}
+
+
+def results(found: Any) -> list[torch.Tensor]:
+    return [x for x in found if x is not None] if isinstance(found, tuple) else [found]
+
+
+def judge(door: Door, given: dict[str, Any]) -> None:
+    """Holds a call to the same as the first of all."""
+    try:
+        found: Any = results(door(given))
+    except (TypeError, ValueError) as failure:
+        found = failure
+    repeats.forget()
+    WRAPPERS.clear()
+    if isinstance(found, Exception):
+        with pytest.raises(type(found)) as raised:
+            door(given)
+        assert str(raised.value) == str(found)
+        return
+    for got, right in zip(found, results(door(given)), strict=True):
+        assert torch.equal(got, right)
+
+
+def names_of(change: str, given: dict[str, Any]) -> list[str]:
+    """The tensors that a change is for, where a call has them."""
+    wanted = CHANGES[change][0]
+    names = [wanted] if wanted in given or len(wanted) > 3 else [*wanted]
+    return names if set(names) <= given.keys() else []
+
+
+CASES = [
+    (name, change) for name, (make, _) in DOORS.items() for change in CHANGES if names_of(change, make())
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case).replace(" ", "-"))
+def test_what_differs_is_looked_at(case: tuple[str, str]) -> None:
+    name, change = case
+    (make, door), changed = DOORS[name], CHANGES[change][1]
+    given = make()
+    for _ in range(5):
+        door(given)
+    judge(door, given | {one: changed(given[one]) for one in names_of(change, given)})
+
+
+@pytest.mark.parametrize("name", DOORS, ids=lambda name: name.replace(" ", "-"))
+def test_what_follows_itself_is_not_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, door = DOORS[name]
+    for _ in range(5):
+        door(make())
+
+    def refuse(*given: Any) -> Any:
+        raise AssertionError("looked at again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repeats.Plan, "run", refuse)
+        patch.setattr(repeats, "keep", refuse)
+        found = results(door(make()))
+    repeats.forget()
+    for got, right in zip(found, results(door(make())), strict=True):
+        assert torch.equal(got, right)
+
+
+@pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_varlen_func", "transformers"])
+def test_gradients_come_and_go(name: str) -> None:
+    """With gradients, without, and with them wanted of other tensors."""
+    make, door = DOORS[name]
+    right = None
+    for wanted in ("qkv", "", "qkv", "kv", "qkv"):
+        for _ in range(5):
+            given = make()
+            leaves = [given[one].detach().requires_grad_() for one in wanted]
+            o = results(door(given | dict(zip(wanted, leaves, strict=True))))[0]
+            assert o.requires_grad == bool(wanted)
+            if wanted:
+                found = torch.autograd.grad(o.float().square().sum(), leaves)
+                by_name = dict(zip(wanted, found, strict=True))
+                right = right or by_name
+                assert all(torch.equal(x, right[one]) for one, x in by_name.items())
+        with torch.no_grad():
+            given = make()
+            leaves = [given[one].detach().requires_grad_() for one in wanted]
+            o = results(door(given | dict(zip(wanted, leaves, strict=True))))[0]
+            assert not o.requires_grad
+
+
+class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates it so
+    """Lets operators pass."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_remembered_under_a_mode_or_with_tangents() -> None:
+    facts, tensors = ("function",), (torch.zeros(2),)
+    assert repeats.repeat(facts, tensors)[0] is not None
+    with Noting():  # type: ignore[no-untyped-call]  # torch annotates it so
+        assert repeats.repeat(facts, tensors) == (None, None)
+    with torch.autograd.forward_ad.dual_level():
+        assert repeats.repeat(facts, tensors) == (None, None)
+    assert repeats.repeat((["a list"],), tensors) == (None, None)
+    assert repeats.repeat((torch.ones(()),), tensors) == (None, None)
+    assert repeats.repeat(facts, (1.0,)) == (None, None)
+    assert repeats.repeat(facts, (None,)) == (None, None)
+
+
+def test_gradients_of_what_has_none_are_refused_every_time() -> None:
+    """Whatever was prepared for tensors that look alike."""
+    make, door = DOORS["FlashInfer"]
+    for _ in range(6):
+        door(make())
+    given = make()
+    given["q"].requires_grad_()
+    for _ in range(6):
+        with pytest.raises(RuntimeError, match="no backward"):
+            door(given)
