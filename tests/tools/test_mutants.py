@@ -163,9 +163,9 @@ def drawn(old: str, new: str) -> Draw:
     ("new", "outcome"),
     [("l_new = l + tl.sum(p, 1)", "killed"), ("l_new = nothing", "invalid"), ("l_new = (", "invalid")],
 )
-def test_what_becomes_of_a_mutant(new: str, outcome: str) -> None:
+def test_what_becomes_of_a_mutant(new: str, outcome: str, tmp_path: Path) -> None:
     draw = drawn("l_new = l * alpha + tl.sum(p, 1)", new)
-    judgment = Bench(draw.place, draw.phase).judge(draw.mutant)
+    judgment = Bench(draw.place, draw.phase, tmp_path).judge(draw.mutant)
     assert judgment.outcome == outcome, judgment
 
 
@@ -174,7 +174,7 @@ def test_a_mutant_that_ends_its_process_is_not_the_last(tmp_path: Path) -> None:
     texts = ("l_new = (", "__import__('os')._exit(3)", "l_new = )", "l_new = ]")
     draws = {number: drawn(old, new) for number, new in enumerate(texts)}
     first = {number: draws[number] for number in range(3)}
-    options: dict[str, Any] = {"out": out, "workers": 1, "seconds": 300, "heavy": False, "devices": 0}
+    options: dict[str, Any] = {"out": out, "workers": 1, "seconds": 300, "devices": 0}
     assert judge_draws(first, **options) == 3
     with out.open("a", encoding="utf-8") as file:
         file.write('{"number": 3, "outc')  # as a run that is ended leaves it
@@ -187,10 +187,10 @@ def test_a_mutant_that_ends_its_process_is_not_the_last(tmp_path: Path) -> None:
 
 def test_batches_are_of_one_module() -> None:
     places = [place for place in list_places(["triton"]) if place.spec in ("causal_gqa", "decode")]
-    draws = dict(enumerate(draw_mutants(30, 3, places, together=12)))
-    batches = list(list_batches(draws, heavy=False))
+    draws = dict(enumerate(draw_mutants(30, 3, places, together=20)))
+    batches = list(list_batches(draws, is_second=False))
     assert [number for batch in batches for number in batch["numbers"]] == list(range(30))
-    assert all(len(batch["numbers"]) <= 10 for batch in batches)
+    assert all(len(batch["numbers"]) <= 16 for batch in batches)
     for batch in batches:
         for number, mutant in zip(batch["numbers"], batch["mutants"], strict=True):
             assert batch["place"] == asdict(draws[number].place)

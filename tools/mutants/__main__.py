@@ -6,11 +6,14 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import tools.mutants
 from tools.mutants.crew import is_of, judge_draws, read_results, second_of
-from tools.mutants.sample import draw_mutants, list_places
+from tools.mutants.sample import Draw, draw_mutants, list_places, read_draws, write_draws
 from tools.mutants.scores import SCORES, describe, join_results, keep_scores, list_table, summarize
 
 
@@ -24,12 +27,16 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="other seeds draw other mutants")
     parser.add_argument("--together", type=int, default=1, help="mutants drawn of one module in turn")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no mutant is begun")
+    parser.add_argument("--seconds", type=float, default=inf, help="after which no mutant is begun")
     parser.add_argument("--target", action="append", default=[], help="of these targets alone")
     parser.add_argument("--spec", action="append", default=[], help="of these specs alone, by name")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--drawn", type=Path, help="a file of the mutants, which is written if it is not there"
+    )
     parser.add_argument("--out", type=Path, help="a file of results, which is gone on with")
     parser.add_argument("--heavy", action="store_true", help="look again at what survived")
+    parser.add_argument("--heavy-seconds", type=float, default=inf, help="as --seconds")
     parser.add_argument("--table", action="store_true", help="print the table of --out, and run nothing")
     parser.add_argument(
         "--keep", nargs=2, metavar=("NAME", "WHERE"), help="commit the scores, by a name, as of this machine"
@@ -51,20 +58,42 @@ def main() -> int:
 
 
 def _run(given: argparse.Namespace, out: Path) -> None:
-    """Judges what is drawn and was not judged before."""
+    """Judges what is drawn and was not judged before; then looks at what survived."""
     import torch
 
+    draws = _draw(given)
+    crew = {"workers": given.workers, "devices": torch.cuda.device_count()}
+    _judge(draws, out, seconds=given.seconds, **crew)
+    if given.heavy:
+        survived = {n for n, result in read_results(out).items() if result["outcome"] == "survived"}
+        again = {number: draw for number, draw in draws.items() if number in survived}
+        _judge(again, second_of(out), seconds=given.heavy_seconds, is_second=True, **crew)
+
+
+def _draw(given: argparse.Namespace) -> dict[int, Draw]:
+    """Draws the mutants, or reads them."""
+    if given.drawn is not None and given.drawn.is_file():
+        return read_draws(given.drawn)
     places = [p for p in list_places(given.target) if not given.spec or p.spec in given.spec]
-    drawn = enumerate(draw_mutants(given.count, given.seed, places, given.together))
-    known = read_results(out)
-    left = {number: draw for number, draw in drawn if not is_of(known.get(number, {}), draw)}
-    if stale := known.keys() & left.keys():
+    draws = dict(enumerate(draw_mutants(given.count, given.seed, places, given.together)))
+    if given.drawn is not None:
+        write_draws(given.drawn, draws)
+    return draws
+
+
+def _judge(draws: Mapping[int, Draw], out: Path, **options: Any) -> None:
+    """Judges those that the file has nothing of, or nothing that says what became of them."""
+    known = {number: result for number, result in read_results(out).items() if number in draws}
+    stale = [number for number, result in known.items() if not is_of(result, draws[number])]
+    if stale:
         sys.exit(f"{out}: {len(stale)} results are of other kernels or operators: take another file")
-    devices = torch.cuda.device_count()
-    count = judge_draws(
-        left, out=out, workers=given.workers, seconds=given.seconds, heavy=given.heavy, devices=devices
-    )
-    print(f"{count} of {len(left)} that were left", file=sys.stderr)
+    left = {
+        number: draw
+        for number, draw in draws.items()
+        if known.get(number, {"outcome": "unknown"})["outcome"] == "unknown"
+    }
+    count = judge_draws(left, out=out, **options)
+    print(f"{out.name}: {count} of {len(left)} that were left", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from tools.mutants.sample import Draw
 
 Result: TypeAlias = Mapping[str, Any]
 #: Mutants of one module that one process judges in turn, at most.
-BATCH = 10
+BATCH = 16
 #: Seconds that mutants may take which are begun when the time is over.
 _GRACE = 20.0
 
@@ -52,14 +52,16 @@ def second_of(path: Path) -> Path:
     return path.with_suffix(".heavy.jsonl")
 
 
-def list_batches(draws: Mapping[int, Draw], *, heavy: bool) -> Iterator[dict[str, Any]]:
-    """Yields the mutants that follow each other and are of one module and phase, as hosts read them."""
+def list_batches(draws: Mapping[int, Draw], *, is_second: bool) -> Iterator[dict[str, Any]]:
+    """Yields the mutants that follow each other and are of one module and phase, as hosts read them.
+    is_second: whether they survived, and are looked at again.
+    """
     for (place, phase), group in groupby(draws.items(), key=lambda item: (item[1].place, item[1].phase)):
         items = list(group)
         for first in range(0, len(items), BATCH):
             part = items[first : first + BATCH]
             yield {
-                "heavy": heavy,
+                "is_second": is_second,
                 "place": asdict(place),
                 "phase": phase,
                 "numbers": [number for number, _ in part],
@@ -68,17 +70,22 @@ def list_batches(draws: Mapping[int, Draw], *, heavy: bool) -> Iterator[dict[str
 
 
 def judge_draws(
-    draws: Mapping[int, Draw], *, out: Path, workers: int, seconds: float, heavy: bool, devices: int
+    draws: Mapping[int, Draw],
+    *,
+    out: Path,
+    workers: int,
+    seconds: float,
+    devices: int,
+    is_second: bool = False,
 ) -> int:
     """Judges mutants by so many processes until the time is over, and appends results to a file. Returns how
-    many. heavy: whether those that survive are looked at again.
+    many. is_second: whether they survived, and are looked at again.
     """
-    for file in (out, second_of(out)):
-        if file.is_file() and not file.read_bytes().endswith(b"\n"):
-            file.write_bytes(file.read_bytes() + b"\n")  # behind a line that was not finished
+    if out.is_file() and not out.read_bytes().endswith(b"\n"):
+        out.write_bytes(out.read_bytes() + b"\n")  # behind a line that was not finished
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder, ThreadPoolExecutor(workers) as pool:
-        batches = [{**batch, "folder": folder} for batch in list_batches(draws, heavy=heavy)]
+        batches = [{**batch, "folder": folder} for batch in list_batches(draws, is_second=is_second)]
         crew = _Crew(draws, batches, out, time.monotonic() + seconds, devices)
         last = threading.Timer(min(seconds + _GRACE, threading.TIMEOUT_MAX), crew.stop)
         last.start()
@@ -124,6 +131,7 @@ class _Crew:
                 else:
                     if time.monotonic() < self.until:
                         raise RuntimeError(f"a host has ended: {host.wait()}")
+                    return
         finally:
             self._end(host)
 
@@ -161,11 +169,10 @@ class _Crew:
     def _keep(self, judgment: Mapping[str, Any]) -> None:
         draw = self.draws[judgment["number"]]
         line = json.dumps({**judgment, **asdict(draw)})
-        is_second = "again" in judgment
         with self.lock:
-            with (second_of(self.out) if is_second else self.out).open("a", encoding="utf-8") as file:
+            with self.out.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
-            self.count += not is_second
+            self.count += 1
             if time.monotonic() - self.said > 10:
                 self.said = time.monotonic()
                 print(f"{self.count} of {self.total}", file=sys.stderr, flush=True)

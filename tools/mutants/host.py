@@ -7,6 +7,7 @@ touches the GPU, which would be lost to its children.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import selectors
@@ -19,11 +20,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tools.mutants.judge import Judgment
 from tools.mutants.operators import Mutant
 from tools.mutants.sample import Place
 
@@ -33,6 +36,8 @@ PATIENCE = 180.0
 #: Seconds that the GPU may take for one call, while others use it too. No compiler is among what waits.
 _STALL = 8.0
 _HUNG = 124
+#: CU_CTX_SCHED_BLOCKING_SYNC: who waits for the GPU leaves the processor to others.
+_BLOCKING = 4
 #: Folders whose code may take long.
 _COMPILERS = (
     "/triton/compiler/",
@@ -47,17 +52,29 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     if "--gpu" in sys.argv:
-        _preload()
+        _preload("triton", "tools.mutants.heavy", *([] if "--no-cupy" in sys.argv else ["cupy"]))
+        if _has_opened_gpu():
+            os.dup2(answers.fileno(), sys.stdout.fileno())
+            os.execv(sys.executable, [sys.executable, "-m", "tools.mutants.host", "--gpu", "--no-cupy"])
     for line in sys.stdin:
         for answer in judge_batch(json.loads(line)):
             print(json.dumps(answer), file=answers, flush=True)
         print("{}", file=answers, flush=True)
 
 
-def _preload() -> None:
+def _preload(*names: str) -> None:
     """Imports what children need. Without a GPU Triton has to be told first that it interprets."""
-    for name in ("triton", "tools.mutants.heavy"):
+    for name in names:
         import_module(name)
+
+
+def _has_opened_gpu() -> bool:
+    """Returns whether something that was imported has asked for the GPU, which children then have not."""
+    for opened in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(opened.readlink()).startswith("/dev/nvidia"):
+                return "--no-cupy" not in sys.argv
+    return False
 
 
 def judge_batch(batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -68,26 +85,17 @@ def judge_batch(batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(dir=batch["folder"]) as folder:
         while at < count and time.monotonic() < batch["until"]:
             began, first = time.monotonic(), at
-            for said in _run_child(batch, at, Path(folder)):
+            for judgment in _run_child(batch, at, Path(folder)):
                 took = round(time.monotonic() - began, 2)
-                if "again" in said:
-                    yield {
-                        "number": batch["numbers"][at - 1],
-                        **said["again"],
-                        "seconds": took,
-                        "again": True,
-                    }
-                elif "judgment" in said:
-                    yield {"number": batch["numbers"][at], **said["judgment"], "seconds": took}
-                    at += 1
-                began = time.monotonic()
+                yield {"number": batch["numbers"][at], **judgment, "seconds": took}
+                at, began = at + 1, time.monotonic()
             if at == first and time.monotonic() >= batch["until"]:
                 return
 
 
 def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """Forks a child for the mutants from one on, and yields what it says; at last, where a mutant has ended
-    it, what that comes to.
+    """Forks a child for the mutants from one on, and yields what becomes of each; at last, where a mutant has
+    ended it, what that comes to.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -102,7 +110,7 @@ def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict
         finally:
             os._exit(status)  # it is no second host
     os.close(writing)
-    begun, text, is_silent = "", b"", False
+    has_begun, text, is_silent = False, b"", False
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)
         while True:
@@ -115,15 +123,16 @@ def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict
                 break
             *lines, text = (text + part).split(b"\n")
             for line in lines:
-                said = json.loads(line)
-                begun = said.get("begin", "")
-                yield said
+                judgment = json.loads(line)
+                has_begun = not judgment
+                if judgment:
+                    yield judgment
     os.close(reading)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if begun:
-        yield {begun: _judge_end(status, is_silent, batch["place"]["target"])}
+    if has_begun:
+        yield _judge_end(status, is_silent, batch["place"]["target"])
     elif status not in (0, _HUNG):
-        yield {"judgment": {"outcome": "unknown", "cases": 0, "message": f"the child ended: {status}"}}
+        yield {"outcome": "unknown", "cases": 0, "message": f"the child ended: {status}"}
 
 
 def _judge_end(status: int, is_silent: bool, target: str) -> dict[str, Any]:
@@ -137,31 +146,30 @@ def _judge_end(status: int, is_silent: bool, target: str) -> dict[str, Any]:
 
 
 def _judge_mutants(batch: Mapping[str, Any], at: int, folder: Path, writing: int) -> None:
-    """In the child: judges mutants until the GPU is unusable, the batch ends, or its time."""
+    """In the child: judges mutants until the GPU is unusable, the batch ends, or its time. Says `{}` as it
+    begins one, and then what became of it.
+    """
     with os.fdopen(writing, "w") as out:
 
         def say(line: Mapping[str, Any]) -> None:
             print(json.dumps(line), file=out, flush=True)
 
-        oracles = _prepare(batch, folder)
+        oracle = _prepare(batch, folder)
         for data in batch["mutants"][at:]:
-            for name, oracle in oracles.items():
-                if time.monotonic() >= batch["until"]:
-                    return
-                say({"begin": name})
-                try:
-                    judgment = oracle(Mutant(**data))
-                except Exception:  # a mistake of these tools, which says nothing of the mutant
-                    judgment = {"outcome": "unknown", "cases": 0, "message": traceback.format_exc()[-900:]}
-                say({name: judgment})
-                if not _is_usable():
-                    return
-                if judgment["outcome"] != "survived":
-                    break
+            if time.monotonic() >= batch["until"]:
+                return
+            say({})
+            try:
+                judgment = oracle(Mutant(**data))
+            except Exception:  # a mistake of these tools, which says nothing of the mutant
+                judgment = Judgment(outcome="unknown", message=traceback.format_exc()[-900:])
+            say(asdict(judgment))
+            if not _is_usable():
+                return
 
 
-def _prepare(batch: Mapping[str, Any], folder: Path) -> Mapping[str, Callable[[Mutant], dict[str, Any]]]:
-    """Makes the GPU ready, and returns what judges a mutant, and what survives again."""
+def _prepare(batch: Mapping[str, Any], folder: Path) -> Callable[[Mutant], Judgment]:
+    """Makes the GPU ready, and returns what judges a mutant, or looks again at one that survived."""
     import torch
 
     from tools.mutants.heavy import examine
@@ -170,15 +178,19 @@ def _prepare(batch: Mapping[str, Any], folder: Path) -> Mapping[str, Callable[[M
 
     remember_references(folder)
     if torch.cuda.is_available():
+        _share_processors()
         torch.zeros(1, device="cuda")
-        threading.Thread(target=_watch, args=(threading.main_thread().ident,), daemon=True).start()
-    bench = Bench(Place(**batch["place"]), batch["phase"])
-    oracles: dict[str, Callable[[Mutant], dict[str, Any]]] = {
-        "judgment": lambda mutant: asdict(bench.judge(mutant))
-    }
-    if batch["heavy"]:
-        oracles["again"] = lambda mutant: asdict(examine(bench, mutant))
-    return oracles
+        threading.Thread(target=_watch, daemon=True).start()
+    bench = Bench(Place(**batch["place"]), batch["phase"], folder)
+    return partial(examine, bench) if batch["is_second"] else bench.judge
+
+
+def _share_processors() -> None:
+    """Makes this process sleep while it waits for the GPU, where it would spin. It must not have used it."""
+    driver, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    driver.cuInit(0)
+    driver.cuDeviceGet(ctypes.byref(device), 0)
+    driver.cuDevicePrimaryCtxSetFlags(device, _BLOCKING)
 
 
 def _is_usable() -> bool:
@@ -195,15 +207,16 @@ def _is_usable() -> bool:
     return True
 
 
-def _watch(thread: int) -> None:
-    """Ends this process when its main thread has been in one call for long, and that is no compiler's."""
-    before: object = None
-    since = time.monotonic()
+def _watch() -> None:
+    """Ends this process when its threads have been in the same calls for long, none of which is a compiler's:
+    what autograd calls runs in a thread of its own.
+    """
+    own, before, since = threading.get_ident(), dict[int, tuple[int, int]](), time.monotonic()
     while True:
         time.sleep(0.25)
-        frame = sys._current_frames().get(thread)
-        now = None if frame is None else (id(frame), frame.f_lasti)
-        if now != before or frame is None or _compiles(frame):
+        frames = {thread: frame for thread, frame in sys._current_frames().items() if thread != own}
+        now = {thread: (id(frame), frame.f_lasti) for thread, frame in frames.items()}
+        if now != before or any(map(_compiles, frames.values())):
             before, since = now, time.monotonic()
         elif time.monotonic() - since > _STALL:
             os._exit(_HUNG)

@@ -10,7 +10,7 @@ import fcntl
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,14 +23,17 @@ from attnc.plan import ir
 from attnc.runtime.cubin import list_differences
 from attnc.runtime.loader import program_of
 from attnc.runtime.nvrtc import compile_cubin
+from attnc.support.binaries import list_defines
 from attnc.support.devices import gpu_of
 from attnc.verify.case import Case
 from attnc.verify.check import report_broken
+from attnc.verify.offsets import offset_violations
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Step, list_steps
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.verdict import Verdict
 from tools.mutants.operators import Mutant
+from tools.mutants.remember import keep
 from tools.mutants.sample import Phase, Place, texts_of
 
 #: `killed`: a case was wrong; `fault`: a launch failed, or the simulator found a race or a wait for ever;
@@ -70,10 +73,12 @@ class Judgment:
 
 
 class Bench:
-    """A module whose mutants are judged: the original, and the cases of the default budget."""
+    """A module whose mutants are judged: the original, and the cases of the default budget. folder: keeps
+    what later processes need not find out again.
+    """
 
-    def __init__(self, place: Place, phase: Phase) -> None:
-        self.place, self.phase = place, phase
+    def __init__(self, place: Place, phase: Phase, folder: Path) -> None:
+        self.place, self.phase, self.folder = place, phase, folder
 
     @cached_property
     def module(self) -> ir.Module:
@@ -85,12 +90,21 @@ class Bench:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """The cases, those of the same configs together, and last those that take gigabytes."""
+        """The cases: those that the same machine code runs follow each other, and last come those that take
+        gigabytes.
+        """
+        return keep(self.folder / "steps", self._order_steps)
+
+    def _order_steps(self) -> tuple[Step, ...]:
         steps = list(list_steps(AttentionTrial(self.original, violations), COUNT))
         first: dict[object, int] = {}
         for number, step in enumerate(steps):
-            first.setdefault(self._configs_of(step), number)
-        return tuple(sorted(steps, key=lambda step: (is_large(step.case), first[self._configs_of(step)])))
+            first.setdefault(self.configs_of(step), number)
+
+        def order(step: Step) -> tuple[object, ...]:
+            return is_large(step.case), first[self.configs_of(step)], _is_unaligned(step.case)
+
+        return tuple(sorted(steps, key=order))
 
     def subject(self, mutant: Mutant) -> Subject:
         """Loads a mutant. Raises what the text raises."""
@@ -101,6 +115,8 @@ class Bench:
         began = time.monotonic()
         try:
             subject = self.subject(mutant)
+            if (narrow := next(offset_violations(subject), None)) is not None:  # a rule that takes no run
+                return Judgment(outcome="killed", message=narrow[:300])
             if self.is_same_code(subject, mutant.file):
                 return Judgment(outcome="same code")
         except Exception as error:
@@ -123,20 +139,28 @@ class Bench:
         if subject.target == "triton":
             return False
         mine, own = program_of(subject.module), program_of(self.original.module)
-        for name, kernel in mine.kernels.items():
-            for config in dict.fromkeys(kernel.configs) if kernel.file == file else ():
-                for aligned in (True, False):
+        for aligned in (True, False):
+            for name, kernel in mine.kernels.items():
+                for config in self._in_order(kernel.configs) if kernel.file == file else ():
                     codes = [_compile(one, name, config, aligned, subject) for one in (own, mine)]
                     if codes[0] != codes[1] and list_differences(*codes):
                         return False
         return True
 
-    def _configs_of(self, step: Step) -> object:
+    def _in_order(self, configs: Sequence[Any]) -> list[Any]:
+        """Returns configs of different machine code, those first that the first cases have."""
+        used = dict.fromkeys(_macros_of(config) for step in self.steps for config in self.configs_of(step))
+        order = {macros: number for number, macros in enumerate(used)}
+        known = {_macros_of(config): config for config in reversed(configs)}
+        return [known[macros] for macros in sorted(known, key=lambda name: order.get(name, len(order)))]
+
+    def configs_of(self, step: Step) -> tuple[Any, ...]:
+        """Returns the configs that the kernels of the phase have in a case."""
         case = step.case
         if self.phase != "backward":
-            return case.config
+            return (self.original.configs[case.config],)
         backward: Mapping[str, Any] = getattr(self.original.module, "BACKWARD_CONFIGS", {})
-        return tuple(case.backward_config(len(configs)) for configs in backward.values())
+        return tuple(configs[case.backward_config(len(configs))] for configs in backward.values())
 
 
 def judge_message(message: str, cases: int) -> Judgment:
@@ -187,6 +211,15 @@ def _is_taken(lock: IO[str]) -> bool:
 def is_large(case: Case) -> bool:
     """Returns whether a tensor of the case spans gigabytes."""
     return case.is_far
+
+
+def _macros_of(config: Any) -> tuple[tuple[str, int], ...]:
+    return tuple(list_defines(config, aligned=True).items())
+
+
+def _is_unaligned(case: Case) -> bool:
+    """Returns whether rows of a tensor start anywhere, for which kernels are compiled once more."""
+    return any(layout.offset % 8 or any(gap % 8 for gap in layout.gaps) for layout in case.layouts.values())
 
 
 def _compile(program: Any, name: str, config: Any, aligned: bool, subject: Subject) -> bytes:

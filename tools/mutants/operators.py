@@ -32,8 +32,10 @@ class Mutant:
     new: str
 
     def apply(self, text: str) -> str:
-        """Returns the file's text with the change."""
+        """Returns the file's text with the change. ValueError for another text."""
         data = text.encode()
+        if data[self.start : self.stop].decode() != self.old:
+            raise ValueError(f"{self.file} is not what the mutant was drawn from")
         return (data[: self.start] + self.new.encode() + data[self.stop :]).decode()
 
 

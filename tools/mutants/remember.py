@@ -12,13 +12,14 @@ import pickle
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from attnc.verify import check, gradient_properties, properties
 
+Kept = TypeVar("Kept")
 #: Where the functions are looked up by those that call them.
 _USED_IN = {
     "expect": (check, properties, gradient_properties),
@@ -43,17 +44,22 @@ def remember(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
         state = hashlib.sha256(function.__name__.encode())
         for value in given:
             _add(state, value)
-        path = folder / state.hexdigest()
-        if path.is_file():
-            return pickle.loads(path.read_bytes())  # what was written below
-        made = function(attention, *given)
-        with suppress(OSError):  # a full disk
-            temporary = path.with_name(f"{path.name}.{os.getpid()}")
-            temporary.write_bytes(pickle.dumps(made, protocol=5))
-            temporary.replace(path)
-        return made
+        return keep(folder / state.hexdigest(), lambda: function(attention, *given))
 
     return remembered
+
+
+def keep(path: Path, make: Callable[[], Kept]) -> Kept:
+    """Returns what is kept in a file of our own; what is made now, where there is none."""
+    if path.is_file():
+        found: Kept = pickle.loads(path.read_bytes())  # what was written below
+        return found
+    made = make()
+    with suppress(OSError):  # a full disk
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_bytes(pickle.dumps(made, protocol=5))
+        temporary.replace(path)
+    return made
 
 
 def _add(state: Any, value: object) -> None:

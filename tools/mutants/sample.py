@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from attnc.build import digest
+from attnc.files import write_text
 from attnc.plan import ir
 from attnc.plan.ir import Decode
 from attnc.target.files import render_files
@@ -51,6 +53,21 @@ class Draw:
     @property
     def group(self) -> tuple[str, Phase]:
         return self.place.target, self.phase
+
+
+def write_draws(path: Path, draws: Mapping[int, Draw]) -> None:
+    """Writes mutants to a file, which takes seconds to draw."""
+    write_text(path, "".join(f"{json.dumps(asdict(draws[number]))}\n" for number in sorted(draws)))
+
+
+def read_draws(path: Path) -> dict[int, Draw]:
+    """Reads the mutants of a file, by their numbers."""
+    found = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        data = json.loads(line)
+        place, mutant = Place(**data["place"]), Mutant(**data["mutant"])
+        found[number] = Draw(place=place, phase=data["phase"], mutant=mutant)
+    return found
 
 
 def place_of(spec: str, module: ir.Module) -> Place:
