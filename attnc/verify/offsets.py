@@ -1,4 +1,4 @@
-"""Products with strides in Triton's kernels: they have 64 bits.
+"""Offsets into tensors: they have 64 bits. Of CUDA kernels, `cuda_offsets` reads the text.
 
 Triton passes a stride below 2^31 as a 32-bit integer, so its product with an index has 32 bits unless the
 index is widened first. Cases with strides that large (`far`) show it of a caller's tensors. Results that a
@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
+from attnc.runtime.loader import program_of
+from attnc.verify.cuda_offsets import narrow_offsets
 from attnc.verify.subject import Subject
 
 #: Names of sizes that are multiplied with indices of rows: strides, and the rows of a workspace.
@@ -21,9 +23,13 @@ _ROUNDS = 3
 
 
 def offset_violations(subject: Subject) -> Iterator[str]:
-    """Yields `offsets: ...` for each product of a stride that has 32 bits; none for kernels that are no
-    functions of the module.
-    """
+    """Yields `offsets: ...` for each product of a stride, or of sizes, that has 32 bits."""
+    if hasattr(getattr(subject.module, "CALL", None), "program"):
+        program = program_of(subject.module)
+        for text in dict.fromkeys(map(program.source, program.kernels)):
+            for line in narrow_offsets(text):
+                yield f"offsets: counted in 32 bits: {line}"
+        return
     content = getattr(getattr(subject.module, "__loader__", None), "content", b"")
     for line in narrow_products(content.decode()):
         yield f"offsets: a product with a stride has 32 bits: {line}"

@@ -1,4 +1,4 @@
-"""Products with strides have 64 bits: in every committed kernel, and what is found where one has not."""
+"""Offsets have 64 bits: in every committed kernel, and what is found where one has not."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from attnc.target.support import with_headers
+from attnc.verify.cuda_offsets import narrow_offsets
 from attnc.verify.offsets import narrow_products
+from tests.by_day import some_by_day
 
-FOLDERS = sorted((Path(__file__).parents[2] / "generated").glob("*/triton"))
+GENERATED = Path(__file__).parents[2] / "generated"
+FOLDERS, CUDA_FOLDERS = (sorted(GENERATED.glob(pattern)) for pattern in ("*/triton", "*/cuda_sm_*"))
 KERNEL = """
 import triton
 
@@ -65,3 +69,58 @@ def test_kernels_multiply_strides_in_64_bits() -> None:
 def test_a_product_in_32_bits_is_found(old: str, new: str, product: str) -> None:
     assert old in KERNEL
     assert narrow_products(KERNEL.replace(old, new)) == (product,)
+
+
+CUDA = """
+#define D 64
+struct Args {
+    const element* q_ptr;
+    long long stride_qb, stride_qh;
+    int B, H, M, N, M_padded, SPLITS, list_blocks;
+};
+
+template <int COUNT>
+__device__ void copy_rows(element* to, const element* from, long long stride, int first)
+{
+    const int row = threadIdx.x / (D / 8), column = threadIdx.x % (D / 8) * 8;
+    for (int i = 0; i < COUNT; ++i)
+        *(Four*)(to + row * D + column) = *(const Four*)(from + (first + row) * stride + 8 * i);
+}
+
+extern "C" __global__ void kernel(const Args args)
+{
+    const int M = args.M, b = blockIdx.x / args.H, h = blockIdx.x % args.H, q_idx = threadIdx.x;
+    const element* const Q = args.q_ptr + b * args.stride_qb + h * args.stride_qh;
+    const long long first_row = (long long)(b * args.H + h) * args.M_padded;
+    float* const to = args.o_ptr + (((long long)(b * args.H + h) * M + q_idx) * args.SPLITS + 2) * D;
+    const int line = ((long long)b * args.H + h) * args.list_blocks + q_idx / 128;
+    for (long long i = threadIdx.x; i < (long long)M * D / 2; i += 32)
+        to[(long long)blockIdx.x * args.SPLITS + i] = min<long long>(args.N, first_row) * 2 * 3 * 4;
+}
+"""
+
+
+def test_cuda_offsets_are_counted_in_64_bits() -> None:
+    assert narrow_offsets(CUDA) == ()
+
+
+@pytest.mark.parametrize("folder", some_by_day(CUDA_FOLDERS, of=9))
+def test_cuda_kernels_count_offsets_in_64_bits(folder: Path) -> None:
+    for path in sorted(folder.glob("*.cu"))[:3]:  # those of a spec differ in sizes
+        assert narrow_offsets(with_headers(path.read_text(encoding="utf-8"))) == (), path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("= (long long)(b", "= (int)(b", "(int)(b * args.H + h) * args.M_padded"),
+        ("const long long first_row", "const int first_row", "const int first_row = (long long)(b *"),
+        ("(((long long)(b", "(((b", "(((b"),
+        ("(long long)blockIdx.x", "(int)blockIdx.x", "(int) blockIdx.x * args.SPLITS"),
+        ("for (long long i", "for (int i", "for(int i = threadIdx.x;"),
+        ("i < (long long)M * D", "i < M * D", "M * D"),
+    ],
+)
+def test_a_narrow_offset_is_found(old: str, new: str, line: str) -> None:
+    assert CUDA.count(old) == 1
+    assert [found for found in narrow_offsets(CUDA.replace(old, new)) if found.startswith(line)]
