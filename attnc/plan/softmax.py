@@ -57,7 +57,7 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
         yield from _check_sticks(schedule)
         return
     if not variant.attention.normalises:
-        yield from _check_absent(variant, schedule)
+        yield from _check_absent(variant, schedule, target)
         return
     if variant.attention.softmax.form == "softpick":
         yield from _check_softpick(variant, schedule)
@@ -124,15 +124,19 @@ def _check_sticks(schedule: Schedule) -> Iterator[Diagnostic]:
         )
 
 
-def _check_absent(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+def _check_absent(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
     knob, span = schedule.forward.get("softmax"), variant.attention.softmax.span
     loops = schedule.forward["loops"].choices if "loops" in schedule.forward else ()
     if knob is not None:
         label = "'normalize = none' has no maximum and no denominator"
         yield unsupported("there is no softmax to schedule", knob.span, label, "remove it")
-    if schedule.is_decode or ("kv", "q") in loops:
-        label, instead = "these rescale parts of o", "write 'loops = [q, kv]', without split.kv and pack"
-        message = "decode kernels, and loops = [kv, q], have no 'normalize = none'"
+    if ("kv", "q") in loops:
+        label, instead = "this loop order rescales parts of o", "write 'loops = [q, kv]'"
+        yield unsupported("loops = [kv, q] has no 'normalize = none'", span, label, instead)
+    elif schedule.is_decode and not target.decodes_weights:
+        label = "these rescale parts of o"
+        instead = "write 'loops = [q, kv]', without split.kv and pack, or a schedule for the target 'triton'"
+        message = f"decode kernels of {target.name} have no 'normalize = none'"
         yield unsupported(message, span, label, instead)
 
 

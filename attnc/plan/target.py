@@ -49,8 +49,9 @@ class Target(ABC):
     besides inputs and outputs.
     splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). walks_lists: kernels can walk
     over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over.
-    keeps_order: kernels can sum in an absolute order; product_keys: keys of a schedule that decide how a
-    product's sums are made; joins: in which order segments are joined.
+    keeps_order: kernels can sum in an absolute order; decodes_weights: decode kernels have weights that
+    nothing divides; product_keys: keys of a schedule that decide how a product's sums are made; joins: in
+    which order segments are joined.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Target(ABC):
     lists_are_bits: ClassVar[bool] = False
     own_tensors: ClassVar[frozenset[str]] = frozenset()
     keeps_order: ClassVar[bool] = False
+    decodes_weights: ClassVar[bool] = False
     product_keys: ClassVar[tuple[str, ...]] = ("tile.q", "tile.kv", "warps")
     joins: ClassVar[str] = "from the first to the last"
 

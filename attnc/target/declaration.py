@@ -250,7 +250,7 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
         "tiles": quote_word(tiles(module, kernel)),
         "key_tiles": quote_word(f"cdiv({visited}, BLOCK_N)"),
         "key_bytes": str(key_bytes(attention)),
-        "width": str(width_of_split(split, dv)),
+        "width": str(width_of_split(kernel, dv)),
     }
     if keys != "N":
         fields["keys"] = quote_word(keys)
@@ -271,11 +271,13 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
     return CallText("Split", fields=fields)
 
 
-def width_of_split(split: Split, dv: int) -> int:
+def width_of_split(kernel: Decode, dv: int) -> int:
     """Returns the numbers of a row that a split hands on: o and lse, or the sums of a segment, its maximum
-    and denominator.
+    and denominator; o alone where nothing is normalised.
     """
-    return dv + (2 if split.segment else 1)
+    if kernel.softmax.form == "none":
+        return dv
+    return dv + (2 if kernel.split is not None and kernel.split.segment else 1)
 
 
 def tiles(module: Module, kernel: Decode) -> str:

@@ -128,3 +128,41 @@ def test_weights_on_hopper(lines: tuple[str, ...], columns: int, accumulate: str
     made = subject_of_text(spec(widen(lines, columns), schedule, target="cuda.sm_90a"))
     rows = {"M": 70, "N": 70} if lines is PACKED or "lens" in str(lines) else {"M": 70, "N": 133}
     assert_within_bound(made, Case(dims={"B": 2, "H": 2, "Hkv": 1, "G": 2, **rows}))
+
+
+#: Keys that a decode schedule splits: a weight of 0 is no key that is left out.
+CACHED = (
+    "input q: bf16[B, M, Hkv * G, 16]",
+    "input k, v: bf16[B, N, Hkv, 16]",
+    "input lens: i32[B]",
+    "length N = lens[b]",
+    "score = dot(q, k) / sqrt(D)",
+    "weight = score * sigmoid(score) / N",
+    "mask = causal",
+    "normalize = none",
+    "output o: bf16[B, M, Hkv * G, 16]",
+)
+IN_PAGES = (
+    "input q: f16[B, M, H, 24]",
+    "input k, v: f16[B, N, H, 24] via paged(pages, page = 16)",
+    "input pages: i32[B, P]",
+    "input lens: i32[B]",
+    "length N = lens[b]",
+    "score = dot(q, k) / sqrt(D)",
+    "weight = sigmoid(score) / 8",
+    "mask = window(20, 0)",
+    "normalize = none",
+    "output o: f16[B, M, H, 24]",
+)
+
+
+@pytest.mark.parametrize("lines", [CACHED, IN_PAGES], ids=["cache", "pages"])
+@pytest.mark.parametrize("split", ["1", "3", "fixed(32)"])
+def test_splits_are_added(lines: tuple[str, ...], split: str) -> None:
+    made = subject_of_text(spec(lines, f"loops = [kv], pack = gqa, tile.kv = 16, split.kv = {split}"))
+    assert_within_bound(made, Case(dims={"B": 2, "M": 2, "N": 77, "Hkv": 2, "G": 2, "H": 2}))
+
+
+def test_weights_of_a_cache() -> None:
+    lines = "loops = [kv], pack = gqa, tile.kv = 16, split.kv = 3"
+    right_by_day(subject_of_text(spec(CACHED, lines)), count=2)

@@ -37,4 +37,18 @@ BUGS: tuple[TritonBug, ...] = (
         patch="_store_rows(DV, kv_lo, N, stride_dvn, (dv).to(tl.bfloat16)",
         phase="backward",
     ),
+    TritonBug(
+        name="splits of which the last sixteen count",
+        attention="hstu_decode",
+        story="what joins splits by their lse carries a maximum along; a plain sum was not carried",
+        anchor="o += tl.sum(o_split, 0)",
+        patch="o = tl.sum(o_split, 0)",
+    ),
+    TritonBug(
+        name="a factor of one split",
+        attention="hstu_decode",
+        story="what divides a row was taken from the keys of the split at hand",
+        anchor="o = o * (1.0 / tl.maximum(N, 1))",
+        patch="o = o * (1.0 / tl.maximum(split_size, 1))",
+    ),
 )

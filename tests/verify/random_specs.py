@@ -287,11 +287,9 @@ def _softmax(words: Words, *, dropout: bool) -> str:
 def _forms(words: Words, *, decodes: bool) -> tuple[str, str]:
     """Returns what a key weighs, "" under a softmax, and what o is, "" where it is the attention."""
     draw, weight, epilogue = words.draw, "", ""
-    if decodes:
-        return weight, epilogue
     if draw(st.integers(0, 7)) == 0:
         weight = draw(st.sampled_from(_WEIGHTS)).format(words.float_expr(1, _EVERYWHERE, dot=False))
-    if draw(st.integers(0, 5)) == 0:
+    if not decodes and draw(st.integers(0, 5)) == 0:
         value = words.float_expr(1, _OF_A_ROW, dot=False)
         epilogue = f" = {draw(st.sampled_from(_EPILOGUES)).format(value)}"
     return weight, epilogue

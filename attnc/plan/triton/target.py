@@ -252,6 +252,7 @@ class Triton(Target):
     scales_columns: ClassVar = True
     forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
     keeps_order: ClassVar = True
+    decodes_weights: ClassVar = True
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER
 

@@ -76,7 +76,8 @@ class DecodeText(KernelText):
     def summary(self) -> str:
         rows = "q rows of one head" if self.group is None else "(q row, head) rows of one KV head"
         split = "" if self.kernel.split is None else ", from a split of its keys"
-        return f"o and lse of one tile of {rows}{split}."
+        results = "o" if self.kernel.softmax.form == "none" else "o and lse"
+        return f"{results} of one tile of {rows}{split}."
 
     # -- rows ----------------------------------------------------------------------------------------------
 
@@ -368,7 +369,7 @@ class CombineText(KernelText):
 
     @property
     def size_names(self) -> list[str]:
-        return ["H", "M", "SPLITS", "SPLIT_ROWS"]
+        return ["H", "M", "SPLITS", *([] if self.kernel.softmax.form == "none" else ["SPLIT_ROWS"])]
 
     @property
     def split_mask(self) -> str:

@@ -251,7 +251,7 @@ def triton_declaration(
     dv = text.dv
     if isinstance(kernel, Decode) and kernel.split is not None:
         fields["split"] = split_record(module, kernel, kernel.split, _MOST_PROGRAMS)
-        fields["scratch"] = Table({"splits": quote_word(f"SPLIT_ROWS * {width_of_split(kernel.split, dv)}")})
+        fields["scratch"] = Table({"splits": quote_word(f"SPLIT_ROWS * {width_of_split(kernel, dv)}")})
     elif kernel.grid.over == "head":
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
         fields["scratch"] = Table({name: quote_word(shape) for name, shape in scratch.items()})

@@ -1,0 +1,77 @@
+"""hstu_decode for triton: calls what is fastest for the device, D and the sizes.
+
+Each target has a function of its own in its folder. Made from specs/hstu_decode.attn; `attnc compile specs/hstu_decode.attn` makes it again.
+"""
+
+import torch
+
+from .._support.by_target import ByTarget
+
+#: What launches the kernels of a target, the compute capabilities that they are for, and whether the CPU runs them too.
+TARGETS = {
+    "triton": ("triton", 80, None, True),
+}
+PARAMS = ("D",)
+#: Targets by D: the first that runs on a device that was not measured.
+VARIANTS = {
+    (128,): ("triton",),
+}
+#: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
+TUNED = {}
+CHOICE = ByTarget(__name__, "hstu_decode", TARGETS, VARIANTS, TUNED)
+
+
+def hstu_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_len: torch.Tensor,
+    *,
+    target: str | None = None,
+    out: torch.Tensor | None = None,
+    **options: object,
+) -> torch.Tensor:
+    """Attention of the spec's score, masked: o = weight v.
+
+    Shapes and dtypes, for D in {128}:
+        q: bf16[B, M, H, D]
+        k: bf16[B, N, H, D]
+        v: bf16[B, N, H, D]
+        block_table: i32[B, P]
+        kv_len: i32[B]
+        o: bf16[B, M, H, D]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    Key j of sequence b is row j % 16 of page block_table[b, j // 16].
+    Entries of the table past the end of a sequence may hold anything.
+    out: a tensor to write to.
+    target: which one, instead of the table's choice.
+    options: what the function of that target takes besides.
+
+    Returns o.
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
+    # any target says which is no such tensor, and what it expected
+    if not (isinstance(q, torch.Tensor) and q.dim() == 4 and isinstance(
+        block_table, torch.Tensor,
+    ) and block_table.dim() == 2):
+        return CHOICE.any()(q, k, v, block_table, kv_len, out=out, **options)
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise _unknown(key)
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
+        sizes = (
+            q.shape[1],
+            block_table.shape[1] * 16,
+            q.shape[0] * q.shape[2],
+            False,
+        )
+        function = CHOICE.fastest(q.device, key, sizes)
+    return function(q, k, v, block_table, kv_len, out=out, **options)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"hstu_decode was not compiled for {asked}; there is: {'; '.join(there_is)}")
