@@ -3,6 +3,7 @@ batches over `dp`, weights and gradients over all (FSDP2). The losses are those 
 
     python examples/train_gpt_ranks.py                       # cp = 2, dp = 2: 4 GPUs
     python examples/train_gpt_ranks.py --cp 2 --dp 1 --steps 8 --tiny    # two processes, interpreted
+    python examples/train_gpt_ranks.py --checkpoints runs/gpt            # goes on from the newest one there
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
@@ -49,8 +53,43 @@ def settings_of(steps: int, *, tiny: bool) -> Settings:
     return replace(TINY if tiny else Settings(), steps=steps)
 
 
-def train_on_rank(rank: int, cp: int, dp: int, settings: Settings, path: str) -> None:
-    """One rank of cp x dp; rank 0 writes the losses."""
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Weights and the optimizer's state after every so many steps, in folders named by the step."""
+
+    folder: Path
+    every: int
+
+    @property
+    def newest(self) -> int:
+        """The step of the newest that was written to its end, 0 without one."""
+        return max((int(found.parent.name) for found in self.folder.glob("*/.metadata")), default=0)
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Writes each rank's share. A collective."""
+        if step % self.every == 0:
+            save(_state(model, optimizer), checkpoint_id=self.folder / str(step))
+
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Reads the newest; returns the steps that it has behind it. A collective."""
+        if step := self.newest:
+            state = _state(model, optimizer)
+            load(state, checkpoint_id=self.folder / str(step))
+            set_state_dict(
+                model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            )
+        return step
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments}
+
+
+def train_on_rank(
+    rank: int, cp: int, dp: int, settings: Settings, path: str, kept: Checkpoints | None = None
+) -> None:
+    """One rank of cp x dp; rank 0 writes the losses of the steps that are not behind a checkpoint."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(settings.device, (dp, cp), mesh_dim_names=("dp", "cp"))
@@ -65,10 +104,14 @@ def train_on_rank(rank: int, cp: int, dp: int, settings: Settings, path: str) ->
     for block in model.blocks:
         fully_shard(block, mesh=mesh["dp", "cp"]._flatten("all"))  # weights belong to all ranks
     fully_shard(model, mesh=mesh["dp", "cp"]._flatten("all"))
-    losses = []
-    for loss in _steps(model, settings, share=(mesh["dp"].get_local_rank(), dp), rows=rows, ranks=cp * dp):
+    optimizer = _optimizer(model, settings)
+    done = kept.load(model, optimizer) if kept is not None else 0
+    share, losses = (mesh["dp"].get_local_rank(), dp), []
+    for loss in _steps(model, optimizer, settings, done, share=share, rows=rows, ranks=cp * dp):
         dist.all_reduce(loss)
         losses.append(float(loss) / (cp * dp))
+        if kept is not None:
+            kept.save(model, optimizer, done + len(losses))
     if rank == 0:
         Path(path).write_text(json.dumps(losses), encoding="utf-8")
 
@@ -77,21 +120,28 @@ def train_alone(settings: Settings) -> list[float]:
     """The same training in this process."""
     torch.manual_seed(0)
     model = RowsOfGPT(settings, generated(settings)).to(settings.device)
-    return [float(loss) for loss in _steps(model, settings)]
+    return [float(loss) for loss in _steps(model, _optimizer(model, settings), settings)]
+
+
+def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95))
 
 
 def _steps(
     model: nn.Module,
+    optimizer: torch.optim.Optimizer,
     settings: Settings,
+    done: int = 0,
     share: tuple[int, int] = (0, 1),
     rows: Tensor | None = None,
     ranks: int = 1,
 ) -> Any:
-    """Losses of this rank's rows, scaled so that the mean over ranks is the loss of the batch."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95))
+    """Losses of this rank's rows, scaled so that the mean over ranks is the loss of the batch. done: how many
+    steps are behind the model already.
+    """
     text = corpus()
     total = settings.batch * settings.context
-    for batch in batches(text, settings, 0, settings.steps):
+    for batch in batches(text, settings, 0, settings.steps)[done:]:
         own = batch.chunk(share[1])[share[0]]
         inputs, labels = own[:, :-1], own[:, 1:]
         if rows is not None:
@@ -116,20 +166,27 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     parser.add_argument("--dp", type=int, default=2, help="ranks that share the texts of a batch")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--tiny", action="store_true", help="a model for interpreted kernels")
+    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="goes on from the newest there")
+    parser.add_argument("--every", type=int, default=50, metavar="STEPS", help="between two checkpoints")
     options = parser.parse_args(arguments)
     ranks = options.cp * options.dp
     tiny = options.tiny or not uses_gpus(ranks)
     settings = settings_of(options.steps, tiny=tiny)
+    kept = Checkpoints(options.checkpoints, options.every) if options.checkpoints else None
+    done = kept.newest if kept is not None else 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "losses.json"
-        on_processes(ranks, train_on_rank, options.cp, options.dp, settings, str(path))
+        on_processes(ranks, train_on_rank, options.cp, options.dp, settings, str(path), kept)
         shared = json.loads(path.read_text(encoding="utf-8"))
         on_processes(1, _alone, settings, str(path))
         alone = json.loads(path.read_text(encoding="utf-8"))
-    apart = max(abs(a - b) for a, b in zip(shared, alone, strict=True))
+    if not shared:
+        print(f"all {len(alone)} steps are behind the checkpoint in {options.checkpoints}")
+        return {"alone": alone, "shared": shared}
+    apart = max(abs(a - b) for a, b in zip(shared, alone[done:], strict=True))
     print(f"{'step':>5} {'one':>9} {f'cp {options.cp} dp {options.dp}':>12}")
-    for step in sorted({0, len(alone) // 2, len(alone) - 1}):
-        print(f"{step + 1:5d} {alone[step]:9.4f} {shared[step]:12.4f}")
+    for step in sorted({0, len(shared) // 2, len(shared) - 1}):
+        print(f"{done + step + 1:5d} {alone[done + step]:9.4f} {shared[step]:12.4f}")
     print(f"largest distance of any step: {apart:.2e} nats per byte")
     return {"alone": alone, "shared": shared}
 
