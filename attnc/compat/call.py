@@ -12,9 +12,9 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import NARROW_ROWS, TILE_ROWS, targets_of_call
+from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, targets_of_call
 from attnc.api.repeats import Arrange, Plan, keep
-from attnc.compat.compiled import load_form, making
+from attnc.compat.compiled import builds_in, load_form, making
 from attnc.compat.form import Facts, Form, Layout
 from attnc.support.memory import made_apart, make_picker
 
@@ -210,6 +210,7 @@ class Call:
             raise ValueError(f"{name}: caches have no gradients: call it under torch.no_grad()")
         self._grads = ["q", "k", "v"] if needed else []
         self._is_fast = False
+        self._cap: tuple[float, float] | None = None
         self._inputs: Mapping[str, Any] = _NOTHING
 
     def wants_gradient(self, x: torch.Tensor | None) -> bool:
@@ -230,6 +231,7 @@ class Call:
             self._tensors["cap"] = number(cap, torch.float32, device)
             self._tensors["softmax_scale"] = number(inner, torch.float32, device)
             self._form["softcap"] = True
+            self._cap = cap, inner
         elif scale is not None and scale != self._form["size"] ** -0.5:
             self._tensors["softmax_scale"] = number(scale, torch.float32, device)
             self._form["scaled"] = True
@@ -367,6 +369,15 @@ class Call:
             self._form["targets"] = targets
             if self._is_fast and self._grads:
                 self._form["fast"] = True
+            if self._cap is not None and targets[0] == HOPPER and "splits" not in self._form:
+                self._build_in(self._cap)
+
+    def _build_in(self, cap: tuple[float, float]) -> None:
+        """Makes a softcap part of the kernel, where it may be: by a polynomial it takes a fraction of what
+        tanh of any number takes.
+        """
+        if not torch.compiler.is_compiling() and builds_in(cap):
+            self._form["cap"] = cap
 
     def _shares_much(self) -> bool:
         """Returns whether Triton's kernel is not the fastest for few queries: where rows that share the keys

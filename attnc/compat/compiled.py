@@ -11,6 +11,19 @@ from attnc.compat.form import Form
 _FUNCTION = "attnc.compat"
 
 
+#: Softcaps that get kernels of their own, before further ones are arguments of one kernel.
+_SPECIAL = 4
+_CAPS: set[tuple[float, float]] = set()
+
+
+def builds_in(cap: tuple[float, float]) -> bool:
+    """Returns whether kernels have this softcap built in: the first few of a process."""
+    with making():
+        if len(_CAPS) < _SPECIAL:
+            _CAPS.add(cap)
+        return cap in _CAPS
+
+
 def load_form(form: Form) -> ModuleType:
     """Compiles a form for the first of its targets that has kernels for it: a module with `flash_attention`,
     whose `CALL` has its gradients.

@@ -17,6 +17,11 @@ def making() -> threading.RLock:
     return _IMPORTING
 
 
+def builds_in(cap: tuple[float, float]) -> bool:
+    """Returns False: kernels here are for any softcap."""
+    return False
+
+
 def load_form(form: Form) -> ModuleType:
     """Imports the module of a form, that of the first of its targets which has one here. ValueError where the
     folder was exported without it.

@@ -26,6 +26,7 @@ class Form:
     causal, left, right: bounds of the mask; causal leaves no right
     scaled: softmax_scale is an input; without, it is 1 / sqrt(D)
     softcap, dropout, sink: whether there is one; slopes: 0, or the axes of alibi_slopes
+    cap: a softcap and softmax_scale divided by it that the kernel has built in; without, they are inputs
     grads: inputs that get a gradient
     splits: of the keys of few queries, which then share a tile with their group: 0 for the device's choice,
         None for a kernel with tiles of query rows
@@ -47,6 +48,7 @@ class Form:
     right: bool = False
     scaled: bool = False
     softcap: bool = False
+    cap: tuple[float, float] | None = None
     dropout: bool = False
     sink: bool = False
     slopes: int = 0
@@ -70,9 +72,9 @@ class Form:
         named = (self.lengths if self.lengths != "cu_seqlens_k" else "", self.rows, self.leftpad)
         found += [(name, "i32[B]") for name in named if name]
         found += [(f"window_{side}", "i32[]") for side in ("left", "right") if getattr(self, side)]
-        if self.scaled or self.softcap:
+        if (self.scaled or self.softcap) and self.cap is None:
             found.append(("softmax_scale", "f32[]"))
-        if self.softcap:
+        if self.softcap and self.cap is None:
             found.append(("cap", "f32[]"))
         if self.slopes:
             found.append(("alibi_slopes", f"f32[{'B, ' if self.slopes == 2 else ''}{heads}]"))
@@ -113,9 +115,10 @@ class Form:
             yield f"grad {', '.join(self.grads)}"
 
     def _score(self) -> str:
-        score = "dot(q, k) * softmax_scale" if self.scaled or self.softcap else "dot(q, k) / sqrt(D)"
+        cap, scale = ("cap", "softmax_scale") if self.cap is None else map(repr, self.cap)
+        score = f"dot(q, k) * {scale}" if self.scaled or self.softcap else "dot(q, k) / sqrt(D)"
         if self.softcap:  # softmax_scale is divided by cap: one multiplication less for each score
-            score = f"cap * tanh({score})"
+            score = f"{cap} * tanh({score})"
         if self.slopes:
             slope = "alibi_slopes[b, h]" if self.slopes == 2 else "alibi_slopes[h]"
             score += f" - {slope} * abs(q_pos - kv_idx)"

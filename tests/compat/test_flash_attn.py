@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnc.api import compile as api
 from attnc.api import repeats
-from attnc.compat import call, flash_attn, kvcache, run_on
+from attnc.compat import call, compiled, flash_attn, kvcache, run_on
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from attnc.compat.form import Form
 from attnc.diagnostics import error
 from attnc.model.declarations import MAX_HEAD_DIM
 from attnc.source import Source
@@ -69,6 +71,40 @@ def test_numbers_compile_nothing() -> None:
             softcap=numbers,
         )
     assert len(vars(call.FUNCTIONS)) == before
+
+
+def test_the_first_softcaps_are_built_in_where_tanh_is_a_polynomial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Hopper, and not in kernels that share keys out, which wait for memory."""
+    forms: list[Form] = []
+
+    def load(form: Form) -> Any:
+        forms.append(form)
+        return SimpleNamespace(flash_attention=lambda q, *others: (q, q), CALL=None)
+
+    monkeypatch.setattr(call, "targets_of_call", lambda *given, **options: ("cuda.sm_90a", "triton"))
+    monkeypatch.setattr(call, "load_form", load)
+    monkeypatch.setattr(call, "_PREPARED", {})
+    monkeypatch.setattr(compiled, "_CAPS", set())
+    repeats.forget()
+    q, k, v = tensors(rows=20)
+    caps = [2.0, 4.0, 8.0, 16.0, 32.0, 4.0]
+    for cap in caps:
+        flash_attn_func(q, k, v, softmax_scale=0.5, softcap=cap)
+    assert [form.cap for form in forms] == [(cap, 0.5 / cap) for cap in caps[:4]] + [None]
+    assert [[name for name, _ in form.inputs[3:]] for form in forms] == [[]] * 4 + [["softmax_scale", "cap"]]
+    forms.clear()
+    monkeypatch.setattr(compiled, "_CAPS", set())
+    flash_attn_func(q[:, :1], k, v, softcap=3.0)
+    flash_attn_func(q, k, v)
+    assert [form.cap for form in forms] == [None, None]
+
+
+def test_a_softcap_that_is_built_in_means_the_same() -> None:
+    q, k, v = tensors(rows=20)
+    form = Form(dtype="float16", size=16, size_v=16, softcap=True, cap=(3.25, 0.3 / 3.25))
+    o, lse = compiled.load_form(form).flash_attention(q, k, v)
+    expected = flash_attn_func(q, k, v, softmax_scale=0.3, softcap=3.25, return_lse=True)
+    torch.testing.assert_close((o, lse), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_packed_forms_are_the_same_calls() -> None:
