@@ -6,6 +6,8 @@ INSTALLED := $(VENV)/.installed
 PYTEST_WORKERS ?= 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes, each of which would compile the text of every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install docs demo test quick nightly mutants mutants-python lint check-generated fmt generated bench dist release clean

@@ -7,6 +7,7 @@ nightly  many fresh examples, and the tests marked `nightly`; failures are kept 
 repro    replays the failures kept there, printing every example
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 from tests.golden_files import golden, pytest_addoption
 
-__all__ = ["golden", "pytest_addoption", "pytest_collection_modifyitems"]
+__all__ = [
+    "golden",
+    "pytest_addoption",
+    "pytest_collection_finish",
+    "pytest_collection_modifyitems",
+    "pytest_report_header",
+]
 
 # One thread per worker: two xdist workers that each use every core only slow each other down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -73,3 +80,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=nightly)
         items[:] = [item for item in items if item not in nightly]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+def pytest_collection_finish() -> None:
+    """Takes what modules and tests are made of, which lives to the end, out of the garbage collector's sight:
+    plans and texts are large, and each full collection walks over all of it.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Says what is left out."""
+    return "tests/gpu: runs alone, on a machine with a GPU ('pytest tests/gpu')"
