@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +29,9 @@ from attnc.verify.subject import Subject, poison_allocations
 from attnc.verify.tolerance import expect, to_float64
 from attnc.verify.verdict import Verdict, judge
 
+#: By the name of the input.
+Gradients: TypeAlias = dict[str, torch.Tensor]
+
 # --- gradients ----------------------------------------------------------------------------------------------
 
 
@@ -36,17 +40,21 @@ def check_gradients(subject: Subject, bound: GradientBound, problem: Problem, ca
     module raises. The case has no special values: nothing is promised of gradients of inputs that are not
     numbers.
     """
+    return _judge_gradients(subject, bound, problem, case)[0]
+
+
+def _judge_gradients(
+    subject: Subject, bound: GradientBound, problem: Problem, case: Case
+) -> tuple[Verdict, Gradients]:
     attention = subject.variant.attention
     found, cotangents = run_backward(subject, problem, case)
     plain = {name: _detach(value) for name, value in problem.inputs.items()}
     with np.errstate(invalid="ignore"):  # of rows whose scores are all -inf
         expected = expect_gradients(attention, plain, cotangents, bound)
-    return judge_gradients(expected, found)
+    return judge_gradients(expected, found), found
 
 
-def run_backward(
-    subject: Subject, problem: Problem, case: Case
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def run_backward(subject: Subject, problem: Problem, case: Case) -> tuple[Gradients, dict[str, torch.Tensor]]:
     """Returns the gradients that the module gives, and the random gradients of the outputs that
     it was given.
     """
@@ -166,6 +174,7 @@ def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Ver
     """Does what `check` says. One problem lives at a time: a tensor of it may span gigabytes."""
     attention = subject.variant.attention
     first: Mapping[str, torch.Tensor] | None = None
+    gradients: Gradients = {}
     verdict = Verdict(ok=True, message="nothing was run")
     for number, fill in enumerate(fills):
         problem = build(attention, case, fill=fill, device=subject.device)
@@ -183,7 +192,7 @@ def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Ver
             first = problem.outputs
             verdict = judge(attention, expect(attention, problem.inputs, subject.bound), problem.outputs)
             if verdict.ok and subject.gradients is not None:
-                verdict = with_gradients(subject, case, problem, verdict)
+                verdict, gradients = _add_gradients(subject, case, problem, verdict)
             if not verdict.ok:
                 return verdict
         for name, output in problem.outputs.items():
@@ -191,42 +200,49 @@ def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Ver
                 return report_broken(f"'{name}' depends on memory outside the tensors")
         del problem
     if first is not None and subject.gradients is not None and case.seed % _AGAIN == 0:
-        verdict = keeps(subject, case, _gradients_agree, verdict)
+        verdict = keeps(subject, case, partial(_gradients_agree, first=gradients), verdict)
     return verdict
 
 
 def with_gradients(subject: Subject, case: Case, problem: Problem, verdict: Verdict) -> Verdict:
     """Returns the verdict on right outputs, and on the gradients of their inputs."""
+    return _add_gradients(subject, case, problem, verdict)[0]
+
+
+def _add_gradients(
+    subject: Subject, case: Case, problem: Problem, verdict: Verdict
+) -> tuple[Verdict, Gradients]:
     assert subject.gradients is not None
     try:
-        both = _join_verdicts(verdict, _gradients(subject, subject.gradients, problem, case))
+        judged, found = _gradients(subject, subject.gradients, problem, case)
     except Exception as error:
         if ran_out_of_memory(error):
             raise
-        return report_broken(f"backward: {type(error).__name__}: {error}")
+        return report_broken(f"backward: {type(error).__name__}: {error}"), {}
     if problem.find_disturbed() is not None:
-        return report_broken("the backward wrote to an input, or around one")
-    return both
+        return report_broken("the backward wrote to an input, or around one"), {}
+    return _join_verdicts(verdict, judged), found
 
 
-def _gradients_agree(subject: Subject, case: Case) -> Iterator[str]:
-    case, found = replace(case, special="none"), []
-    for order in (0, case.seed + 1):
-        problem = build(subject.variant.attention, case, device=subject.device)
-        with shuffle_programs(order):
-            found.append(run_backward(subject, problem, case)[0])
-        del problem
-    for name in sorted(found[0].keys() - subject.atomic):
-        if not same_bits(found[0][name], found[1][name]):
+def _gradients_agree(subject: Subject, case: Case, *, first: Gradients) -> Iterator[str]:
+    """Yields gradients that differ from those of the first run, whose programs came in order."""
+    case = replace(case, special="none")
+    problem = build(subject.variant.attention, case, device=subject.device)
+    with shuffle_programs(case.seed + 1):
+        again = run_backward(subject, problem, case)[0]
+    for name in sorted(first.keys() - subject.atomic):
+        if not same_bits(first[name], again[name]):
             yield f"d{name} differs from run to run"
 
 
-def _gradients(subject: Subject, bound: GradientBound, problem: Problem, case: Case) -> Verdict:
+def _gradients(
+    subject: Subject, bound: GradientBound, problem: Problem, case: Case
+) -> tuple[Verdict, Gradients]:
     attention = subject.variant.attention
     if case.special != "none":
         case = replace(case, special="none")
         problem = build(attention, case, device=subject.device)
-    return check_gradients(subject, bound, problem, case)
+    return _judge_gradients(subject, bound, problem, case)
 
 
 def _join_verdicts(outputs: Verdict, gradients: Verdict) -> Verdict:
