@@ -10,6 +10,7 @@ from attnc.plan.ir import Forward
 from attnc.plan.sm90 import layout_of, roles_of
 from attnc.plan.sm90.roles import ALL_SEE, SEARCHED_AHEAD, Claims, Sm90Roles
 from tests.plans import module_of, plans_of
+from tests.verify.judging import modules_of
 
 SPECS = sorted(path.stem for path in (Path(__file__).parents[2] / "specs").glob("*.attn"))
 
@@ -34,6 +35,26 @@ def test_shared_memory_has_room_for_what_roles_exchange(spec: str) -> None:
         assert sum(column.of_key is not None for column in columns) == layout.key_columns
         assert (softmax.pair is not None) == (layout.pair_stages > 0)
         assert (softmax.cap is not None) <= layout.capped
+
+
+@pytest.mark.parametrize(("o", "is_alone"), [("pairs[q_idx, N] * attention", False), ("attention", True)])
+def test_pairs_that_an_epilogue_reads_too_have_a_pointer(o: str, *, is_alone: bool) -> None:
+    """TMA copies those of the scores, which takes a map alone."""
+    text = f"""attention spec {{
+      input q: bf16[B, M, H, 64]
+      input k, v: bf16[B, N, H, 64]
+      input pairs: bf16[M, N]
+      score = dot(q, k) + pairs[q_idx, kv_idx]
+      normalize = softmax
+      output o: bf16[B, M, H, 64] = {o}
+    }}
+    schedule spec for cuda.sm_90a {{ loops = [q, kv] }}
+    """
+    (module,) = modules_of(text)
+    assert isinstance(module.kernel, Forward)
+    found = roles_of(module.kernel)
+    assert "pairs" in found.boxes
+    assert ("pairs" in found.boxes_alone) == is_alone
 
 
 def test_the_longest_tiles_are_claimed_late() -> None:

@@ -173,11 +173,15 @@ class _RolePlanner:
 
     def _is_read_elsewhere(self, tensor: str, softmax: ScoreRoles) -> bool:
         """Returns whether a load of one element reads a tensor, besides that of pairs."""
-        return softmax.pair is not None and any(
-            isinstance(node, Load) and node.tensor == tensor and node != softmax.pair.load
-            for expr in self._expressions()
-            for node in walk(expr)
-        )
+        if softmax.pair is None:
+            return False
+        loads = (load for load in self._list_loads() if load != softmax.pair.load)
+        return any(load.tensor == tensor for load in loads)
+
+    def _list_loads(self) -> Iterator[Load]:
+        """Yields the loads of single elements, those of the epilogue included."""
+        for expr in (*self._expressions(), *expressions_within((self.kernel.epilogue,))):
+            yield from (node for node in walk(expr) if isinstance(node, Load))
 
     def _list_paired(self) -> tuple[Fetch, ...]:
         epilogue = self.kernel.epilogue
