@@ -11,6 +11,8 @@ columns of k there is one sum of both, dk = dS^T Q + P^T dO, in one kernel. With
 `accumulate.dq = atomic` a small kernel makes the rows, the second one adds to a f32 dq, and the first is left
 out; with `sequential` one program for each head walks over all kv tiles, so that nothing is added at the same
 time (FlashAttention-1, arXiv 2205.14135, algorithm 4).
+
+Where every query selects keys by a list of its own, kernels are those of `plan/selected.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Schedule
 from attnc.plan.decay import Decay, decay_of
+from attnc.plan.differentiable import differentiates_selection
 from attnc.plan.epilogue import plan_epilogue_gradient
 from attnc.plan.gradients import WantedLoad, adjoint_of, chain_rule, names_of_sum, wanted_loads
 from attnc.plan.ir import (
@@ -53,6 +56,7 @@ from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
+from attnc.plan.selected import plan_selected_gradients
 from attnc.plan.signature import are_wide, block, feature, has_descriptors, is_plain, kv_heads, several_parts
 from attnc.plan.softmax import LOG2E, plan_dropout
 from attnc.plan.steps import (
@@ -251,6 +255,8 @@ def plan_backward(
     """Returns the backward of a normalised attention with gradients, given its forward kernel; the schedule
     is known to be lowerable.
     """
+    if listing is not None and differentiates_selection(variant.attention, schedule):
+        return plan_selected_gradients(variant, attention, schedule, forward, listing)
     default, grads = configs(schedule, "backward", variant)[0], attention.grads
     wanted = [(entry, accumulate_of(entry, default)) for entry in wanted_loads(attention)]
     in_sink, finishing, in_score = (

@@ -67,10 +67,10 @@ def plan_decode(
     default = choices[0]
     layout = target.layout(variant, schedule, default)
     folded = attention
-    pack = _pack(attention) if default.pack == "gqa" else None
+    pack = pack_heads(attention) if default.pack == "gqa" else None
     if pack is not None:
         pack = replace(pack, alone=listing is not None and listing.rows > 0)
-        attention = _per_row(attention)
+        attention = vary_heads(attention)
     names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)
     places = rows(attention, names)
     lines = lengths(attention, names)
@@ -177,7 +177,7 @@ def _operands(expr: Expr, function: str) -> tuple[Expr, ...]:
             return (expr,)
 
 
-def _pack(attention: Attention) -> Pack | None:
+def pack_heads(attention: Attention) -> Pack | None:
     """Returns the group of query heads; None where every head has K and V of its own."""
     match kv_heads(attention):
         case Dim(name="H"):
@@ -188,7 +188,7 @@ def _pack(attention: Attention) -> Pack | None:
             return Pack(group=Dim("G"))
 
 
-def _per_row(attention: Attention) -> Attention:
+def vary_heads(attention: Attention) -> Attention:
     """Returns the attention in which h varies along the rows of a tile."""
     softmax = attention.softmax
     return replace(

@@ -12,6 +12,7 @@ from attnc.model.dtypes import DType
 from attnc.model.schedule import PARTS, Schedule
 from attnc.plan.fitting import unsupported
 from attnc.plan.gradients import wanted_loads
+from attnc.plan.lists import selects_keys
 from attnc.plan.signature import has_rows, is_plain, normalise
 from attnc.plan.target import Target
 from attnc.plan.targets import target_of
@@ -26,7 +27,17 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
     target = target_of(schedule.target)
     is_forward = not schedule.is_decode or (attention.v.storage.is_part and target.decodes_prompts)
     is_forward = is_forward or not target.refuse_wide_gradients(normalise(attention))
+    is_forward = is_forward or differentiates_selection(attention, schedule)
     return bool(attention.grads) and is_forward and can_differentiate(attention, target)
+
+
+def differentiates_selection(attention: Attention, schedule: Schedule) -> bool:
+    """Returns whether there are kernels for gradients where every query selects keys by a list of its own:
+    of q, k and v.
+    """
+    is_plain_call = set(attention.grads) <= {"q", "k", "v"} and attention.normalises
+    has_kernels = target_of(schedule.target).has_selected_gradients
+    return has_kernels and is_plain_call and selects_keys(attention, schedule)
 
 
 def can_differentiate(attention: Attention, target: Target) -> bool:
@@ -72,6 +83,10 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
     if not target.has_backward:
         label = f"{schedule.target} has no backward kernels yet"
         return schedule.span or attention.span, label, "to train, add a schedule for triton or cuda.sm_80"
+    others = sorted(set(attention.grads) - {"q", "k", "v"})
+    if target.has_selected_gradients and selects_keys(attention, schedule) and others:
+        span = attention.tensor(others[0]).span
+        return span, "beside lists of single queries there are gradients of q, k and v", "leave it out"
     place = next((knob.span for knob in schedule.decode_knobs), None)
     instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
     return place or attention.span, target.refuse_wide_gradients(normalise(attention)), instead

@@ -96,6 +96,12 @@ def without_list(attention: Attention) -> Attention:
     return attention if listing is None else replace(attention, mask=listing.rest)
 
 
+def selects_keys(attention: Attention, schedule: Schedule) -> bool:
+    """Returns whether the query heads of a K/V head share tiles, all of one query, which has a list."""
+    listing = listing_of(attention)
+    return listing is not None and listing.rows > 0 and _packs(schedule)
+
+
 def lists_blocks(attention: Attention) -> bool:
     """Returns whether the mask has a list anywhere."""
     return any(isinstance(node, InList) for node in walk(attention.mask))
@@ -120,11 +126,18 @@ def _block_of_rows(index: Expr) -> int | None:
 
 
 def along_lists(
-    loops: Regions, listing: Listing | None, axis: Axis, *, packs: bool = False, bits: bool = False
+    loops: Regions,
+    listing: Listing | None,
+    axis: Axis,
+    *,
+    packs: bool = False,
+    bits: bool = False,
+    gathers: bool = False,
 ) -> Regions:
     """Returns the loops over tiles of `axis` as one walk over listed blocks, in which tiles outside of the
     ranges of the rest of the mask are partial: nothing of them is kept. packs: a tile has all query heads of
-    a K/V head. bits: the loops stay as they are, and tiles that are in no listed block are skipped.
+    a K/V head. bits: the loops stay as they are, and tiles that are in no listed block are skipped. gathers:
+    tiles are gathered from several blocks, also where they could divide one.
     """
     if listing is None:
         return loops
@@ -153,7 +166,7 @@ def along_lists(
         line=Ref("list_line", "int", within=ends_of(line)),
         stride=stride,
         block=block,
-        gathers=axis == "kv" and listing.gathers,
+        gathers=axis == "kv" and (gathers or listing.gathers),
     )
     if bits:
         kept = tuple(replace(loop, listed=walked) for loop in loops.loops)
@@ -278,12 +291,14 @@ def fit_blocks(found: Sequence[C], variant: Variant, schedule: Schedule, phase: 
         return tuple(found)
     knobs = schedule.phases[phase]
     fitted: dict[C, None] = {}
-    rows = 0 if _packs(schedule) else listing.rows
+    packs = _packs(schedule)
+    rows = 0 if packs else listing.rows
+    gathers = listing.gathers or (packs and phase != "forward")
     for config in found:
         tile_q = config.tile_q if "tile.q" in knobs else gcd(config.tile_q, rows)
-        is_open = "tile.kv" not in knobs and not listing.gathers
+        is_open = "tile.kv" not in knobs and not gathers
         tile_kv = gcd(config.tile_kv, listing.keys) if is_open else config.tile_kv
-        if rows % tile_q == 0 and (listing.gathers or listing.keys % tile_kv == 0):
+        if rows % tile_q == 0 and (gathers or listing.keys % tile_kv == 0):
             fitted[replace(config, tile_q=tile_q, tile_kv=tile_kv)] = None
     return tuple(fitted)
 
@@ -491,7 +506,7 @@ def _refuse_tiles(listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
             yield unsupported(message, span, f"{name} = {size}", *hints)
             return
     phases: tuple[Phase, ...] = ("forward", "backward", "dq", "dkdv")
-    for phase in phases:
+    for phase in phases[:1] if _packs(schedule) else phases:  # gradients gather the keys of a query
         for key, (size, name) in sizes.items():
             knob = schedule.phases[phase].get(key)
             if knob is not None and size:

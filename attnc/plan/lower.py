@@ -40,10 +40,10 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     attention = normalise(variant.attention)
     listing = listing_of(attention)
     sizes = (*capacity(attention), *list_sizes(attention, listing))
+    differentiable = has_backward(attention, schedule)
     if listing is not None:
         attention = replace(attention, mask=listing.rest)
     plan_kernel = plan_decode if schedule.is_decode else plan_forward
-    differentiable = has_backward(attention, schedule)
     kernel = plan_kernel(variant, attention, schedule, listing)
     decay = decay_of(attention, "kv") if kernel.bound.left_out else None
     module = Module(

@@ -48,7 +48,8 @@ class Target(ABC):
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
     besides inputs and outputs.
     splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). walks_lists: kernels can walk
-    over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over.
+    over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over;
+    has_selected_gradients: there are kernels for gradients of queries that have lists of their own.
     keeps_order: kernels can sum in an absolute order; decodes_weights: decode kernels have weights that
     nothing divides; product_keys: keys of a schedule that decide how a product's sums are made; joins: in
     which order segments are joined.
@@ -70,6 +71,7 @@ class Target(ABC):
     splits_in_turn: ClassVar[bool] = False
     walks_lists: ClassVar[bool] = False
     lists_are_bits: ClassVar[bool] = False
+    has_selected_gradients: ClassVar[bool] = False
     own_tensors: ClassVar[frozenset[str]] = frozenset()
     keeps_order: ClassVar[bool] = False
     decodes_weights: ClassVar[bool] = False

@@ -38,6 +38,8 @@ def scopes_of(kernel: Kernel) -> Scopes:
     lo, hi, rows = ("q_lo", "q_hi", ("q_idx", "q_pos")) if over_q else ("kv_lo", "kv_hi", ("kv_idx",))
     ends, columns = ("kv_lo", "kv_hi") if over_q else ("q_lo", "q_hi"), ("q_idx", "q_pos", "kv_idx")
     program = {"b", *(() if pack_of(kernel) else ("h",))}
+    if isinstance(kernel, BackwardKernel) and kernel.selected is not None:  # its keys are of one query
+        lo, hi, rows = "q_lo", "q_hi", ("kv_idx",)
     tile = {*program, lo, hi}
     return Scopes(
         program=frozenset(program if kernel.grid.over == "head" else {*program, lo}),

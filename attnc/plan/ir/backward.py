@@ -32,10 +32,12 @@ from attnc.plan.ir.kernel import (
     DotPart,
     Fetch,
     Let,
+    Pack,
     Statement,
     TileKernel,
     statement_expressions,
 )
+from attnc.plan.ir.lists import ListWalk
 from attnc.plan.layout import BackwardLayout, KernelName
 from attnc.source import Span
 
@@ -219,6 +221,8 @@ class BackwardKernel(TileKernel):
     makes: the gradients that stay in its registers; prologue: what it does for later kernels; tma: tiles may
     come through tensor descriptors. parts: of the columns of q and k, () where they are one; v_in_k: values
     are the first columns of keys, so that dk is a sum of both, and the first part has all that do has.
+    pack: rows of a tile are heads of one query; selected: the list of that query, of whose keys a program
+    owns a tile. What it makes of them is of this query alone: a kernel after it sums over queries.
     """
 
     configs: tuple[BackwardConfig, ...]
@@ -228,10 +232,16 @@ class BackwardKernel(TileKernel):
     parts: tuple[DotPart, ...]
     v_in_k: bool
     prologue: Prologue | None = None
+    pack: Pack | None = None
+    selected: ListWalk | None = None
 
     @property
-    def structure(self) -> Literal["backward_dq", "backward_dkdv"]:
-        """A program per q tile, or per kv tile (where those have an order, per head) with a loop over q."""
+    def structure(self) -> Literal["backward_dq", "backward_dkdv", "selected_dq", "selected_dkdv"]:
+        """A program per q tile, or per kv tile (where those have an order, per head) with a loop over q; or
+        per tile of heads of one query, or of the keys that it selects.
+        """
+        if self.pack is not None:
+            return "selected_dq" if self.over_q else "selected_dkdv"
         return "backward_dq" if self.over_q else "backward_dkdv"
 
     @property
@@ -250,7 +260,7 @@ class BackwardKernel(TileKernel):
     @property
     def dp_order(self) -> Literal["early", "late", "both"]:
         """When a step over a q tile computes dP; "both": as the config says."""
-        if self.over_q or self.kind == "dv":
+        if self.over_q or self.kind == "dv" or self.pack is not None:
             return "early"
         orders = {config.dp for config in self.configs if isinstance(config, DkDvConfig)}
         return "both" if len(orders) > 1 else "late" if "late" in orders else "early"
@@ -261,7 +271,7 @@ class BackwardKernel(TileKernel):
 
     @property
     def sums_heads(self) -> bool:
-        return "G" in self.dims and not self.over_q
+        return "G" in self.dims and not self.over_q and self.pack is None
 
     @property
     def fills_keys(self) -> bool:
@@ -294,6 +304,8 @@ class BackwardKernel(TileKernel):
     def expressions(self) -> Iterator[Expr]:
         yield from self.score_expressions
         yield from self.chain.expressions
+        if self.selected is not None:
+            yield from (self.selected.line, self.selected.stride)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,7 +261,15 @@ class UnifiedMax:
 
 
 M = Dim("M")
-Structure: TypeAlias = Literal["forward_q_kv", "forward_kv_q", "decode", "backward_dq", "backward_dkdv"]
+Structure: TypeAlias = Literal[
+    "forward_q_kv",
+    "forward_kv_q",
+    "decode",
+    "backward_dq",
+    "backward_dkdv",
+    "selected_dq",
+    "selected_dkdv",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

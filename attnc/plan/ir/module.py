@@ -24,7 +24,7 @@ def split_of(kernel: Kernel) -> Split | None:
 
 def pack_of(kernel: Kernel) -> Pack | None:
     """Returns which heads share a tile of rows; None where a tile has rows of one."""
-    return kernel.pack if isinstance(kernel, Decode) else None
+    return None if isinstance(kernel, Forward) else kernel.pack
 
 
 def unified_of(kernel: Kernel) -> UnifiedMax | None:

@@ -60,6 +60,7 @@ from attnc.plan.ir.backward import (
     Prologue,
 )
 from attnc.plan.ir.kernel import PARTIAL_TRIPS, ColumnScale
+from attnc.plan.ir.lists import ListWalk
 from attnc.plan.layout import BackwardLayout
 from attnc.source import Span
 
@@ -140,6 +141,8 @@ def _kernel(kernel: Kernel, takes: Iterable[str] = ()) -> Iterator[str]:
 def _program(kernel: Kernel) -> Iterator[str]:
     yield _grid(kernel.grid)
     yield f"kv_head = {show(kernel.kv_head)}"
+    if isinstance(kernel, BackwardKernel):
+        yield from _selection(kernel)
     if isinstance(kernel, Decode):
         yield from _splits(kernel)
     if isinstance(kernel, Forward) and (segments := kernel.segments) is not None:
@@ -174,6 +177,19 @@ def _splits(kernel: Decode) -> Iterator[str]:
         told += [f"segments of {split.segment}"] if split.segment else []
         told += [f"staging on {list(split.staging)}"] if split.staging else []
         yield _list(f"split keys {show(split.lo)} .. {show(split.hi)}", told)
+
+
+def _selection(kernel: BackwardKernel) -> Iterator[str]:
+    if kernel.pack is not None:
+        yield f"pack query heads, group = {show(kernel.pack.group)}, each query alone"
+    if kernel.selected is not None:
+        yield f"a program per tile of the keys of one list: {_walked(kernel.selected)}"
+
+
+def _walked(listed: ListWalk) -> str:
+    gathered = "gathered keys of " if listed.gathers else ""
+    place = f"{listed.memory}[{show(listed.line)}: {show(listed.stride)}]"
+    return f"{gathered}blocks of {listed.block} of {place}"
 
 
 def _columns(kernel: Kernel) -> Iterator[str]:
@@ -226,9 +242,7 @@ def _loop(loop: Loop, axis: Axis) -> Iterator[str]:
     fill = ", fills rows of keys that no query keeps" if loop.zero_fill else ""
     over = f"{show(loop.start)} .. {show(loop.stop)}"
     if (listed := loop.listed) is not None:
-        gathered = "gathered keys of " if listed.gathers else ""
-        place = f"{listed.memory}[{show(listed.line)}: {show(listed.stride)}]"
-        over = f"{gathered}blocks of {listed.block} of {place}"
+        over = _walked(listed)
     head = f"for {axis}_lo in {over} step {_TILE[axis]}: {kind}{guard}{fill}"
     yield from _block(head, _statements(loop.tests)) if loop.tests else (head,)
 

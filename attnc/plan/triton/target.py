@@ -249,6 +249,7 @@ class Triton(Target):
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
     walks_lists: ClassVar = True
+    has_selected_gradients: ClassVar = True
     scales_columns: ClassVar = True
     forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
     keeps_order: ClassVar = True

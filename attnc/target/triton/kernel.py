@@ -32,6 +32,7 @@ def triton_kernel(
     warps: int = 0,
     joins: bool = False,
     contracts: bool = True,
+    repeats: str = "",
 ) -> CallText:
     """Returns a launch. tiles: tensors that come and go tile by tile; pointers: the others; config: of a
     backward, what declarations call it; the rest as `Kernel` has it.
@@ -51,6 +52,8 @@ def triton_kernel(
         fields["joins"] = "True"
     if not contracts:
         fields["contracts"] = "False"
+    if repeats:
+        fields["repeats"] = quote_word(repeats)
     return CallText("Kernel", fields=fields)
 
 

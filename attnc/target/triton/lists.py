@@ -19,14 +19,15 @@ _WARPS = 1
 
 
 class ListsText:
-    """Text of both kernels. inverts: the second one, for a backward that walks over queries, is there."""
+    """Text of both kernels. inverts: the second one, for a backward that walks over listed queries, is there."""
 
     def __init__(self, module: Module, made: ListMaking) -> None:
         self.module, self.made = module, made
         self.tensor, self.by_entry, self.is_distinct = made.tensor, made.by_entry, made.is_distinct
         self.name = module.variant.attention.name
-        backward = module.backward
-        self.inverts = backward is not None and any(not planned.over_q for planned in backward.kernels)
+        kernels = () if module.backward is None else module.backward.kernels
+        walks = (loop.listed for planned in kernels for loop in planned.regions.loops)
+        self.inverts = any(walk is not None and walk.memory == "columns" for walk in walks)
 
     @property
     def listing_name(self) -> str:

@@ -49,11 +49,12 @@ class TritonTensors(Tensors):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrologueText:
-    """The prologue of a kernel that owns q tiles. tile: the number of its q tile."""
+    """The prologue of a kernel that owns q tiles. masks_rows: there is no room for rows that are none."""
 
     module: Module
     prologue: Prologue
     tensors: TritonTensors
+    masks_rows: bool = False
 
     @property
     def has_dlse(self) -> bool:
@@ -70,7 +71,7 @@ class PrologueText:
     @property
     def in_rows(self) -> str:
         """Behind a packed sequence are the rows of the next; else there is room for whole tiles."""
-        return ", mask=q_idx < M" if self.tensors.packs(Role.QUERY) else ""
+        return ", mask=q_idx < M" if self.masks_rows or self.tensors.packs(Role.QUERY) else ""
 
     def offset(self, name: str) -> str:
         """Returns the offset from the first element of lse, or of its gradient, to those of this head."""

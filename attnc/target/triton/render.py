@@ -14,6 +14,7 @@ from attnc.model.dtypes import DType
 from attnc.model.tensors import Role
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Forward, Kernel, Module, split_of
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.ir.kernel import expressions_within
 from attnc.plan.signature import key_bytes, longest
 from attnc.target.call_signature import Signature
@@ -43,6 +44,7 @@ from attnc.target.triton.epilogue import EpilogueText
 from attnc.target.triton.kernel import KernelText, triton_kernel
 from attnc.target.triton.lists import ListsText
 from attnc.target.triton.parameters import PreprocessText
+from attnc.target.triton.selected import SelectedText, SumText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
 from attnc.target.triton.sticks import shape_of_edges
 from attnc.tuned.choices import NOT_TUNED, Tuned
@@ -94,7 +96,7 @@ def render_triton(
     )
     back = None
     if module.backward is not None:
-        texts = [BackwardText(module, planned) for planned in module.backward.kernels]
+        texts = [text_of(module, planned) for planned in module.backward.kernels]
         back = TritonBackward(module, texts, lists)
         kernels = "\n\n".join((kernels, *_backward_kernels(module, back, texts, common)))
     code = without_comments(kernels, "#")
@@ -121,9 +123,17 @@ def render_triton(
     return {f"{module.variant.name}.py": tidy(page)}
 
 
+def text_of(module: Module, planned: BackwardKernel) -> BackwardText:
+    """Returns the text of a kernel of a backward."""
+    return BackwardText(module, planned) if planned.pack is None else SelectedText(module, planned)
+
+
 def _backward_kernels(
     module: Module, back: TritonBackward, texts: Iterable[BackwardText], common: Mapping[str, object]
 ) -> Iterator[str]:
+    if back.selects:
+        template = triton_environment().get_template(f"{module.target}/_selected.py.jinja")
+        yield template.render(common)
     if back.epilogue is not None:
         template = triton_environment().get_template(f"{module.target}/backward_epilogue.py.jinja")
         yield template.render({**common, "epilogue": back.epilogue.planned, "text": back.epilogue})
@@ -139,6 +149,9 @@ def _backward_kernels(
         template = triton_environment().get_template(f"{module.target}/{text.kernel.structure}.py.jinja")
         own = {"kernel": text.kernel, "chain": text.chain, "text": text, "prologue": text.first}
         yield template.render({**common, **own})
+    if back.sums is not None:
+        template = triton_environment().get_template(f"{module.target}/selected_sum.py.jinja")
+        yield template.render({**common, "text": back.sums})
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
@@ -185,11 +198,12 @@ def device_functions(module: Module) -> frozenset[str]:
     called.update(widening(DType(tensor.dtype), attention.element) for tensor in (attention.k, attention.v))
     if any(kernel.grid.sequences is not None for kernel in kernels):
         called.add("_find_sequence")
-    if backward is not None:
+    if backward is not None and (backward.preprocess or any(planned.pack is None for planned in backward.kernels)):
         called |= {"_load_rows", "_store_rows"}
         packed = module.variant.attention.q.storage.is_packed
         reads_rows = any(
-            not kernel.over_q and not kernel.softmax.breaks_sticks for kernel in backward.kernels
+            not kernel.over_q and kernel.pack is None and not kernel.softmax.breaks_sticks
+            for kernel in backward.kernels
         )
         if not packed and reads_rows:
             called.add("_load_vector")  # of lse2 and delta
@@ -202,7 +216,7 @@ def device_functions(module: Module) -> frozenset[str]:
 
 def _moves_rows(kernel: Kernel) -> Iterator[str]:
     """Yields what loads and stores tiles of rows; kernels that decode have functions of their own for it."""
-    if kernel.structure == "decode":
+    if kernel.structure in ("decode", "selected_dq", "selected_dkdv"):
         return
     yield from ("_load_rows", "_store_rows")
     if any(rows.page for rows in kernel.rows.values()):
@@ -311,6 +325,10 @@ class TritonBackward(BackwardDeclaration):
         super().__init__(module, [name for text in texts for name in text.makes])
         self._lists = lists
         self._texts = texts
+        pairs = [text for text in texts if isinstance(text, SelectedText) and text.selected is not None]
+        self.selects = any(isinstance(text, SelectedText) for text in texts)
+        #: What sums over the queries that select a key.
+        self.sums = SumText(module, pairs[0]) if pairs else None
         preprocess = self._backward.preprocess
         self.preprocess = PreprocessText(module, preprocess, self.configs[0]) if preprocess else None
         epilogue = self._backward.epilogue
@@ -320,8 +338,16 @@ class TritonBackward(BackwardDeclaration):
     def declared(self) -> CallText:
         first = [] if self._lists is None else [*self._lists.launches(self.configs[0])]
         first += [text.launch for text in (self.epilogue, self.preprocess) if text is not None]
-        launches = Items([*first, *(text.parameters.launch for text in self._texts)])
-        return self.fields({} if self.packs_queries else {"M_padded": self._padded}, launches)
+        last = [] if self.sums is None else [self.sums.launch]
+        launches = Items([*first, *(text.parameters.launch for text in self._texts), *last])
+        return self.fields(self._sizes, launches)
+
+    @property
+    def _sizes(self) -> Mapping[str, str]:
+        rows = {} if self.packs_queries else {"M_padded": self._padded}
+        if self._lists is None or self.sums is None:
+            return rows
+        return {**rows, **self.sums.turn_sizes(self._lists.made.extents[-1])}
 
     def list_allocations(self) -> Iterator[CallText]:
         yield from super().list_allocations()
@@ -332,12 +358,14 @@ class TritonBackward(BackwardDeclaration):
                 yield CallText("Made", [quote_word(name)], {"type": quote_word(shape)})
         for name, size in ({} if self._lists is None else self._lists.memory).items():
             yield CallText("Made", [quote_word(name)], {"type": quote_word(f"f32[{size}]")})
+        if self.sums is not None:
+            yield from self.sums.list_allocations()
 
     @property
     def _padded(self) -> str:
         """M rounded up to whole q tiles of every kernel, all powers of two; to whole blocks of queries, which
         these divide, where lists name such.
         """
-        if self._lists is not None and (rows := self._lists.made.rows):
+        if self._lists is not None and not self.selects and (rows := self._lists.made.rows):
             return f"cdiv(M, {rows}) * {rows}"
         return f"whole_tiles(M, {', '.join(f'{config}.BLOCK_M' for config in self.configs)})"

@@ -1,0 +1,198 @@
+"""Variant + schedule -> the kernels for gradients where every query selects keys by a list of its own.
+
+selected_dq     a program per tile of the query heads that share a K/V head, of one query: it walks over the
+                keys that its list names, and leaves delta and the base-2 lse of its rows
+selected_dkdv   a program per tile of the keys of one list: dk and dv of this query alone, summed over its heads.
+                They go to memory, for some queries at a time; another kernel then adds them up, for every
+                key over the queries in their order
+
+A list names keys anywhere, so tiles of both are gathered. Keys are not walked over in their order: at the
+densities of such lists nearly every tile of keys has one that nearly every query selects, and the work would
+be that of all pairs. Nothing is added atomically: gradients are the same in every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attnc.expr.construct import ZERO
+from attnc.expr.nodes import Const, Expr, Index
+from attnc.model.attention import Attention, Variant
+from attnc.model.schedule import BackwardConfig, Schedule
+from attnc.plan.decode import pack_heads, vary_heads
+from attnc.plan.gradients import chain_rule
+from attnc.plan.ir import Grid, Let, Loop, OutputKernel, Probabilities, Regions, Statement, expressions_of
+from attnc.plan.ir.backward import (
+    Backward,
+    BackwardKernel,
+    Gradient,
+    GradientBound,
+    Made,
+    Preprocess,
+    Prologue,
+    name_of,
+)
+from attnc.plan.ir.kernel import Pack
+from attnc.plan.ir.lists import ListWalk
+from attnc.plan.lists import Listing, along_lists
+from attnc.plan.loads import LoadNames
+from attnc.plan.regions import kept_by_some, regions, with_fills
+from attnc.plan.signature import kv_heads, several_parts
+from attnc.plan.steps import (
+    IN_BOUNDS,
+    dims_of,
+    kv_head_of,
+    lengths,
+    make_step,
+    named_bounds,
+    other_axis,
+    outruns,
+    rows,
+    sizes,
+)
+from attnc.plan.steps import program as program_of
+from attnc.plan.target import Target
+from attnc.plan.targets import target_of
+
+
+def plan_selected_gradients(
+    variant: Variant, attention: Attention, schedule: Schedule, forward: OutputKernel, listing: Listing
+) -> Backward:
+    """Returns the backward of a normalised attention whose queries select keys, given its forward kernel.
+    attention: with the rest of the mask beside the list.
+    """
+    pack = pack_heads(attention)
+    maker = _Maker(
+        variant=variant,
+        attention=vary_heads(attention),
+        schedule=schedule,
+        listing=listing,
+        pack=Pack(group=Const(1), alone=True) if pack is None else replace(pack, alone=True),
+        target=target_of(schedule.target),
+    )
+    grads = attention.grads
+    kernels: list[BackwardKernel] = []
+    if "q" in grads:
+        kernels.append(maker.queries(stored=bool({"k", "v"} & set(grads))))
+    if {"k", "v"} & set(grads):
+        kernels.append(maker.keys(("dk",) if attention.v.storage.is_part else ("dk", "dv")))
+    tiles = [tile for planned in kernels for config in planned.configs for tile in _tiles(config)]
+    return Backward(
+        preprocess=None if "q" in grads else maker.rows(attention),
+        kernels=tuple(kernels),
+        gradients=tuple(Gradient(tensor=x, parts=()) for x in attention.inputs if x.name in grads),
+        bound=GradientBound(
+            forward=forward.bound, tile=max(tiles), min_tile=min(tiles), scale=kernels[0].chain.scale
+        ),
+    )
+
+
+def _tiles(config: BackwardConfig) -> tuple[int, int]:
+    return config.tile_q, config.tile_kv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Maker:
+    """Makes both kernels. attention: its heads vary along the rows of a tile."""
+
+    variant: Variant
+    attention: Attention
+    schedule: Schedule
+    listing: Listing
+    pack: Pack
+    target: Target
+
+    def queries(self, *, stored: bool) -> BackwardKernel:
+        """Returns the kernel that makes dq. stored: another one reads what it leaves of its rows."""
+        names = self._names()
+        walked, line = self._walk(names)
+        prologue = Prologue(stored=stored, sink=None, adjoints=())
+        return self._kernel(names, walked, line, ("dq",), prologue, None)
+
+    def keys(self, makes: tuple[Made, ...]) -> BackwardKernel:
+        """Returns the kernel that makes dk and dv of the keys of one list, of its own query alone."""
+        names = self._names()
+        walked, line = self._walk(names)
+        loop = Loop(start=ZERO, stop=self.pack.group, masked=True)
+        return self._kernel(
+            names,
+            Regions(axis="q", bounds=(), loops=(loop,)),
+            line,
+            makes,
+            None,
+            walked.loops[0].listed,
+        )
+
+    def rows(self, attention: Attention) -> Preprocess:
+        """Returns the kernel for delta and lse, where none makes dq."""
+        names = LoadNames.of(attention)
+        return Preprocess(
+            name=f"{attention.name}_backward_preprocess",
+            dims=sizes(attention, dims_of(())),
+            program=program_of(names, lengths(attention, names)) if attention.lengths else (),
+            prologue=Prologue(stored=True, sink=None, adjoints=()),
+        )
+
+    def _names(self) -> LoadNames:
+        return LoadNames.of(self.attention, "q" if outruns(self.attention, "kv") else None)
+
+    def _walk(self, names: LoadNames) -> tuple[Regions, tuple[Statement, ...]]:
+        """Returns the loop over listed keys, and the statements that find the list of a query."""
+        mask = self.attention.mask
+        found, _ = regions(mask, "kv", mask.span, outruns=outruns(self.attention, "kv"))
+        found = with_fills(found, kept_by_some(mask))
+        found = named_bounds(along_lists(found, self.listing, "kv", packs=True, gathers=True), names)
+        return replace(found, bounds=()), found.bounds
+
+    def _kernel(
+        self,
+        names: LoadNames,
+        loops: Regions,
+        line: tuple[Statement, ...],
+        makes: tuple[Made, ...],
+        prologue: Prologue | None,
+        selected: ListWalk | None,
+    ) -> BackwardKernel:
+        attention, inner = self.attention, loops.axis
+        choices = self.target.backward_configs(self.variant, self.schedule, name_of(makes), None)
+        of_sequence = lengths(attention, names)
+        places = rows(attention, names)
+        rule = chain_rule(attention, names, ())
+        softmax = Probabilities(scale=rule.raw_scale, dropout=None, form=attention.softmax.form)
+        also = tuple(rule.chain.step_expressions)
+        kept = kept_by_some(attention.mask)
+        step = make_step(
+            attention, rule.score, IN_BOUNDS, loops, softmax, names, inner, also, rule.chain.shared, kept
+        )
+        outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
+        own = {item.name for item in line}
+        program = tuple(item for item in program_of(names, of_sequence) if item.name not in own)
+        kv_head = kv_head_of(attention)
+        listed = () if selected is None else (selected.line, selected.stride)
+        used = (*expressions_of((*program, *line), outer, loops, step), *also, *listed)
+        heads = (kv_head, kv_heads(attention), self.pack.group)
+        return BackwardKernel(
+            name=f"{attention.name}_backward_{''.join(makes)}",
+            grid=Grid(over="q" if inner == "kv" else "kv", persistent=False, longest_first=False),
+            kv_head=kv_head,
+            dims=sizes(attention, dims_of((*used, *heads))),
+            program=(*program, *line),
+            outer=outer,
+            regions=loops,
+            step=step,
+            softmax=softmax,
+            tma=False,
+            configs=choices,
+            shared=tuple(
+                self.target.count_shared_bytes(self.variant, config, name_of(makes), None)
+                for config in choices
+            ),
+            rows=places,
+            chain=rule.chain,
+            makes=makes,
+            prologue=prologue,
+            parts=several_parts(attention),
+            v_in_k=attention.v.storage.is_part,
+            pack=self.pack,
+            selected=selected,
+        )
