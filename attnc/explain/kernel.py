@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from attnc.expr.nodes import show
+from attnc.expr.nodes import Const, Index, show
 from attnc.model.dtypes import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
+from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.ir.kernel import Pack
 from attnc.plan.layout import Estimate
 from attnc.plan.picture import Picture
 
@@ -38,6 +40,8 @@ def grid_line(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> str:
     """Returns which tiles have a program, and how many are launched. In a backward over keys one serves all
     query heads of a KV head; tiles of packed sequences are counted from the shapes alone (`Sequences`).
     """
+    if isinstance(kernel, BackwardKernel) and kernel.pack is not None:
+        return _selected_grid_line(kernel, kernel.pack, tile_q, tile_kv)
     heads = "Hkv" if kernel.structure == "backward_dkdv" and "Hkv" in kernel.dims else "H"
     head = "KV head" if kernel.structure == "backward_dkdv" else "head"
     over, sequences = kernel.grid.over, kernel.grid.sequences
@@ -50,6 +54,17 @@ def grid_line(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> str:
         return f"a program for each {over} tile of {tile} {rows} of a sequence, and {head}: {count}"
     count = f"ceil({length} / {tile}) * B * {heads}"
     return f"a program for each {over} tile of {tile} {rows}, {head} and batch: {count}"
+
+
+def _selected_grid_line(kernel: BackwardKernel, pack: Pack, tile_q: int, tile_kv: int) -> str:
+    heads = "" if kernel.kv_head == Const(0) else " * H" if kernel.kv_head == Index("h") else " * Hkv"
+    if kernel.selected is None:
+        what, count = f"{tile_q} heads of a query", f"M * B{heads} * ceil({show(pack.group)} / {tile_q})"
+    else:
+        what, block = f"{tile_kv} keys of the list of a query", kernel.selected.block
+        keys = "entries" if block == 1 else f"entries * {block}"
+        count = f"M * B{heads} * ceil({keys} / {tile_kv}), for some queries at a time"
+    return f"a program for each tile of {what}: {count}"
 
 
 def loop_lines(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> Iterator[str]:

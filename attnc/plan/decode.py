@@ -67,9 +67,9 @@ def plan_decode(
     default = choices[0]
     layout = target.layout(variant, schedule, default)
     folded = attention
-    pack = pack_heads(attention) if default.pack == "gqa" else None
+    alone = listing is not None and listing.rows > 0
+    pack = pack_heads(attention, alone=alone) if default.pack == "gqa" else None
     if pack is not None:
-        pack = replace(pack, alone=listing is not None and listing.rows > 0)
         attention = vary_heads(attention)
     names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)
     places = rows(attention, names)
@@ -177,15 +177,17 @@ def _operands(expr: Expr, function: str) -> tuple[Expr, ...]:
             return (expr,)
 
 
-def pack_heads(attention: Attention) -> Pack | None:
-    """Returns the group of query heads; None where every head has K and V of its own."""
+def pack_heads(attention: Attention, *, alone: bool) -> Pack | None:
+    """Returns the group of query heads; None where every head has K and V of its own, unless a tile has rows
+    of one query alone: then it is a group of one.
+    """
     match kv_heads(attention):
         case Dim(name="H"):
-            return None
+            return Pack(group=Const(1), alone=True) if alone else None
         case Const(value=1):
-            return Pack(group=Dim("H"))
+            return Pack(group=Dim("H"), alone=alone)
         case _:
-            return Pack(group=Dim("G"))
+            return Pack(group=Dim("G"), alone=alone)
 
 
 def vary_heads(attention: Attention) -> Attention:

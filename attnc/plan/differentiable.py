@@ -12,7 +12,7 @@ from attnc.model.dtypes import DType
 from attnc.model.schedule import PARTS, Schedule
 from attnc.plan.fitting import unsupported
 from attnc.plan.gradients import wanted_loads
-from attnc.plan.lists import selects_keys
+from attnc.plan.lists import lists_blocks, selects_keys
 from attnc.plan.signature import has_rows, is_plain, normalise
 from attnc.plan.target import Target
 from attnc.plan.targets import target_of
@@ -27,7 +27,8 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
     target = target_of(schedule.target)
     is_forward = not schedule.is_decode or (attention.v.storage.is_part and target.decodes_prompts)
     is_forward = is_forward or not target.refuse_wide_gradients(normalise(attention))
-    is_forward = is_forward or differentiates_selection(attention, schedule)
+    if schedule.is_decode and lists_blocks(attention):
+        is_forward = differentiates_selection(attention, schedule)
     return bool(attention.grads) and is_forward and can_differentiate(attention, target)
 
 
@@ -83,13 +84,29 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
     if not target.has_backward:
         label = f"{schedule.target} has no backward kernels yet"
         return schedule.span or attention.span, label, "to train, add a schedule for triton or cuda.sm_80"
-    others = sorted(set(attention.grads) - {"q", "k", "v"})
-    if target.has_selected_gradients and selects_keys(attention, schedule) and others:
-        span = attention.tensor(others[0]).span
-        return span, "beside lists of single queries there are gradients of q, k and v", "leave it out"
+    if schedule.is_decode and lists_blocks(attention):
+        return _without_selected_gradients(attention, schedule, target)
     place = next((knob.span for knob in schedule.decode_knobs), None)
     instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
     return place or attention.span, target.refuse_wide_gradients(normalise(attention)), instead
+
+
+def _without_selected_gradients(
+    attention: Attention, schedule: Schedule, target: Target
+) -> tuple[Span | None, str, str]:
+    others = [tensor for tensor in attention.inputs if tensor.name in set(attention.grads) - {"q", "k", "v"}]
+    if not target.has_selected_gradients:
+        label, instead = "no gradients of keys that a list names", "to train, add a schedule for triton"
+        return attention.mask.span, label, instead
+    if not selects_keys(attention, schedule):
+        label = "gradients are of lists that queries have of their own, with 'pack = gqa'"
+        instead = "to train, give the lists an axis of queries, as in 'rows = 1'"
+        return attention.mask.span, label, instead
+    if others:
+        label = "beside lists of single queries there are gradients of q, k and v"
+        return others[0].span, label, f"to train, leave '{others[0].name}' out"
+    label = "a sum of weights beside lists of single queries has no gradients"
+    return attention.softmax.span, label, "to train, write 'normalize = softmax'"
 
 
 def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:

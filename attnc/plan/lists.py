@@ -145,7 +145,7 @@ def along_lists(
     extents = condition.extents
     if axis == "kv":
         at: dict[Expr, Expr] = {_Q_IDX: START["q"]}
-        at |= {_GROUP: KV_HEAD} if packs else {}
+        at |= {_GROUP: KV_HEAD, Index("h"): KV_HEAD} if packs else {}  # in a group of one they are the same
         indices = tuple(substitute(index, at) for index in condition.indices)
         line = _number(indices, extents[:-1])
         stride, block = add(extents[-1], _ONE), listing.keys
@@ -343,7 +343,7 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
     elif schedule.is_decode:
         if target.lists_are_bits:
             yield from _refuse_tokens(variant, listing, schedule)
-        yield from _refuse_decoding(listing, schedule, splits=target.lists_are_bits)
+        yield from _refuse_decoding(attention, listing, schedule, splits=target.lists_are_bits)
     yield from _refuse_tiles(listing, schedule)
     if listing.gathers and attention.softmax.form == "stick_breaking":
         label = "keys of small blocks come in the order of the list"
@@ -430,6 +430,8 @@ def _refuse_tokens(variant: Variant, listing: Listing, schedule: Schedule) -> It
         what, label = f"lists of blocks of {listing.keys} keys are not lowered", f"keys = {listing.keys}"
     elif not _packs(schedule):
         what, label = "tiles of queries with lists of their own are not lowered", "write 'pack = gqa'"
+    elif listing.rows and kv_heads(normalise(attention)) == Dim("H"):
+        what, label = "lists of heads that share no keys are not lowered", "64 rows of a tile for one head"
     elif (knob := schedule.forward.get("warp_split")) is not None and "kv" in knob.choices:
         what, label, span = "lists shared by warps are not lowered", "remove it", knob.span
     elif listing.rest != TRUE:
@@ -449,14 +451,17 @@ def _refuse_tokens(variant: Variant, listing: Listing, schedule: Schedule) -> It
     yield unsupported(f"{what} to {schedule.target}", span or listing.condition.span, label, instead)
 
 
-def _refuse_decoding(listing: Listing, schedule: Schedule, *, splits: bool) -> Iterator[Diagnostic]:
+def _refuse_decoding(
+    attention: Attention, listing: Listing, schedule: Schedule, *, splits: bool
+) -> Iterator[Diagnostic]:
     """splits: whether several programs can share a list."""
     knob = schedule.forward.get("split.kv")
     if knob is not None and knob.choices != (1,) and not splits:
         label, hint = "a list has one program", "remove it"
         yield unsupported("listed blocks are not split", knob.span, label, hint)
     reads_head = [index for index in listing.condition.indices if Index("h") in walk(index)]
-    if _packs(schedule) and any(index != _GROUP for index in reads_head):
+    shared = (_GROUP, Index("h")) if kv_heads(normalise(attention)) == Dim("H") else (_GROUP,)
+    if _packs(schedule) and any(index not in shared for index in reads_head):
         label, hint = "lists differ between these heads", "write 'h // G' for a list of each K/V head"
         span = schedule.forward["pack"].span
         yield unsupported("a tile of all heads of a group has one list", span, label, hint)

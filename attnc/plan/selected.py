@@ -2,9 +2,9 @@
 
 selected_dq     a program per tile of the query heads that share a K/V head, of one query: it walks over the
                 keys that its list names, and leaves delta and the base-2 lse of its rows
-selected_dkdv   a program per tile of the keys of one list: dk and dv of this query alone, summed over its heads.
-                They go to memory, for some queries at a time; another kernel then adds them up, for every
-                key over the queries in their order
+selected_dkdv   a program per tile of the keys of one list: dk and dv of this query alone, summed over its
+                heads. They go to memory, for some queries at a time; another kernel then adds them up, for
+                every key over the queries in their order
 
 A list names keys anywhere, so tiles of both are gathered. Keys are not walked over in their order: at the
 densities of such lists nearly every tile of keys has one that nearly every query selects, and the work would
@@ -16,12 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnc.expr.construct import ZERO
-from attnc.expr.nodes import Const, Expr, Index
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, Schedule
 from attnc.plan.decode import pack_heads, vary_heads
 from attnc.plan.gradients import chain_rule
-from attnc.plan.ir import Grid, Let, Loop, OutputKernel, Probabilities, Regions, Statement, expressions_of
+from attnc.plan.ir import Grid, Loop, OutputKernel, Probabilities, Regions, Statement, expressions_of
 from attnc.plan.ir.backward import (
     Backward,
     BackwardKernel,
@@ -61,13 +60,14 @@ def plan_selected_gradients(
     """Returns the backward of a normalised attention whose queries select keys, given its forward kernel.
     attention: with the rest of the mask beside the list.
     """
-    pack = pack_heads(attention)
+    pack = pack_heads(attention, alone=True)
+    assert pack is not None, "queries are alone in their tiles"
     maker = _Maker(
         variant=variant,
         attention=vary_heads(attention),
         schedule=schedule,
         listing=listing,
-        pack=Pack(group=Const(1), alone=True) if pack is None else replace(pack, alone=True),
+        pack=pack,
         target=target_of(schedule.target),
     )
     grads = attention.grads

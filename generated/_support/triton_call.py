@@ -2,7 +2,8 @@
 """Triton kernels made ready: from the second time on a launch takes less time than one through Triton."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from .call import Attention, Launch
 from .devices import Gpu
 from .memory import Memory, make_picker
 from .place import Place
-from .sizes import as_tuple, evaluate, next_power_of_2
+from .sizes import evaluate, next_power_of_2
 
 #: Shape, strides and tile of a tensor that the copy engine moves.
 Box = tuple[list[int], list[int], list[int]]
@@ -44,6 +45,8 @@ class Kernel:
     where the kernel can take them (TMA); pointers: the others. config: the kernel of a backward that it is
     configured as. sizes: by name those that it takes besides; warps: where no config says. joins: launched
     where the keys of sequences are split. contracts: whether the compiler may round a product and a sum once.
+    repeats: how many turns it is launched for, one after the other together with its neighbours that are
+    repeated as often; `turn` counts them.
     """
 
     function: Any
@@ -55,6 +58,7 @@ class Kernel:
     warps: int = 0
     joins: bool = False
     contracts: bool = True
+    repeats: str = ""
 
 
 class TritonLaunch:
@@ -166,10 +170,11 @@ class TritonAttention(Attention):
 
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
         splits = place.names.get("SPLITS", 1)
-        return tuple(self._launch(kernel, place) for kernel in launches if splits > 1 or not kernel.joins)
+        kernels = [kernel for kernel in launches if splits > 1 or not kernel.joins]
+        return tuple(self._launch(kernel, place, turn) for kernel, turn in _take_turns(kernels, place))
 
-    def _launch(self, kernel: Kernel, place: Place) -> TritonLaunch:
-        names = dict(place.names)
+    def _launch(self, kernel: Kernel, place: Place, turn: int) -> TritonLaunch:
+        names = {**place.names, "turn": turn}
         config = names["config"] = names[f"{kernel.config}_config" if kernel.config else "config"]
         names |= {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
         names |= {name: evaluate(text, names) for name, text in kernel.sizes.items()}
@@ -193,7 +198,7 @@ class TritonAttention(Attention):
             options["launch_pdl"] = True
         return self.launch_type(
             kernel.function,
-            as_tuple(evaluate(kernel.grid, names)),
+            _axes(evaluate(kernel.grid, names)),
             place.positions(tensors),
             [names[name] for name in parameters if name not in _CONSTANTS and name != "TMA"],
             constants,
@@ -201,6 +206,18 @@ class TritonAttention(Attention):
             boxes,
             options,
         )
+
+
+def _take_turns(kernels: Sequence[Kernel], place: Place) -> Iterator[tuple[Kernel, int]]:
+    """Yields launches in their order, each with the number of its turn."""
+    for repeats, group in itertools.groupby(kernels, lambda kernel: kernel.repeats):
+        neighbours = list(group)
+        for turn in range(evaluate(repeats, place.names) if repeats else 1):
+            yield from ((kernel, turn) for kernel in neighbours)
+
+
+def _axes(grid: int | tuple[int, ...]) -> tuple[int, ...]:
+    return grid if isinstance(grid, tuple) else (grid,)
 
 
 def _boxes(tensors: Sequence[tuple[Tensor, Memory]], config: Any, gpu: Gpu) -> tuple[Box, ...]:

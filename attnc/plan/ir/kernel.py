@@ -552,7 +552,8 @@ class Decode(OutputKernel):
         if self.pack is None:
             return tiles
         head: Literal["h_kv", ""] = "" if self.kv_head == Const(0) else "h_kv"
-        return replace(tiles, head=head, heads="Hkv", group=self.pack.rows)
+        heads: Literal["H", "Hkv"] = "H" if self.kv_head == Index("h") else "Hkv"
+        return replace(tiles, head=head, heads=heads, group=self.pack.rows)
 
     @property
     def structure(self) -> Literal["decode"]:

@@ -325,9 +325,13 @@ class DecodeText(KernelText):
             f"tl.store(o_at[:, None] + d[None, :], o.to({self.o_dtype}), mask={self.row_mask})",
         ]
         if self.view.has_lse:
-            lines.append("lse_ptr += b.to(tl.int64) * stride_lseb")
-            lines.append(f"lse_at = {self.row_at('lse')}")
-            lines.append(f"tl.store(lse_at, {self.lse}, mask=exists)")
+            stores = [
+                "lse_ptr += b.to(tl.int64) * stride_lseb",
+                f"lse_at = {self.row_at('lse')}",
+                f"tl.store(lse_at, {self.lse}, mask=exists)",
+            ]
+            may_lack = ["if lse_ptr is not None:", *(f"    {line}" for line in stores)]
+            lines += may_lack if self.may_lack_lse else stores
         return "\n".join(lines)
 
     @property

@@ -19,7 +19,7 @@ _WARPS = 1
 
 
 class ListsText:
-    """Text of both kernels. inverts: the second one, for a backward that walks over listed queries, is there."""
+    """Text of both kernels. inverts: the second one is there, for a backward that walks over queries."""
 
     def __init__(self, module: Module, made: ListMaking) -> None:
         self.module, self.made = module, made

@@ -199,7 +199,7 @@ class Parameters:
         self.tensors, self.first, self.sticks = tensors, first, sticks
         self.over_q = self.kernel.grid.over == "q"
         self.needs_dp = self.makes != ("dv",)
-        self.kv_heads = planned.walk.heads
+        self.kv_heads: str = planned.walk.heads
 
     @property
     def matrices(self) -> list[str]:

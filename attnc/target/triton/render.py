@@ -44,8 +44,8 @@ from attnc.target.triton.epilogue import EpilogueText
 from attnc.target.triton.kernel import KernelText, triton_kernel
 from attnc.target.triton.lists import ListsText
 from attnc.target.triton.parameters import PreprocessText
-from attnc.target.triton.selected import SelectedText, SumText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
+from attnc.target.triton.selected import SelectedText, SumText
 from attnc.target.triton.sticks import shape_of_edges
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
@@ -198,13 +198,11 @@ def device_functions(module: Module) -> frozenset[str]:
     called.update(widening(DType(tensor.dtype), attention.element) for tensor in (attention.k, attention.v))
     if any(kernel.grid.sequences is not None for kernel in kernels):
         called.add("_find_sequence")
-    if backward is not None and (backward.preprocess or any(planned.pack is None for planned in backward.kernels)):
+    in_rows = () if backward is None else [planned for planned in backward.kernels if planned.pack is None]
+    if in_rows or (backward is not None and backward.preprocess is not None):
         called |= {"_load_rows", "_store_rows"}
         packed = module.variant.attention.q.storage.is_packed
-        reads_rows = any(
-            not kernel.over_q and kernel.pack is None and not kernel.softmax.breaks_sticks
-            for kernel in backward.kernels
-        )
+        reads_rows = any(not kernel.over_q and not kernel.softmax.breaks_sticks for kernel in in_rows)
         if not packed and reads_rows:
             called.add("_load_vector")  # of lse2 and delta
     if attention.segment is not None:

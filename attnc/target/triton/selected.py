@@ -1,5 +1,5 @@
-"""Text of the kernels for gradients where every query selects keys by a list of its own: attribute by attribute
-what `templates/triton/selected_*.py.jinja` print, and the declaration of their launches and memory.
+"""Text of the kernels for gradients where every query selects keys by a list of its own: attribute by
+attribute what `templates/triton/selected_*.py.jinja` print, and the declaration of launches and memory.
 
 What a query makes of the keys that it selects goes to memory, for the queries of one turn; a kernel after it
 sums over them, key by key. For that it has to know which place of a list a key has. Each query writes so for
@@ -110,7 +110,7 @@ class SelectedText(BackwardText):
 
     @property
     def advance(self) -> Iterator[str]:
-        """Statements that move the pointers to keys to their head; rows of queries have heads of their own."""
+        """Statements that move the pointers to keys to their head; rows of queries have their own."""
         for name in ("k", "v") if self.v == "v" else ("k",):
             yield f"{name.upper()} += {self.offset(name)}"
 
@@ -239,7 +239,8 @@ class SumText:
 
     @property
     def parameters(self) -> list[str]:
-        pointers = ["_pairs_ptr", "_places_ptr", "_sums_ptr", "_lists_ptr", *map(str.upper, self._pairs.makes)]
+        made = [name.upper() for name in self._pairs.makes]
+        pointers = ["_pairs_ptr", "_places_ptr", "_sums_ptr", "_lists_ptr", *made]
         strides = [self.tensors.strides(name) for name in self._pairs.makes]
         return [", ".join(line) for line in (pointers, *strides, self.sizes)]
 
@@ -251,7 +252,8 @@ class SumText:
             inside = f"(column >= {first})" if first else f"(column < {self.tensors.size(name)})"
             column = f"(column - {first})" if first else "column"
             yield f"{name.upper()} += {self.tensors.offset(name, 'h_kv')}"
-            yield f"{name}_at = {name.upper()} + kv_idx.to(tl.int64)[:, None] * stride_{name}n + {column}[None, :]"
+            row = f"kv_idx.to(tl.int64)[:, None] * stride_{name}n"
+            yield f"{name}_at = {name.upper()} + {row} + {column}[None, :]"
             yield f"tl.store({name}_at, acc.to({dtype}), mask=exists & {inside}[None, :])"
 
     @property

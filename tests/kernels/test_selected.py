@@ -1,0 +1,156 @@
+"""Gradients of attention in which every query selects keys by a list of its own: blocks, or single keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.target.triton import selected
+from attnc.verify.case import Case
+from attnc.verify.check import check
+from attnc.verify.subject import Subject
+from tests.verify.judging import examples, subject_of_text
+
+TEXT = """attention a {
+  input q: TYPE[B, M, HEADS, 32]
+  input k: TYPE[B, N, KV, 32]
+  input v: TYPE[B, N, KV, DV] STORAGE
+  input idx: i32[LISTS, S]FACT
+  EXTRAS
+  score = SCORE
+  mask = MASK
+  normalize = SOFTMAX
+  output o: TYPE[B, M, HEADS, DV]
+  LSE
+  grad GRADS
+}
+
+schedule a for triton {
+  loops = [kv], pack = gqa, tile.q = 16, tile.kv = 16
+  backward { tile.q = 16, tile.kv in {16, 32} }
+}
+"""
+USUAL: Mapping[str, str] = {
+    "TYPE": "bf16",
+    "HEADS": "Hkv * G",
+    "KV": "Hkv",
+    "DV": "32",
+    "STORAGE": "",
+    "LISTS": "B, M, Hkv",
+    "FACT": "",
+    "EXTRAS": "",
+    "SCORE": "dot(q, k) / 4",
+    "MASK": "listed(idx, rows = 1, keys = 1)",
+    "SOFTMAX": "softmax",
+    "LSE": "output lse: f32[B, HEADS, M]",
+    "GRADS": "q, k, v",
+}
+LATENT = {"HEADS": "G", "KV": "1", "DV": "16", "STORAGE": "via prefix(k)", "LISTS": "B, M", "GRADS": "q, k"}
+CASES: Mapping[str, Mapping[str, str]] = {
+    "tokens": {"MASK": "listed(idx, rows = 1, keys = 1) and causal"},
+    "latent attention": LATENT,
+    "blocks": {"MASK": "listed(idx, rows = 1, keys = 16) and causal"},
+    "distinct": {"FACT": " is distinct", "LISTS": "B, Hkv, M"},
+    "blocks of four, of three queries": {"LISTS": "B, Hkv, R", "MASK": "listed(idx, rows = 3, keys = 4)"},
+    "counted": {
+        "EXTRAS": "input cnt: i32[B, M, Hkv]",
+        "MASK": "listed(idx, rows = 1, keys = 1, count = cnt) and window(50, 3)",
+    },
+    "a key head for each query head": {"HEADS": "H", "KV": "H", "LISTS": "B, M"},
+    "values of other columns": {"DV": "80"},
+    "a sink and a softcap": {
+        "EXTRAS": "input sink: f32[Hkv * G]",
+        "SOFTMAX": "softmax(sink = sink[h])",
+        "SCORE": "softcap(dot(q, k) / 4, 20)",
+    },
+    "scores by position and head": {
+        "EXTRAS": "input slope: f32[Hkv * G]\n  input bias: f32[B, N]",
+        "SCORE": "dot(q, k) * (1 + bias[b, kv_idx]) + slope[h] * (kv_idx - q_pos)",
+    },
+    "latent attention and a softcap": {**LATENT, "SCORE": "softcap(dot(q, k) / 4, 20)"},
+    "lengths": {
+        "EXTRAS": "input many: i32[B]\n  input few: i32[B]\n  length N = many[b]\n  length M = few[b]",
+        "MASK": "listed(idx, rows = 1, keys = 1) and causal",
+    },
+    "padding": {
+        "EXTRAS": "input left: i32[B]",
+        "MASK": "listed(idx, rows = 1, keys = 1) and kv_idx >= left[b]",
+    },
+    "padding under a softcap": {
+        "EXTRAS": "input valid: bool[B, N]",
+        "SCORE": "softcap(dot(q, k) / 4, 20)",
+        "MASK": "listed(idx, rows = 1, keys = 4) and valid[b, kv_idx]",
+    },
+    "keys alone": {"GRADS": "k, v"},
+    "queries alone": {"GRADS": "q", "LSE": ""},
+    "softpick": {"SOFTMAX": "softpick"},
+    "gradients in f32": {"GRADS": "q, k, v: f32"},
+    "f32": {"TYPE": "f32"},
+}
+BY_DAY = ("tokens", "latent attention", "blocks", "lengths", "padding under a softcap", "queries alone")
+SIZES = {"B": 2, "M": 5, "N": 75, "Hkv": 2, "G": 3, "R": 2, "S": 6, "H": 3}
+
+
+def subject(**changes: str) -> Subject:
+    words, text = {**USUAL, **changes}, TEXT
+    for word in ("LSE", *(word for word in words if word != "LSE")):
+        text = text.replace(word, words[word])
+    return subject_of_text(text)
+
+
+def wrong(made: Subject, sizes: Mapping[str, int], seeds: range) -> list[str]:
+    cases = (Case(dims=sizes, seed=seed, config=seed % len(made.configs)) for seed in seeds)
+    verdicts = ((case, check(made, case)) for case in cases)
+    return [f"{case.to_json()}: {verdict.message}" for case, verdict in verdicts if not verdict.ok]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in BY_DAY else [pytest.mark.nightly]) for name in CASES],
+)
+def test_gradients_of_selected_keys(name: str) -> None:
+    assert not wrong(subject(**CASES[name]), SIZES, range(examples(2)))
+
+
+def test_heads_of_a_query_fill_several_tiles() -> None:
+    made = subject(MASK="listed(idx, rows = 1, keys = 4)")
+    assert not wrong(made, {**SIZES, "M": 3, "G": 19}, range(1))
+
+
+@pytest.mark.parametrize("most", [1, 2000])
+def test_queries_take_turns(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Of one query, or some: sums of earlier turns are kept, and places of theirs are not taken for these."""
+    monkeypatch.setattr(selected, "TURN_FLOATS", most)
+    made = subject(MASK="listed(idx, rows = 1, keys = 1) and causal")
+    sizes = {**SIZES, "M": 7}
+    turns = _turns(made, sizes)
+    assert turns == 7 if most == 1 else 1 < turns < 7
+    assert not wrong(made, sizes, range(2))
+
+
+def _turns(made: Subject, sizes: Mapping[str, int]) -> int:
+    from attnc.support.sizes import evaluate
+
+    declared = made.module.CALL.backward.sizes
+    names: dict[str, Any] = {**sizes, "M_padded": sizes["M"]}
+    for name in ("list_places", "turn_queries", "turns"):
+        names[name] = evaluate(declared[name], names)
+    return int(names["turns"])
+
+
+def test_gradients_are_the_same_in_every_order_of_a_list() -> None:
+    """Each key sums over the queries in their order, wherever their lists have it."""
+    made = subject()
+    q = torch.randn(1, 6, 4, 32, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, 40, 2, 32, dtype=torch.bfloat16)
+    idx = torch.rand(1, 6, 2, 40).argsort(-1)[..., :12].int()
+    found: list[list[Any]] = []
+    for lists in (idx, idx.flip(-1)):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        o, _ = made.module.a(*inputs, lists)
+        o.backward(torch.ones_like(o))
+        found.append([x.grad for x in inputs])
+    assert all(torch.equal(*pair) for pair in zip(found[0][1:], found[1][1:], strict=True))
