@@ -62,7 +62,7 @@ def plan_selected_gradients(
     """
     pack = pack_heads(attention, alone=True)
     assert pack is not None, "queries are alone in their tiles"
-    maker = _Maker(
+    maker = _SelectedMaker(
         variant=variant,
         attention=vary_heads(attention),
         schedule=schedule,
@@ -92,7 +92,7 @@ def _tiles(config: BackwardConfig) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Maker:
+class _SelectedMaker:
     """Makes both kernels. attention: its heads vary along the rows of a tile."""
 
     variant: Variant

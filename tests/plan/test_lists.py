@@ -164,8 +164,8 @@ def test_tiles_divide_blocks(rows: int, keys: int, schedule: str, found: set[tup
             "blocks of 8 keys are not lowered: keys = 8",
         ),
         (
-            "listed(idx, rows = 1, keys = 16)",
-            "idx: i32[B, M, H, S]",
+            "listed(idx[b, q_idx, h % 2], keys = 16)",
+            "idx: i32[B, M, R, S]",
             DECODING,
             "a tile of all heads of a group has one list: lists differ between these heads",
         ),

@@ -1,0 +1,75 @@
+"""Plans of gradients where every query selects keys by a list of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.expr.nodes import Const, Dim
+from attnc.plan.ir import Module
+from tests.verify.judging import modules_of
+
+TEXT = """attention a {
+  input q: bf16[B, M, HEADS, 64]
+  input k, v: bf16[B, N, KV, 64]
+  input idx: i32[B, M, S]
+  score = dot(q, k) / 8
+  mask = listed(idx, rows = 1, keys = KEYS) and causal
+  normalize = softmax
+  output o: bf16[B, M, HEADS, 64]
+  grad GRADS
+}
+
+schedule a for triton {
+  loops = [kv], pack = gqa
+  backward { tile.q = 16, tile.kv = 64 }
+}
+"""
+
+
+def planned(heads: str = "Hkv * G", kv: str = "Hkv", keys: int = 1, grads: str = "q, k, v") -> Module:
+    text = TEXT.replace("HEADS", heads).replace("KEYS", str(keys)).replace("KV", kv)
+    (module,) = modules_of(text.replace("GRADS", grads))
+    return module
+
+
+def test_a_kernel_owns_heads_of_a_query_and_another_the_keys_of_its_list() -> None:
+    module = planned()
+    assert module.backward is not None
+    structures = {name: kernel.structure for name, kernel in module.backward_kernels.items()}
+    assert structures == {"dq": "selected_dq", "dkdv": "selected_dkdv"}
+    dq, dkdv = module.backward_kernels["dq"], module.backward_kernels["dkdv"]
+    assert [loop.listed is not None for loop in dq.regions.loops] == [True]
+    assert dkdv.selected is not None
+    assert (dkdv.selected.memory, dkdv.selected.gathers) == ("lists", True)
+    (loop,) = dkdv.regions.loops
+    assert (loop.start, loop.stop, loop.listed) == (Const(0), Dim("G"), None)  # the heads of the query
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv", "group"),
+    [("Hkv * G", "Hkv", Dim("G")), ("G", "1", Dim("H")), ("H", "H", Const(1))],
+)
+def test_the_group_is_of_the_heads_that_share_keys(heads: str, kv: str, group: object) -> None:
+    kernels = planned(heads, kv).backward_kernels.values()
+    assert [kernel.pack and kernel.pack.group for kernel in kernels] == [group] * 2
+
+
+@pytest.mark.parametrize("keys", [1, 4, 48])
+def test_tiles_of_gradients_need_not_divide_blocks(keys: int) -> None:
+    configs = planned(keys=keys).backward_kernels["dkdv"].configs
+    assert {(config.tile_q, config.tile_kv) for config in configs} == {(16, 64)}
+
+
+@pytest.mark.parametrize(
+    ("grads", "kernels", "prepares"),
+    [("q", ["dq"], False), ("k", ["dkdv"], True), ("q, v", ["dq", "dkdv"], False)],
+)
+def test_kernels_are_those_of_the_gradients_that_are_wanted(
+    grads: str, kernels: list[str], prepares: bool
+) -> None:
+    module = planned(grads=grads)
+    assert module.backward is not None
+    assert list(module.backward_kernels) == kernels
+    assert (module.backward.preprocess is not None) == prepares
+    first = module.backward.kernels[0].prologue
+    assert prepares or (first is not None and first.stored == (len(kernels) > 1))
