@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.planted.bug import Place, TritonBug
 
+#: Memory for few queries of a turn: with that of a call, all small cases have one.
+_FEW_QUERIES = Place(anchor="67108864 //", patch="3000 //")
+
 BUGS: tuple[TritonBug, ...] = (
     TritonBug(
         name="repeated blocks counted twice",
@@ -111,5 +114,55 @@ BUGS: tuple[TritonBug, ...] = (
                 patch="h = h_kv * G + head_of_group",
             ),
         ),
+    ),
+    TritonBug(
+        name="places of the turn before",
+        attention="chosen",
+        story="memory that a query of this turn did not write was taken to be cleared",
+        anchor="named = named & (entry * 2 + place % 2 == kv_idx[None, :])",
+        patch="named = named & (place >= 0)",
+        also=(_FEW_QUERIES,),
+        phase="backward",
+    ),
+    TritonBug(
+        name="sums of the turns before dropped",
+        attention="chosen",
+        story="it was written with one turn, and tried with two",
+        anchor="mask=exists & (turn > 0), other=0.0",
+        patch="mask=exists & (turn == 1), other=0.0",
+        also=(_FEW_QUERIES,),
+        phase="backward",
+    ),
+    TritonBug(
+        name="the first key of a block alone",
+        attention="chosen",
+        story="an entry was taken for the number of a key",
+        anchor="entry * 2 + place % 2 == kv_idx[None, :]",
+        patch="entry * 2 == kv_idx[None, :]",
+        phase="backward",
+    ),
+    TritonBug(
+        name="eight queries of sixteen",
+        attention="chosen",
+        story="queries that are summed together became fewer, and the loop was forgotten",
+        anchor="tl.minimum(turn_queries, M - turn * turn_queries), 8)",
+        patch="tl.minimum(turn_queries, M - turn * turn_queries), 16)",
+        phase="backward",
+    ),
+    TritonBug(
+        name="delta of another head",
+        attention="chosen",
+        story="rows of delta were thought to be as many as queries",
+        anchor="rows = (b * H + h).to(tl.int64) * M_padded + q_idx",
+        patch="rows = (b * H + h).to(tl.int64) * M + q_idx",
+        phase="backward",
+    ),
+    TritonBug(
+        name="places within a tile",
+        attention="chosen",
+        story="places of a list were counted from the start of each tile",
+        anchor="place = first + tl.arange(0, BLOCK_N)\n        pair",
+        patch="place = tl.arange(0, BLOCK_N)\n        pair",
+        phase="backward",
     ),
 )
