@@ -32,11 +32,15 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
     return bool(attention.grads) and is_forward and can_differentiate(attention, target)
 
 
+#: Forms of normalisation whose gradients the kernels make that select keys.
+_SELECTED_FORMS = ("softmax", "softpick")
+
+
 def differentiates_selection(attention: Attention, schedule: Schedule) -> bool:
     """Returns whether there are kernels for gradients where every query selects keys by a list of its own:
     of q, k and v.
     """
-    is_plain_call = set(attention.grads) <= {"q", "k", "v"} and attention.normalises
+    is_plain_call = set(attention.grads) <= {"q", "k", "v"} and attention.softmax.form in _SELECTED_FORMS
     has_kernels = target_of(schedule.target).has_selected_gradients
     return has_kernels and is_plain_call and selects_keys(attention, schedule)
 
@@ -105,7 +109,7 @@ def _without_selected_gradients(
     if others:
         label = "beside lists of single queries there are gradients of q, k and v"
         return others[0].span, label, f"to train, leave '{others[0].name}' out"
-    label = "a sum of weights beside lists of single queries has no gradients"
+    label = f"beside lists of single queries '{attention.softmax.form}' has no gradients"
     return attention.softmax.span, label, "to train, write 'normalize = softmax'"
 
 

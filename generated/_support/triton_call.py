@@ -16,7 +16,7 @@ from .call import Attention, Launch
 from .devices import Gpu
 from .memory import Memory, make_picker
 from .place import Place
-from .sizes import evaluate, next_power_of_2
+from .sizes import as_tuple, evaluate, next_power_of_2
 
 #: Shape, strides and tile of a tensor that the copy engine moves.
 Box = tuple[list[int], list[int], list[int]]
@@ -198,7 +198,7 @@ class TritonAttention(Attention):
             options["launch_pdl"] = True
         return self.launch_type(
             kernel.function,
-            _axes(evaluate(kernel.grid, names)),
+            as_tuple(evaluate(kernel.grid, names)),
             place.positions(tensors),
             [names[name] for name in parameters if name not in _CONSTANTS and name != "TMA"],
             constants,
@@ -214,10 +214,6 @@ def _take_turns(kernels: Sequence[Kernel], place: Place) -> Iterator[tuple[Kerne
         neighbours = list(group)
         for turn in range(evaluate(repeats, place.names) if repeats else 1):
             yield from ((kernel, turn) for kernel in neighbours)
-
-
-def _axes(grid: int | tuple[int, ...]) -> tuple[int, ...]:
-    return grid if isinstance(grid, tuple) else (grid,)
 
 
 def _boxes(tensors: Sequence[tuple[Tensor, Memory]], config: Any, gpu: Gpu) -> tuple[Box, ...]:

@@ -326,8 +326,8 @@ _LISTED = re.compile(r"_list_entry\([^()]*\((\d+) // BLOCK_[MN]\)\) \* \1|listed
 _BLOCKS = re.compile(r"\(\w+ \+ (\d+)\) // (\d+)")
 
 #: b, h and tiles number programs, of which there are fewer than 2^31. So there are of rows of q, which have
-#: 16 columns or more, and of sums that are joined: memory holds them. A split lies in its sequence. Turns are as
-#: many as the queries of a call need; programs of the kernel that sums over them are of 64 columns each.
+#: 16 columns or more, and of sums that are joined: memory holds them. A split lies in its sequence. Turns
+#: are as many as the queries of a call need; programs of the kernel that sums over them have 64 columns.
 _COUNTED = frozenset(
     {
         "b * H",

@@ -55,4 +55,5 @@ def test_both_kernels_repeat_as_often() -> None:
     pairs = texts["dkdv"]
     assert isinstance(pairs, SelectedText)
     launches = (texts["dq"].parameters.launch, pairs.parameters.launch, SumText(module, pairs).launch)
-    assert [launch.fields.get("repeats") for launch in launches] == [None, '"turns"', '"turns"']
+    repeats = [(launch.fields or {}).get("repeats") for launch in launches]
+    assert repeats == [None, '"turns"', '"turns"']

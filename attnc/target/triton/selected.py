@@ -44,7 +44,7 @@ class SelectedParameters(Parameters):
     def __init__(
         self, module: Module, planned: BackwardKernel, tensors: TritonTensors, first: PrologueText | None
     ) -> None:
-        super().__init__(module, planned, tensors, first)
+        super().__init__(module, planned, tensors, first, None)
         self.kv_heads, self.group = _grouping(module, planned)
 
     @property
