@@ -18,7 +18,7 @@ Where every query selects keys by a list of its own, kernels are those of `plan/
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from attnc.expr.derive import derive
@@ -161,7 +161,7 @@ class KernelMaker:
         at_end = () if rule.chain.factor is None else (rule.chain.factor,)
         used = (*expressions_of(program, outer, loops, step), *also, *at_end, *self._heads(inner))
         grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first, short_loops=loops.are_short)
-        return BackwardKernel(
+        kernel = BackwardKernel(
             name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
             grid=grid,
             kv_head=kv_head_of(attention),
@@ -181,6 +181,7 @@ class KernelMaker:
             parts=several_parts(attention),
             v_in_k=attention.v.storage.is_part,
         )
+        return replace(kernel, roles=self.target.backward_roles_of(kernel, self.layout, self.variant))
 
     def _loops(
         self, inner: Axis, names: LoadNames, *, over_keys: bool, outruns: bool, decay: Decay | None

@@ -19,6 +19,7 @@ from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import TileShape, unsupported
 from attnc.plan.ir import Forward, Module, OutputKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN, PARTIAL_TRIPS
 from attnc.plan.layout import (
     BackwardLayout,
@@ -191,6 +192,14 @@ class Target(ABC):
     def roles_of(self, kernel: Forward, variant: Variant) -> Roles | None:
         """Returns what the warps of a forward kernel do that is planned but for that; None where all do the
         same.
+        """
+        return None
+
+    def backward_roles_of(
+        self, kernel: BackwardKernel, layout: BackwardLayout | None, variant: Variant
+    ) -> Roles | None:
+        """Returns what the warps of a kernel of a backward do that is planned but for that; None where all do
+        the same.
         """
         return None
 

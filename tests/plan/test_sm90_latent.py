@@ -12,9 +12,11 @@ from attnc.plan.layout import KernelName
 from attnc.plan.signature import normalise
 from attnc.plan.sm90.latent import (
     LatentBackward,
+    SharedProducts,
     WideBackward,
     refuse_latent_gradients,
     refuse_wide_gradients,
+    share_products,
 )
 from attnc.plan.targets import schedule_for
 from tests.model.resolving import resolve_text
@@ -208,3 +210,48 @@ def test_wide_heads_have_gradients_without_a_word_in_the_schedule() -> None:
 def test_why_wide_heads_have_no_gradients(words: dict[str, str], told: str) -> None:
     assert refuse_wide_gradients(wide_attention(**words)) == told
     assert refuse_wide_gradients(wide_attention()) == ""
+
+
+# --- which products two warpgroups share
+
+SIZES = [(128, 64), (192, 128), (320, 256), (576, 256), (576, 512)]
+
+
+def products_of(module: Module, kernel: KernelName) -> SharedProducts:
+    return share_products(layout_of(module), kernel)
+
+
+@pytest.mark.parametrize("kernel", ["dq", "dk"])
+@pytest.mark.parametrize(("d", "dv"), SIZES)
+def test_every_column_is_multiplied_once(kernel: KernelName, d: int, dv: int) -> None:
+    """A warpgroup's part begins at its own first panel, and no product crosses the end of the values."""
+    products = products_of(planned(d=str(d), dv=str(dv)), kernel)
+    shares = (0, products.first_panels * 64)
+    for parts, columns in ((products.q_parts, d), (products.do_parts, dv)):
+        found: list[int] = []
+        for start, share in zip(shares, parts, strict=True):
+            for fragment, width, panel in share:
+                first = panel * 64
+                assert first - start == fragment * 8
+                assert width <= 256
+                assert not first < dv < first + width
+                found += range(first, first + width)
+        assert found == list(range(columns))
+
+
+def test_sums_of_576_columns_are_of_three_products() -> None:
+    products = products_of(planned(), "dk")
+    assert products.q_parts == (((0, 256, 0),), ((0, 256, 4), (32, 64, 8)))
+    assert products.do_parts == (((0, 256, 0),), ((0, 256, 4),))
+    assert products.widths == [64, 256]
+
+
+@pytest.mark.parametrize(("kernel", "columns"), [("dq", 384), ("dk", 384), ("dv", 512)])
+def test_sums_of_wide_heads_are_of_one_tensor(kernel: KernelName, columns: int) -> None:
+    (module,) = modules_of(of_wide_heads(d="384", dv="512"))
+    products = products_of(module, kernel)
+    parts, others = (products.do_parts, products.q_parts)[:: 1 if kernel == "dv" else -1]
+    assert others == ((), ())
+    assert [64 * panel for share in parts for _, _, panel in share] == [0, columns // 2]
+    assert sum(width for share in parts for _, width, _ in share) == columns
+    assert (products.pieces, products.makes_dv) == ((0, True) if kernel == "dv" else (6, False))

@@ -38,7 +38,7 @@ from attnc.plan.ir.kernel import (
     statement_expressions,
 )
 from attnc.plan.ir.lists import ListWalk
-from attnc.plan.layout import BackwardLayout, KernelName
+from attnc.plan.layout import BackwardLayout, KernelName, Roles
 from attnc.source import Span
 
 #: How results that several programs contribute to meet: each has a place of its own and the host sums them in
@@ -220,9 +220,10 @@ class BackwardKernel(TileKernel):
 
     makes: the gradients that stay in its registers; prologue: what it does for later kernels; tma: tiles may
     come through tensor descriptors. parts: of the columns of q and k, () where they are one; v_in_k: values
-    are the first columns of keys, so that dk is a sum of both, and the first part has all that do has.
-    pack: rows of a tile are heads of one query; selected: the list of that query, of whose keys a program
-    owns a tile. What it makes of them is of this query alone: a kernel after it sums over queries.
+    are the first columns of keys, so that dk is a sum of both, and the first part has all that do has. pack:
+    rows of a tile are heads of one query; selected: the list of that query, of whose keys a program owns a
+    tile. What it makes of them is of this query alone: a kernel after it sums over queries. roles: what each
+    warp does, where warps do different things.
     """
 
     configs: tuple[BackwardConfig, ...]
@@ -234,6 +235,7 @@ class BackwardKernel(TileKernel):
     prologue: Prologue | None = None
     pack: Pack | None = None
     selected: ListWalk | None = None
+    roles: Roles | None = None
 
     @property
     def structure(self) -> Literal["backward_dq", "backward_dkdv", "selected_dq", "selected_dkdv"]:

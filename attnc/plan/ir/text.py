@@ -215,11 +215,11 @@ def _roles(made: Any) -> Iterator[str]:
     """Yields every field of what roles do, a dataclass of the target: parts of it as blocks."""
     for field in fields(made):
         value = getattr(made, field.name)
-        if value is None or value == ():
+        if value is None or value in ((), ""):
             continue
         if is_dataclass(value) and not isinstance(value, Node | Let | Fetch):
             yield from _block(field.name, _roles(value))
-        elif isinstance(value, tuple) and isinstance(value[0], Let | Fetch):
+        elif isinstance(value, tuple) and isinstance(value[0], Let | Fetch | Row):
             yield from _block(field.name, _statements(value))
         elif isinstance(value, Fetch):
             yield from _block(field.name, _statements([value]))
@@ -433,6 +433,8 @@ def _after_scores(planned: BackwardKernel) -> Iterator[str]:
     yield from _block(f"chain rule, makes {', '.join(planned.makes) or 'no tile'}", _chain(planned.chain))
     if planned.prologue is not None:
         yield from _prologue(planned.prologue)
+    if planned.roles is not None:
+        yield from _block("roles", _roles(planned.roles))
 
 
 def _takes(planned: BackwardKernel, layout: BackwardLayout | None) -> Iterator[str]:

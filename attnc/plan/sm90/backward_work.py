@@ -23,7 +23,7 @@ class BackwardWork:
     """
 
     published: tuple[str, ...]
-    sizes: frozenset[str]
+    sizes: tuple[str, ...]
     scheduled: tuple[Statement, ...]
     bounds: tuple[Statement, ...]
     edge: tuple[Statement, ...]
@@ -36,12 +36,11 @@ def plan_backward_work(
     dtypes: Mapping[str, DType],
     *,
     late: Sequence[Statement],
-    edge: str,
+    edge: Expr | None,
     place: Sequence[str],
-    over_q: bool,
 ) -> BackwardWork:
     """Returns the work of a kernel. late: statements that consumers compute for each tile of the loop; edge:
-    of turns, a bound, empty without turns; place: names that say where a tile is.
+    of turns, a bound, None without; place: names that say where a tile is.
     """
     own = tuple(x for x in (*kernel.program, *kernel.regions.bounds) if x not in late)
     integers = [x for x in own if is_short_integer(x, dtypes)]
@@ -50,24 +49,24 @@ def plan_backward_work(
     read = _read_by_steps(kernel, late)
     consumed = needed_for(read, unpublished)
     wanted = read.union(*map(names_in, consumed))
-    made = find_sizes_of_tile(kernel, over_q=over_q)
-    candidates = dict.fromkeys((*place, *sorted(made), *(x.name for x in integers)))
+    made = find_sizes_of_tile(kernel)
+    candidates = dict.fromkeys((*place, *made, *(x.name for x in integers)))
     return BackwardWork(
         published=tuple(name for name in candidates if name in (*place, *made) or name in wanted),
         sizes=made,
         scheduled=tuple(x for x in found if x not in kernel.regions.bounds),
         bounds=tuple(x for x in found if x in kernel.regions.bounds),
-        edge=_varying(needed_for({edge}, own)) if edge else (),
+        edge=() if edge is None else _varying(needed_for(names_of(edge), own)),
         consumed=tuple(consumed),
         produced=tuple(needed_for(_read_by_walks(kernel), unpublished)),
     )
 
 
-def find_sizes_of_tile(kernel: BackwardKernel, *, over_q: bool) -> frozenset[str]:
+def find_sizes_of_tile(kernel: BackwardKernel) -> tuple[str, ...]:
     """Returns sizes that are found on the device, for each tile."""
     made = {item.name for item in kernel.program if isinstance(item, Let)} & {"M", "N"}
-    made |= {"M" if over_q else "N"} if kernel.grid.sequences is not None else set()
-    return frozenset(made)
+    made |= {"M" if kernel.over_q else "N"} if kernel.grid.sequences is not None else set()
+    return tuple(sorted(made))
 
 
 def _read_by_steps(kernel: BackwardKernel, late: Sequence[Statement]) -> frozenset[str]:

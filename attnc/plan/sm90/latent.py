@@ -19,8 +19,9 @@ multiplies S once more, so that there are eight products.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from attnc.expr.nodes import Dim, Index, walk
 from attnc.model.attention import Attention, Variant
@@ -33,7 +34,7 @@ from attnc.plan.signature import feature, has_rows, kv_heads
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import CudaLayout, over_rows
 from attnc.plan.sm90.backward import Sm90Backward
-from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS
+from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, WIDEST
 
 #: Rows of the tiles that come by; buffers of them.
 _ROWS, _STAGES = 32, 2
@@ -192,3 +193,58 @@ def _refuse_shared(attention: Attention, *grads: str) -> str:
     if kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask):
         return "one mask for all heads that share the keys"
     return ""
+
+
+#: Products by columns: the first fragment of a consumer's sums, columns, and the first panel of the tile.
+Products: TypeAlias = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedProducts:
+    """What the two consumers of a tile multiply. q_parts, do_parts: of each consumer, the products by columns
+    of q or k, and of do; pieces: buffers for 64 columns of what dp is multiplied from, 0 where that comes in
+    tiles; apart: values are a tensor of their own; makes_dv: so that dv has a kernel; first_panels: of the
+    sums, those of the first consumer.
+    """
+
+    pieces: int
+    apart: bool
+    makes_dv: bool
+    first_panels: int
+    q_parts: tuple[Products, Products]
+    do_parts: tuple[Products, Products]
+    makes_dq: bool
+
+    @property
+    def widths(self) -> list[int]:
+        """The columns of all products."""
+        products = (*self.q_parts, *(() if self.makes_dq else self.do_parts))
+        return sorted({columns for parts in products for _, columns, _ in parts})
+
+
+def share_products(plan: LatentBackward, kernel: KernelName) -> SharedProducts:
+    """Returns what each of two warpgroups multiplies in a kernel."""
+    apart, first = plan.pieces > 0, plan.first_panels(kernel)
+    end = plan.summed_panels(kernel)
+    shares = (range(first), range(first, end))
+    cut = 0 if apart else plan.v_panels  # where values end: one sum takes products of one shape
+    of_do, of_q = kernel == "dv" or not apart, kernel != "dv"
+    q_parts = [(*_cut(share, 0, cut), *_cut(share, cut, end)) if of_q else () for share in shares]
+    do_parts = [tuple(_cut(share, 0, plan.v_panels)) if of_do else () for share in shares]
+    return SharedProducts(
+        pieces=plan.pieces if of_q else 0,
+        apart=apart,
+        makes_dv=not of_q,
+        first_panels=first,
+        q_parts=(q_parts[0], q_parts[1]),
+        do_parts=(do_parts[0], do_parts[1]),
+        makes_dq=kernel == "dq",
+    )
+
+
+def _cut(share: range, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yields the products of those panels of a share that are from `begin` to `end`."""
+    most = WIDEST // PIECE
+    stop = min(share.stop, end)
+    for first in range(max(share.start, begin), stop, most):
+        yield (first - share.start) * PIECE // 8, min(most, stop - first) * PIECE, first

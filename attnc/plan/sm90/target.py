@@ -18,6 +18,7 @@ from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import TileShape
 from attnc.plan.ir import Forward, Module, OutputKernel
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
 from attnc.plan.signature import feature
 from attnc.plan.sm80 import Sm80
@@ -34,6 +35,7 @@ from attnc.plan.sm90.backward import (
     sm90_backward_estimate,
     sum_of_dq,
 )
+from attnc.plan.sm90.backward_roles import Sm90BackwardRoles, plan_backward_roles
 from attnc.plan.sm90.configs import (
     TARGET,
     check_sm90,
@@ -166,6 +168,13 @@ class Sm90a(Target):
 
     def roles_of(self, kernel: Forward, variant: Variant) -> Sm90Roles:
         return plan_roles(kernel, layout_of(kernel), variant)
+
+    def backward_roles_of(
+        self, kernel: BackwardKernel, layout: BackwardLayout | None, variant: Variant
+    ) -> Sm90BackwardRoles | None:
+        if not isinstance(layout, Sm90Backward) or kernel.kind not in layout.by_wgmma:
+            return None
+        return plan_backward_roles(kernel, layout, variant)
 
     def backward_layout(
         self, variant: Variant, schedule: Schedule, forward: Layout | None
@@ -302,6 +311,13 @@ def layout_of(kernel: OutputKernel) -> Sm90Layout:
 def roles_of(kernel: Forward) -> Sm90Roles:
     """Returns what the warps of a forward kernel of this target do."""
     if not isinstance(kernel.roles, Sm90Roles):
+        raise TypeError(f"no roles of wgmma: {kernel.roles!r}")
+    return kernel.roles
+
+
+def backward_roles_of(kernel: BackwardKernel) -> Sm90BackwardRoles:
+    """Returns what the warps of a kernel of gradients of wgmma do."""
+    if not isinstance(kernel.roles, Sm90BackwardRoles):
         raise TypeError(f"no roles of wgmma: {kernel.roles!r}")
     return kernel.roles
 

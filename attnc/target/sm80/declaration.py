@@ -56,7 +56,7 @@ def cuda_declaration(
             fields |= parts_fields(module, text.kernel, text.split)
             names += parts_addresses(text.split)
             kernels.append(join_kernel(text.split, 4 * (dv + 1)))
-        if text.finds_top:
+        if text.unified is not None and text.unified.fallback:
             names.append("fallbacks")
     else:
         kernels.append(cuda_kernel(kernel.name, _blocks(kernel)))

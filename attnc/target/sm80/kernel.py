@@ -87,7 +87,6 @@ class CudaText:
         )
         self.step, self.finish = Step(kernel, self.dtypes), Finish(module, kernel, self.dtypes)
         self.unified = unified_of(kernel)
-        self.finds_top = self.unified is not None and self.unified.fallback
 
     @cached_property
     def arguments(self) -> OutputArguments:
@@ -178,7 +177,7 @@ class CudaDecodeText(CudaText):
 
     @cached_property
     def arguments(self) -> OutputArguments:
-        fallbacks = ["int* fallbacks_ptr;"] if self.finds_top else []
+        fallbacks = ["int* fallbacks_ptr;"] if self.unified and self.unified.fallback else []
         return self._pass_arguments(workspaces=[*self._split_results, *fallbacks], sizes=self._size_names)
 
     @property

@@ -17,7 +17,7 @@ class Loads:
     """The loads of one kernel: of its rows, which a thread keeps in an array; of a column, and of an element.
 
     mode: where the mask is tested, as `CudaBackwardText.mode` says; show, statement: how the kernel prints an
-    expression, and a statement.
+    expression, and a statement; reads_score: whether a step has a name for the score.
     """
 
     def __init__(
@@ -28,9 +28,10 @@ class Loads:
         mode: str,
         show: Printer,
         statement: Callable[[Statement], str],
+        reads_score: bool = True,
     ) -> None:
         self._kernel, self._dtypes, self._mode = kernel, dtypes, mode
-        self._show, self._statement = show, statement
+        self._show, self._statement, self._reads_score = show, statement, reads_score
 
     @cached_property
     def fetches(self) -> tuple[Fetch, ...]:
@@ -47,6 +48,12 @@ class Loads:
 
     def row_value(self, fetch: Fetch) -> str:
         return f"{fetch.name}[r] = {load(fetch, self._dtypes[fetch.load.tensor], self._show)};"
+
+    @property
+    def needs_kv_idx(self) -> bool:
+        kernel = self._kernel
+        draws = kernel.softmax.dropout is not None
+        return bool(kernel.chain.adjoints) or draws or kernel.uses("kv_idx")
 
     @property
     def columns(self) -> list[Fetch]:
@@ -80,10 +87,6 @@ class Loads:
             yield f"const float {let.name} = {self._show(let.value)};"
         if self._kernel.step.score is not None and self._reads_score:
             yield f"const float score = {self._show(self._kernel.step.score)};"
-
-    @property
-    def _reads_score(self) -> bool:
-        return True
 
     @property
     def element_mask_values(self) -> Iterator[str]:

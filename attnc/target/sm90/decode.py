@@ -54,7 +54,7 @@ class Sm90DecodeText(CudaDecodeText):
         widths = dict.fromkeys(map(layout.columns, kernel.configs))
         parts = [parts_of(columns, widest_product(layout.entry_registers)) for columns in widths]
         sums = list(dict.fromkeys(columns for part in parts for _, columns in part))
-        key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self.rows)
+        key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self.view.row_zero, self.rows)
         self.wgmma = WgmmaTiles(
             layout,
             key_tiles=key_tiles,

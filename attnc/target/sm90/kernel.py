@@ -60,7 +60,7 @@ class Sm90Text(CudaText):
         self.search_lanes = self.keys.search_lanes
         held = min(layout.shape(c).entry_registers for c in kernel.configs)
         parts = parts_of(layout.dv_multiplied, widest_product(held))
-        key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self.rows)
+        key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self.view.row_zero, self.rows)
         self.wgmma = WgmmaTiles(
             layout,
             key_tiles=key_tiles,

@@ -24,7 +24,7 @@ from attnc.target.sm80.render import (
 )
 from attnc.target.sm80.tidy import tidy_cuda
 from attnc.target.sm90.backward import Sm90FinishText, Sm90JoinText, Sm90PreprocessText
-from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90BackwardText
+from attnc.target.sm90.backward_tiles import Sm90Arguments, Sm90BackwardText, template_of
 from attnc.target.sm90.declaration import HopperBackward, hopper_declaration
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
@@ -77,7 +77,7 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
             sources[CudaBackwardText(module, arguments, planned)] = (f"cuda/{planned.structure}", frame)
             continue
         made = Sm90BackwardText(module, arguments, planned)
-        sources[made] = (f"sm90/{made.template}", made.frame)
+        sources[made] = template_of(made)
     if arguments.summed:
         sources[Sm90JoinText(module, arguments)] = ("sm90/backward_join", frame)
     if arguments.adds_dq:

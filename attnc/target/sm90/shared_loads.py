@@ -14,11 +14,6 @@ from attnc.target.sm80.printer import load, value_type
 class SharedLoads(Loads):
     """The loads of a kernel of wgmma, of whose mask each lane loads some columns."""
 
-    @property
-    def _reads_score(self) -> bool:
-        """A weight that nothing normalises is read for dv alone: others start from its derivative."""
-        return self._kernel.softmax.normalises or "dv" in self._kernel.makes
-
     @cached_property
     def shared_columns(self) -> list[Fetch]:
         """Loads of the mask with a value for each column of a partial tile: a lane loads every 32nd, ahead of

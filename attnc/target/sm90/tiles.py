@@ -4,7 +4,7 @@ functions around one wgmma instruction, whose operands are named one by one, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
 from typing import TypeAlias
 
@@ -36,15 +36,6 @@ def products(parts: Parts, accumulate: str) -> Iterator[str]:
         rows = f"(n * 16 * 128 + {first // PIECE} * BLOCK_N * 128) / 16"
         yield f"    wgmma({sums}, p[n], v + {rows}, {accumulate});"
     yield "}"
-
-
-def coordinates(place: RowZero, row: str, page: str = "") -> str:
-    """Row, head and batch of a box that begins at a row, as TMA takes them. page: in the place of the batch,
-    where rows lie in pages.
-    """
-    indices = place.indices
-    first, head, batch = (indices.get(role, "") for role in (place.rows, Role.HEAD, Role.BATCH))
-    return f"{first + ' + ' if first else ''}{row}, {head or '0'}, {page or batch or '0'}"
 
 
 class WgmmaTiles:
@@ -106,13 +97,15 @@ FRAGMENT = "[j][2 * r + c]"
 class Boxes:
     """Where boxes of rows are found."""
 
-    def __init__(self, rows: GlobalRows) -> None:
-        self._rows = rows
+    def __init__(self, find_zero: Callable[[str], RowZero], rows: GlobalRows | None = None) -> None:
+        """find_zero: where row 0 of a matrix lies; rows: of the kernel, where K and V may lie in pages."""
+        self._find_zero, self._rows = find_zero, rows
 
     def pool(self, name: str) -> str:
         """Returns where rows of K or V of the head at hand lie: in page 0, and what follows; or, of a list,
         where each key is a page.
         """
+        assert self._rows is not None
         tensor = self._rows.view.rows(name).tensor
         steps = f"args.stride_{tensor}p, args.stride_{tensor}n"
         if self._rows.by_entry:
@@ -120,7 +113,13 @@ class Boxes:
         return f"{{args.{tensor}_ptr + {self._rows.offset(name)}, {steps}}}"
 
     def coordinates(self, name: str, row: str, page: str = "") -> str:
-        return coordinates(self._rows.view.row_zero(name), row, page)
+        """Returns row, head and batch of a box that begins at a row, as TMA takes them. page: in the place of
+        the batch, where rows lie in pages.
+        """
+        place = self._find_zero(name)
+        indices = place.indices
+        first, head, batch = (indices.get(role, "") for role in (place.rows, Role.HEAD, Role.BATCH))
+        return f"{first + ' + ' if first else ''}{row}, {head or '0'}, {page or batch or '0'}"
 
 
 def list_key_tiles(kernel: Forward | Decode) -> list[int]:
