@@ -94,11 +94,11 @@ class Sm90BackwardRoles(Roles):
 
 def plan_backward_roles(kernel: BackwardKernel, plan: Sm90Backward, variant: Variant) -> Sm90BackwardRoles:
     """Returns the roles of a kernel of wgmma that is planned but for them."""
-    return _Planner(kernel, plan, variant).plan_roles()
+    return _BackwardRolePlanner(kernel, plan, variant).plan_roles()
 
 
 @dataclass(frozen=True, slots=True)
-class _Planner:
+class _BackwardRolePlanner:
     kernel: BackwardKernel
     plan: Sm90Backward
     variant: Variant

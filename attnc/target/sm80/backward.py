@@ -92,7 +92,7 @@ class CudaFileText:
 # --- a kernel of gradients
 
 
-class CallSizes:
+class BackwardSizes:
     """The sizes of a call that a kernel reads. found: names of those that it finds for each tile."""
 
     def __init__(self, kernel: BackwardKernel, found: Collection[str] = ()) -> None:
@@ -145,7 +145,7 @@ class CudaBackwardText(CudaFileText):
         self.sliced = self.plan.sliced
         self.mask = MaskTest(planned, self._show, self.loop.masked)
         self.loads = self._make_loads()
-        self.sizes = CallSizes(planned)
+        self.sizes = BackwardSizes(planned)
         sums = CudaSums if planned.softmax.normalises else CudaSumsOfWeights
         self.sums = sums(
             adjoints=self.chain.adjoints,

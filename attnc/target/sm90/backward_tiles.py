@@ -10,10 +10,10 @@ from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90 import backward_roles_of
 from attnc.plan.sm90.backward import LAST_ROUNDS, Sm90Backward
 from attnc.target.sm80.arguments import ArgumentText
-from attnc.target.sm80.backward import CallSizes, CudaBackwardText
+from attnc.target.sm80.backward import BackwardSizes, CudaBackwardText
 from attnc.target.sm80.backward_step import Factors, WarpShare
 from attnc.target.sm80.printer import CudaWalk
-from attnc.target.sm90.gradients import Gradients
+from attnc.target.sm90.gradients import GradientStores
 from attnc.target.sm90.shared_loads import SharedLoads
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
 
@@ -65,7 +65,7 @@ class Sm90BackwardText(CudaBackwardText):
         self.roles = roles = backward_roles_of(planned)
         super().__init__(module, arguments, planned)
         self.warps = WarpShare(exchange=False, turns_columns=self.warps.turns_columns)
-        self.sizes = CallSizes(planned, roles.work.sizes)
+        self.sizes = BackwardSizes(planned, roles.work.sizes)
         self.dkdv, self.latent = roles.dkdv, roles.latent
         from_last = roles.turns is not None and roles.turns.from_last
         self.loop = replace(self.loop, ascends=planned.over_q or from_last)
@@ -79,7 +79,7 @@ class Sm90BackwardText(CudaBackwardText):
             more = ["WGMMA_SS_ROWS(64)"]
         tiles = [roles.key_tile]
         self.wgmma = WgmmaTiles(self.layout, key_tiles=tiles, sum_columns=columns, more_wgmma=more)
-        self.boxes, self.gradients = Boxes(self.rows.zero), Gradients(arguments, self.wgmma)
+        self.boxes, self.gradients = Boxes(self.rows.zero), GradientStores(arguments, self.wgmma)
         bounds = {"lo": self.loop.lo, "hi": self.loop.hi} if roles.cuts_walks else {}
         self.whole_walk = {
             name: f"work.{name}" if bound == name and name in roles.work.published else bound

@@ -6,7 +6,7 @@ from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm90.tiles import WgmmaTiles
 
 
-class Gradients:
+class GradientStores:
     """The gradients that one kernel makes."""
 
     def __init__(self, arguments: ArgumentText, wgmma: WgmmaTiles) -> None:
