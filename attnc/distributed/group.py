@@ -26,6 +26,8 @@ all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dis
 #: How long a rank waits for others to come to symmetric memory; then its GPU gives up with an error. As long
 #: as NCCL waits, by default.
 _WAIT_MS = 600_000
+#: Seconds that a rank whose collective failed waits for the others to say that theirs failed, too.
+_ROLL_CALL = 5.0
 
 
 @runtime_checkable
@@ -75,31 +77,67 @@ class Group:
             of = of.get_group()
         if not dist.is_initialized():
             raise RuntimeError("group: call torch.distributed.init_process_group() first")
-        self.group = dist.group.WORLD if of is None else of
+        self.group: Any = dist.group.WORLD if of is None else of
         self.rank = dist.get_rank(self.group)
         self.size = dist.get_world_size(self.group)
         if symmetric and not torch.cuda.is_available():
             raise ValueError("symmetric: expected GPUs of one host, got none")
         self.symmetric = symmetric and self.size > 1
         self._box: SymmetricBox | None = None
+        self._calls = 0
 
     def exchange(
         self, received: torch.Tensor, counts_in: Sequence[int], sent: torch.Tensor, counts_out: Sequence[int]
     ) -> None:
         wide = sent.element_size()  # as bytes: gloo does not know every type
-        dist.all_to_all_single(
-            received.view(torch.uint8),
-            sent.view(torch.uint8),
-            [wide * count for count in counts_in],
-            [wide * count for count in counts_out],
-            group=self.group,
-        )
+        self._calls += 1
+        try:
+            dist.all_to_all_single(
+                received.view(torch.uint8),
+                sent.view(torch.uint8),
+                [wide * count for count in counts_in],
+                [wide * count for count in counts_out],
+                group=self.group,
+            )
+        except RuntimeError as failure:
+            raise self._explain("all_to_all", failure) from failure
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.contiguous().view(-1)
         found = torch.empty(self.size * flat.numel(), dtype=x.dtype, device=x.device)
-        all_gather(found, flat, group=self.group)
+        self._calls += 1
+        try:
+            all_gather(found, flat, group=self.group)
+        except RuntimeError as failure:
+            raise self._explain("all_gather", failure) from failure
         return found.view(self.size, *x.shape)
+
+    def _explain(self, collective: str, failure: RuntimeError) -> RuntimeError:
+        """Returns the error of a collective with its name, and with the ranks that have not come to it."""
+        if isinstance(failure, torch.OutOfMemoryError):
+            return failure
+        silent = self._find_silent_ranks()
+        what = f"{collective}, call {self._calls} of the {self.size} ranks{self.axis and f' of {self.axis}'}"
+        who = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
+        why = f"{who} ended, or did not come to it in time" if silent else "it failed on every rank"
+        return RuntimeError(f"{what}: {why}: {failure}")
+
+    def _find_silent_ranks(self) -> list[int]:
+        """Returns the ranks that do not say, within seconds, that the collective failed there, too."""
+        store, name = (
+            dist.distributed_c10d._get_default_store(),
+            f"attnc/{self.group.group_name}/{self._calls}",
+        )
+        end = time.monotonic() + _ROLL_CALL
+        try:
+            store.set(f"{name}/{self.rank}", "")
+            while True:
+                silent = [rank for rank in range(self.size) if not store.check([f"{name}/{rank}"])]
+                if not silent or time.monotonic() > end:
+                    return silent
+                time.sleep(0.05)
+        except RuntimeError:  # the store has ended with the first rank, which keeps it
+            return [0]
 
     def outbox(self, size: int) -> SharedBytes:
         if self._box is None or self._box.memory.numel() < size:

@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import sys
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from attnc.cli import main
 from attnc.distributed import ContextParallel
-from attnc.distributed.group import on_processes
+from attnc.distributed.group import Group, on_processes
 from tests.distributed.specs import SPECS
 
 
@@ -28,25 +31,57 @@ def test_two_processes_agree_with_the_reference(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.nightly
-def test_a_rank_that_dies_is_an_error_on_the_other(tmp_path: Path) -> None:
-    """And no wait without end."""
-    path = tmp_path / "error.txt"
-    on_processes(2, _one_dies, str(path), seconds=30.0, deadline=300.0)
-    assert path.read_text(encoding="utf-8").startswith("RuntimeError: ")
+@pytest.mark.parametrize("fault", ["dies", "is slow"])
+def test_a_rank_that_does_not_come_is_named_on_the_others(tmp_path: Path, fault: str) -> None:
+    """With the collective, after the time-out of the group at the latest: nobody waits without end."""
+    on_processes(3, _wait_for_one, fault, str(tmp_path), seconds=8.0, deadline=300.0)
+    for rank in (0, 1):
+        said = (tmp_path / str(rank)).read_text(encoding="utf-8")
+        assert re.match(
+            r"all_\w+, call \d+ of the 3 ranks: rank 2 ended, or did not come to it in time: ", said
+        )
 
 
-def _one_dies(rank: int, path: str) -> None:
+def _wait_for_one(rank: int, fault: str, folder: str) -> None:
     cp = ContextParallel(SPECS["causal"])
-    shards = cp.shard(*(torch.ones(1, 32, heads, 16) for heads in (2, 1, 1)))
+    shards = cp.shard(*(torch.ones(1, 48, heads, 16) for heads in (2, 1, 1)))
     with torch.no_grad():
         cp(*shards)
-        if rank == 1:
+        if rank == 2:
+            deadline = time.monotonic() + 120 * (fault == "is slow")  # at which the test fails
+            while not all(Path(folder, other).is_file() for other in "01") and time.monotonic() < deadline:
+                time.sleep(0.1)
             os._exit(0)
         try:
             cp(*shards)
         except RuntimeError as failure:
-            Path(path).write_text(f"{type(failure).__name__}: {failure}", encoding="utf-8")
+            written = Path(folder, f"{rank}.part")
+            written.write_text(str(failure), encoding="utf-8")
+            written.rename(Path(folder, str(rank)))
             os._exit(0)  # the group cannot be left in good order
+
+
+def test_a_collective_that_fails_says_which_ranks_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four ranks two have said that theirs failed, too; where the store has ended, it is the first one."""
+    group = Group.__new__(Group)
+    group.rank, group.size, group.axis, group.group = 0, 4, "cp", Mock(group_name="7")
+    group._calls = 4
+    known = {"attnc/7/5/2"}
+    store = Mock(set=lambda name, value: known.add(name), check=lambda names: known.issuperset(names))
+    monkeypatch.setattr("attnc.distributed.group._ROLL_CALL", 0.1)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    lost = Mock(side_effect=RuntimeError("Connection closed by peer"))
+    monkeypatch.setattr(dist, "all_to_all_single", lost)
+    x = torch.zeros(4)
+    with pytest.raises(RuntimeError, match=r"^all_to_all, call 5 of the 4 ranks of cp: ranks 1, 3 ended, or"):
+        group.exchange(x, [1] * 4, x, [1] * 4)
+    ended = Mock(set=Mock(side_effect=RuntimeError("no host")))
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: ended)
+    with pytest.raises(RuntimeError, match=r"call 6 .*: rank 0 ended, or"):
+        group.exchange(x, [1] * 4, x, [1] * 4)
+    lost.side_effect = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory"):
+        group.exchange(x, [1] * 4, x, [1] * 4)
 
 
 def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,5 +90,5 @@ def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "")
     monkeypatch.delenv("NVSHMEM_DISABLE_NVLS", raising=False)
     before = dict(os.environ)
-    on_processes(1, _one_dies)
+    on_processes(1, _wait_for_one)
     assert dict(os.environ) == before
