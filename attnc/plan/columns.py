@@ -26,9 +26,8 @@ def refuse_column_scales(variant: Variant, schedule: Schedule, target: Target) -
     attention, loops = variant.attention, schedule.forward.get("loops")
     for name, scale in attention.column_scales.items():
         message = f"a scale of columns of {name} is not lowered"
-        if not target.scales_columns:
-            label, instead = "these kernels multiply it as it was copied", "write a schedule for 'triton'"
-            yield unsupported(f"{message} to {target.name}", scale.span, label, instead)
+        if refused := target.refuse_column_scale(attention, schedule, name):
+            yield unsupported(f"{message} to {target.name}", scale.span, *refused)
         elif loops is not None and ("kv", "q") in loops.choices:
             label, instead = "a tile of keys stays, without it", "write 'loops = [q, kv]'"
             yield unsupported(f"{message} with loops = [kv, q]", scale.span, label, instead)

@@ -63,7 +63,6 @@ class Target(ABC):
     always_fills: ClassVar[bool]
     has_backward: ClassVar[bool]
     decodes_prompts: ClassVar[bool] = False
-    scales_columns: ClassVar[bool] = False
     has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     forms: ClassVar[frozenset[Form]] = frozenset({"softmax", "none"})
@@ -103,6 +102,12 @@ class Target(ABC):
     def reads_narrow(self, schedule: Schedule) -> bool:
         """Returns whether kernels of the schedule take k and v of 8 bits, and a scale of v."""
         return False
+
+    def refuse_column_scale(self, attention: Attention, schedule: Schedule, name: str) -> tuple[str, ...]:
+        """Returns why kernels of the schedule cannot multiply columns of "k" or "v" by a scale, and what to
+        write instead; nothing if they can.
+        """
+        return "these kernels multiply it as it was copied", "write a schedule for 'triton'"
 
     def converts_before(self, variant: Variant, schedule: Schedule) -> bool:
         """Returns whether k and v that are not as q is (`conversion.list_convertible`) are converted by a

@@ -2,7 +2,8 @@
 
 Every number of 8 bits is one of q's type, so nothing tells the two apart: not the order of sums, not a
 rounding. The twin of a module is made from the same spec and schedule, with k and v of q's type; a pair of
-configs with the same tiles and splits has to agree bit for bit.
+configs with the same tiles and splits has to agree bit for bit. Where columns have scales, the twin has
+none, and is given what the reference says that k and v are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from attnc.diagnostics import DiagnosticError
 from attnc.model.attention import Attention
@@ -19,6 +22,7 @@ from attnc.model.schedule import Schedule
 from attnc.model.tensors import Tensor
 from attnc.plan import ir
 from attnc.plan.lower import plan
+from attnc.reference import heads, rows, to_arrays
 from attnc.support.arguments import DTYPES
 from attnc.syntax.parser import parse, prelude
 from attnc.verify.check import same_bits
@@ -32,8 +36,9 @@ _TWINS: dict[tuple[str, ...], Subject | None] = {}
 
 
 def is_narrow(attention: Attention) -> bool:
-    """Returns whether k or v has 8 bits."""
-    return any(DType(tensor.dtype).is_narrow for tensor in (attention.k, attention.v))
+    """Returns whether k or v has 8 bits, or scales of its columns."""
+    stored = any(DType(tensor.dtype).is_narrow for tensor in (attention.k, attention.v))
+    return stored or bool(attention.column_scales)
 
 
 def equals_16_bits(run: FinishedRun) -> str | None:
@@ -42,6 +47,8 @@ def equals_16_bits(run: FinishedRun) -> str | None:
     if twin is None:
         return None
     inputs = widen(run.attention, run.inputs)
+    if inputs is None:
+        return None
     for number, own, other in _pairs(run.subject, twin):
         if number == run.case.config:
             mine, theirs = (run.subject.blank(run.inputs) for _ in range(2))
@@ -79,7 +86,7 @@ def _bits_of(config: Any) -> dict[str, Any]:
 
 def twin_of(subject: Subject, module: ir.Module) -> Subject | None:
     """Returns the same attention under the same schedule, with k and v of q's type; None where its schedule
-    is not in the spec, or has no config for them.
+    is not in the spec, or has no config for them, and where columns of keys in pages have scales.
     """
     variant = module.variant
     key = (variant.source.text, variant.name, variant.attention.name, module.target, module.label)
@@ -91,6 +98,8 @@ def twin_of(subject: Subject, module: ir.Module) -> Subject | None:
 
 def _plan_twin(module: ir.Module) -> ir.Module | None:
     attention = module.variant.attention
+    if attention.column_scales and attention.k.storage.is_paged:  # sequences may scale a page differently
+        return None
     variant = replace(module.variant, attention=widen_attention(attention))
     found = resolve(parse(module.variant.source), prelude()).schedules
     own = (attention.name, module.target, module.label)
@@ -112,19 +121,42 @@ def _without_stages(schedule: Schedule) -> Schedule:
 
 
 def widen_attention(attention: Attention) -> Attention:
-    """Returns the attention with k and v of q's type where they have 8 bits."""
+    """Returns the attention with k and v of q's type where they have 8 bits, without scales of columns."""
 
     def widened(tensor: Tensor) -> Tensor:
         is_narrow = DType(tensor.dtype).is_narrow
         return replace(tensor, dtype=attention.element) if is_narrow else tensor
 
-    return replace(attention, inputs=tuple(map(widened, attention.inputs)))
+    softmax = attention.softmax
+    return replace(
+        attention,
+        inputs=tuple(map(widened, attention.inputs)),
+        k_scale=None,
+        softmax=replace(softmax, v_scale=None) if softmax.scales_columns else softmax,
+    )
 
 
-def widen(attention: Attention, inputs: Inputs) -> Inputs:
-    """Returns the inputs with k and v of q's type, which holds their numbers exactly."""
+def widen(attention: Attention, inputs: Inputs) -> Inputs | None:
+    """Returns the inputs with k and v of q's type, which holds their numbers exactly; of scaled columns, what
+    the reference multiplies. None where a scale is so small that kernels may take it for 0.
+    """
     made = dict(inputs)
-    for tensor in (attention.k, attention.v):
-        if not tensor.storage.is_part and DType(tensor.dtype).is_narrow:
+    stored = [tensor for tensor in (attention.k, attention.v) if not tensor.storage.is_part]
+    for tensor in stored:
+        if DType(tensor.dtype).is_narrow:
             made[tensor.name] = made[tensor.name].to(DTYPES[attention.element])  # type: ignore[union-attr]  # a tensor
+    scaled = [tensor for tensor in stored if tensor.name in attention.column_scales]
+    if not scaled:
+        return made
+    arrays = to_arrays(attention, inputs)
+    wide = {tensor.name: made[tensor.name].float().cpu().numpy() for tensor in scaled}  # type: ignore[union-attr]  # tensors
+    for head in heads(attention, arrays):
+        if head.tiny is not None and head.tiny.any():
+            return None
+        for tensor in scaled:
+            found = rows(tensor, {**arrays, **wide}, head.b, len(head.k))  # a view
+            group = max(head.dims["H"] // max(found.shape[1], 1), 1)
+            found[:, head.h // group] = head.k if tensor.name == "k" else head.v
+    for name, array in wide.items():
+        made[name] = torch.from_numpy(array).to(made[name])  # type: ignore[arg-type]  # its type and device
     return made

@@ -16,12 +16,16 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule
-from attnc.plan.conversion import list_convertible
+from attnc.plan.columns import plan_column_scales
+from attnc.plan.conversion import count_alike, list_convertible
 from attnc.plan.fitting import several_values, unsupported
-from attnc.plan.signature import feature
+from attnc.plan.loads import LoadNames
+from attnc.plan.signature import feature, normalise
 
 #: Warps that copy and convert; columns of a piece of a tile of 8 bits, which are as many bytes.
 CONVERTING_WARPS, PIECE_OF_BYTES = 4, 128
+#: Columns that a lane converts at a time.
+COLUMNS_OF_A_LANE = 16
 #: Fewest and most tiles of 8 bits in shared memory: one is converted while others come.
 FEWEST_AHEAD, _MOST_AHEAD = 2, 4
 #: Fewest registers of a thread that converts.
@@ -71,6 +75,29 @@ def converts_before(attention: Attention, schedule: Schedule) -> bool:
     if schedule.is_decode or in_tiles or attention.k.storage.is_paged:
         return False
     return bool(list_convertible(attention))
+
+
+def refuse_column_scale(attention: Attention, schedule: Schedule, name: str) -> tuple[str, ...]:
+    """Returns why tiles of k or v cannot be multiplied by a scale of their columns as they are converted, and
+    what to write instead; nothing if they can.
+    """
+    of_triton = "write a schedule for 'triton'"
+    if not schedule.is_decode:
+        instead = "remove 'convert = tiles'" if "convert" in schedule.forward else of_triton
+        return "prompts multiply tiles as they were copied, where nothing is converted before", instead
+    knob = schedule.forward.get("warp_split")
+    if knob is not None and "kv" in knob.choices:
+        label = "warps with keys of their own multiply what they have copied"
+        return label, "remove 'warp_split = kv'"
+    tensor = attention.k if name == "k" or attention.v.storage.is_part else attention.v
+    if not DType(tensor.dtype).is_narrow:
+        return f"tiles of {tensor.dtype} are multiplied as they were copied", of_triton
+    normal, columns = normalise(attention), COLUMNS_OF_A_LANE
+    scales = {scale.tensor: scale for scale in plan_column_scales(normal, LoadNames.of(normal), packs=True)}
+    if count_alike(scales[name]) % columns:
+        label = f"a lane converts {columns} columns at a time, by one scale"
+        return label, f"give {columns} columns one scale, as by 'd // {columns}'", of_triton
+    return ()
 
 
 def check_conversion(attention: Attention, schedule: Schedule) -> Iterator[Diagnostic]:

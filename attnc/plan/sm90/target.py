@@ -60,7 +60,7 @@ from attnc.plan.sm90.latent import (
     refuse_wide_gradients,
 )
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
-from attnc.plan.sm90.narrow import CONVERTING_WARPS, converts_before
+from attnc.plan.sm90.narrow import CONVERTING_WARPS, converts_before, refuse_column_scale
 from attnc.plan.sm90.roles import Sm90Roles, plan_roles
 from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.sm90.warps import (
@@ -100,6 +100,9 @@ class Sm90a(Target):
 
     def reads_narrow(self, schedule: Schedule) -> bool:
         return True
+
+    def refuse_column_scale(self, attention: Attention, schedule: Schedule, name: str) -> tuple[str, ...]:
+        return refuse_column_scale(attention, schedule, name)
 
     def converts_before(self, variant: Variant, schedule: Schedule) -> bool:
         return converts_before(variant.attention, schedule)

@@ -250,7 +250,6 @@ class Triton(Target):
     has_f32_dq: ClassVar = True
     walks_lists: ClassVar = True
     has_selected_gradients: ClassVar = True
-    scales_columns: ClassVar = True
     forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
     keeps_order: ClassVar = True
     decodes_weights: ClassVar = True
@@ -277,6 +276,9 @@ class Triton(Target):
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         for knob in schedule.forward.values():
             yield from _knob(knob)
+
+    def refuse_column_scale(self, attention: Attention, schedule: Schedule, name: str) -> tuple[str, ...]:
+        return ()
 
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
         yield from _knob(knob)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.narrow import PIECE_OF_BYTES, Narrow, pieces_of_bytes
 from attnc.target.sm80.kernel import CudaText
+from attnc.target.sm80.printer import scalar, statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowPart:
     """A tensor that is copied as it lies in memory. name: "k" or "v"; stored: its type, as
     `sm90_convert.cuh` calls it; number: among those that are; panels: of 128 bytes of a row of a tile; width:
-    columns of one; bytes: of a row in memory.
+    columns of one; bytes: of a row in memory. scale: of some columns of a row, "" where they have none;
+    scale_values: statements that load what it is made of.
     """
 
     name: str
@@ -25,6 +27,8 @@ class NarrowPart:
     panels: int
     width: int
     bytes: int
+    scale: str = ""
+    scale_values: tuple[str, ...] = ()
 
     @property
     def letter(self) -> str:
@@ -44,7 +48,9 @@ class NarrowTiles:
     def __init__(self, text: CudaText, tensors: Narrow, first: str) -> None:
         """first: the place in shared memory of the first tile."""
         self._text = text
-        self.parts = narrow_parts(tensors, text.layout, text.module.variant.attention)
+        plain = narrow_parts(tensors, text.layout, text.module.variant.attention)
+        self.parts = tuple(_with_scale(part, text) for part in plain)
+        self.scales = any(part.scale for part in self.parts)
         converted = [part.name for part in self.parts]
         self.wide = "" if text.layout.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
         self.converts = any(part.is_converted for part in self.parts)
@@ -55,6 +61,15 @@ class NarrowTiles:
         text, tensor = self._text, self._text.view.rows(name).tensor
         strides = f"args.stride_{tensor}p, args.stride_{tensor}n"
         return f"byte_pool(args.{tensor}_ptr + {text.rows.offset(name)}, {strides})"
+
+
+def _with_scale(part: NarrowPart, text: CudaText) -> NarrowPart:
+    """Returns the part with the scale of its columns, if it has one."""
+    found = next((scale for scale in text.kernel.step.scales if scale.tensor == part.name), None)
+    if found is None:
+        return part
+    values = (statement(fetch, text.dtypes, text.kernel.dims, scalar) for fetch in found.fetches)
+    return replace(part, scale=scalar(found.value), scale_values=tuple(values))
 
 
 def _list_places(parts: Iterable[NarrowPart], at: str) -> str:

@@ -1,0 +1,90 @@
+"""kv8_blocks for triton: calls the module made for it, by the schedule for the sizes.
+
+Made from specs/kv8_blocks.attn; `attnc compile specs/kv8_blocks.attn` makes it again.
+"""
+
+import torch
+
+from . import decode
+from . import prompt
+
+#: What the modules' CONFIGS hold.
+Config = decode.Config | prompt.Config
+PARAMS = ()
+#: By nothing, and by schedule.
+VARIANTS = {
+    (): {
+        "decode": decode.kv8_blocks,
+        "prompt": prompt.kv8_blocks,
+    },
+}
+#: Measured: device and variant -> (largest M, N and batch times heads; schedule); the first row that admits them decides.
+TUNED = {}
+#: The same for devices that were not measured.
+GUESS = (
+    ((16, None, None), "decode"),
+    ((None, None, None), "prompt"),
+)
+
+
+def kv8_blocks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    kv_len: torch.Tensor,
+    *,
+    schedule: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the spec's score, masked: o = v_scale * softmax(score) v.
+
+    Shapes and dtypes:
+        q: bf16[B, M, Hkv * G, 128]
+        k: e4m3[B, N, Hkv, 128]
+        v: e4m3[B, N, Hkv, 128]
+        k_scale: u8[B, N, Hkv, 4]
+        v_scale: u8[B, N, Hkv, 4]
+        kv_len: i32[B]
+        o: bf16[B, M, Hkv * G, 128]
+        lse: f32[B, Hkv * G, M]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    The numbers of k and v are converted to bf16, which holds them exactly.
+    Of e4m3 they need a GPU of compute capability 8.9 or newer.
+    schedule: which one, instead of the table's choice.
+    out: (o, lse) to write to.
+    config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
+
+    Returns (o, lse).
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
+    # any module says which is no such tensor, and what it expected
+    if not (isinstance(q, torch.Tensor) and q.dim() == 4 and isinstance(k, torch.Tensor) and k.dim() == 4):
+        return next(
+            iter(next(iter(VARIANTS.values())).values()),
+        )(q, k, v, k_scale, v_scale, kv_len, out=out, config=config)
+    key = ()
+    sizes = (q.shape[1], k.shape[1], q.shape[0] * q.shape[2])
+    if key not in VARIANTS:
+        raise _unknown(key)
+    if schedule is None:
+        schedule = _choose(q.device, key, sizes)
+    elif schedule not in VARIANTS[key]:
+        raise ValueError(f"schedule: expected one of {list(VARIANTS[key])}, got {schedule!r}")
+    return VARIANTS[key][schedule](q, k, v, k_scale, v_scale, kv_len, out=out, config=config)
+
+
+def _choose(device, key, sizes):
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    for limits, schedule in TUNED.get((name, key), GUESS):
+        if all(limit is None or size <= limit for size, limit in zip(sizes, limits)):
+            return schedule
+    raise AssertionError("the last row admits all sizes")
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"kv8_blocks was not compiled for {asked}; there is: {'; '.join(there_is)}")
