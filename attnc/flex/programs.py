@@ -109,7 +109,7 @@ class FlexKernel:
     def arguments(self, traced: Trace) -> list[Any]:
         captures, numbers = traced.tape.captures, traced.tape.numbers
         return [
-            *(_convert_tensor(captures[at].tensor) for at in self.captures),
+            *(convert_tensor(captures[at].tensor) for at in self.captures),
             *(numbers[at] for at in self.numbers),
         ]
 
@@ -188,6 +188,7 @@ def _compile_kernel(traced: Trace, layout: CallLayout, mods: Mods, numbers: Coll
     return FlexKernel(family, family.function, gradients, spec.captures, spec.numbers, spec.learned)
 
 
-def _convert_tensor(tensor: torch.Tensor) -> torch.Tensor:
+def convert_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a captured tensor as kernels take it."""
     dtype = CONVERTED.get(tensor.dtype)
     return tensor if dtype is None else tensor.to(dtype)

@@ -188,6 +188,10 @@ class Indexed(Operand):
         return Vector(self.tape, (self[i] for i in range(self.shape[0])))
 
 
+#: Functions of torch that ask for a tensor's shape or type: attributes among them.
+_ASKING = frozenset(("__get__", "size", "dim"))
+
+
 class Recording(TorchFunctionMode):
     """Sees every function of torch that a mod calls."""
 
@@ -200,6 +204,11 @@ class Recording(TorchFunctionMode):
     ) -> Any:
         if function is torch.Tensor.__getitem__ and _has_symbol(args[1]):
             return subscript(self.tape, args[0], _list_index(args[1]))
+        if (
+            getattr(function, "__name__", "") not in _ASKING
+            and tape_of((*args, *(kwargs or {}).values())) is None
+        ):
+            self.tape.computes = True
         return call(function, args, kwargs or {})
 
 

@@ -128,8 +128,8 @@ class Tape:
     a size that is not known is that of an axis that is indexed so; compared: captures whose elements are
     compared; learned: tensors that get gradients, by identity, where torch does not know: inside of an
     operator; views: (tensor, axis, index, view) of these, by the identity of the view; named: names of
-    tensors of ours, by identity; places: where the user's file has each entry, if that is asked for, which
-    takes time.
+    tensors of ours, by identity; computes: whether torch computed something beside symbols, from data;
+    places: where the user's file has each entry, if that is asked for, which takes time.
     """
 
     sizes: Sizes
@@ -143,6 +143,7 @@ class Tape:
     learned: set[int] = field(default_factory=set)
     views: dict[int, View] = field(default_factory=dict)
     named: dict[int, str] = field(default_factory=dict)
+    computes: bool = False
     places: dict[int, Span] | None = None
     _known: dict[Entry, int] = field(default_factory=dict)
     _captured: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
