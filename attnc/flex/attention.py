@@ -55,8 +55,8 @@ def flex_attention(
 
     o: [B, Hq, M, Dv], laid out as query; lse: f32[B, Hq, M], natural logarithm; max_scores: f32[B, Hq, M],
     without a gradient. Differentiable in query, key, value and captured tensors of floats. Mods are read at
-    every call; what they say is compiled once, whatever the lengths, the data of captured tensors and (after
-    the fourth) the numbers.
+    every call, but for those that can do nothing else than before; what they say is compiled once, whatever
+    the lengths, the data of captured tensors and (after the fourth) the numbers.
 
     Raises FlexError, with the place in the caller's file, for what no spec can say; ValueError and TypeError
     that name an argument, what was expected and what came; what torch raises where it checks the same.
