@@ -122,14 +122,17 @@ def are_left_out(*options: object) -> bool:
 
 
 def without_gradients(function: Callable[Given, Found]) -> Callable[Given, Found]:
-    """`torch.no_grad()` of a function, which costs nothing where no gradient is recorded anyway."""
+    """`torch.no_grad()` of a function, without what its context takes."""
 
     @wraps(function)
     def called(*given: Given.args, **named: Given.kwargs) -> Found:
         if not is_grad_enabled():
             return function(*given, **named)
-        with torch.no_grad():
+        torch._C._set_grad_enabled(False)
+        try:
             return function(*given, **named)
+        finally:
+            torch._C._set_grad_enabled(True)
 
     return called
 

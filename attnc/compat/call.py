@@ -183,7 +183,7 @@ _USUAL = "triton"
 _FEW = 16
 
 
-def _arrange(order: Sequence[int | torch.Tensor]) -> Arrange:
+def arranged(order: Sequence[int | torch.Tensor]) -> Arrange:
     """Returns what takes the inputs of a kernel out of the tensors of a call. order: positions there, or
     numbers on the device.
     """
@@ -212,6 +212,8 @@ class Call:
         self._is_fast = False
         self._cap: tuple[float, float] | None = None
         self._inputs: Mapping[str, Any] = _NOTHING
+        #: The name in FUNCTIONS of the kernel that was called.
+        self.function = ""
 
     def wants_gradient(self, x: torch.Tensor | None) -> bool:
         return x is not None and x.requires_grad and torch.is_grad_enabled()
@@ -344,11 +346,17 @@ class Call:
         return out, lse
 
     def _remember(self, key: Any, given: Mapping[str, Any], function: str) -> None:
-        names = [name for name, x in given.items() if x is not None]
-        order = tuple(names.index(name) if x is given.get(name) else x for name, x in self._inputs.items())
-        if all(isinstance(x, int) or id(x) in _KEPT_NUMBERS for x in order):
+        order = self.order([name for name, x in given.items() if x is not None], given)
+        if order is not None:
             call = getattr(FUNCTIONS, f"{function}_call")
-            keep(key, Plan(getattr(FUNCTIONS, function), call, _arrange(order)))
+            keep(key, Plan(getattr(FUNCTIONS, function), call, arranged(order)))
+
+    def order(self, names: Sequence[str], given: Mapping[str, Any]) -> tuple[int | torch.Tensor, ...] | None:
+        """Returns the inputs of the kernel that was called: where they are among the tensors of these names,
+        or numbers on the device. None where they are something else, such as a copy.
+        """
+        order = tuple(names.index(name) if x is given.get(name) else x for name, x in self._inputs.items())
+        return order if all(isinstance(x, int) or id(x) in _KEPT_NUMBERS for x in order) else None
 
     def gradients(
         self, do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor
@@ -393,7 +401,7 @@ class Call:
         if self._grads:
             self._form["grads"] = tuple(self._grads)
         function, *names = prepare_form(tuple(sorted(self._form.items())))
-        self._inputs = {name: self._tensors[name] for name in names}
+        self.function, self._inputs = function, {name: self._tensors[name] for name in names}
         return function, list(self._inputs.values())
 
     def _lay(self, which: str, layout: Layout, **tensors: Any) -> None:

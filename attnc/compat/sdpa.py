@@ -11,12 +11,14 @@ attnc, until `torch.nn.attention.restore_flash_attention_impl()`. Needs PyTorch 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from attnc.compat.call import Call, refuse
+from attnc.api.repeats import Plan, keep, repeat, without_gradients
+from attnc.compat.call import FUNCTIONS, Call, arranged, refuse, rows
 
 #: output, logsumexp, state of the dropout, two that nobody reads
 _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -62,6 +64,7 @@ def _is_there(name: str) -> bool:
     return found is not None and (overload or "default") in found.overloads()
 
 
+@without_gradients
 def flash_attention_forward(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -93,18 +96,36 @@ def flash_attention_forward(
     """
     refuse(_NAME, return_debug_mask=return_debug_mask)
     refuse(_NAME, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    with torch.no_grad():
-        call = Call(_NAME, query, key, value)
-        call.score(scale, None, alibi_slopes, None)
-        call.mask(is_causal, (window_size_left, window_size_right))
-        call.drop(dropout_p)
-        _laid_out(call, cum_seq_q, cum_seq_k, seqused_k, block_table)
-        o, lse = call.run(out=out)
-        state = torch.empty(2, dtype=torch.int64, device=query.device)  # which the backward of dropout reads
-        if call.seed is not None:
-            state[0] = call.seed
-    unused = torch.empty((), dtype=torch.uint64, device=query.device)
-    return o, lse, state.view(torch.uint64), unused, query.new_empty(0)
+    given = (query, key, value, cum_seq_q, cum_seq_k, seqused_k, alibi_slopes, block_table)
+    known = None
+    if not dropout_p and out is None:
+        facts = ("flash_attention_forward", is_causal, scale, window_size_left, window_size_right)
+        known, found = repeat(facts, given)
+        if found is not None:
+            o, lse = found[0]
+            return _with_state(o, lse, query)
+    call = Call(_NAME, query, key, value)
+    call.score(scale, None, alibi_slopes, None)
+    call.mask(is_causal, (window_size_left, window_size_right))
+    call.drop(dropout_p)
+    _laid_out(call, cum_seq_q, cum_seq_k, seqused_k, block_table)
+    o, lse = call.run(out=out, key=known, given=dict(zip(_PACKED, given, strict=True)))
+    results = _with_state(o, lse, query)
+    if call.seed is not None:
+        results[2].view(torch.int64)[0] = call.seed
+    return results
+
+
+#: Tensors of a call that its kernel may take, by its names for them.
+_PACKED = (
+    "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "block_table",
+)  # fmt: skip
+
+
+def _with_state(o: torch.Tensor, lse: torch.Tensor, query: torch.Tensor) -> _Forward:
+    """Returns results with what the backward of dropout reads, and what nobody reads."""
+    state, unused = (torch.empty(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ()))
+    return o, lse, state, unused, query.new_empty(0)
 
 
 def flash_attention_forward_inplace(out: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -112,6 +133,7 @@ def flash_attention_forward_inplace(out: torch.Tensor, *arguments: Any, **option
     return flash_attention_forward(*arguments, out=out, **options)[1]
 
 
+@without_gradients
 def flash_attention_backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,
@@ -133,15 +155,40 @@ def flash_attention_backward(
     window_size_right: int | None = None,
 ) -> _Gradients:
     """Computes aten::_flash_attention_backward: the gradients of query, key and value."""
-    with torch.no_grad():
-        call = Call(_NAME, query, key, value)
-        call.score(scale, None, None, None)
-        call.mask(is_causal, (window_size_left, window_size_right))
-        call.drop(dropout_p, rng_state.view(torch.int64)[0] if dropout_p else None)
-        _laid_out(call, cum_seq_q, cum_seq_k, None, None)
-        return call.gradients(grad_out, out, logsumexp)
+    given = (query, key, value, cum_seq_q, cum_seq_k)
+    known = None
+    if not dropout_p:
+        facts = ("flash_attention_backward", is_causal, scale, window_size_left, window_size_right)
+        known, found = repeat(facts, (grad_out, out, logsumexp, *given))
+        if found is not None:
+            gradients: _Gradients = found[0]
+            return gradients
+    call = Call(_NAME, query, key, value)
+    call.score(scale, None, None, None)
+    call.mask(is_causal, (window_size_left, window_size_right))
+    call.drop(dropout_p, rng_state.view(torch.int64)[0] if dropout_p else None)
+    _laid_out(call, cum_seq_q, cum_seq_k, None, None)
+    gradients = call.gradients(grad_out, out, logsumexp)
+    named = {name: x for name, x in zip(_PACKED, given, strict=False) if x is not None}
+    order = call.order([*named], named)
+    if order is not None:
+        keep(known, _plan_backward(call.function, order))
+    return gradients
 
 
+def _plan_backward(function: str, order: tuple[int | torch.Tensor, ...]) -> Plan:
+    """Returns the plan of calls of flash_attention_backward like one, of a kernel of this name."""
+    inputs_of = arranged(order)
+
+    def arrange(given: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Any]:
+        do, o, lse, *tensors = given
+        inputs, _ = inputs_of(tensors)
+        return (do, None, *inputs, rows(o), lse.contiguous(), None), None
+
+    return Plan(getattr(FUNCTIONS, f"{function}_gradients"), None, arrange)
+
+
+@without_gradients
 def sdpa_forward(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -153,26 +200,55 @@ def sdpa_forward(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """Computes aten::_scaled_dot_product_flash_attention of [B, H, M, D]; the result lies as query does."""
-    out = query.new_empty(*query.shape[:-1], value.shape[-1])
-    if out.shape == query.shape and query.stride(-1) == 1:
-        out = torch.empty_like(query)
+    max_q, max_k = query.shape[2], key.shape[2]
+    known = None
+    if not (dropout_p or return_debug_mask):
+        known, found = repeat(("sdpa_forward", is_causal, scale), (query, key, value))
+        if found is not None:
+            return _as_sdpa(found[0], max_q, max_k)
+    refuse(_NAME, return_debug_mask=return_debug_mask)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    max_q, max_k = q.shape[1], k.shape[1]
-    _, lse, *rest = flash_attention_forward(
-        q,
-        k,
-        v,
-        None,
-        None,
-        max_q,
-        max_k,
-        dropout_p,
-        is_causal,
-        return_debug_mask,
-        scale=scale,
-        out=out.transpose(1, 2),
-    )
-    return out, lse, None, None, max_q, max_k, *rest
+    call = Call(_NAME, q, k, v)
+    call.score(scale, None, None, None)
+    call.mask(is_causal, (None, None))
+    call.drop(dropout_p)
+    o, lse = call.run(out=_like(query, value).transpose(1, 2))
+    results = _with_state(o, lse, query)
+    if call.seed is not None:
+        results[2].view(torch.int64)[0] = call.seed
+    order = call.order("qkv", {"q": q, "k": k, "v": v})
+    if order is not None:
+        keep(known, _plan_sdpa(call.function, order))
+    return _as_sdpa(results, max_q, max_k)
+
+
+def _like(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Returns memory for a result, which lies as query does."""
+    if query.shape[-1] == value.shape[-1] and query.stride(-1) == 1:
+        return torch.empty_like(query)
+    return query.new_empty(*query.shape[:-1], value.shape[-1])
+
+
+def _as_sdpa(found: _Forward, max_q: int, max_k: int) -> tuple[Any, ...]:
+    o, lse, state, unused, mask = found
+    return o.transpose(1, 2), lse, None, None, max_q, max_k, state, unused, mask
+
+
+def _plan_sdpa(function: str, order: tuple[int | torch.Tensor, ...]) -> Plan:
+    """Returns the plan of calls of sdpa_forward like one whose kernel has this name."""
+    inputs_of = arranged(order)
+
+    def arrange(given: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Any]:
+        query, _, value = given
+        inputs, _ = inputs_of([x.transpose(1, 2) for x in given])
+        lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+        return inputs, (_like(query, value).transpose(1, 2), lse)
+
+    def finish(found: Any, given: Sequence[torch.Tensor]) -> _Forward:
+        o, lse = found
+        return _with_state(o, lse, given[0])
+
+    return Plan(getattr(FUNCTIONS, function), getattr(FUNCTIONS, f"{function}_call"), arrange, finish)
 
 
 def sdpa_forward_quantized(
@@ -190,6 +266,7 @@ def sdpa_forward_quantized(
     return sdpa_forward(query, key, value, *arguments, **options)
 
 
+@without_gradients
 def sdpa_backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,

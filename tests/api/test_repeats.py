@@ -16,6 +16,7 @@ from attnc.adapters.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 from attnc.adapters.pages import attend
 from attnc.adapters.transformers import _BAND, Band, attention
 from attnc.api import repeats
+from attnc.compat import sdpa
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from attnc.verify.interpreter import ensure_interpreter
 
@@ -81,6 +82,7 @@ def call_engine(x: dict[str, Any], tokens: int) -> torch.Tensor:
     return out
 
 
+SEED = torch.zeros(2, dtype=torch.uint64)
 WRAPPERS: list[Any] = []
 
 
@@ -111,6 +113,32 @@ DOORS: dict[str, tuple[Callable[[], dict[str, Any]], Door]] = {
         ),
     ),
     "transformers": (banded, call_transformers),
+    "sdpa": (banded, lambda x: sdpa.sdpa_forward(x["q"], x["k"], x["v"], 0.0, True)[:2]),
+    "varlen_attn": (
+        packed,
+        lambda x: sdpa.flash_attention_forward(
+            x["q"], x["k"], x["v"], x["starts"], x["starts_k"], 7, 7, 0.0, True, False
+        )[:2],
+    ),
+    "sdpa, gradients": (
+        banded,
+        lambda x: sdpa.sdpa_backward(
+            x["q"],
+            x["q"],
+            x["k"],
+            x["v"],
+            x["q"],
+            torch.ones(B, H, 5),
+            None,
+            None,
+            5,
+            N,
+            0.0,
+            True,
+            SEED,
+            SEED,
+        ),
+    ),
     "engines, one token": (paged, partial(call_engine, tokens=1)),
     "engines, a prompt": (paged, partial(call_engine, tokens=0)),
     "FlashInfer": (paged, call_flashinfer),
