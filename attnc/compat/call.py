@@ -14,6 +14,7 @@ import torch
 
 from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, targets_of_call
 from attnc.api.repeats import Arrange, Plan, keep
+from attnc.compat.blocks import list_of_blocks
 from attnc.compat.compiled import builds_in, load_form, making
 from attnc.compat.form import Facts, Form, Layout
 from attnc.support.memory import made_apart, make_picker
@@ -302,6 +303,14 @@ class Call:
         self._tensors["cache_leftpad"] = rows
         self._form["leftpad"] = "cache_leftpad"
 
+    def list_blocks(self, given: Any) -> None:
+        """Restricts the mask to the blocks that lists of each block of queries name (`list_of_blocks`)."""
+        q, k = self._tensors["q"], self._tensors["k"]
+        blocks, size = list_of_blocks(self._name, given, q, k)
+        axes = [name for name, length in zip("bh", blocks.shape, strict=False) if length > 1]
+        self._form |= {"blocks": size, "lists": "".join(axes)}
+        self._tensors["blocks"] = blocks.squeeze([axis for axis, x in enumerate("bh") if x not in axes])
+
     def hold(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Takes these tensors in place of those that were checked, whose types and widths they have."""
         self._tensors |= dict(zip("qkv", map(rows, (q, k, v)), strict=True))
@@ -323,6 +332,7 @@ class Call:
         names that forms have for them, None where left out, so that `repeat` finds them again; or None.
         """
         is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
+        is_few = is_few and "blocks" not in self._form
         if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
             self._form["splits"] = max(0, splits)
         if "splits" not in self._form or self._shares_much():

@@ -21,7 +21,7 @@ from attnc.compat.form import Form
 from attnc.target.support import FOLDER, beside, support_files
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16"}
-_COPIED = ("call", "flash_attn", "form", "kvcache", "rotary")
+_COPIED = ("blocks", "call", "flash_attn", "form", "kvcache", "rotary")
 _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
 
 

@@ -63,6 +63,13 @@ def flash_attn_func(
     return_softmax_lse: bool = False,
     ver: int = 0,
     fa_version: int = 0,
+    block_sparse_tensors: Any = None,
+    block_sparse_tensors_bwd: Any = None,
+    score_mod: Any = None,
+    score_mod_bwd: Any = None,
+    mask_mod: Any = None,
+    aux_tensors: Any = None,
+    gather_kv_indices: torch.Tensor | None = None,
 ) -> Result:
     """Returns o [B, M, H, Dv] of q [B, M, H, D], k [B, N, Hkv, D] and v [B, N, Hkv, Dv], all of float16,
     bfloat16 or float32; differentiable in them.
@@ -73,25 +80,32 @@ def flash_attn_func(
     return_attn_probs: (o, lse, an empty tensor), as probabilities are never kept. out: where o goes, without
     gradients. deterministic: gradients are the same bits in every run; without, dq may be added in any order
     where that is faster, unless `torch.use_deterministic_algorithms` is on. num_splits, pack_gqa, sm_margin,
-    ver, fa_version: results are the same bits whatever they say. Raises TypeError or ValueError with the name
-    of an argument.
+    ver, fa_version: results are the same bits whatever they say. block_sparse_tensors: flash-attn 4's lists
+    for every block of queries (`mask_block_cnt` i32[B or 1, H or 1, R], `mask_block_idx` i32[..., S], the
+    same of `full_block_*` or None, `block_size`, (128, 128) if None): keys of no listed block are hidden;
+    those for gradients follow from them. Its mods are functions of another compiler, and refused:
+    `attnc.flex` takes FlexAttention's. Raises TypeError or ValueError with the name of an argument.
     """
     name = "flash_attn_func"
     key = None
     others = (alibi_slopes, s_aux, learnable_sink, sinks, qv, q_descale, k_descale, v_descale, out)
-    if dropout_p == 0 and not attention_chunk and are_left_out(*others):
+    mods = (score_mod, score_mod_bwd, mask_mod, aux_tensors, gather_kv_indices)
+    if dropout_p == 0 and not attention_chunk and are_left_out(*others, *mods, block_sparse_tensors):
         key, found = repeat((name, softmax_scale, causal, window_size, softcap, deterministic), (q, k, v))
         if found is not None:
             ((o, lse),) = found
             return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    refuse(name, attention_chunk=attention_chunk)
+    refuse(name, attention_chunk=attention_chunk, score_mod=score_mod, score_mod_bwd=score_mod_bwd)
+    refuse(name, mask_mod=mask_mod, aux_tensors=aux_tensors, gather_kv_indices=gather_kv_indices)
     call = Call(name, q, k, v)
     sink = one_of(name, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
     call.score(softmax_scale, softcap, alibi_slopes, sink)
     call.mask(causal, window_size)
     call.drop(dropout_p)
     call.hurry(deterministic)
+    if block_sparse_tensors is not None:
+        call.list_blocks(block_sparse_tensors)
     o, lse = call.run(out=out, key=key, given={"q": q, "k": k, "v": v})
     return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
 

@@ -26,6 +26,8 @@ class Form:
     causal, left, right: bounds of the mask; causal leaves no right
     scaled: softmax_scale is an input; without, it is 1 / sqrt(D)
     softcap, dropout, sink: whether there is one; slopes: 0, or the axes of alibi_slopes
+    blocks: queries and keys of the blocks that lists name, None without lists; lists: "b", "h", "bh" or "",
+        as sequences and query heads have lists of their own
     cap: a softcap and softmax_scale divided by it that the kernel has built in; without, they are inputs
     grads: inputs that get a gradient
     splits: of the keys of few queries, which then share a tile with their group: 0 for the device's choice,
@@ -52,6 +54,8 @@ class Form:
     dropout: bool = False
     sink: bool = False
     slopes: int = 0
+    blocks: tuple[int, int] | None = None
+    lists: str = ""
     grads: tuple[str, ...] = ()
     splits: int | None = None
     targets: tuple[str, ...] = ()
@@ -82,6 +86,9 @@ class Form:
             found.append(("s_aux", f"f32[{heads}]"))
         if self.dropout:
             found += [("dropout_p", "f32[]"), ("seed", "i64[]")]
+        if self.blocks is not None:
+            axes = [{"b": "B", "h": heads}[axis] for axis in self.lists]
+            found.append(("blocks", f"i32[{', '.join((*axes, 'R', 'S'))}]"))
         return tuple(found)
 
     @property
@@ -133,6 +140,9 @@ class Form:
             yield "q_pos - window_left <= kv_idx"
         if self.leftpad:
             yield f"{self.leftpad}[b] <= kv_idx"
+        if self.blocks is not None:
+            rows, keys = self.blocks
+            yield f"listed(blocks[{', '.join((*self.lists, f'q_idx // {rows}'))}], keys = {keys})"
 
     def _schedule(self) -> str:
         """Writes the schedules of decoding; attnc.compile adds the others."""

@@ -1,0 +1,291 @@
+"""FlashMLA's functions, with rows of 16 bits: `from attnc.adapters.flash_mla import flash_mla_sparse_fwd`.
+
+Latent attention over the keys that an indexer has selected for each query, in a prompt or from a cache, and
+decoding over all keys of a cache. Arguments, their order and what leaves are those of FlashMLA, which is not
+imported. Here any number of query heads is taken, and a list that names a key twice counts it once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import torch
+
+from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, number_of, refuse
+
+Results: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
+
+_SELECTED = "listed(indices[b, q_idx], keys = 1, count = topk_length[b, q_idx])"
+#: Rows of queries and heads that a tile of Triton's kernel can have.
+_TILES = (16, 32, 64)
+#: Queries whose keys are gathered together for their largest scores.
+_QUERIES_AT_ONCE = 64
+
+
+@dataclass
+class FlashMLASchedMeta:
+    """What `get_mla_metadata` returns: kernels here share work out by shapes, and need no plan."""
+
+
+def get_mla_metadata(*args: object, **kwargs: object) -> tuple[FlashMLASchedMeta, None]:
+    """Returns what `flash_mla_with_kvcache` takes as `tile_scheduler_metadata` and `num_splits`."""
+    return FlashMLASchedMeta(), None
+
+
+def flash_mla_sparse_fwd(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    indices: torch.Tensor,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
+    indexer_topk: int = 0,
+    *,
+    wants_max_logits: bool = False,
+) -> Results:
+    """Returns (o [s_q, h_q, d_v], largest scores f32[s_q, h_q], lse f32[s_q, h_q]) of q [s_q, h_q, d] and
+    kv [s_kv, 1, d], whose first d_v columns are the values.
+
+    indices: i32 or i64 [s_q, 1, topk], keys of each query; below 0 or from s_kv on they say nothing.
+    topk_length: i32[s_q], how many of them count. attn_sink: f32[h_q], a logit that joins the denominator of
+    o alone. lse: natural logarithm, plus infinity where a query sees no key, and o is 0. Largest scores are
+    None unless `wants_max_logits`: they take a pass of their own, in PyTorch. indexer_topk is not supported.
+    Raises TypeError or ValueError with the name of an argument.
+    """
+    name = "flash_mla_sparse_fwd"
+    refuse(name, indexer_topk=indexer_topk)
+    _check_shapes(name, {"q": (q, 3), "kv": (kv, 3), "indices": (indices, 3)})
+    _check_keys(name, "kv", kv, 1, q)
+    if tuple(indices.shape[:2]) != (len(q), 1):
+        raise ValueError(f"{name}: indices: expected shape [{len(q)}, 1, topk], got {list(indices.shape)}")
+    lists, counts = indices[None, :, 0], _counts(name, topk_length, (len(q),), indices)[None]
+    o, lse = _attend(name, q[None], kv[None], lists, counts, sm_scale, d_v)
+    largest = _max_logits(q, kv[:, 0], lists[0], counts[0], sm_scale) if wants_max_logits else None
+    return _join_sink(name, o, lse, attn_sink)[0], largest, _of_lonely(lse)[0]
+
+
+def flash_mla_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
+    cache_seqlens: torch.Tensor | None,
+    head_dim_v: int,
+    tile_scheduler_metadata: object = None,
+    num_splits: object = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: torch.Tensor | None = None,
+    attn_sink: torch.Tensor | None = None,
+    extra_k_cache: torch.Tensor | None = None,
+    extra_indices_in_kvcache: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
+    extra_topk_length: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (o [B, s_q, h_q, head_dim_v], lse f32[B, h_q, s_q]) of q [B, s_q, h_q, d] and a cache
+    [pages, page, 1, d], whose first head_dim_v columns are the values.
+
+    indices: i32 or i64 [B, s_q, topk], page * size + row of the keys of each query, -1 for none; topk_length:
+    i32[B], how many count. Without: all keys, block_table i32[B, P] and cache_seqlens i32[B], where causal
+    aligns the last query with the last key. softmax_scale: 1 / sqrt(d) if None. attn_sink and lse: as in
+    `flash_mla_sparse_fwd`. tile_scheduler_metadata and num_splits are not needed. Caches of 8 bits and a
+    second cache are not supported. Raises TypeError or ValueError with the name of an argument.
+    """
+    name = "flash_mla_with_kvcache"
+    refuse(
+        name,
+        is_fp8_kvcache=is_fp8_kvcache,
+        extra_k_cache=extra_k_cache,
+        extra_indices_in_kvcache=extra_indices_in_kvcache,
+        extra_topk_length=extra_topk_length,
+    )
+    _check_shapes(name, {"q": (q, 4), "k_cache": (k_cache, 4)})
+    _check_keys(name, "k_cache", k_cache, 2, q)
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    if indices is None:
+        refuse(name, topk_length=topk_length)
+        o, lse = _attend_all(name, q, k_cache, block_table, cache_seqlens, head_dim_v, scale, causal)
+    else:
+        refuse(name, causal=causal)
+        _check_shapes(name, {"indices": (indices, 3)})
+        if indices.shape[:2] != q.shape[:2]:
+            raise ValueError(
+                f"{name}: indices: expected shape {[*q.shape[:2], 'topk']}, got {list(indices.shape)}"
+            )
+        pages, page, _, width = k_cache.shape
+        try:
+            pool = k_cache.view(1, pages * page, 1, width)
+        except RuntimeError:
+            message = f"expected pages that follow each other in memory, got strides {k_cache.stride()}"
+            raise ValueError(f"{name}: k_cache: {message}") from None
+        counts = _counts(name, topk_length, (len(q),), indices)[:, None].expand(q.shape[:2])
+        o, lse = _attend(name, q, pool.expand(len(q), -1, -1, -1), indices, counts, scale, head_dim_v)
+    return _join_sink(name, o, lse, attn_sink), _of_lonely(lse).mT.contiguous()
+
+
+# --- arguments
+
+
+def _check_shapes(function: str, tensors: dict[str, tuple[torch.Tensor, int]]) -> None:
+    for name, (x, axes) in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{function}: {name}: expected a tensor, got {type(x).__name__}")
+        if x.dim() != axes:
+            raise ValueError(f"{function}: {name}: expected a tensor of {axes} axes, got {list(x.shape)}")
+
+
+def _check_keys(function: str, name: str, keys: torch.Tensor, head: int, q: torch.Tensor) -> None:
+    dtype = dtype_of(f"{function}: q", q)
+    if keys.dtype != dtype:
+        raise TypeError(f"{function}: {name}: expected dtype {dtype}, like q, got {keys.dtype}")
+    if keys.shape[head] != 1 or keys.shape[-1] != q.shape[-1]:
+        wanted = ["any"] * head + [1, q.shape[-1]]
+        raise ValueError(f"{function}: {name}: expected shape {wanted}, got {list(keys.shape)}")
+
+
+def _counts(
+    function: str, given: torch.Tensor | None, shape: tuple[int, ...], indices: torch.Tensor
+) -> torch.Tensor:
+    """Returns how many entries of each list count: all of them, where nothing is given."""
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{function}: indices: expected dtype torch.int32, got {indices.dtype}")
+    if given is None:
+        return torch.full(shape, indices.shape[-1], dtype=torch.int32, device=indices.device)
+    if tuple(given.shape) != shape or given.dtype != torch.int32:
+        got = f"{given.dtype} {list(given.shape)}"
+        raise ValueError(f"{function}: topk_length: expected torch.int32 {list(shape)}, got {got}")
+    return given
+
+
+# --- kernels
+
+
+def _attend(
+    function: str,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    lists: torch.Tensor,
+    counts: torch.Tensor,
+    scale: float,
+    width: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (o [B, M, H, width], lse [B, M, H]) over the keys in lists [B, M, topk], without a sink."""
+    scale = number_of(f"{function}: sm_scale", scale)
+    is_wide = lists.dtype == torch.int64
+    made = _selected_kernel(q.dtype, q.shape[-1], width, scale, is_wide, _tile_rows(q.shape[2]))
+    o, lse = made(q, kv, indices=lists, topk_length=counts)
+    return o, lse
+
+
+@lru_cache(maxsize=64)
+def _selected_kernel(
+    dtype: torch.dtype, head_dim: int, width: int, scale: float, is_wide: bool, rows: int
+) -> Kernel:
+    return kernel(
+        Wanted(
+            name="sparse_latent_attention",
+            dtype=dtype,
+            head_dim=head_dim,
+            value_dim=width,
+            scale=scale,
+            q="[B, M, G, D]",
+            kv="[B, N, 1, D]",
+            value="[B, N, 1, Dv] via prefix(k)",
+            o="[B, M, G, Dv]",
+            lse="[B, M, G]",
+            inputs=(f"indices: {'i64' if is_wide else 'i32'}[B, M, S]", "topk_length: i32[B, M]"),
+            length="",
+            mask=_SELECTED,
+            decode=True,
+            split=False,
+            rows=rows,
+        )
+    )
+
+
+def _attend_all(
+    function: str,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
+    lengths: torch.Tensor | None,
+    width: int,
+    scale: float,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (o [B, M, H, width], lse [B, M, H]) over all keys of a cache, without a sink."""
+    for name, x in (("block_table", block_table), ("cache_seqlens", lengths)):
+        if x is None:
+            raise ValueError(f"{function}: {name}: expected a tensor, or indices, got None")
+    scale = number_of(f"{function}: softmax_scale", scale)
+    page, rows = k_cache.shape[1], _tile_rows(q.shape[1] * q.shape[2])
+    made = _paged_kernel(q.dtype, q.shape[-1], width, scale, page, bool(causal), rows)
+    o, lse = made(q, k_cache, block_table=block_table, kv_len=lengths)
+    return o, lse
+
+
+@lru_cache(maxsize=64)
+def _paged_kernel(
+    dtype: torch.dtype, head_dim: int, width: int, scale: float, page: int, causal: bool, rows: int
+) -> Kernel:
+    return kernel(
+        Wanted(
+            name="latent_attention",
+            dtype=dtype,
+            head_dim=head_dim,
+            value_dim=width,
+            scale=scale,
+            q="[B, M, G, D]",
+            kv=f"[B, N, 1, D] via paged(block_table, page = {page})",
+            value="[B, N, 1, Dv] via prefix(k)",
+            o="[B, M, G, Dv]",
+            lse="[B, M, G]",
+            inputs=("block_table: i32[B, P]", "kv_len: i32[B]"),
+            length="kv_len",
+            mask="causal" if causal else "",
+            decode=True,
+            rows=rows,
+        )
+    )
+
+
+def _tile_rows(rows: int) -> int:
+    return next((tile for tile in _TILES if rows <= tile), _TILES[-1])
+
+
+# --- results
+
+
+def _join_sink(function: str, o: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+    """Returns o [B, M, H, Dv] with a logit of each head in its denominator, which lse does not know."""
+    if sink is None:
+        return o
+    if tuple(sink.shape) != (o.shape[2],):
+        raise ValueError(f"{function}: attn_sink: expected shape [{o.shape[2]}], got {list(sink.shape)}")
+    share = torch.sigmoid(lse - sink.float())
+    return (o * torch.where(lse == -torch.inf, 0.0, share)[..., None]).to(o.dtype)
+
+
+def _of_lonely(lse: torch.Tensor) -> torch.Tensor:
+    """Returns lse as FlashMLA has it: plus infinity for a query that sees no key."""
+    return torch.where(lse == -torch.inf, torch.inf, lse)
+
+
+def _max_logits(
+    q: torch.Tensor, keys: torch.Tensor, lists: torch.Tensor, counts: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Returns the largest score f32[M, H] of each query, minus infinity where it sees no key."""
+    found = q.new_full(q.shape[:2], -torch.inf, dtype=torch.float32)
+    places = torch.arange(lists.shape[1], device=q.device)
+    if not lists.shape[1] or not len(keys):
+        return found
+    for first in range(0, len(q), _QUERIES_AT_ONCE):
+        rows = slice(first, first + _QUERIES_AT_ONCE)
+        named = (places < counts[rows, None]) & (lists[rows] >= 0) & (lists[rows] < len(keys))
+        gathered = keys[torch.where(named, lists[rows], 0).long()].float()
+        scores = torch.einsum("mhd,msd->mhs", q[rows].float(), gathered) * scale
+        found[rows] = scores.masked_fill(~named[:, None], -torch.inf).amax(-1)
+    return found

@@ -1,0 +1,175 @@
+"""FlashMLA's functions against their meaning in float64: selected keys of prompts and caches; all keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from attnc.adapters.flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
+
+D, DV = 48, 32
+SCALE = 0.2
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).bfloat16()
+
+
+def attend(
+    q: torch.Tensor, keys: torch.Tensor, named: torch.Tensor, sink: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns o, the largest scores and lse of q [M, H, D] over keys [N, D] that are named [M, N]."""
+    scores = torch.einsum("mhd,nd->mhn", q.double(), keys.double()) * SCALE
+    scores = scores.masked_fill(~named[:, None], -torch.inf)
+    lse = scores.logsumexp(-1)
+    whole = lse if sink is None else torch.logaddexp(lse, sink.double())
+    weights = torch.exp(scores - torch.where(whole == -torch.inf, torch.inf, whole)[..., None])
+    o = torch.einsum("mhn,nd->mhd", weights, keys.double()[:, :DV])
+    return o, scores.amax(-1), torch.where(lse == -torch.inf, torch.inf, lse)
+
+
+def named_by(lists: torch.Tensor, counts: torch.Tensor | None, keys: int) -> torch.Tensor:
+    found = torch.zeros(len(lists), keys, dtype=torch.bool)
+    for row, entries in enumerate(lists.tolist()):
+        for entry in entries if counts is None else entries[: max(int(counts[row]), 0)]:
+            if 0 <= entry < keys:
+                found[row, entry] = True
+    return found
+
+
+def assert_like(found: torch.Tensor, expected: torch.Tensor, atol: float) -> None:
+    torch.testing.assert_close(found.double(), expected, atol=atol, rtol=8e-3)
+
+
+#: Keys in any order, twice, none at all, and entries that name no key.
+LISTS = torch.tensor(
+    [[3, 0, 39, 7], [-1, -1, -1, -1], [40, 5, -7, 2**31 - 1], [6, 6, 6, 1], [12, 11, -1, 10]],
+    dtype=torch.int32,
+)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 20])
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("sunk", [False, True])
+def test_selected_keys_of_a_prompt(heads: int, counted: bool, sunk: bool) -> None:
+    q, kv = random(5, heads, D), random(40, 1, D, seed=1)
+    counts = torch.tensor([4, 2, 2, 0, 9], dtype=torch.int32) if counted else None
+    sink = torch.linspace(-3, 4, heads) if sunk else None
+    o, largest, lse = flash_mla_sparse_fwd(
+        q, kv, LISTS[:, None], SCALE, DV, sink, counts, wants_max_logits=True
+    )
+    expected, scores, of_rows = attend(q, kv[:, 0], named_by(LISTS, counts, 40), sink)
+    assert (o.dtype, lse.dtype, o.shape) == (torch.bfloat16, torch.float32, (5, heads, DV))
+    assert_like(o, expected, 0.02)
+    assert_like(lse, of_rows, 1e-4)
+    assert largest is not None
+    assert_like(largest, scores, 1e-4)
+
+
+def test_a_sink_of_infinity_leaves_nothing_and_one_of_minus_infinity_all() -> None:
+    q, kv = random(5, 2, D), random(40, 1, D, seed=1)
+    plain, _, lse = flash_mla_sparse_fwd(q, kv, LISTS[:, None], SCALE, DV)
+    sink = torch.tensor([torch.inf, -torch.inf])
+    o, _, same = flash_mla_sparse_fwd(q, kv, LISTS[:, None], SCALE, DV, sink)
+    assert not o[:, 0].any()
+    assert torch.equal(o[:, 1], plain[:, 1])
+    assert torch.equal(lse, same)
+
+
+def test_lists_of_64_bits_are_taken() -> None:
+    q, kv = random(5, 3, D), random(40, 1, D, seed=1)
+    o, _, _ = flash_mla_sparse_fwd(q, kv, LISTS[:, None].long(), SCALE, DV)
+    assert_like(o, attend(q, kv[:, 0], named_by(LISTS, None, 40))[0], 0.02)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_selected_rows_of_a_cache(tokens: int) -> None:
+    q, cache = random(2, tokens, 4, D), random(5, 8, 1, D, seed=1)
+    lists = torch.stack([LISTS[:tokens], LISTS[3 : 3 + tokens]])
+    counts = torch.tensor([3, 4], dtype=torch.int32)
+    meta, splits = get_mla_metadata()
+    o, lse = flash_mla_with_kvcache(
+        q, cache, None, None, DV, meta, splits, SCALE, indices=lists, topk_length=counts
+    )
+    for b in range(2):
+        named = named_by(lists[b], counts[b].expand(tokens), 40)
+        expected, _, of_rows = attend(q[b], cache.reshape(40, D), named)
+        assert_like(o[b], expected, 0.02)
+        assert_like(lse[b].T, of_rows, 1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_all_keys_of_a_cache(causal: bool) -> None:
+    q, cache = random(2, 2, 4, D), random(8, 16, 1, D, seed=1)
+    table, lengths = (
+        torch.tensor([[5, 1], [0, 7]], dtype=torch.int32),
+        torch.tensor([20, 3], dtype=torch.int32),
+    )
+    meta, _ = get_mla_metadata()
+    o, lse = flash_mla_with_kvcache(q, cache, table, lengths, DV, meta, None, SCALE, causal)
+    for b, length in enumerate(lengths.tolist()):
+        keys = cache[table[b].long()].reshape(32, D)
+        places = torch.arange(32)
+        named = (places < length).expand(2, 32)
+        if causal:
+            named = named & (places <= (torch.arange(2) + length - 2)[:, None])
+        expected, _, of_rows = attend(q[b], keys, named)
+        assert_like(o[b], expected, 0.02)
+        assert_like(lse[b].T, of_rows, 1e-4)
+
+
+Q, KV = random(5, 2, D), random(40, 1, D)
+CACHE = random(5, 8, 1, D)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda: flash_mla_sparse_fwd(Q, KV, LISTS, SCALE),
+            ValueError,
+            "indices: expected a tensor of 3 axes",
+        ),
+        (lambda: flash_mla_sparse_fwd(Q, KV, LISTS[:4, None], SCALE), ValueError, "indices: expected shape"),
+        (lambda: flash_mla_sparse_fwd(Q, KV.float(), LISTS[:, None], SCALE), TypeError, "kv: expected dtype"),
+        (
+            lambda: flash_mla_sparse_fwd(Q, KV[..., 1:], LISTS[:, None], SCALE),
+            ValueError,
+            "kv: expected shape",
+        ),
+        (lambda: flash_mla_sparse_fwd(Q, KV, LISTS[:, None].float(), SCALE), TypeError, "indices: expected"),
+        (
+            lambda: flash_mla_sparse_fwd(Q, KV, LISTS[:, None], SCALE, DV, torch.zeros(3)),
+            ValueError,
+            "attn_sink: expected shape",
+        ),
+        (
+            lambda: flash_mla_sparse_fwd(Q, KV, LISTS[:, None], SCALE, topk_length=torch.ones(5)),
+            ValueError,
+            "topk_length: expected torch.int32",
+        ),
+        (
+            lambda: flash_mla_sparse_fwd(Q, KV, LISTS[:, None], SCALE, indexer_topk=512),
+            ValueError,
+            "indexer_topk: expected None",
+        ),
+        (
+            lambda: flash_mla_with_kvcache(Q[None], CACHE, None, None, DV, is_fp8_kvcache=True),
+            ValueError,
+            "is_fp8_kvcache",
+        ),
+        (lambda: flash_mla_with_kvcache(Q[None], CACHE, None, None, DV), ValueError, "block_table: expected"),
+        (
+            lambda: flash_mla_with_kvcache(Q[None], CACHE[:, :6], None, None, DV, indices=LISTS[None]),
+            ValueError,
+            "k_cache: expected pages that follow each other",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        call()
