@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.expr.nodes import TRUE, Const
-from attnc.model.attention import Attention
+from attnc.model.attention import Attention, Form
 from attnc.model.schedule import Knob, Phase, Schedule, TileConfig, Value, field_of, key_of
 from attnc.plan.layout import KernelName, Which
 from attnc.source import Span
@@ -158,11 +158,10 @@ def several_values(knob: Knob) -> Diagnostic:
 class TileShape:
     """What the choice depends on. dtype: of q, as a spec spells it; width: of its rows, the larger of D and
     Dv; gradients: whether there is a backward; masked: whether some keys are left out; latent: whether v is
-    columns of k; normalises: whether there is a softmax; wanted: sizes of the forward that a caller asks for;
-    listed: queries and keys of the blocks that the mask lists, if it does: tiles divide them. segment: keys
-    that tiles divide under `order = absolute(...)`, of which all schedules have the same; 0: there are none.
-    shares_sums: there are gradients beside a forward that decodes (`Target.refuse_wide_gradients`).
-    is_ordered: keys come in an order, and kernels of a backward have the same tiles of them.
+    columns of k; form: of `normalize =`; wanted: sizes of the forward that a caller asks for; listed: queries
+    and keys of the blocks that the mask lists, if it does: tiles divide them. segment: keys that tiles divide
+    under `order = absolute(...)`, of which all schedules have the same; 0: there are none. shares_sums: there
+    are gradients beside a forward that decodes (`Target.refuse_wide_gradients`).
     """
 
     dtype: str
@@ -170,12 +169,11 @@ class TileShape:
     gradients: bool
     masked: bool
     latent: bool = False
-    normalises: bool = True
+    form: Form = "softmax"
     wanted: Tiles = field(default_factory=Tiles)
     listed: tuple[int, int] | None = None
     segment: int = 0
     shares_sums: bool = False
-    is_ordered: bool = False
 
     def divide(self, tiles: Tiles) -> Tiles:
         if self.segment and tiles.tile_kv is not None:
@@ -196,8 +194,7 @@ def shape_of(attention: Attention) -> TileShape:
         gradients=bool(attention.grads) and (attention.v.storage.is_plain or attention.v.storage.is_part),
         masked=attention.mask != TRUE,
         latent=attention.v.storage.is_part,
-        normalises=attention.normalises,
-        is_ordered=attention.softmax.form == "stick_breaking",
+        form=attention.softmax.form,
         segment=_count_segment(attention),
     )
 

@@ -53,11 +53,14 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
     if variant.attention.softmax.form not in target.forms:
         yield _lacks_form(variant, target)
         return
+    if schedule.is_decode and variant.attention.softmax.form not in target.decode_forms:
+        yield _lacks_form_of_decoding(variant, target)
+        return
     if variant.attention.softmax.form == "stick_breaking":
         yield from _check_sticks(schedule)
         return
     if not variant.attention.normalises:
-        yield from _check_absent(variant, schedule, target)
+        yield from _check_absent(variant, schedule)
         return
     if variant.attention.softmax.form == "softpick":
         yield from _check_softpick(variant, schedule)
@@ -100,10 +103,20 @@ def _lacks_form(variant: Variant, target: Target) -> Diagnostic:
     return unsupported(f"'normalize = {form}' is not lowered to {target.name}", span, label, instead)
 
 
+def _lacks_form_of_decoding(variant: Variant, target: Target) -> Diagnostic:
+    form, span = variant.attention.softmax.form, variant.attention.softmax.span
+    instead = "write 'loops = [q, kv]', without split.kv and pack, or a schedule for the target 'triton'"
+    message = f"decode kernels of {target.name} have no 'normalize = {form}'"
+    return unsupported(message, span, "these make and join other weights", instead)
+
+
 def _check_softpick(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     knob, loops = schedule.forward.get("softmax"), schedule.forward.get("loops")
     choices = () if knob is None else _list_choices(knob)
-    if knob is not None and any(choice.name == "unified_max" for choice in choices):
+    if knob is not None and any("maximum" in choice.args for choice in choices):
+        label = "rows divide by differences of exponentials, which a sum does not watch"
+        yield unsupported("softpick has no lazy maximum", knob.span, label, "write 'softmax = online'")
+    elif knob is not None and any(choice.name == "unified_max" for choice in choices):
         label = "of differences of exponentials, a wrong guess leaves nothing"
         yield unsupported("softpick has no unified maximum", knob.span, label, "write 'softmax = online'")
     if loops is not None and ("kv", "q") in loops.choices:
@@ -124,7 +137,7 @@ def _check_sticks(schedule: Schedule) -> Iterator[Diagnostic]:
         )
 
 
-def _check_absent(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
+def _check_absent(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     knob, span = schedule.forward.get("softmax"), variant.attention.softmax.span
     loops = schedule.forward["loops"].choices if "loops" in schedule.forward else ()
     if knob is not None:
@@ -133,11 +146,6 @@ def _check_absent(variant: Variant, schedule: Schedule, target: Target) -> Itera
     if ("kv", "q") in loops:
         label, instead = "this loop order rescales parts of o", "write 'loops = [q, kv]'"
         yield unsupported("loops = [kv, q] has no 'normalize = none'", span, label, instead)
-    elif schedule.is_decode and not target.decodes_weights:
-        label = "these rescale parts of o"
-        instead = "write 'loops = [q, kv]', without split.kv and pack, or a schedule for the target 'triton'"
-        message = f"decode kernels of {target.name} have no 'normalize = none'"
-        yield unsupported(message, span, label, instead)
 
 
 def _list_choices(knob: Knob) -> Iterator[Choice]:

@@ -44,6 +44,8 @@ class Sm80(Target):
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
     has_backward: ClassVar = True
+    forms: ClassVar = frozenset({"softmax", "softpick", "none"})
+    decode_forms: ClassVar = frozenset({"softmax", "softpick"})
     has_rows_kernel: ClassVar = True
     sections: ClassVar = HALF
 

@@ -504,10 +504,11 @@ def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
 
 
 def is_p_enough(attention: Attention) -> bool:
-    """Returns whether ds = p (dp - delta) needs nothing else of the score and of what dropout keeps; ds of a
-    weight is no multiple of p.
+    """Returns whether ds = p (dp - delta) needs nothing else of the score and of what dropout keeps; ds of
+    other forms is no multiple of p.
     """
-    return attention.normalises and has_constant_slope(attention) and attention.softmax.dropout is None
+    softmax = attention.softmax
+    return softmax.form == "softmax" and has_constant_slope(attention) and softmax.dropout is None
 
 
 def sm90_backward_configs(

@@ -169,8 +169,10 @@ class _BackwardRolePlanner:
         # p is rounded at once where a slope stands between it and ds, if there are registers for that
         packs_p = needs_slope and {"dk", "dv"} <= set(kernel.makes)
         has_room = not packs_p or self.plan.has_room_for_two_p(kernel.kind)
-        # adjoints want scores and ds of an element together; bits of what dropout keeps would take registers
-        p_first = has_room and not kernel.chain.adjoints and kernel.softmax.dropout is None
+        # adjoints, and ds of softpick, want scores and ds of an element together; bits of what dropout keeps
+        # would take registers
+        apart = kernel.chain.adjoints or kernel.softmax.rectifies or kernel.softmax.dropout is not None
+        p_first = has_room and not apart
         return packs_p and p_first, p_first
 
     def _searches_together(self) -> bool:

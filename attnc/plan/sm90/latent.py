@@ -151,7 +151,7 @@ def refuse_latent_gradients(attention: Attention) -> str:
     """Returns why there are no kernels for gradients of a normalised attention whose values are columns of
     its keys; "" where there are.
     """
-    if not attention.normalises:
+    if attention.softmax.form != "softmax":
         return "these kernels make p from the score and lse"
     d, dv = feature(attention.q), feature(attention.v)
     pieces = -(-d // PIECE)
@@ -173,7 +173,7 @@ def refuse_wide_gradients(attention: Attention) -> str:
     d, dv = feature(attention.q), feature(attention.v)
     if max(d, dv) <= _NARROWEST:
         return "the decode kernel has no backward"
-    if not attention.normalises:
+    if attention.softmax.form != "softmax":
         return "these kernels make p from the score and lse"
     if d % PIECE or dv % PIECE or min(d, dv) < 2 * PIECE or max(d, dv) > _WIDEST:
         return (

@@ -83,6 +83,7 @@ class Sm90a(Target):
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
     has_backward: ClassVar = True
+    forms: ClassVar = frozenset({"softmax", "softpick", "none"})
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
     own_tensors: ClassVar = TAKING_TILES
@@ -140,14 +141,14 @@ class Sm90a(Target):
             return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
         # claimed while the one before is copied
-        keys = ["softmax = online(maximum = lazy(20))"] if shape.normalises else []
+        keys = ["softmax = online(maximum = lazy(20))"] if shape.form == "softmax" else []
         keys += ["order = longest_first"] if shape.masked else []
         if keys:
             yield ", ".join(keys)
         # The plan has the other sizes, which depend on the mask and on dropout; warps follow from consumers.
         if sizes := shape.wanted.without(["warps"]).by_key():
             yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
-        elif shape.width <= PIECE and not shape.masked and shape.normalises:
+        elif shape.width <= PIECE and not shape.masked and shape.form != "none":
             yield "blocks in {1, 2}"  # two for short sequences
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:

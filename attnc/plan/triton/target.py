@@ -252,7 +252,7 @@ class Triton(Target):
     has_selected_gradients: ClassVar = True
     forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
     keeps_order: ClassVar = True
-    decodes_weights: ClassVar = True
+    decode_forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER
 
@@ -381,7 +381,7 @@ def _default_backward(shape: TileShape, width: int, wide: bool) -> list[str]:
         dkdv = Tiles(32, 128, 8, 3)
     else:
         dq = dkdv = Tiles(32, 32, 4, 2)
-    if shape.is_ordered and dkdv.tile_kv != dq.tile_kv:
+    if shape.form == "stick_breaking" and dkdv.tile_kv != dq.tile_kv:
         dkdv = replace(dkdv, tile_q=64, tile_kv=dq.tile_kv)
     return [
         "dq {",
