@@ -44,18 +44,18 @@ def tree_kernel(dtype: torch.dtype, head_dim: int) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of trees. layers: of the model that draft; depth: levels below the root; width: nodes of a level;
-    least: how likely a drafted path has to be for its sequence to have another level.
+    """Of trees. layers: of the model that draft; widths: nodes of each level below the root, so that (8, 64)
+    has eight children of the root, and as many of each of them, if all are as likely; least: how likely a
+    drafted path has to be for its sequence to have another level.
     """
 
     layers: int
-    depth: int
-    width: int
+    widths: tuple[int, ...]
     least: float = 0.0
 
     @property
     def nodes(self) -> int:
-        return 1 + self.depth * self.width
+        return 1 + sum(self.widths)
 
 
 @dataclass(slots=True)
@@ -69,17 +69,18 @@ class Drafts:
     likely: torch.Tensor
     nodes: torch.Tensor
 
-    def grow(self, logits: torch.Tensor, shape: Shape) -> None:
-        """Adds the best continuations of the last level: f32[B, its nodes, vocab]."""
+    def grow(self, logits: torch.Tensor, width: int, least: float) -> None:
+        """Adds the best `width` continuations of the last level: f32[B, its nodes, vocab]."""
         batch, known = self.tokens.shape
-        chances, tokens = logits.log_softmax(-1).topk(shape.width, -1)
-        likely, best = (self.likely[:, :, None] + chances).view(batch, -1).topk(shape.width, -1)
-        parents = known - self.likely.shape[1] + best // shape.width
-        goes_on = (self.nodes == known) & (likely[:, 0].exp() >= shape.least)
+        each = min(width, logits.shape[-1])
+        chances, tokens = logits.log_softmax(-1).topk(each, -1)
+        likely, best = (self.likely[:, :, None] + chances).view(batch, -1).topk(width, -1)
+        parents = known - self.likely.shape[1] + best // each
+        goes_on = (self.nodes == known) & (likely[:, 0].exp() >= least)
         self.tokens = torch.cat([self.tokens, tokens.view(batch, -1).gather(1, best)], 1)
         self.parents = torch.cat([self.parents, parents], 1)
         self.likely = likely
-        self.nodes = self.nodes + shape.width * goes_on.int()
+        self.nodes = self.nodes + width * goes_on.int()
 
 
 @dataclass(slots=True)
@@ -132,10 +133,11 @@ class TreeDecoder:
             torch.zeros(batch, 1, device=roots.device),
             torch.ones_like(roots, dtype=torch.int32),
         )
-        for _ in range(self.shape.depth):
+        for width in self.shape.widths:
             level = drafts.likely.shape[1]
             x = self.hidden(drafts, DraftTrees(drafts.parents), start, new, self.shape.layers)
-            drafts.grow(model.logits(x.view(batch, -1, x.shape[-1])[:, -level:]), self.shape)
+            logits = model.logits(x.view(batch, -1, x.shape[-1])[:, -level:])
+            drafts.grow(logits, width, self.shape.least)
         return drafts
 
     def hidden(
@@ -178,7 +180,7 @@ def main() -> None:
         ensure_interpreter()
     is_small = arguments.size == "small"
     model = Llama(SMALL if is_small else ONE_BILLION, dtype=torch.float32, device=device)
-    shape = Shape(layers=4, depth=3, width=4) if is_small else Shape(layers=14, depth=4, width=8)
+    shape = Shape(layers=4, widths=(4, 4, 4)) if is_small else Shape(layers=14, widths=(8, 64))
     prompts = [[5, 9, 2] * 5 + [7], [3], [11, 60, 4, 8]]
     room = max(map(len, prompts)) + arguments.tokens + shape.nodes
     paged = PagedDecoder(

@@ -81,7 +81,7 @@ def test_trees_of_drafts_make_the_tokens_of_greedy_decoding(least: float) -> Non
     llama = Llama(OF_TREES, dtype=torch.float32, device="cpu")
     prompts = [[5, 9, 2] * 5 + [7], [3]]
     paged = PagedDecoder(llama, pages=8, sequences=2, max_length=60)
-    decoder = TreeDecoder(paged, Shape(layers=4, depth=3, width=4, least=least))
+    decoder = TreeDecoder(paged, Shape(layers=4, widths=(4, 4, 4), least=least))
     found = decoder.greedy(prompts, 12)
     assert found == greedy(DenseDecoder(llama), prompts, 12)
     assert sum(decoder.accepted) >= (2.0 if least == 0 else 1.5) * len(decoder.accepted)

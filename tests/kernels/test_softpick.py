@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attnc.verify.case import Case
+from tests.targets import EACH, skip_without_compiler, small_decode_tiles, small_tiles
 from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
 
 PLAIN = (
@@ -43,6 +44,7 @@ PACKED = (
     "grad q, k, v",
 )
 TILES = "tile.q = 16, tile.kv = 16"
+SMALL = {"cuda.sm_90a": "consumers = 2, tile.kv = 32, stages = 2"}
 
 
 @pytest.mark.parametrize("lines", [PLAIN, LENGTHS], ids=["table", "lengths"])
@@ -53,16 +55,45 @@ def test_softpick(lines: tuple[str, ...], softmax: str) -> None:
     right_by_day(subject_of_text(spec(lines, f"{TILES}, softmax = {softmax}")), count=2)
 
 
-def test_softpick_of_packed_rows() -> None:
-    made = subject_of_text(spec(PACKED, TILES))
+@pytest.mark.parametrize(
+    ("lines", "target", "schedule"),
+    [
+        (PLAIN, "cuda.sm_80", small_tiles("cuda.sm_80")),
+        (LENGTHS, "cuda.sm_80", f"{small_tiles('cuda.sm_80')}, softmax = two_pass"),
+        (PLAIN, "cuda.sm_90a", SMALL["cuda.sm_90a"]),
+        (LENGTHS, "cuda.sm_90a", f"{SMALL['cuda.sm_90a']}, softmax = online(rescale = lazy(4))"),
+    ],
+    ids=["sm_80", "sm_80 in two passes", "sm_90a", "sm_90a lazily"],
+)
+def test_softpick_on_cuda(lines: tuple[str, ...], target: str, schedule: str) -> None:
+    skip_without_compiler(target)
+    right_by_day(subject_of_text(spec(lines, schedule, target=target)), count=1)
+
+
+@pytest.mark.parametrize("softmax", ["online", "online(rescale = every_step)", "online(rescale = lazy(4))"])
+def test_softpick_of_warps_with_keys_of_their_own(softmax: str) -> None:
+    skip_without_compiler("cuda.sm_80")
+    schedule = f"tile.q = 32, tile.kv = 32, warps = 2, warp_split = kv, softmax = {softmax}"
+    lines = [line for line in PLAIN if not line.startswith("grad")]
+    made = subject_of_text(spec(lines, schedule, target="cuda.sm_80"))
+    assert_within_bound(made, Case(dims={"B": 2, "M": 77, "N": 40, "Hkv": 1, "G": 2}))
+
+
+@pytest.mark.parametrize("target", EACH)
+def test_softpick_of_packed_rows(target: str) -> None:
+    skip_without_compiler(target)
+    made = subject_of_text(spec(PACKED, SMALL.get(target) or small_tiles(target), target=target))
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
 
 
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
 @pytest.mark.parametrize("split", ["1", "3", "fixed(32)"])
-def test_splits_share_one_denominator(split: str) -> None:
+def test_splits_share_one_denominator(split: str, target: str) -> None:
     """The small number that joins it does so once."""
+    skip_without_compiler(target)
     lines = [line for line in PLAIN if not line.startswith(("grad", "mask"))]
-    made = subject_of_text(spec(lines, f"loops = [kv], pack = gqa, tile.kv = 16, split.kv = {split}"))
+    schedule = f"{small_decode_tiles(target)}, split.kv = {split}"
+    made = subject_of_text(spec(lines, schedule, target=target))
     assert_within_bound(made, Case(dims={"B": 2, "M": 1, "N": 77, "Hkv": 2, "G": 2}))
 
 

@@ -175,7 +175,7 @@ def specs(
     softmax = "none" if weight else softmax
     form = softmax.split("(")[0]
     has_narrow = {of_k, of_v} != {dtype} or "v_scale" in softmax
-    on_triton_alone = has_narrow or form in FORMS
+    on_triton_alone = has_narrow or form == "stick_breaking"
     lines = [
         f"input q: {dtype}[{_drawn(draw, storage.q_axes(heads))}, {d}]{storage.q_via}",
         f"input k: {of_k}[{', '.join(kv_axes)}, {d}]{via}",
