@@ -41,10 +41,9 @@ def check_order(variant: Variant, schedule: Schedule, target: Target) -> Iterato
     attention = variant.attention
     if attention.segment is None:
         return
-    if not target.keeps_order:
-        label = "its kernels join sums as they come"
+    if target.breaks_order:
         message = f"'order = absolute' is not lowered to {target.name}"
-        yield unsupported(message, attention.ordered, label, _TRITON)
+        yield unsupported(message, attention.ordered, target.breaks_order, _TRITON)
         return
     if lists_blocks(attention):
         label = "a list has no order of its own"

@@ -51,9 +51,9 @@ class Target(ABC):
     splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). walks_lists: kernels can walk
     over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over;
     has_selected_gradients: there are kernels for gradients of queries that have lists of their own.
-    keeps_order: kernels can sum in an absolute order; decode_forms: forms that kernels which decode have;
-    product_keys: keys of a schedule that decide how a product's sums are made; joins: in
-    which order segments are joined.
+    breaks_order: why kernels cannot sum in an absolute order, "" where they can; decode_forms: forms that
+    kernels which decode have; product_keys: keys of a schedule that decide how a product's sums are made;
+    joins: in which order segments are joined.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Target(ABC):
     lists_are_bits: ClassVar[bool] = False
     has_selected_gradients: ClassVar[bool] = False
     own_tensors: ClassVar[frozenset[str]] = frozenset()
-    keeps_order: ClassVar[bool] = False
+    breaks_order: ClassVar[str]
     decode_forms: ClassVar[frozenset[Form]] = frozenset({"softmax"})
     product_keys: ClassVar[tuple[str, ...]] = ("tile.q", "tile.kv", "warps")
     joins: ClassVar[str] = "from the first to the last"

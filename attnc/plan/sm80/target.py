@@ -44,6 +44,7 @@ class Sm80(Target):
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
     has_backward: ClassVar = True
+    breaks_order: ClassVar = "prompts sum all keys in one chain, decode steps those of a split"
     forms: ClassVar = frozenset({"softmax", "softpick", "none"})
     decode_forms: ClassVar = frozenset({"softmax", "softpick"})
     has_rows_kernel: ClassVar = True

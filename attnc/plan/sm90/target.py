@@ -83,6 +83,7 @@ class Sm90a(Target):
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
     has_backward: ClassVar = True
+    breaks_order: ClassVar = "prompts walk from the last key to the first, decode steps from the first on"
     forms: ClassVar = frozenset({"softmax", "softpick", "none"})
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True

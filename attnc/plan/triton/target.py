@@ -251,7 +251,7 @@ class Triton(Target):
     walks_lists: ClassVar = True
     has_selected_gradients: ClassVar = True
     forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
-    keeps_order: ClassVar = True
+    breaks_order: ClassVar = ""
     decode_forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER
